@@ -1,0 +1,53 @@
+"""The one module that touches private parts of AOTAutograd. Written against PyTorch 2.13, ``torch/_functorch``."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from passes.manager import PassManager
+from torch import fx
+from torch._functorch._aot_autograd.logging_utils import get_aot_graph_name
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from .observer import Runner
+
+_GRAPH_NAME = re.compile(r"__(?P<id>\d+)_(?P<direction>forward|backward|inference)")
+
+
+def graph_being_compiled() -> tuple[str, str]:
+    """AOTAutograd's number of the graph it is compiling, the same for a forward and its backward, and the direction."""
+    match = _GRAPH_NAME.search(get_aot_graph_name())
+    return (match["id"], match["direction"]) if match else ("", "inference")
+
+
+def min_cut_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """PyTorch's min-cut partitioner: the forward and the backward graph of a joint graph."""
+    return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+
+
+def boxed(runner: Runner) -> Runner:
+    """Marks a callable as taking its arguments in one list, which AOTAutograd then does not keep alive."""
+
+    def run(args: list[object]) -> object:
+        return runner(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def partition_joint_graph(
+    joint: fx.GraphModule, inputs: object, **kwargs: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The stage ``joint`` for ``aot_autograd(partition_fn=...)``: our joint passes, then PyTorch's min-cut partitioner.
+
+    Args:
+        joint: forward and backward in one graph; changed in place by the passes.
+        inputs: the joint graph's inputs.
+        **kwargs: what AOTAutograd passes on, ``num_fwd_outputs`` among it.
+
+    Returns:
+        The forward and the backward graph.
+    """
+    PassManager().run("joint", joint)
+    return min_cut_partition(joint, inputs, **kwargs)

@@ -1,0 +1,134 @@
+"""The one module that touches private parts of ``torch.onnx``: torchlib's registry and the op recorder.
+
+Everything else in the exporter works on what is defined here, so that a new PyTorch needs one file read again.
+Written against PyTorch 2.13: ``torch/onnx/_internal/exporter/_building.py``, ``_registration.py``, ``_core.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import onnxscript
+import torch
+from onnxscript import evaluator
+from torch.onnx._internal.exporter import _building, _core, _decomp, _registration, _tensors
+
+from ..errors import TranslationError
+
+SymbolicTensor = _tensors.SymbolicTensor
+
+
+@functools.cache
+def registry(opset: int) -> _registration.ONNXRegistry:
+    """Torchlib's translations valid at ``opset``; building it takes about a second, once for each opset."""
+    noisy = logging.getLogger(_registration.__name__)
+    level = noisy.level
+    noisy.setLevel(logging.ERROR)  # it warns once for each torchvision operator that is not installed
+    try:
+        return _registration.ONNXRegistry.from_torchlib(opset)
+    finally:
+        noisy.setLevel(level)
+
+
+def torchlib_function(target: object, opset: int) -> Callable[..., object] | None:
+    """Torchlib's translation of an operator on real-valued tensors, or ``None``."""
+    for decomposition in registry(opset).get_decomps(target):  # type: ignore[arg-type]
+        if not decomposition.is_complex:
+            return decomposition.onnx_function
+    return None
+
+
+def torchlib_operators(opset: int) -> list[object]:
+    """All targets torchlib translates at ``opset``: ATen overloads, and functions of ``operator`` and ``math``."""
+    return [
+        target
+        for target in _decomp.get_onnx_implemented_overloads(registry(opset))
+        if torchlib_function(target, opset) is not None
+    ]
+
+
+def onnx_dtype(dtype: torch.dtype) -> ir.DataType:
+    """The ONNX element type of a torch dtype.
+
+    Raises:
+        TranslationError: ONNX has no such type.
+    """
+    try:
+        return _core.torch_dtype_to_onnx_dtype(dtype)
+    except KeyError:
+        raise TranslationError(f"ONNX has no element type for {dtype}") from None
+
+
+def opset_object(opset: int) -> onnxscript.values.Opset:
+    return onnxscript.values.Opset("", opset)
+
+
+class Recorder(_building.OpRecorder):
+    """Records the ONNX nodes that a translation function emits, and infers the element type of each result.
+
+    PyTorch's recorder leaves intermediate results untyped, so that a Python constant next to one becomes float32
+    whatever the computation's dtype is; with the types known it becomes a constant of the right dtype.
+    """
+
+    def _call_op(
+        self,
+        op_signature: Any,
+        named_inputs: dict[str, Any],
+        named_attrs: dict[str, Any],
+        num_outputs: int,
+    ) -> Sequence[SymbolicTensor]:
+        outputs = super()._call_op(op_signature, named_inputs, named_attrs, num_outputs)
+        node = self.nodes[-1]
+        _infer_types(op_signature, node, outputs)
+        return outputs
+
+    def record(
+        self, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> object:
+        """Calls a translation function; the nodes it emitted are in ``self.nodes``."""
+        with evaluator.default_as(self):
+            _core.current_tracer = self
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _core.current_tracer = None
+
+
+def _infer_types(signature: Any, node: ir.Node, outputs: Sequence[ir.Value]) -> None:
+    if node.op_type in ("Constant", "Cast", "ConstantOfShape"):
+        dtype = _explicit_dtype(node)
+        if dtype is not None:
+            outputs[0].type = ir.TensorType(dtype)
+        return
+    bound: dict[str, ir.TypeProtocol] = {}
+    parameters = [param for param in signature.params if hasattr(param, "type_constraint")]
+    for position, value in enumerate(node.inputs):
+        if value is None or value.type is None or not parameters:
+            continue
+        param = parameters[min(position, len(parameters) - 1)]
+        bound.setdefault(param.type_constraint.name, value.type)
+    for output, param in zip(outputs, signature.outputs, strict=False):
+        if output.type is not None:
+            continue
+        constraint = param.type_constraint
+        if constraint.name in bound:
+            output.type = bound[constraint.name]
+        elif len(constraint.allowed_types) == 1:
+            output.type = next(iter(constraint.allowed_types))
+
+
+def _explicit_dtype(node: ir.Node) -> ir.DataType | None:
+    if node.op_type == "Cast":
+        return ir.DataType(node.attributes["to"].as_int())
+    for name in ("value", "value_ints", "value_int", "value_floats", "value_float"):
+        attribute = node.attributes.get(name)
+        if attribute is None:
+            continue
+        if name == "value":
+            return attribute.as_tensor().dtype
+        return ir.DataType.INT64 if "int" in name else ir.DataType.FLOAT
+    return ir.DataType.FLOAT if node.op_type == "ConstantOfShape" else None

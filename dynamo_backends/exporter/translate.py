@@ -1,0 +1,321 @@
+"""Translates nodes of an FX graph to one ONNX model.
+
+Names are kept: the ONNX value that holds an FX node's result bears that node's name, or ``name__0``, ``name__1`` for
+several results, and each ONNX node keeps in its metadata where it comes from::
+
+    fx_node      the FX node
+    aten_op      its operator, aten.addmm.default
+    module       the path of the nn.Module that called it, layers.0.mlp.up_proj
+    source       the user's line, model.py:17
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import onnx_ir as ir
+import torch
+from onnx_ir.passes import common as ir_passes
+from onnxscript import optimizer
+from torch import fx
+
+from ..errors import TranslationError
+from . import torch_internals
+from .converters import CONVERTERS
+from .known_wrong import reason_not_to_translate
+from .locations import module_path, source_line
+
+Values: TypeAlias = "ir.Value | None | Sequence[ir.Value | None]"
+
+_IR_VERSION = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """One result of the model: an FX node, and the order its dimensions have in memory.
+
+    ``permutation`` is ``None`` for a row-major result. Otherwise the model returns the result transposed by it,
+    which is row-major in memory, under the name ``<node>__memory``, so that the caller can present it with the
+    strides eager gives it without a copy.
+    """
+
+    node: fx.Node
+    permutation: tuple[int, ...] | None = None
+    index: int | None = None
+    """Which result, if ``node`` itself has several."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """One argument of the model, and like an ``Output`` the order its dimensions have in memory."""
+
+    node: fx.Node
+    permutation: tuple[int, ...] | None = None
+
+
+def find_translation(target: object, opset: int) -> object | None:
+    """The function that translates an operator at ``opset``: ours, else torchlib's, else ``None``."""
+    ours = CONVERTERS.get(target)
+    return ours if ours is not None else torch_internals.torchlib_function(target, opset)
+
+
+def value_names(node: fx.Node) -> list[str]:
+    """The names of the ONNX values that hold a node's results."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return [f"{node.args[0].name}__{node.args[1]}"]
+    meta = node.meta.get("val")
+    if isinstance(meta, (tuple, list)):
+        return [f"{node.name}__{i}" for i in range(len(meta))]
+    return [node.name]
+
+
+def translate(
+    nodes: Sequence[fx.Node],
+    inputs: Sequence[Input],
+    outputs: Sequence[Output],
+    *,
+    opset: int,
+    name: str = "region",
+) -> ir.Model:
+    """One ONNX model that computes ``outputs`` from ``inputs`` by ``nodes``, constants not folded.
+
+    Args:
+        nodes: call_function nodes of one graph in execution order, each with ``meta["val"]``.
+        inputs: what the model takes, in this order: nodes outside ``nodes`` that hold a tensor or a symbolic integer.
+        outputs: what it returns, in this order.
+        opset: the ONNX opset of the model.
+        name: the name of the ONNX graph.
+
+    Raises:
+        TranslationError: a node has no translation; the message names the node and the reason.
+    """
+    return _Translation(opset, name).run(nodes, inputs, outputs)
+
+
+def fold_constants(model: ir.Model) -> ir.Model:
+    """Folds constants in place; the only change made to a translation before it is written down as ``model.onnx``."""
+    optimizer.fold_constants(model)
+    ir_passes.RemoveUnusedNodesPass()(model)
+    return model
+
+
+def serialize(model: ir.Model) -> bytes:
+    """The model as a serialized ``ModelProto``."""
+    return ir.to_proto(model).SerializeToString()
+
+
+class _Translation:
+    """The state of one call of ``translate``."""
+
+    def __init__(self, opset: int, name: str) -> None:
+        self.opset = opset
+        graph = ir.Graph([], [], nodes=[], opset_imports={"": opset}, name=name)
+        self.model = ir.Model(graph, ir_version=_IR_VERSION, producer_name="dynamo-backends")
+        self.graph = graph
+        self.values: dict[fx.Node, Values] = {}
+        self.constants: dict[object, ir.Value] = {}
+
+    def run(self, nodes: Sequence[fx.Node], inputs: Sequence[Input], outputs: Sequence[Output]) -> ir.Model:
+        for item in inputs:
+            self._add_input(item)
+        for node in nodes:
+            try:
+                self._add_node(node)
+            except TranslationError as error:
+                raise TranslationError(f"{node.name} ({node.target}): {error}") from error
+        for output in outputs:
+            self._add_output(output)
+        self._add_opset_imports()
+        if self.model.functions:
+            ir_passes.InlinePass()(self.model)
+        return self.model
+
+    def _add_input(self, item: Input) -> None:
+        value = torch_internals.SymbolicTensor(torch_internals.opset_object(self.opset), name=item.node.name)
+        _set_type(value, item.node.meta["val"])
+        self.values[item.node] = value
+        if item.permutation is None:
+            self.graph.inputs.append(value)
+            return
+        memory = ir.Value(name=f"{item.node.name}__memory", type=value.type)
+        shape = value.shape
+        assert shape is not None
+        memory.shape = ir.Shape([shape[i] for i in item.permutation])
+        inverse = [item.permutation.index(i) for i in range(len(item.permutation))]
+        self.graph.inputs.append(memory)
+        transpose = ir.Node(
+            "", "Transpose", [memory], [ir.AttrInt64s("perm", inverse)], outputs=[value], name=f"node_{value.name}"
+        )
+        self.graph.append(transpose)
+
+    def _add_output(self, output: Output) -> None:
+        value = self._value(output.node)
+        if output.index is not None and isinstance(value, Sequence):
+            value = value[output.index]
+        if not isinstance(value, ir.Value):
+            raise TranslationError(f"{output.node.name} has several results; name one of them")
+        if output.permutation is not None:
+            shape = value.shape
+            assert shape is not None
+            memory = ir.Value(name=f"{value.name}__memory", type=value.type)
+            memory.shape = ir.Shape([shape[i] for i in output.permutation])
+            permutation = [ir.AttrInt64s("perm", output.permutation)]
+            transpose = ir.Node("", "Transpose", [value], permutation, outputs=[memory], name=f"node_{memory.name}")
+            transpose.metadata_props.update(_origin(output.node))
+            self.graph.append(transpose)
+            value = memory
+        self.graph.outputs.append(value)
+
+    def _value(self, node: fx.Node) -> Values:
+        if node in self.values:
+            return self.values[node]
+        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+            results = self._value(node.args[0])
+            index = node.args[1]
+            if isinstance(results, Sequence) and isinstance(index, int):
+                return results[index]
+        raise TranslationError(f"{node.name} is not computed before its use")
+
+    def _argument(self, arg: object) -> object:
+        if isinstance(arg, fx.Node):
+            return self._value(arg)
+        if isinstance(arg, (list, tuple)):
+            return [self._argument(item) for item in arg]
+        if isinstance(arg, torch.dtype):
+            return torch_internals.onnx_dtype(arg)
+        if isinstance(arg, (torch.device, torch.memory_format, torch.layout)):
+            return str(arg)
+        return arg
+
+    def _add_node(self, node: fx.Node) -> None:
+        if node.target is operator.getitem and isinstance(node.args[0], fx.Node) and node.args[0] in self.values:
+            self.values[node] = self._value(node)
+            return
+        reason = reason_not_to_translate(node)
+        if reason is not None:
+            raise TranslationError(reason)
+        function = find_translation(node.target, self.opset)
+        if function is None:
+            raise TranslationError("no translation to ONNX")
+        args = [self._argument(arg) for arg in node.args]
+        kwargs = {key: self._argument(arg) for key, arg in node.kwargs.items()}
+        if "dtype" in kwargs and kwargs["dtype"] is None:
+            kwargs["dtype"] = -1  # torchlib's convention for "not given"
+        recorder = torch_internals.Recorder(torch_internals.opset_object(self.opset), self.constants)
+        try:
+            results = recorder.record(function, args, kwargs)  # type: ignore[arg-type]
+        except TranslationError:
+            raise
+        except Exception as error:  # torchlib's functions raise anything; each becomes this node's refusal
+            raise TranslationError(f"its translation failed: {_root_cause(error)}") from error
+        self._adopt(node, results, recorder)
+
+    def _adopt(self, node: fx.Node, results: object, recorder: torch_internals.Recorder) -> None:
+        """Gives the results the node's names, shapes and dtypes, and takes the recorded ONNX nodes into the graph."""
+        for identifier, function in recorder.functions.items():
+            if identifier not in self.model.functions:
+                if not isinstance(function, ir.Function):
+                    function = ir.serde.deserialize_function(function.to_function_proto())
+                self.model.functions[identifier] = function
+        several = isinstance(node.meta["val"], (tuple, list))
+        if several != isinstance(results, Sequence):
+            raise TranslationError("its translation does not return what the operator returns")
+        metas = node.meta["val"] if several else [node.meta["val"]]
+        values: Sequence[object] = results if several else [results]  # type: ignore[assignment]
+        if len(values) < len(metas):
+            raise TranslationError(f"its translation returns {len(values)} of {len(metas)} results")
+        names = [f"{node.name}__{i}" for i in range(len(metas))] if several else [node.name]
+        adopted: list[ir.Value | None] = []
+        recorded = set(recorder.nodes)
+        taken: set[ir.Value] = set()
+        for value, meta, name in zip(values, metas, names, strict=False):
+            if meta is None:
+                adopted.append(None)
+                continue
+            if not isinstance(value, ir.Value):
+                raise TranslationError(f"its translation returns {value!r} instead of an ONNX value")
+            own = value.producer() in recorded and value not in taken and not _is_constant(value)
+            result = _conform(value, meta, own, recorder.nodes)
+            taken.add(value)
+            result.name = name
+            _set_type(result, meta)
+            producer = result.producer()
+            assert producer is not None
+            producer.name = f"node_{name}"
+            adopted.append(result)
+        origin = _origin(node)
+        for i, onnx_node in enumerate(recorder.nodes):
+            onnx_node.metadata_props.update(origin)
+            if not onnx_node.name:
+                onnx_node.name = f"node_{node.name}__part{i}"
+        self.graph.extend(recorder.nodes)
+        self.values[node] = adopted if several else adopted[0]
+
+    def _add_opset_imports(self) -> None:
+        for onnx_node in ir.traversal.RecursiveGraphIterator(self.graph):
+            if onnx_node.domain not in ("", "ai.onnx"):
+                self.model.opset_imports.setdefault(onnx_node.domain, onnx_node.version or 1)
+        for function in self.model.functions.values():
+            function.opset_imports[""] = self.opset
+            for domain, version in function.opset_imports.items():
+                self.model.opset_imports.setdefault(domain, version)
+
+
+def _conform(value: ir.Value, meta: object, own: bool, nodes: list[ir.Node]) -> ir.Value:
+    """A value of this node alone, of eager's dtype: ``value``, or a Cast or Identity of it."""
+    expected = _expected_dtype(meta)
+    if expected is not None and value.dtype is not None and value.dtype != expected:
+        cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(expected))])
+        nodes.append(cast)
+        return cast.outputs[0]
+    if own:
+        return value
+    identity = ir.Node("", "Identity", [value])
+    nodes.append(identity)
+    return identity.outputs[0]
+
+
+def _is_constant(value: ir.Value) -> bool:
+    producer = value.producer()
+    return producer is not None and producer.op_type == "Constant"
+
+
+def _expected_dtype(meta: object) -> ir.DataType | None:
+    if isinstance(meta, torch.Tensor):
+        return torch_internals.onnx_dtype(meta.dtype)
+    if isinstance(meta, (bool, torch.SymBool)):
+        return ir.DataType.BOOL
+    if isinstance(meta, (int, torch.SymInt)):
+        return ir.DataType.INT64
+    return None
+
+
+def _set_type(value: ir.Value, meta: object) -> None:
+    dtype = _expected_dtype(meta)
+    if dtype is None:
+        raise TranslationError(f"a value of type {type(meta).__name__} has no place in an ONNX graph")
+    value.type = ir.TensorType(dtype)
+    if isinstance(meta, torch.Tensor):
+        value.shape = ir.Shape([dim if isinstance(dim, int) else str(dim.node) for dim in meta.shape])
+    else:
+        value.shape = ir.Shape([])
+
+
+def _origin(node: fx.Node) -> dict[str, str]:
+    origin = {
+        "fx_node": node.name,
+        "aten_op": str(node.target),
+        "module": module_path(node),
+        "source": source_line(node),
+    }
+    return {key: text for key, text in origin.items() if text}
+
+
+def _root_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"

@@ -1,0 +1,183 @@
+"""Every option of the backends, once: name, type, default, what it does, how it is checked.
+
+::
+
+    torch.compile(model, backend="onnxrt", options={"fallback": "error", "opset": 18})
+
+The environment variable ``DYNAMO_BACKENDS_<OPTION>`` (upper case) sets a default for an option:
+``DYNAMO_BACKENDS_OPSET=18``, ``DYNAMO_BACKENDS_PROVIDERS=CUDAExecutionProvider,CPUExecutionProvider``.
+What a user writes in ``options`` wins over the environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from .runtime.providers import Provider, check_providers
+from .runtime.versions import MINIMUM_OPSET, maximum_opset
+
+ENVIRONMENT_PREFIX = "DYNAMO_BACKENDS_"
+FALLBACKS = ("pytorch", "error")
+COMPARISONS = ("first", "every", "never")
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+OptionValue: TypeAlias = "str | int | None | Sequence[Provider]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The checked options of one backend. Each field is one option; its metadata documents it."""
+
+    providers: tuple[Provider, ...] = dataclasses.field(
+        default=("CPUExecutionProvider",),
+        metadata={
+            "help": "Execution providers in order of preference; each a name or a (name, options) pair.",
+        },
+    )
+    opset: int = dataclasses.field(
+        default=20,
+        metadata={"help": "ONNX opset of the models; at least 18, at most what this ONNX Runtime loads."},
+    )
+    fallback: str = dataclasses.field(
+        default="pytorch",
+        metadata={
+            "help": "What happens to an operator ONNX Runtime cannot run: 'pytorch' runs it in PyTorch, "
+            "'error' raises UnsupportedOperatorError with the node and the user's source line.",
+        },
+    )
+    threads: int | None = dataclasses.field(
+        default=None,
+        metadata={"help": "Threads of a session; by default torch.get_num_threads() at the time of the call."},
+    )
+    dump_dir: str = dataclasses.field(
+        default="onnx_debug",
+        metadata={"help": "Folder of the dumps of onnx_debug and fx_debug; each process writes its own run folder in it."},
+    )
+    compare: str = dataclasses.field(
+        default="first",
+        metadata={"help": "Which runs onnx_debug compares with eager and float64: 'first' of each graph, 'every' or 'never'."},
+    )
+    tensor_limit: int = dataclasses.field(
+        default=16 * 2**20,
+        metadata={"help": "Size in bytes above which a dumped tensor is summarized instead of stored; -1 stores all."},
+    )
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            try:
+                _CHECKS[field.name](getattr(self, field.name))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"option {field.name!r}: {error}") from None
+
+
+def parse_options(options: Mapping[str, object] | None = None, mode: str | None = None) -> Options:
+    """The options of one ``torch.compile`` call, checked, over the environment's defaults.
+
+    Args:
+        options: what the user passed as ``torch.compile(options=...)``.
+        mode: what the user passed as ``torch.compile(mode=...)``. The modes tune Inductor; they are accepted so
+            that code written for it runs, and change nothing here.
+
+    Raises:
+        ValueError: unknown option (with the close matches), wrong type or impossible value (with the valid ones).
+    """
+    if mode is not None and mode not in MODES:
+        raise ValueError(f"unknown mode {mode!r}; valid modes: {', '.join(MODES)}")
+    if options is not None and not isinstance(options, Mapping):
+        raise ValueError(f"options must be a dict of option names to values, not {type(options).__name__}")
+    names = [field.name for field in dataclasses.fields(Options)]
+    values: dict[str, object] = {}
+    for name in names:
+        text = os.environ.get(ENVIRONMENT_PREFIX + name.upper())
+        if text is not None:
+            values[name] = _from_environment(name, text)
+    for name, value in (options or {}).items():
+        if name not in names:
+            raise ValueError(unknown_name("option", name, names))
+        values[name] = value
+    if isinstance(values.get("providers"), (list, tuple)):
+        values["providers"] = tuple(values["providers"])  # type: ignore[arg-type]
+    if isinstance(values.get("dump_dir"), os.PathLike):
+        values["dump_dir"] = os.fspath(values["dump_dir"])  # type: ignore[arg-type]
+    return Options(**values)  # type: ignore[arg-type]
+
+
+def unknown_name(kind: str, name: object, valid: Sequence[str]) -> str:
+    """The message for a misspelt name: the name, the close matches, all that is valid."""
+    close = difflib.get_close_matches(str(name), valid, n=3)
+    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    return f"unknown {kind} {name!r}.{hint} Valid {kind}s: {', '.join(valid)}"
+
+
+def _from_environment(name: str, text: str) -> object:
+    variable = ENVIRONMENT_PREFIX + name.upper()
+    if name == "providers":
+        if text.lstrip().startswith("["):
+            try:
+                parsed = json.loads(text)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{variable}={text!r} is not valid JSON: {error}") from None
+            return tuple(item if isinstance(item, str) else tuple(item) for item in parsed)
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if name in ("opset", "threads", "tensor_limit"):
+        try:
+            return int(text)
+        except ValueError:
+            raise ValueError(f"{variable}={text!r} is not an integer") from None
+    return text
+
+
+def _check_integer(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"expected an integer, got {value!r} ({type(value).__name__})")
+    return value
+
+
+def _check_opset(value: object) -> None:
+    opset, newest = _check_integer(value), maximum_opset()
+    if not MINIMUM_OPSET <= opset <= newest:
+        raise ValueError(
+            f"opset {opset} is out of range; the translations and the installed ONNX Runtime allow "
+            f"{MINIMUM_OPSET} to {newest}"
+        )
+
+
+def _check_threads(value: object) -> None:
+    if value is not None and _check_integer(value) < 1:
+        raise ValueError(f"expected None or a positive integer, got {value}")
+
+
+def _check_tensor_limit(value: object) -> None:
+    if _check_integer(value) < -1:
+        raise ValueError(f"expected a size in bytes, or -1 for no limit, got {value}")
+
+
+def _check_dump_dir(value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a path, got {value!r} ({type(value).__name__})")
+    if not value:
+        raise ValueError("expected a path, got an empty string")
+
+
+def _one_of(valid: Sequence[str]) -> Callable[[object], None]:
+    def check(value: object) -> None:
+        if value not in valid:
+            raise ValueError(f"expected one of {', '.join(map(repr, valid))}, got {value!r}")
+
+    return check
+
+
+_CHECKS: dict[str, Callable[[object], None]] = {
+    "providers": check_providers,
+    "opset": _check_opset,
+    "fallback": _one_of(FALLBACKS),
+    "threads": _check_threads,
+    "dump_dir": _check_dump_dir,
+    "compare": _one_of(COMPARISONS),
+    "tensor_limit": _check_tensor_limit,
+}

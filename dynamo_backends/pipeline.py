@@ -1,0 +1,340 @@
+"""The stages in order, from Dynamo's graph to a callable on ONNX Runtime.
+
+``onnxrt`` and ``onnx_debug`` are this one pipeline; they differ in the observer. The stages and where they are::
+
+    dynamo, pre_grad   Pipeline.compile_dynamo_graph   torch IR
+    joint              Pipeline.partition              forward and backward together
+    aten, post_grad    Pipeline.compile_aten_graph     one direction
+    regions            regions.split_graph             what goes to ONNX
+    onnx ... session   _compile_region                 one model for each region
+    run                CompiledGraph.run               called for each batch
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+import torch
+from passes.manager import PassManager, PassResult
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import _disable_current_modes
+
+from . import aot
+from .errors import SessionError, TranslationError, UnsupportedOperatorError
+from .exporter.decompositions import decomposition_table
+from .exporter.locations import source_line
+from .exporter.translate import fold_constants, serialize, translate, value_names
+from .observer import GraphName, Observer, Runner
+from .options import Options
+from .regions import VIEWS_ONLY, Region, Split, Support, assemble, first_line, is_operator, producer_of, region_module, split_graph
+from .runtime.binding import BoundSession, InputSpec, OutputSpec
+from .runtime.session import Session
+
+logger = logging.getLogger(__name__)
+
+_MAXIMUM_SPLITS = 8
+"""How often a graph is split anew after the runtime refused a region, before PyTorch runs what is left."""
+
+_graph_numbers = itertools.count()
+_graph_numbers_lock = threading.Lock()
+
+
+def count(event: str, number: int = 1) -> None:
+    """Counts an event under ``torch._dynamo.utils.counters["dynamo_backends"]``."""
+    counters["dynamo_backends"][event] += number
+
+
+@dataclasses.dataclass(eq=False)
+class CompiledRegion:
+    """A region with its models and its session, as the stages from ``onnx`` on make them."""
+
+    graph: GraphName
+    region: Region
+    model: ir.Model
+    optimized_model: ir.Model | None = None
+    passes: list[PassResult] = dataclasses.field(default_factory=list)
+    bound: BoundSession | None = None
+    in_pytorch: fx.GraphModule | None = None
+    on_run: Callable[[Sequence[object], Sequence[object]], None] | None = None
+    """Hears the arguments and results of each call, when the run is observed."""
+
+    def __post_init__(self) -> None:
+        self.__name__ = f"region_{self.region.index}"  # what the generated code of the graph calls it
+
+    def __call__(self, *args: object) -> Sequence[object]:
+        assert self.bound is not None and self.in_pytorch is not None
+        try:
+            results: Sequence[object] = self.bound(args)  # type: ignore[arg-type]
+        except SessionError as error:
+            results = self._rescue(args, error)
+        if self.on_run is not None:
+            self.on_run(args, results)
+        return results
+
+    def _rescue(self, args: Sequence[object], error: SessionError) -> Sequence[object]:
+        """Runs the region in PyTorch after the session failed on these arguments; PyTorch's own error wins."""
+        assert self.in_pytorch is not None
+        results = self.in_pytorch(*args)
+        count("runtime_failures")
+        logger.warning(
+            "%s region %d: ONNX Runtime failed on this call, PyTorch ran the region: %s",
+            self.graph,
+            self.region.index,
+            first_line(str(error)),
+        )
+        return results
+
+
+@dataclasses.dataclass(eq=False)
+class CompiledGraph:
+    """One forward, backward or inference graph, ready to run."""
+
+    name: GraphName
+    module: fx.GraphModule
+    split: Split
+    regions: list[CompiledRegion]
+    run: Runner
+    passes: list[PassResult]
+
+
+class Pipeline:
+    """Compiles the graphs of one ``torch.compile`` call."""
+
+    def __init__(self, options: Options, observer: Observer) -> None:
+        self.options = options
+        self.observer = observer
+        self.passes = PassManager()
+        self.support = Support(options.opset, options.providers)
+        self._numbers_by_aot_id: dict[str, int] = {}
+
+    def compile_dynamo_graph(self, module: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
+        """The whole pipeline on one of Dynamo's graphs.
+
+        Args:
+            module: the graph, in torch IR.
+            example_inputs: what it will be called with, tensors and symbolic integers.
+
+        Returns:
+            What Dynamo calls instead of the graph, with the graph's arguments.
+
+        Raises:
+            UnsupportedOperatorError: a node cannot run on ONNX Runtime, and ``fallback`` is ``error``.
+        """
+        graph = GraphName(_next_graph_number())
+        count("graphs")
+        self.observer.stage("dynamo", graph, module)
+        self.passes.run("pre_grad", module)
+        self.observer.stage("pre_grad", graph, module)
+
+        def compile_direction(direction: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
+            name = GraphName(graph.index, direction)
+
+            def compiler(aten: fx.GraphModule, inputs: Sequence[object]) -> Runner:
+                if direction == "inference":  # AOTAutograd calls no partitioner for it
+                    self._joint(name, aten)
+                return self.compile_aten_graph(name, aten)
+
+            return compiler
+
+        backend = aot_autograd(
+            fw_compiler=compile_direction("forward"),
+            bw_compiler=compile_direction("backward"),
+            inference_compiler=compile_direction("inference"),
+            partition_fn=self.partitioner(graph),
+            decompositions=decomposition_table(self.options.opset),
+        )
+        return backend(module, example_inputs)
+
+    def compile_for_aot_autograd(self, module: fx.GraphModule, example_inputs: Sequence[object]) -> Runner:
+        """The pipeline from the stage ``aten`` on, for ``aot_autograd(fw_compiler=...)``.
+
+        AOTAutograd tells only by the name of the graph which direction it is compiling, and which forward a backward
+        belongs to.
+        """
+        aot_id, direction = aot.graph_being_compiled()
+        if aot_id not in self._numbers_by_aot_id:
+            self._numbers_by_aot_id[aot_id] = _next_graph_number()
+            count("graphs")
+        return self.compile_aten_graph(GraphName(self._numbers_by_aot_id[aot_id], direction), module)
+
+    def partitioner(self, graph: GraphName) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
+        """AOTAutograd's ``partition_fn``: the joint passes, then the min-cut partitioner."""
+
+        def partition(joint: fx.GraphModule, inputs: object, **kwargs: object) -> tuple[fx.GraphModule, fx.GraphModule]:
+            self._joint(graph, joint)
+            return aot.min_cut_partition(joint, inputs, **kwargs)
+
+        return partition
+
+    def _joint(self, graph: GraphName, module: fx.GraphModule) -> None:
+        self.passes.run("joint", module)
+        self.observer.stage("joint", GraphName(graph.index), module)
+
+    def compile_aten_graph(self, name: GraphName, module: fx.GraphModule) -> Runner:
+        """The stages from ``aten`` to ``session`` on one functional ATen graph; returns its boxed callable."""
+        with _disable_current_modes():  # AOTAutograd's fake mode, in which no real tensor can be made
+            self.observer.stage("aten", name, module)
+            _complete_meta(module)
+            passes = self.passes.run("post_grad", module)
+            self.observer.stage("post_grad", name, module)
+            split, regions = self._compile_regions(name, module)
+            self._report(name, split)
+            assembled = assemble(module, split, regions)
+            compiled = CompiledGraph(name, module, split, regions, assembled.forward, passes)
+            runner = self.observer.runner(compiled)
+        return aot.boxed(runner)
+
+    def _compile_regions(self, name: GraphName, module: fx.GraphModule) -> tuple[Split, list[CompiledRegion]]:
+        """Splits the graph and compiles its regions; what the runtime refuses is split off, a bounded number of times."""
+        refused: dict[fx.Node, str] = {}
+        for attempt in range(_MAXIMUM_SPLITS + 1):
+            split = split_graph(module, self.support, refused)
+            self._check_fallback(split)
+            compiled: list[CompiledRegion] = []
+            before = len(refused)
+            for region in split.regions:
+                try:
+                    compiled.append(self._compile_region(name, module, region, alone=len(split.regions) == 1))
+                except (SessionError, TranslationError) as error:
+                    count("refused_regions")
+                    culprits = self._find_refused(region, error)
+                    if attempt >= _MAXIMUM_SPLITS - 1:
+                        culprits = dict.fromkeys(region.nodes, next(iter(culprits.values())))
+                    refused.update(culprits)
+            if len(refused) == before:
+                self.observer.stage("regions", name, split)
+                for region_compiled in compiled:
+                    self._observe_region(name, region_compiled)
+                return split, compiled
+        raise AssertionError("every region was refused node by node, and regions are left")
+
+    def _observe_region(self, name: GraphName, compiled: CompiledRegion) -> None:
+        for stage in ("onnx", "onnx_optimized", "session"):
+            self.observer.stage(stage, name, compiled)
+
+    def _find_refused(self, region: Region, error: Exception) -> dict[fx.Node, str]:
+        """The nodes the runtime refuses: the one its error names, else those that fail alone, else all of the region."""
+        text = str(error)
+        reason = f"ONNX Runtime refuses it: {first_line(text)}"
+        named = [node for node in region.nodes if any(f"node_{name}" in _words(text) for name in value_names(node))]
+        if named:
+            return {producer_of(node): reason for node in named}
+        alone = {}
+        for node in region.nodes:
+            against = self.support.ask(node)
+            if against is not None:
+                alone[producer_of(node)] = against
+        return alone or dict.fromkeys(region.nodes, f"ONNX Runtime refuses the region it is in: {first_line(text)}")
+
+    def _compile_region(self, name: GraphName, module: fx.GraphModule, region: Region, *, alone: bool) -> CompiledRegion:
+        model_name = f"graph_{name.index}_{name.direction}_region_{region.index}"
+        model = translate(region.nodes, region.inputs, region.outputs, opset=self.options.opset, name=model_name)
+        fold_constants(model)
+        compiled = CompiledRegion(name, region, model)
+        compiled.optimized_model = model.clone()
+        compiled.passes = self.passes.run("onnx", compiled.optimized_model)
+        compiled.in_pytorch = region_module(module, region)
+        threads = self.options.threads
+        session = Session(
+            serialize(compiled.optimized_model),
+            self.options.providers,
+            threads=threads or torch.get_num_threads(),
+            alone=alone,
+        )
+        inputs, outputs = _input_specs(compiled), _output_specs(compiled)
+        compiled.bound = BoundSession(session, inputs, outputs, device=_device(region), threads=threads)
+        return compiled
+
+    def _check_fallback(self, split: Split) -> None:
+        if self.options.fallback != "error":
+            return
+        for node, reason in split.in_pytorch.items():
+            if is_operator(node) and reason != VIEWS_ONLY:
+                raise UnsupportedOperatorError(
+                    f"node {node.name!r} ({node.target}) at {source_line(node) or 'an unknown line'} cannot run on ONNX "
+                    f"Runtime: {reason}. Remove options={{'fallback': 'error'}} to run it in PyTorch."
+                )
+
+    def _report(self, name: GraphName, split: Split) -> None:
+        count("regions", len(split.regions))
+        operators = {node: reason for node, reason in split.in_pytorch.items() if is_operator(node)}
+        count("nodes_on_onnx", sum(1 for region in split.regions for node in region.nodes if is_operator(node)))
+        count("nodes_in_pytorch", len(operators))
+        grouped = collections.Counter((str(node.target), reason) for node, reason in operators.items())
+        for (target, _), number in grouped.items():
+            count(f"fallback {target}", number)
+        telling = [
+            f"{target} x{number} ({reason})" for (target, reason), number in grouped.items() if reason != VIEWS_ONLY
+        ]
+        if telling:
+            logger.warning(
+                "%s: %d of %d operators run in PyTorch, in %d region(s) the rest on ONNX Runtime: %s",
+                name,
+                len(operators),
+                sum(1 for node in split.in_pytorch if is_operator(node))
+                + sum(1 for region in split.regions for node in region.nodes if is_operator(node)),
+                len(split.regions),
+                "; ".join(telling),
+            )
+
+
+def _next_graph_number() -> int:
+    with _graph_numbers_lock:
+        return next(_graph_numbers)
+
+
+def _words(text: str) -> set[str]:
+    for mark in "()',:":
+        text = text.replace(mark, " ")
+    return set(text.split())
+
+
+def _complete_meta(module: fx.GraphModule) -> None:
+    """Gives ``meta["val"]`` to constants that tracing lifted into attributes."""
+    for node in module.graph.find_nodes(op="get_attr"):
+        if "val" not in node.meta:
+            value = module
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            if isinstance(value, torch.Tensor):
+                node.meta["val"] = value
+
+
+def _input_specs(compiled: CompiledRegion) -> list[InputSpec]:
+    specs = []
+    for item, value in zip(compiled.region.inputs, compiled.model.graph.inputs, strict=True):
+        meta = item.node.meta["val"]
+        dtype = meta.dtype if isinstance(meta, torch.Tensor) else None
+        assert value.name is not None
+        specs.append(InputSpec(value.name, dtype, item.permutation))
+    return specs
+
+
+def _output_specs(compiled: CompiledRegion) -> list[OutputSpec]:
+    specs = []
+    region = compiled.region
+    for item, layout, value in zip(region.outputs, region.layouts, compiled.model.graph.outputs, strict=True):
+        meta = item.node.meta["val"]
+        assert value.name is not None
+        if isinstance(meta, torch.Tensor):
+            specs.append(OutputSpec(value.name, meta.dtype, False, layout.permutation, layout.strides))
+        else:
+            dtype = torch.bool if isinstance(meta, (bool, torch.SymBool)) else torch.int64
+            specs.append(OutputSpec(value.name, dtype, is_number=True))
+    return specs
+
+
+def _device(region: Region) -> torch.device:
+    for output in region.outputs:
+        value = output.node.meta["val"]
+        if isinstance(value, torch.Tensor):
+            return value.device
+    return torch.device("cpu")

@@ -1,0 +1,358 @@
+"""Which nodes go to ONNX, and the split of a graph into regions for ONNX Runtime and the rest for PyTorch.
+
+A node goes to ONNX if it has a translation, the runtime has kernels for it (asked by a session of that one node, the
+only reliable answer; the answer is kept for all nodes alike), and it is not known to be computed wrongly. PyTorch's
+capability-based partitioner makes regions of such nodes. Nodes whose order matters (random numbers, side effects) keep
+their order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import operator
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import fx
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from .errors import TranslationError
+from .exporter.translate import Input, Output, find_translation, fold_constants, serialize, translate
+from .layout import ROW_MAJOR, Layout, layout_of
+from .runtime.providers import Provider
+from .runtime.session import refusal
+
+VIEWS_ONLY = "views and shapes alone cost less in PyTorch than the call of a session"
+_SYMBOLIC_STRIDES = "its result's strides are not known before the call"
+
+_SHAPE_OPERATORS = {
+    torch.ops.aten.sym_size.int,
+    torch.ops.aten.sym_numel.default,
+    torch.ops.aten.sym_stride.int,
+    torch.ops.aten.sym_storage_offset.default,
+    torch.ops.aten.expand.default,
+    torch.ops.aten.view.default,
+    torch.ops.aten.reshape.default,
+    torch.ops.aten.alias.default,
+    torch.ops.aten.detach.default,
+}
+
+
+@dataclasses.dataclass
+class Region:
+    """Nodes of one graph that run as one ONNX model.
+
+    Attributes:
+        index: position among the graph's regions.
+        nodes: in execution order.
+        inputs: nodes outside that it reads: tensors and symbolic integers.
+        outputs: nodes of its own that others read.
+        layouts: how each output lies in memory in eager.
+    """
+
+    index: int
+    nodes: list[fx.Node]
+    inputs: list[Input]
+    outputs: list[Output]
+    layouts: list[Layout]
+
+
+@dataclasses.dataclass
+class Split:
+    """A graph's regions, and for each node that stays in PyTorch the reason."""
+
+    regions: list[Region]
+    in_pytorch: dict[fx.Node, str]
+
+    @property
+    def share(self) -> float:
+        """The share of the graph's operators that run on ONNX Runtime, 0 to 1; 1 for a graph without operators."""
+        on_onnx = sum(1 for region in self.regions for node in region.nodes if is_operator(node))
+        total = on_onnx + sum(1 for node in self.in_pytorch if is_operator(node))
+        return on_onnx / total if total else 1.0
+
+
+def is_operator(node: fx.Node) -> bool:
+    """Whether a node computes something: calls, but not the unpacking of several results."""
+    return node.op in ("call_function", "call_module", "call_method") and node.target is not operator.getitem
+
+
+class Support:
+    """Answers for one node at a time why it cannot run on ONNX Runtime; alike nodes are asked once in a process."""
+
+    _known: dict[object, str | None] = {}
+
+    def __init__(self, opset: int, providers: Sequence[Provider]) -> None:
+        self.opset = opset
+        self.providers = tuple(providers)
+        self._configuration = (opset, repr(self.providers))
+
+    def reason_against(self, node: fx.Node) -> str | None:
+        """Why ``node`` must run in PyTorch, or ``None`` if ONNX Runtime can run it."""
+        if node.op != "call_function":
+            return f"a {node.op} node has no place in ONNX"
+        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+            producer = node.args[0]
+            if isinstance(producer.meta.get("val"), (tuple, list)):
+                return self.reason_against(producer)
+        if find_translation(node.target, self.opset) is None:
+            return "no translation to ONNX"
+        if "val" not in node.meta or any("val" not in arg.meta for arg in node.all_input_nodes):
+            return "its shapes are not known"
+        key = (self._configuration, _signature(node))
+        if key not in self._known:
+            self._known[key] = self.ask(node)
+        return self._known[key]
+
+    def ask(self, node: fx.Node) -> str | None:
+        """The same, asked anew of the translation and the runtime."""
+        inputs = [Input(arg) for arg in node.all_input_nodes]
+        try:
+            model = translate([node], inputs, _results_of(node), opset=self.opset, name=node.name)
+        except TranslationError as error:
+            return str(error).split(": ", 1)[-1]
+        refused = refusal(serialize(model), self.providers)
+        if refused is not None:
+            refused = refusal(serialize(fold_constants(model)), self.providers)
+        return None if refused is None else f"ONNX Runtime refuses it: {first_line(refused)}"
+
+
+def first_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[0][:300] if lines else ""
+
+
+def _results_of(node: fx.Node) -> list[Output]:
+    value = node.meta["val"]
+    if isinstance(value, (tuple, list)):
+        return [Output(node, index=i) for i, item in enumerate(value) if item is not None]
+    return [Output(node)]
+
+
+def _signature(node: fx.Node) -> object:
+    """What a node's translation depends on: its operator, constants, and the types and shapes around it."""
+    positions = {arg: i for i, arg in enumerate(node.all_input_nodes)}
+
+    def describe(arg: object) -> object:
+        if isinstance(arg, fx.Node):
+            return ("node", positions[arg], _describe_value(arg.meta["val"]))
+        if isinstance(arg, (list, tuple)):
+            return tuple(describe(item) for item in arg)
+        return (type(arg).__name__, str(arg))
+
+    kwargs = tuple((key, describe(arg)) for key, arg in sorted(node.kwargs.items()))
+    return (node.target, describe(node.args), kwargs, _describe_value(node.meta["val"]))
+
+
+def _describe_value(value: object) -> object:
+    if isinstance(value, torch.Tensor):
+        return (str(value.dtype), str(value.layout), value.device.type, tuple(str(dim) for dim in value.shape))
+    if isinstance(value, (list, tuple)):
+        return tuple(_describe_value(item) for item in value)
+    return type(value).__name__
+
+
+class _OperatorSupport(OperatorSupportBase):
+    def __init__(self, reason_against: Callable[[fx.Node], str | None]) -> None:
+        self._reason_against = reason_against
+
+    def is_node_supported(self, submodules: object, node: fx.Node) -> bool:
+        return node.op not in ("placeholder", "output", "get_attr") and self._reason_against(node) is None
+
+
+def split_graph(graph: fx.GraphModule, support: Support, refused: dict[fx.Node, str]) -> Split:
+    """Splits a graph into regions for ONNX Runtime and nodes for PyTorch.
+
+    Args:
+        graph: an ATen graph with ``meta["val"]`` on every node.
+        support: which nodes ONNX Runtime can run.
+        refused: nodes found not to run although ``support`` said so, with the reason.
+    """
+    calls = [node for node in graph.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
+    while True:
+        in_pytorch = _in_pytorch(calls, support, refused)
+        regions = []
+        for nodes in _partition(graph, calls, in_pytorch):
+            if all(_is_shape_operator(node) for node in nodes):
+                in_pytorch.update(dict.fromkeys(nodes, VIEWS_ONLY))
+            else:
+                regions.append(_region(len(regions), nodes))
+        symbolic = [
+            output.node
+            for region in regions
+            for output, layout in zip(region.outputs, region.layouts, strict=True)
+            if layout.is_symbolic
+        ]
+        if not symbolic:
+            return Split(regions, in_pytorch)
+        refused = refused | dict.fromkeys(map(producer_of, symbolic), _SYMBOLIC_STRIDES)
+
+
+def _in_pytorch(calls: Sequence[fx.Node], support: Support, refused: dict[fx.Node, str]) -> dict[fx.Node, str]:
+    result = {}
+    for node in calls:
+        reason = refused.get(producer_of(node)) or support.reason_against(node)
+        if reason is not None:
+            result[node] = reason
+    return result
+
+
+def producer_of(node: fx.Node) -> fx.Node:
+    """The node that computes a result: a getitem's source, else the node itself."""
+    while node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def _is_shape_operator(node: fx.Node) -> bool:
+    if node.target is operator.getitem or not isinstance(node.meta.get("val"), torch.Tensor):
+        return not isinstance(node.meta.get("val"), (tuple, list))
+    return node.target in _SHAPE_OPERATORS or _is_view(node.target)
+
+
+def _is_view(target: object) -> bool:
+    """Whether an ATen operator returns its argument's memory, by its schema."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return any(result.alias_info is not None and not result.alias_info.is_write for result in target._schema.returns)
+
+
+def _partition(
+    graph: fx.GraphModule, calls: Sequence[fx.Node], in_pytorch: dict[fx.Node, str]
+) -> list[list[fx.Node]]:
+    """The nodes of each region, in execution order."""
+    supported = [node for node in calls if node not in in_pytorch]
+    if not supported:
+        return []
+    if not in_pytorch:
+        return [supported]
+    partitioner = CapabilityBasedPartitioner(
+        graph, _OperatorSupport(in_pytorch.get), allows_single_node_partition=True
+    )
+    _keep_order(partitioner, graph)
+    position = {node: i for i, node in enumerate(graph.graph.nodes)}
+    proposed = [sorted(part.nodes, key=position.__getitem__) for part in partitioner.propose_partitions()]
+    return sorted(proposed, key=lambda nodes: position[nodes[0]])
+
+
+def is_ordered(node: fx.Node) -> bool:
+    """Whether a node must run before or after others of its kind: it draws random numbers or has side effects."""
+    if node.op not in ("call_function", "call_module", "call_method"):
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        return torch.Tag.nondeterministic_seeded in node.target.tags or node.is_impure()
+    return node.target is not operator.getitem and not _is_pure_function(node.target)
+
+
+def _is_pure_function(target: object) -> bool:
+    return getattr(target, "__module__", "") in ("_operator", "operator", "math", "builtins", "torch")
+
+
+def _keep_order(partitioner: CapabilityBasedPartitioner, graph: fx.GraphModule) -> None:
+    """Tells the partitioner that each ordered node depends on the one before it, though no value passes."""
+    downstreams = partitioner.dependency_viewer.downstreams
+    following: fx.Node | None = None
+    for node in reversed(graph.graph.nodes):
+        if is_ordered(node):
+            if following is not None:
+                downstreams[node] |= {following} | downstreams[following]
+            following = node
+        for user in node.users:
+            downstreams[node] |= downstreams[user]
+
+
+def _region(index: int, nodes: list[fx.Node]) -> Region:
+    inside = set(nodes)
+    inputs: dict[fx.Node, None] = {}
+    for node in nodes:
+        inputs.update(dict.fromkeys(arg for arg in node.all_input_nodes if arg not in inside))
+    outputs = [node for node in nodes if any(user not in inside for user in node.users)]
+    layouts = [_layout(node) for node in outputs]
+    return Region(
+        index,
+        nodes,
+        [Input(node, _layout(node).permutation) for node in inputs],
+        [Output(node, layout.permutation) for node, layout in zip(outputs, layouts, strict=True)],
+        layouts,
+    )
+
+
+def _layout(node: fx.Node) -> Layout:
+    value = node.meta["val"]
+    return layout_of(value) if isinstance(value, torch.Tensor) else ROW_MAJOR
+
+
+def assemble(graph: fx.GraphModule, split: Split, callables: Sequence[Callable[..., object]]) -> fx.GraphModule:
+    """A graph module in which each region is one call, taking its arguments boxed (one list, emptied by the call).
+
+    Args:
+        graph: the graph that was split; it is left as it is.
+        split: its regions.
+        callables: for each region, what to call with the region's inputs; it returns the list of its outputs.
+    """
+    region_of = {node: region for region in split.regions for node in region.nodes}
+    result = fx.Graph()
+    result.set_codegen(fx.graph._BoxedCodeGen())
+    copies: dict[fx.Node, fx.Node] = {}
+    for unit in _execution_order(graph, region_of):
+        if isinstance(unit, fx.Node):
+            copies[unit] = result.node_copy(unit, copies.__getitem__)
+            continue
+        arguments = tuple(copies[item.node] for item in unit.inputs)
+        call = result.call_function(callables[unit.index], arguments)
+        for i, output in enumerate(unit.outputs):
+            copies[output.node] = result.call_function(operator.getitem, (call, i))
+    return fx.GraphModule(graph, result, "SplitGraph")
+
+
+def _execution_order(graph: fx.GraphModule, region_of: dict[fx.Node, Region]) -> list[fx.Node | Region]:
+    """Nodes and regions in an order in which all they read is there, as close to the graph's as that allows."""
+    units: dict[int, fx.Node | Region] = {}
+    unit_of: dict[fx.Node, int] = {}
+    for position, node in enumerate(graph.graph.nodes):
+        region = region_of.get(node)
+        key = position if region is None else unit_of.get(region.nodes[0], position)
+        units.setdefault(key, node if region is None else region)
+        unit_of[node] = key
+    waiting: dict[int, set[int]] = {key: set() for key in units}
+    previous: int | None = None
+    for node, key in unit_of.items():
+        waiting[key].update(unit_of[arg] for arg in node.all_input_nodes)
+        if is_ordered(node):
+            if previous is not None:
+                waiting[key].add(previous)
+            previous = key
+        if node.op == "output":
+            waiting[key].update(other for other in units if other != key)
+    users: dict[int, list[int]] = {key: [] for key in units}
+    for key, needed in waiting.items():
+        needed.discard(key)
+        for other in needed:
+            users[other].append(key)
+    ready = [key for key, needed in waiting.items() if not needed]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        key = heapq.heappop(ready)
+        order.append(units[key])
+        for user in users[key]:
+            waiting[user].discard(key)
+            if not waiting[user]:
+                heapq.heappush(ready, user)
+    assert len(order) == len(units), "regions and nodes wait for each other"
+    return order
+
+
+def region_module(graph: fx.GraphModule, region: Region) -> fx.GraphModule:
+    """A region as a graph module for PyTorch: it takes the region's inputs and returns the list of its outputs."""
+    result = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for item in region.inputs:
+        copies[item.node] = result.placeholder(item.node.name)
+        copies[item.node].meta = dict(item.node.meta)
+    for node in region.nodes:
+        copies[node] = result.node_copy(node, copies.__getitem__)
+    result.output([copies[item.node] for item in region.outputs])
+    return fx.GraphModule(graph, result, "Region")

@@ -1,0 +1,148 @@
+"""Runs a session on torch tensors without copies.
+
+Tensors go in and come out through DLPack. What DLPack or ONNX Runtime cannot express is translated at the border:
+
+- a boolean tensor goes in as the ``uint8`` view of its memory with a flag, and comes back as ``uint8``;
+- a tensor whose dimensions are permuted in memory goes in as the row-major tensor it is a permutation of;
+- any other non-contiguous tensor is copied, the only copy made;
+- symbolic integers and booleans go in as 0-d tensors and come out as Python numbers;
+- results get the strides eager gives them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from onnxruntime.capi import _pybind_state as ort_c
+from torch._C import _from_dlpack, _to_dlpack  # the functions behind torch.utils.dlpack, without its checks
+
+from ..errors import SessionError
+from .session import ORT_ERRORS, Session
+
+
+@dataclasses.dataclass(frozen=True)
+class InputSpec:
+    """One model input: its name, ``dtype`` (``None`` for a Python number), and the order of its dimensions in memory."""
+
+    name: str
+    dtype: torch.dtype | None
+    permutation: tuple[int, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputSpec:
+    """One model output.
+
+    Attributes:
+        name: the ONNX value.
+        dtype: torch dtype; ``torch.bool`` or ``torch.int64`` with ``is_number`` for a Python number.
+        is_number: a symbolic integer or boolean, returned as a Python number.
+        permutation: the model returns the result transposed by it; the caller sees it transposed back.
+        strides: eager's strides in elements where the result is not dense in memory (an expanded tensor), else ``None``.
+    """
+
+    name: str
+    dtype: torch.dtype
+    is_number: bool = False
+    permutation: tuple[int, ...] | None = None
+    strides: tuple[int, ...] | None = None
+
+
+def ort_device(device: torch.device) -> ort_c.OrtDevice:
+    """ONNX Runtime's name of a torch device (cpu or cuda)."""
+    kind = ort_c.OrtDevice.cuda() if device.type == "cuda" else ort_c.OrtDevice.cpu()
+    return ort_c.OrtDevice(kind, ort_c.OrtDevice.default_memory(), device.index or 0)
+
+
+def to_ort(value: torch.Tensor) -> ort_c.OrtValue:
+    """An OrtValue on a tensor's memory (a contiguous copy's if it is not contiguous); keeps the tensor alive."""
+    if not value.is_contiguous():
+        value = value.contiguous()
+    if value.is_neg():
+        value = value.resolve_neg()
+    if value.dtype is torch.bool:
+        return ort_c.OrtValue.from_dlpack(_to_dlpack(value.view(torch.uint8)), True)
+    return ort_c.OrtValue.from_dlpack(_to_dlpack(value))
+
+
+def from_ort(value: ort_c.OrtValue, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor on an OrtValue's memory; keeps the memory alive."""
+    tensor = _from_dlpack(value.to_dlpack())
+    return tensor.view(torch.bool) if dtype is torch.bool else tensor
+
+
+class BoundSession:
+    """A session with the specifications of its inputs and outputs; safe to call from several threads."""
+
+    def __init__(
+        self,
+        session: Session,
+        inputs: Sequence[InputSpec],
+        outputs: Sequence[OutputSpec],
+        *,
+        device: torch.device,
+        threads: int | None = None,
+    ) -> None:
+        self.session = session
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self._threads = threads
+        self._input_names = [spec.name for spec in inputs]
+        self._output_names = [spec.name for spec in outputs]
+        self._devices = [ort_device(device)] * len(outputs)
+        self._run_options = ort_c.RunOptions()
+
+    def __call__(self, args: Sequence[torch.Tensor | int | bool]) -> list[torch.Tensor | int | bool]:
+        """Runs the model.
+
+        Args:
+            args: one value for each input spec, tensors of its dtype.
+
+        Returns:
+            One value for each output spec, with eager's dtype, shape and strides.
+
+        Raises:
+            SessionError: ONNX Runtime failed while running.
+        """
+        feeds = ort_c.OrtValueVector()
+        feeds.reserve(len(self.inputs))
+        for value, spec in zip(args, self.inputs, strict=True):
+            if spec.dtype is None:
+                value = torch.tensor(value, dtype=torch.bool if isinstance(value, bool) else torch.int64)
+            elif spec.permutation is not None:
+                value = value.permute(spec.permutation)  # type: ignore[union-attr]
+            feeds.push_back(to_ort(value))  # type: ignore[arg-type]
+        fetches = ort_c.OrtValueVector()
+        session = self.session(self._threads or torch.get_num_threads())
+        try:
+            session._sess.run_with_ortvaluevector(
+                self._run_options, self._input_names, feeds, self._output_names, fetches, self._devices
+            )
+        except ORT_ERRORS as error:
+            raise SessionError(str(error)) from error
+        return [_present(fetches[i], spec) for i, spec in enumerate(self.outputs)]
+
+
+def _present(value: ort_c.OrtValue, spec: OutputSpec) -> torch.Tensor | int | bool:
+    tensor = from_ort(value, spec.dtype)
+    if spec.is_number:
+        return tensor.item()  # type: ignore[return-value]
+    if spec.permutation is not None:
+        inverse = [spec.permutation.index(i) for i in range(len(spec.permutation))]
+        return tensor.permute(inverse)
+    if spec.strides is not None:
+        return _with_strides(tensor, spec.strides)
+    return tensor
+
+
+def _with_strides(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """A copy of ``tensor`` with these strides, zero strides (expanded dimensions) included."""
+    result = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    source, target = tensor, result
+    for dim, stride in enumerate(strides):
+        if stride == 0 and tensor.shape[dim] > 1:
+            source, target = source.narrow(dim, 0, 1), target.narrow(dim, 0, 1)
+    target.copy_(source)
+    return result

@@ -1,0 +1,96 @@
+"""ONNX Runtime sessions: one per model and thread count, and a cheap question whether the runtime takes a model.
+
+Each session has its own thread pool. A pool that spins while it waits steals the cores of PyTorch's OpenMP and of the
+next session, so a session that shares its graph with others does not spin, and a lone one spins for a short time only.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import onnxruntime
+from onnxruntime.capi import _pybind_state as ort_c
+
+from ..errors import SessionError
+from .providers import Provider
+
+ORT_ERRORS: tuple[type[BaseException], ...] = (
+    *(item for item in vars(ort_c).values() if isinstance(item, type) and issubclass(item, Exception)),
+    RuntimeError,
+)
+"""All that ONNX Runtime raises: its own exceptions have no common base class, and its checks raise RuntimeError."""
+
+_SPIN_MICROSECONDS = 100
+_SILENT = 4
+
+
+def session_options(threads: int, *, alone: bool = True, optimize: bool = True) -> onnxruntime.SessionOptions:
+    """The settings of a session.
+
+    Args:
+        threads: size of the session's pool, the calling thread included.
+        alone: whether no other session runs in the same graph; only then do idle threads spin, and shortly.
+        optimize: whether ONNX Runtime's graph optimizations run.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _SILENT  # refusals are exceptions, and reported by us
+    options.intra_op_num_threads = threads
+    if alone:
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_MICROSECONDS))
+    else:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if not optimize:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return options
+
+
+def create_session(
+    model: bytes, providers: Sequence[Provider], options: onnxruntime.SessionOptions
+) -> onnxruntime.InferenceSession:
+    """An ``InferenceSession`` of a serialized model.
+
+    Raises:
+        SessionError: the runtime refused the model, with what it said.
+    """
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=list(providers))
+    except ORT_ERRORS as error:
+        raise SessionError(str(error)) from error
+
+
+def refusal(model: bytes, providers: Sequence[Provider]) -> str | None:
+    """What the runtime says against a model, or ``None`` if it would run it (optimizations off, one thread)."""
+    try:
+        create_session(model, providers, session_options(1, optimize=False))
+    except SessionError as error:
+        return str(error)
+    return None
+
+
+class Session:
+    """The sessions of one model: the one for the current number of threads is made when it is first asked for."""
+
+    def __init__(self, model: bytes, providers: Sequence[Provider], *, threads: int, alone: bool = True) -> None:
+        self.model = model
+        self.providers = tuple(providers)
+        self.alone = alone
+        self._lock = threading.Lock()
+        self._by_threads = {threads: create_session(model, self.providers, session_options(threads, alone=alone))}
+
+    def __call__(self, threads: int) -> onnxruntime.InferenceSession:
+        """The session whose pool has ``threads`` threads."""
+        found = self._by_threads.get(threads)
+        if found is not None:
+            return found
+        with self._lock:
+            if threads not in self._by_threads:
+                options = session_options(threads, alone=self.alone)
+                self._by_threads[threads] = create_session(self.model, self.providers, options)
+            return self._by_threads[threads]
+
+    def save_optimized(self, path: str) -> None:
+        """Writes the model as ONNX Runtime optimized it (its layouts, fusions and internal operators) to ``path``."""
+        options = session_options(1)
+        options.optimized_model_filepath = path
+        create_session(self.model, self.providers, options)

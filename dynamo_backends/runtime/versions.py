@@ -1,0 +1,36 @@
+"""Which opsets and IR versions the installed ONNX Runtime accepts."""
+
+from __future__ import annotations
+
+import functools
+
+import onnx
+import onnxruntime
+from onnx import helper
+
+MINIMUM_OPSET = 18
+"""Torchlib's translations are written for opset 18; nothing older is emitted."""
+
+IR_VERSION = 10
+"""ONNX IR version of the models we write: the oldest that holds all we use, so that most tools read it."""
+
+
+@functools.cache
+def maximum_opset() -> int:
+    """The newest opset that both onnx defines and the installed ONNX Runtime loads without a warning.
+
+    onnx runs ahead of the runtime, so each candidate is tried on a one-node model, newest first.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    for opset in range(onnx.defs.onnx_opset_version(), MINIMUM_OPSET, -1):
+        value = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+        result = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+        graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", [value], [result])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=IR_VERSION)
+        try:
+            onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        except onnxruntime.capi.onnxruntime_pybind11_state.Fail:
+            continue
+        return opset
+    return MINIMUM_OPSET

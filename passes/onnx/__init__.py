@@ -1,0 +1,1 @@
+"""Passes of the stage ``onnx``: on one region's ONNX model."""

@@ -1,0 +1,18 @@
+"""Removes nodes and initializers that no output depends on. The work is ``onnx_ir``'s ``RemoveUnusedNodesPass``."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ..manager import Pass
+
+
+def remove_unused(model: ir.Model) -> int:
+    """Removes what is not used, in place; returns how many nodes are gone."""
+    before = len(model.graph)
+    common.RemoveUnusedNodesPass()(model)
+    return before - len(model.graph)
+
+
+PASS = Pass("onnx.remove_unused", "Removes nodes that no output depends on.", remove_unused)

@@ -1,0 +1,1 @@
+"""Passes of the stage ``pre_grad``; none yet."""
