@@ -1,0 +1,216 @@
+"""The folder that ``onnx_debug`` and ``fx_debug`` write: a run folder for each process, ``latest`` beside it.
+
+::
+
+    folder = dump_folder("onnx_debug")
+    folder.write_text("graph_000/dynamo.py", stage_text(module))
+    folder.location          # onnx_debug/run_20260131_120000_pid4711, onnx_debug/latest points to it
+
+A dump never breaks the model it describes: each file is written whole or not at all, and the first error of the
+file system (unwritable, disk full) ends the dump with one warning, while the model runs on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import fx
+
+from ..observer import GraphName
+
+logger = logging.getLogger(__name__)
+
+LATEST = "latest"
+
+_folders: dict[tuple[str, int], DumpFolder] = {}
+_folders_lock = threading.Lock()
+_temporary_numbers = itertools.count()
+
+
+def dump_folder(root: str | os.PathLike[str]) -> DumpFolder:
+    """This process's run folder under ``root``, the same at each call; made with its first file."""
+    key = (os.path.abspath(root), os.getpid())
+    with _folders_lock:
+        if key not in _folders:
+            _folders[key] = DumpFolder(key[0])
+        return _folders[key]
+
+
+def graph_folder(graph: GraphName) -> str:
+    """A graph's folder in the run folder: ``graph_000``, or with a direction ``graph_000/forward``."""
+    folder = f"graph_{graph.index:03d}"
+    return f"{folder}/{graph.direction}" if graph.direction else folder
+
+
+def stage_text(module: fx.GraphModule) -> str:
+    """A graph as readable Python: each value's dtype, shape and strides, and the user's line above its nodes."""
+    return module.print_readable(print_output=False, include_stride=True, expanded_def=True).rstrip() + "\n"
+
+
+class DumpFolder:
+    """A run folder, ``<root>/run_<date>_<time>_pid<N>[_rank<R>]``, and ``<root>/latest`` beside it.
+
+    Relative paths use ``/``. All methods may be called from several threads. None raises ``OSError``: after the
+    first one the folder is disabled, which is said once, and all further writes do nothing and return ``False``.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root).absolute()
+        self._lock = threading.RLock()
+        self._location: Path | None = None
+        self._is_enabled = True
+        self._is_announced = False
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether files are still written."""
+        return self._is_enabled
+
+    @property
+    def location(self) -> Path | None:
+        """The run folder, made if it is not there yet; ``None`` if it cannot be."""
+        with self._lock:
+            if self._location is None and self._is_enabled:
+                try:
+                    self._location = self._make_run_folder()
+                except OSError as error:
+                    self._disable(error)
+                else:
+                    logger.info("dumping to %s", self._location)
+            return self._location
+
+    def announce(self) -> None:
+        """Tells the user once, at the level of a warning so that it is seen, where the folder is."""
+        with self._lock:
+            location = None if self._is_announced else self.location
+            if location is not None:
+                self._is_announced = True
+                logger.warning("dumping graphs, models and comparisons to %s", location)
+
+    def path(self, relative: str) -> Path:
+        """Where a file of this run is or would be; nothing is made except the run folder."""
+        return (self.location or self.root).joinpath(*relative.split("/"))
+
+    def write_text(self, relative: str, text: str) -> bool:
+        """Writes a file, UTF-8 with Unix line ends; returns whether it is there now."""
+        return self.write_bytes(relative, text.encode("utf-8"))
+
+    def write_bytes(self, relative: str, data: bytes) -> bool:
+        """Writes a file; returns whether it is there now."""
+
+        def write(path: Path) -> None:
+            with open(path, "wb") as file:
+                file.write(data)
+
+        return self.write_with(relative, write)
+
+    def write_with(self, relative: str, write: Callable[[Path], object]) -> bool:
+        """Lets ``write`` make a file at a temporary path in the right folder, then gives the file its name.
+
+        Returns:
+            Whether the file is there now.
+
+        Raises:
+            Whatever ``write`` raises, except ``OSError``; the temporary file is removed first.
+        """
+        if self.location is None or not self._is_enabled:
+            return False
+        target = self.path(relative)
+        temporary = target.with_name(f".{target.name}.{next(_temporary_numbers)}.tmp")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                write(temporary)
+                os.replace(temporary, target)
+            except BaseException:
+                _remove(temporary)
+                raise
+        except OSError as error:
+            self._disable(error)
+            return False
+        return True
+
+    def write_stage(self, stage: str, graph: GraphName, module: fx.GraphModule) -> bool:
+        """Writes ``<graph>/<stage>.py``: the graph as it is at ``stage``."""
+        return self.write_text(f"{graph_folder(graph)}/{stage}.py", stage_text(module))
+
+    def _make_run_folder(self) -> Path:
+        self.root.mkdir(parents=True, exist_ok=True)
+        name = f"run_{time.strftime('%Y%m%d_%H%M%S')}_pid{os.getpid()}{_rank()}"
+        for number in itertools.count(1):
+            location = self.root / (name if number == 1 else f"{name}_{number}")
+            try:
+                location.mkdir()
+            except FileExistsError:  # containers that share a folder, each with this process id
+                continue
+            break
+        self._point_latest_to(location.name)
+        return location
+
+    def _point_latest_to(self, name: str) -> None:
+        """Makes ``latest`` a symbolic link, or where there are none a file that holds the folder's name."""
+        temporary = self.root / f".{LATEST}.{name}.tmp"
+
+        def link() -> None:
+            temporary.symlink_to(name, target_is_directory=True)
+
+        def note() -> None:
+            temporary.write_text(name)
+
+        for make in (link, note):
+            try:
+                make()
+                os.replace(temporary, self.root / LATEST)
+            except OSError as error:
+                _remove(temporary)
+                logger.info("%s: %r does not point to %s: %s", self.root, LATEST, name, error)
+            else:
+                return
+
+    def _disable(self, error: OSError) -> None:
+        with self._lock:
+            was_enabled, self._is_enabled = self._is_enabled, False
+        if was_enabled:
+            logger.warning(
+                "cannot write the dump folder %s: %s. The model runs on, and nothing more is dumped; give a "
+                "folder with write permission and space: options={'dump_dir': ...}",
+                self._location or self.root,
+                error,
+            )
+
+
+def latest_run(root: str | os.PathLike[str]) -> Path:
+    """The run folder that ``<root>/latest`` points to.
+
+    Raises:
+        FileNotFoundError: there is none; the message says what makes one.
+    """
+    pointer = Path(root) / LATEST
+    if pointer.is_dir():
+        return pointer.resolve()
+    if pointer.is_file():
+        location = pointer.with_name(pointer.read_text().strip())
+        if location.is_dir():
+            return location
+    raise FileNotFoundError(f"no run folder under {root}; torch.compile(..., backend='onnx_debug') makes one")
+
+
+def _rank() -> str:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return f"_rank{torch.distributed.get_rank()}"
+    rank = os.environ.get("RANK", "")
+    return f"_rank{rank}" if rank.isdigit() else ""
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.info("cannot remove %s: %s", path, error)
