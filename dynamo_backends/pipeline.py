@@ -63,21 +63,15 @@ class CompiledRegion:
     passes: list[PassResult] = dataclasses.field(default_factory=list)
     bound: BoundSession | None = None
     in_pytorch: fx.GraphModule | None = None
-    on_run: Callable[[Sequence[object], Sequence[object]], None] | None = None
-    """Hears the arguments and results of each call, when the run is observed."""
-
     def __post_init__(self) -> None:
         self.__name__ = f"region_{self.region.index}"  # what the generated code of the graph calls it
 
     def __call__(self, *args: object) -> Sequence[object]:
         assert self.bound is not None and self.in_pytorch is not None
         try:
-            results: Sequence[object] = self.bound(args)  # type: ignore[arg-type]
+            return self.bound(args)  # type: ignore[arg-type]
         except SessionError as error:
-            results = self._rescue(args, error)
-        if self.on_run is not None:
-            self.on_run(args, results)
-        return results
+            return self._rescue(args, error)
 
     def _rescue(self, args: Sequence[object], error: SessionError) -> Sequence[object]:
         """Runs the region in PyTorch after the session failed on these arguments; PyTorch's own error wins."""
@@ -101,8 +95,13 @@ class CompiledGraph:
     module: fx.GraphModule
     split: Split
     regions: list[CompiledRegion]
-    run: Runner
+    assembled: fx.GraphModule
+    """The graph with each region as one call; its arguments come boxed."""
     passes: list[PassResult]
+
+    @property
+    def run(self) -> Runner:
+        return self.assembled.forward
 
 
 class Pipeline:
@@ -185,12 +184,15 @@ class Pipeline:
             _complete_meta(module)
             passes = self.passes.run("post_grad", module)
             self.observer.stage("post_grad", name, module)
-            split, regions = self._compile_regions(name, module)
-            self._report(name, split)
-            assembled = assemble(module, split, regions)
-            compiled = CompiledGraph(name, module, split, regions, assembled.forward, passes)
-            runner = self.observer.runner(compiled)
+            runner = self.lower(name, module, passes)
         return aot.boxed(runner)
+
+    def lower(self, name: GraphName, module: fx.GraphModule, passes: list[PassResult]) -> Runner:
+        """The stages from ``regions`` to ``session``; ``fx_debug`` puts PyTorch in their place."""
+        split, regions = self._compile_regions(name, module)
+        self._report(name, split)
+        assembled = assemble(module, split, regions)
+        return self.observer.runner(CompiledGraph(name, module, split, regions, assembled, passes))
 
     def _compile_regions(self, name: GraphName, module: fx.GraphModule) -> tuple[Split, list[CompiledRegion]]:
         """Splits the graph and compiles its regions; what the runtime refuses is split off, a bounded number of times."""
