@@ -27,6 +27,9 @@ from .runtime.session import refusal
 VIEWS_ONLY = "views and shapes alone cost less in PyTorch than the call of a session"
 _SYMBOLIC_STRIDES = "its result's strides are not known before the call"
 
+ORIGINAL = "original_node"
+"""Key in the ``meta`` of a split graph's nodes: the node of the graph before the split whose value they hold."""
+
 _SHAPE_OPERATORS = {
     torch.ops.aten.sym_size.int,
     torch.ops.aten.sym_numel.default,
@@ -101,7 +104,7 @@ class Support:
             return "no translation to ONNX"
         if "val" not in node.meta or any("val" not in arg.meta for arg in node.all_input_nodes):
             return "its shapes are not known"
-        key = (self._configuration, _signature(node))
+        key = (self._configuration, signature(node))
         if key not in self._known:
             self._known[key] = self.ask(node)
         return self._known[key]
@@ -110,7 +113,7 @@ class Support:
         """The same, asked anew of the translation and the runtime."""
         inputs = [Input(arg) for arg in node.all_input_nodes]
         try:
-            model = translate([node], inputs, _results_of(node), opset=self.opset, name=node.name)
+            model = translate([node], inputs, results_of(node), opset=self.opset, name=node.name)
         except TranslationError as error:
             return str(error).split(": ", 1)[-1]
         refused = refusal(serialize(model), self.providers)
@@ -124,14 +127,14 @@ def first_line(text: str) -> str:
     return lines[0][:300] if lines else ""
 
 
-def _results_of(node: fx.Node) -> list[Output]:
+def results_of(node: fx.Node) -> list[Output]:
     value = node.meta["val"]
     if isinstance(value, (tuple, list)):
         return [Output(node, index=i) for i, item in enumerate(value) if item is not None]
     return [Output(node)]
 
 
-def _signature(node: fx.Node) -> object:
+def signature(node: fx.Node) -> object:
     """What a node's translation depends on: its operator, constants, and the types and shapes around it."""
     positions = {arg: i for i, arg in enumerate(node.all_input_nodes)}
 
@@ -299,11 +302,13 @@ def assemble(graph: fx.GraphModule, split: Split, callables: Sequence[Callable[.
     for unit in _execution_order(graph, region_of):
         if isinstance(unit, fx.Node):
             copies[unit] = result.node_copy(unit, copies.__getitem__)
+            copies[unit].meta[ORIGINAL] = unit
             continue
         arguments = tuple(copies[item.node] for item in unit.inputs)
         call = result.call_function(callables[unit.index], arguments)
         for i, output in enumerate(unit.outputs):
             copies[output.node] = result.call_function(operator.getitem, (call, i))
+            copies[output.node].meta[ORIGINAL] = output.node
     return fx.GraphModule(graph, result, "SplitGraph")
 
 

@@ -46,15 +46,20 @@ def session_options(threads: int, *, alone: bool = True, optimize: bool = True) 
 
 
 def create_session(
-    model: bytes, providers: Sequence[Provider], options: onnxruntime.SessionOptions
+    model: bytes,
+    providers: Sequence[Provider],
+    options: onnxruntime.SessionOptions,
+    disabled_optimizers: Sequence[str] = (),
 ) -> onnxruntime.InferenceSession:
-    """An ``InferenceSession`` of a serialized model.
+    """An ``InferenceSession`` of a serialized model, without the optimizers named.
 
     Raises:
         SessionError: the runtime refused the model, with what it said.
     """
     try:
-        return onnxruntime.InferenceSession(model, options, providers=list(providers))
+        return onnxruntime.InferenceSession(
+            model, options, providers=list(providers), disabled_optimizers=list(disabled_optimizers) or None
+        )
     except ORT_ERRORS as error:
         raise SessionError(str(error)) from error
 
@@ -71,12 +76,27 @@ def refusal(model: bytes, providers: Sequence[Provider]) -> str | None:
 class Session:
     """The sessions of one model: the one for the current number of threads is made when it is first asked for."""
 
-    def __init__(self, model: bytes, providers: Sequence[Provider], *, threads: int, alone: bool = True) -> None:
+    def __init__(
+        self,
+        model: bytes,
+        providers: Sequence[Provider],
+        *,
+        threads: int,
+        alone: bool = True,
+        optimize: bool = True,
+        disabled_optimizers: Sequence[str] = (),
+    ) -> None:
         self.model = model
         self.providers = tuple(providers)
-        self.alone = alone
+        self._alone = alone
+        self._optimize = optimize
+        self._disabled_optimizers = list(disabled_optimizers)
         self._lock = threading.Lock()
-        self._by_threads = {threads: create_session(model, self.providers, session_options(threads, alone=alone))}
+        self._by_threads = {threads: self._create(threads)}
+
+    def _create(self, threads: int) -> onnxruntime.InferenceSession:
+        options = session_options(threads, alone=self._alone, optimize=self._optimize)
+        return create_session(self.model, self.providers, options, self._disabled_optimizers)
 
     def __call__(self, threads: int) -> onnxruntime.InferenceSession:
         """The session whose pool has ``threads`` threads."""
@@ -85,8 +105,7 @@ class Session:
             return found
         with self._lock:
             if threads not in self._by_threads:
-                options = session_options(threads, alone=self.alone)
-                self._by_threads[threads] = create_session(self.model, self.providers, options)
+                self._by_threads[threads] = self._create(threads)
             return self._by_threads[threads]
 
     def save_optimized(self, path: str) -> None:

@@ -1,0 +1,93 @@
+"""Runs the nodes of an FX graph in PyTorch: as eager does, and in float64.
+
+The float64 run changes more than the inputs: dtype arguments of lower precision, tensor constants, the default dtype.
+Results that are not continuous (booleans, indices, integers), random numbers and bit-casts are taken from the eager run,
+or a comparison that flips would read as an error of the values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+Environment: TypeAlias = "dict[fx.Node, object]"
+
+_WIDER = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
+
+_BIT_CASTS = {torch.ops.aten.view.dtype}
+
+
+def widen(value: object) -> object:
+    """The same value in float64 or complex128; integers, booleans and anything else as they are."""
+    if isinstance(value, torch.Tensor) and value.dtype in _WIDER:
+        return value.detach().to(_WIDER[value.dtype])
+    return value
+
+
+def arguments(node: fx.Node, environment: Environment) -> tuple[tuple[object, ...], dict[str, object]]:
+    """A node's arguments with the values of the nodes they name."""
+    return fx.map_arg((node.args, node.kwargs), environment.__getitem__)  # type: ignore[return-value]
+
+
+def run_eager(node: fx.Node, environment: Environment) -> object:
+    """What PyTorch computes for a call node on the values of ``environment``."""
+    args, kwargs = arguments(node, environment)
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
+
+
+def run_exact(node: fx.Node, environment: Environment, eager: object) -> object:
+    """What PyTorch computes for a call node in float64.
+
+    Args:
+        node: a call_function node.
+        environment: the float64 values of what it reads.
+        eager: its result in the model's dtype, kept where float64 would not be the same function.
+    """
+    if node.target in _BIT_CASTS or isinstance(node.target, torch._ops.HigherOrderOperator) or not _has_float(eager):
+        return pytree.tree_map(widen, eager)
+    assert callable(node.target)
+    args, kwargs = pytree.tree_map(_wider_dtype, arguments(node, environment))
+    with _default_dtype(torch.float64):
+        try:
+            result = node.target(*args, **kwargs)
+        except (RuntimeError, NotImplementedError, TypeError):  # a kernel for the low precision only
+            return pytree.tree_map(widen, eager)
+    return pytree.tree_map(_keep_discrete, result, eager)
+
+
+def _wider_dtype(value: object) -> object:
+    return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
+
+
+def _has_float(value: object) -> bool:
+    return any(
+        isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex()) for leaf in pytree.tree_leaves(value)
+    )
+
+
+def _keep_discrete(exact: object, eager: object) -> object:
+    if isinstance(eager, torch.Tensor) and not (eager.is_floating_point() or eager.is_complex()):
+        return eager
+    return widen(exact)
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

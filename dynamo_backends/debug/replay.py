@@ -1,0 +1,91 @@
+"""Sessions that explain a region: one that exposes every node's value, and one for each node alone."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from ..errors import SessionError, TranslationError
+from ..exporter.translate import Input, Output, fold_constants, serialize, translate
+from ..regions import Region, results_of, signature
+from ..runtime.binding import BoundSession, InputSpec, OutputSpec
+from ..runtime.providers import Provider
+from ..runtime.session import Session
+
+
+class Replay:
+    """Makes and keeps the sessions; alike nodes share one. ONNX Runtime's optimizations are off in all of them."""
+
+    def __init__(self, opset: int, providers: Sequence[Provider]) -> None:
+        self._opset = opset
+        self._providers = tuple(providers)
+        self._node_sessions: dict[object, BoundSession | None] = {}
+
+    def region_values(self, region: Region, args: Sequence[object]) -> dict[tuple[fx.Node, int | None], object]:
+        """The value of every node of a region, computed from the region's arguments in one session.
+
+        Returns:
+            From a node, and the index of the result if it has several, to the value.
+
+        Raises:
+            SessionError: the runtime refuses the model with all values exposed.
+        """
+        outputs = [output for node in region.nodes if "val" in node.meta for output in _own_results(node)]
+        session = self._bind(region.nodes, [item.node for item in region.inputs], outputs)
+        values = session(args)  # type: ignore[arg-type]
+        return {(output.node, output.index): value for output, value in zip(outputs, values, strict=True)}
+
+    def node_values(self, node: fx.Node, args: Sequence[object]) -> list[object] | None:
+        """A node's results computed by a session of that node alone; ``None`` if it does not run alone.
+
+        Args:
+            node: a call_function node of a region.
+            args: the values of ``node.all_input_nodes``.
+        """
+        key = signature(node)
+        if key not in self._node_sessions:
+            try:
+                self._node_sessions[key] = self._bind([node], list(node.all_input_nodes), results_of(node))
+            except (SessionError, TranslationError):
+                self._node_sessions[key] = None
+        session = self._node_sessions[key]
+        if session is None:
+            return None
+        try:
+            return session(args)  # type: ignore[arg-type, return-value]
+        except SessionError:
+            return None
+
+    def _bind(self, nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[Output]) -> BoundSession:
+        model = translate(nodes, [Input(node) for node in inputs], outputs, opset=self._opset, name="replay")
+        fold_constants(model)
+        session = Session(serialize(model), self._providers, threads=torch.get_num_threads(), optimize=False)
+        input_specs = [
+            InputSpec(str(value.name), _dtype(node)) for node, value in zip(inputs, model.graph.inputs, strict=True)
+        ]
+        output_specs = [
+            _output_spec(output, str(value.name)) for output, value in zip(outputs, model.graph.outputs, strict=True)
+        ]
+        return BoundSession(session, input_specs, output_specs, device=torch.device("cpu"))
+
+
+def _own_results(node: fx.Node) -> list[Output]:
+    """A node's results, unless it only unpacks another's."""
+    return [] if node.target is operator.getitem else results_of(node)
+
+
+def _dtype(node: fx.Node) -> torch.dtype | None:
+    value = node.meta["val"]
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def _output_spec(output: Output, name: str) -> OutputSpec:
+    value = output.node.meta["val"]
+    if output.index is not None:
+        value = value[output.index]
+    if isinstance(value, torch.Tensor):
+        return OutputSpec(name, value.dtype)
+    return OutputSpec(name, torch.bool if isinstance(value, (bool, torch.SymBool)) else torch.int64, is_number=True)
