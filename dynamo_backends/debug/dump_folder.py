@@ -6,8 +6,8 @@
     folder.write_text("graph_000/dynamo.py", stage_text(module))
     folder.location          # onnx_debug/run_20260131_120000_pid4711, onnx_debug/latest points to it
 
-A dump never breaks the model it describes: each file is written whole or not at all, and the first error of the
-file system (unwritable, disk full) ends the dump with one warning, while the model runs on.
+A dump never breaks the model it describes: each file is written whole or not at all, and the first error of
+the file system (unwritable, disk full) ends the dump with one warning, while the model runs on.
 """
 
 from __future__ import annotations
@@ -50,15 +50,16 @@ def graph_folder(graph: GraphName) -> str:
 
 
 def stage_text(module: fx.GraphModule) -> str:
-    """A graph as readable Python: each value's dtype, shape and strides, and the user's line above its nodes."""
+    """A graph as readable Python, with each value's dtype, shape and strides, and the user's lines."""
     return module.print_readable(print_output=False, include_stride=True, expanded_def=True).rstrip() + "\n"
 
 
 class DumpFolder:
     """A run folder, ``<root>/run_<date>_<time>_pid<N>[_rank<R>]``, and ``<root>/latest`` beside it.
 
-    Relative paths use ``/``. All methods may be called from several threads. None raises ``OSError``: after the
-    first one the folder is disabled, which is said once, and all further writes do nothing and return ``False``.
+    Relative paths use ``/``. All methods may be called from several threads. None raises ``OSError``: after
+    the first one the folder is disabled, which is said once, and all further writes do nothing and return
+    ``False``.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
