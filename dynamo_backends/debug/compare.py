@@ -1,0 +1,360 @@
+"""The three-way comparison of one run of a graph, node by node: onnx, eager, exact.
+
+``onnx``
+    what the runtime computed. *Propagated*: on its own upstream values, the region in one session with every value
+    exposed. *Local*: on eager's inputs, each node in a session of its own. And *session*: what the session that really
+    ran returned; only a region's outputs have it.
+``eager``
+    what PyTorch computes in the model's dtype on the same inputs.
+``exact``
+    what PyTorch computes in float64. The local errors are judged by float64 on eager's inputs.
+
+The outputs of the graph as it really ran are judged first. If all are as near to exact as eager's, the graph is
+``ok``. Otherwise the culprit is the first node in execution order whose local error eager's own does not explain.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from ..errors import SessionError
+from ..exporter.locations import module_path, source_line
+from ..pipeline import CompiledGraph, CompiledRegion
+from ..regions import is_ordered
+from .distance import Distance, distance, is_explained, nearer
+from .exact import Environment, run_eager, run_exact, widen
+from .replay import Replay
+from .suspects import find_rewrite
+
+OK = "ok"
+
+
+@dataclasses.dataclass
+class Row:
+    """One value of the graph.
+
+    Attributes:
+        name: the FX node, with ``__i`` for the i-th of several results; the ONNX value bears the same name.
+        operator: the ATen operator, or ``placeholder``.
+        module: path of the ``nn.Module`` that called it.
+        source: the user's ``file:line``.
+        dtype: eager's dtype, without the ``torch.`` prefix.
+        shape: eager's shape.
+        region: the region that computes it; ``None`` in PyTorch.
+        is_output: whether the graph returns it.
+        equals_eager: the runtime's propagated value is eager's, bit for bit.
+        onnx: propagated distance to exact.
+        eager: eager's distance to exact.
+        local_onnx: distance of the node alone, on eager's inputs, to float64 on these inputs.
+        local_eager: eager's distance to the same.
+        session: distance to exact of what the session that really ran returned.
+        complaint: a dtype or shape that is not eager's, or ``""``.
+    """
+
+    name: str
+    operator: str
+    module: str = ""
+    source: str = ""
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    region: int | None = None
+    is_output: bool = False
+    equals_eager: bool = False
+    onnx: Distance | None = None
+    eager: Distance | None = None
+    local_onnx: Distance | None = None
+    local_eager: Distance | None = None
+    session: Distance | None = None
+    complaint: str = ""
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    @property
+    def locally_explained(self) -> bool:
+        """Whether the node by itself is right: on eager's inputs it is as near to exact as eager."""
+        if self.local_onnx is None or self.local_eager is None:
+            return True
+        return is_explained(self.local_onnx, self.local_eager, self.torch_dtype)
+
+    @property
+    def explained(self) -> bool:
+        """Whether the value, as it really was where that is known, is as near to exact as eager's."""
+        ours = self.session or self.onnx
+        if ours is None or self.eager is None:
+            return not self.complaint
+        return not self.complaint and is_explained(ours, self.eager, self.torch_dtype)
+
+    @property
+    def mark(self) -> str:
+        """``=`` eager's bits, ``~`` another rounding, ``!`` wrong by itself, blank: not compared."""
+        if self.complaint or not self.locally_explained:
+            return "!"
+        if self.onnx is None:
+            return " "
+        return "=" if self.equals_eager else "~"
+
+    def as_json(self) -> dict[str, object]:
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields = {key: item.as_json() if isinstance(item, Distance) else item for key, item in fields.items()}
+        return {**fields, "mark": self.mark, "locally_explained": self.locally_explained}
+
+
+@dataclasses.dataclass
+class GraphComparison:
+    """The outcome for one run of a graph.
+
+    Attributes:
+        verdict: ``ok``, ``diverges at NODE (file:line)`` or ``not comparable: why``.
+        note: which side is nearer to exact, and what explains a difference that is not a fault.
+        rows: every value, in execution order.
+    """
+
+    verdict: str
+    note: str = ""
+    rows: list[Row] = dataclasses.field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return self.verdict == OK
+
+    @property
+    def worst(self) -> Row | None:
+        """The output with the largest error relative to its scale, as it really was computed."""
+        outputs = [row for row in self.rows if row.is_output and (row.session or row.onnx) is not None]
+        return max(outputs, key=_relative_error, default=None)
+
+    def worst_as_json(self) -> dict[str, object] | None:
+        row = self.worst
+        if row is None:
+            return None
+        ours = row.session or row.onnx
+        assert ours is not None
+        return {"value": row.name, "onnx": ours.as_json(), "eager": row.eager.as_json() if row.eager else None}
+
+
+def _relative_error(row: Row) -> float:
+    ours = row.session or row.onnx
+    assert ours is not None
+    if ours.nonfinite:
+        return math.inf
+    return ours.max_abs / ours.scale if ours.scale else ours.max_abs
+
+
+def compare_run(graph: CompiledGraph, actual: Mapping[fx.Node, object], replay: Replay) -> GraphComparison:
+    """Compares one run of a graph with eager and float64.
+
+    Args:
+        graph: the graph that ran.
+        actual: by node of ``graph.module``, the values of the run: its inputs, its constants, what left a region, what
+            PyTorch computed.
+        replay: the sessions that explain a region.
+    """
+    rows = list(_Lockstep(graph, actual, replay).rows())
+    faulty = [row for row in rows if row.is_output and not row.explained]
+    if not faulty:
+        return GraphComparison(OK, _nearer_note(rows), rows)
+    culprit = next((row for row in rows if row.complaint or not row.locally_explained), None)
+    if culprit is not None:
+        return GraphComparison(_diverges(culprit), _nearer_note(rows), rows)
+    return _explain_without_culprit(graph, actual, rows, faulty)
+
+
+def _explain_without_culprit(
+    graph: CompiledGraph, actual: Mapping[fx.Node, object], rows: list[Row], faulty: list[Row]
+) -> GraphComparison:
+    """Every node by itself is right, and yet an output is not as near to exact as eager's."""
+    by_name = {row.name: row for row in rows}
+    for row in rows:
+        if row.session is None or row.onnx is None or row.eager is None or row.region is None:
+            continue
+        observed_right = is_explained(row.onnx, row.eager, row.torch_dtype)
+        if observed_right and not is_explained(row.session, row.eager, row.torch_dtype):
+            suspect = find_rewrite(_region(graph, row.region), actual, row.name, row.onnx)
+            note = "the fault vanishes when the values of the nodes are observed: a rewrite of the model makes it"
+            return GraphComparison(f"diverges at region_{row.region}: {suspect} ({row.source or row.name})", note, rows)
+    worst = max(faulty, key=_relative_error)
+    if _relative_error(worst) <= math.sqrt(torch.finfo(_float_dtype(worst)).eps):
+        note = f"eager is nearer at {worst.name}: rounding carried through the graph; every node by itself is right"
+        return GraphComparison(OK, note, rows)
+    first = next((row for row in by_name.values() if row.onnx is not None and not row.explained), worst)
+    note = "every node by itself is right; the difference grows from rounding, for example by a comparison that flips"
+    return GraphComparison(_diverges(first), note, rows)
+
+
+def _float_dtype(row: Row) -> torch.dtype:
+    dtype = row.torch_dtype
+    return dtype if dtype.is_floating_point else torch.float64
+
+
+def _region(graph: CompiledGraph, index: int) -> CompiledRegion:
+    return next(region for region in graph.regions if region.region.index == index)
+
+
+def _diverges(row: Row) -> str:
+    return f"diverges at {row.name} ({row.source or 'no source line'})" + (f": {row.complaint}" if row.complaint else "")
+
+
+def _nearer_note(rows: Sequence[Row]) -> str:
+    sides = []
+    for row in rows:
+        ours = row.session or row.onnx
+        if row.is_output and ours is not None and row.eager is not None:
+            sides.append(nearer(ours, row.eager))
+    return ", ".join(f"{side} nearer to exact at {sides.count(side)} outputs" for side in ("runtime", "eager") if side in sides)
+
+
+class _Lockstep:
+    """Runs eager, float64 and the runtime side by side, one node at a time, and drops values after their last use."""
+
+    def __init__(self, graph: CompiledGraph, actual: Mapping[fx.Node, object], replay: Replay) -> None:
+        self._graph = graph
+        self._actual = actual
+        self._replay = replay
+        self._eager: Environment = {}
+        self._exact: Environment = {}
+        self._region_of = {node: region.region for region in graph.regions for node in region.region.nodes}
+        self._propagated: dict[tuple[fx.Node, int | None], object] = {}
+        self._ready_regions: set[int] = set()
+        nodes = list(graph.module.graph.nodes)
+        last_use = {arg: node for node in nodes for arg in node.all_input_nodes}
+        self._dies_at: dict[fx.Node, list[fx.Node]] = {}
+        for arg, node in last_use.items():
+            self._dies_at.setdefault(node, []).append(arg)
+
+    def rows(self) -> Iterator[Row]:
+        for node in self._graph.module.graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                self._eager[node] = self._actual[node]
+                self._exact[node] = widen(self._eager[node])
+                yield from self._rows_of(node)
+            elif node.op != "output":
+                yield from self._call(node)
+            for dead in self._dies_at.get(node, ()):
+                self._eager.pop(dead, None)
+                self._exact.pop(dead, None)
+
+    def _call(self, node: fx.Node) -> Iterator[Row]:
+        if is_ordered(node) and node in self._actual:  # random numbers and side effects happened once, in the run
+            self._eager[node] = self._actual[node]
+            self._exact[node] = pytree.tree_map(widen, self._actual[node])
+        else:
+            self._eager[node] = run_eager(node, self._eager)
+            self._exact[node] = run_exact(node, self._exact, self._eager[node])
+        if node.target is not operator.getitem:
+            yield from self._rows_of(node)
+
+    def _rows_of(self, node: fx.Node) -> Iterator[Row]:
+        """A row for each tensor among a node's results."""
+        results, exact = self._eager[node], self._exact[node]
+        several = isinstance(results, (tuple, list))
+        local = self._local(node)
+        for i, eager in enumerate(results if several else [results]):  # type: ignore[call-overload, arg-type]
+            if not isinstance(eager, torch.Tensor):
+                continue
+            index = i if several else None
+            row = Row(
+                name=f"{node.name}__{i}" if several else node.name,
+                operator=str(node.target) if node.op == "call_function" else node.op,
+                module=module_path(node),
+                source=source_line(node),
+                dtype=str(eager.dtype).removeprefix("torch."),
+                shape=tuple(eager.shape),
+            )
+            if node.op not in ("placeholder", "get_attr"):
+                expected = exact[i] if several else exact  # type: ignore[index]
+                assert isinstance(expected, torch.Tensor)
+                self._compare(row, node, index, eager, expected)
+                if local is not None:
+                    values, references = local
+                    self._compare_local(row, values[i], eager, references[i])
+            yield row
+
+    def _compare(self, row: Row, node: fx.Node, index: int | None, eager: torch.Tensor, exact: torch.Tensor) -> None:
+        region = self._region_of.get(node)
+        row.region = region.index if region is not None else None
+        returned = self._returned(node, index)
+        row.is_output = returned is not None and _is_returned(node, index, self._graph)
+        ours = self._propagated_value(node, index) if region is not None else returned
+        row.eager = distance(eager, exact)
+        if isinstance(ours, torch.Tensor):
+            row.complaint = _complaint(ours, eager)
+            if not row.complaint:
+                row.onnx = distance(ours, exact)
+                row.equals_eager = torch.equal(ours, eager)
+        if region is not None and isinstance(returned, torch.Tensor):
+            row.complaint = row.complaint or _complaint(returned, eager)
+            if not row.complaint:
+                row.session = distance(returned, exact)
+
+    def _compare_local(self, row: Row, value: object, eager: torch.Tensor, reference: object) -> None:
+        if not isinstance(value, torch.Tensor) or not isinstance(reference, torch.Tensor):
+            return
+        row.complaint = row.complaint or _complaint(value, eager)
+        if not row.complaint:
+            row.local_onnx = distance(value, reference)
+            row.local_eager = distance(eager, reference)
+
+    def _returned(self, node: fx.Node, index: int | None) -> object | None:
+        """What the run returned for a result: a region's output, or a value PyTorch computed."""
+        if node in self._actual:
+            value = self._actual[node]
+            return value if index is None else value[index]  # type: ignore[index]
+        if index is not None:
+            for user in node.users:
+                if user.target is operator.getitem and user.args[1] == index and user in self._actual:
+                    return self._actual[user]
+        return None
+
+    def _propagated_value(self, node: fx.Node, index: int | None) -> object | None:
+        region = self._region_of[node]
+        if region.index not in self._ready_regions:
+            self._ready_regions.add(region.index)
+            arguments = [self._actual[item.node] for item in region.inputs]
+            try:
+                self._propagated.update(self._replay.region_values(region, arguments))
+            except SessionError:  # refused with all values exposed: the local errors and the outputs remain
+                return None
+        return self._propagated.pop((node, index), None)
+
+    def _local(self, node: fx.Node) -> tuple[list[object], list[object]] | None:
+        """A node's results from the runtime on eager's inputs, and float64's on the same inputs."""
+        if node not in self._region_of:
+            return None
+        arguments = [self._eager[arg] for arg in node.all_input_nodes]
+        values = self._replay.node_values(node, arguments)
+        if values is None:
+            return None
+        widened: Environment = {arg: pytree.tree_map(widen, self._eager[arg]) for arg in node.all_input_nodes}
+        reference = run_exact(node, widened, self._eager[node])
+        eager = self._eager[node]
+        if not isinstance(eager, (tuple, list)):
+            return values, [reference]
+        present = iter(values)  # a node's absent results (None) have no ONNX value
+        return [None if item is None else next(present) for item in eager], list(reference)  # type: ignore[call-overload]
+
+
+def _is_returned(node: fx.Node, index: int | None, graph: CompiledGraph) -> bool:
+    returned = graph.module.graph.output_node().all_input_nodes
+    if node in returned:
+        return True
+    return any(
+        item.target is operator.getitem and item.args[0] is node and item.args[1] == index for item in returned
+    )
+
+
+def _complaint(ours: torch.Tensor, eager: torch.Tensor) -> str:
+    if ours.dtype != eager.dtype:
+        return f"dtype {ours.dtype} instead of {eager.dtype}"
+    if ours.shape != eager.shape:
+        return f"shape {tuple(ours.shape)} instead of {tuple(eager.shape)}"
+    return ""
+

@@ -1,0 +1,179 @@
+"""The observer of ``onnx_debug``: writes each stage to the dump folder, and compares runs with eager and float64.
+
+What runs is what ``onnxrt`` runs: the same split graph and the same sessions. A compared run is interpreted node by node,
+each region still one call, so that the values between regions can be kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from pathlib import Path
+
+import torch
+from torch import fx
+
+from ..exporter.translate import serialize
+from ..observer import GraphName, Observer, Runner
+from ..options import Options
+from ..pipeline import CompiledGraph, CompiledRegion, count
+from ..regions import ORIGINAL
+from .compare import OK, GraphComparison, compare_run
+from .dump_folder import DumpFolder, dump_folder, graph_folder
+from .manifest import Manifest
+from .record import Record, Run, make_record, snapshot
+from .replay import Replay
+from .tables import regions_text, side_by_side_json, side_by_side_text
+from .tensors import write_tensor
+
+logger = logging.getLogger(__name__)
+
+_FX_STAGES = ("dynamo", "pre_grad", "joint", "aten", "post_grad")
+
+_manifests: weakref.WeakKeyDictionary[DumpFolder, Manifest] = weakref.WeakKeyDictionary()
+
+
+def _manifest_of(folder: DumpFolder) -> Manifest:
+    """The one manifest of a folder, which several compiled models of a process share."""
+    return _manifests.setdefault(folder, Manifest(folder))
+
+
+class DebugObserver(Observer):
+    """Dumps and compares everything one pipeline compiles.
+
+    Args:
+        options: ``dump_dir``, ``compare`` and ``tensor_limit`` are for it.
+        records: a list that gets one ``Record`` for each compiled graph, or ``None``.
+    """
+
+    def __init__(self, options: Options, records: list[object] | None = None) -> None:
+        self._options = options
+        self._records = records
+        self._folder = dump_folder(options.dump_dir)
+        self._manifest = _manifest_of(self._folder)
+        self._replay = Replay(options.opset, options.providers)
+        self._lock = threading.Lock()
+
+    def stage(self, name: str, graph: GraphName, artifact: object) -> None:
+        self._folder.announce()
+        if name in _FX_STAGES and isinstance(artifact, fx.GraphModule):
+            self._folder.write_stage(name, graph, artifact)
+        elif isinstance(artifact, CompiledRegion):
+            self._write_region(name, artifact)
+
+    def _write_region(self, stage: str, compiled: CompiledRegion) -> None:
+        folder = _region_folder(compiled)
+        if stage == "onnx":
+            self._folder.write_bytes(f"{folder}/model.onnx", serialize(compiled.model))
+        elif stage == "onnx_optimized" and compiled.optimized_model is not None:
+            self._folder.write_bytes(f"{folder}/model.optimized.onnx", serialize(compiled.optimized_model))
+        elif stage == "session" and compiled.bound is not None:
+            session = compiled.bound.session
+
+            def save(path: Path) -> None:
+                session.save_optimized(str(path))
+
+            self._folder.write_with(f"{folder}/model.session.onnx", save)
+
+    def runner(self, graph: CompiledGraph) -> Runner:
+        self._folder.write_text(f"{graph_folder(graph.name)}/regions.txt", regions_text(graph))
+        self._manifest.add_graph(graph, self._options)
+        record = make_record(graph) if self._records is not None else None
+        if self._records is not None:
+            self._records.append(record)
+        watched = _WatchedGraph(graph, self, record)
+        return watched.run
+
+    def compare(self, graph: CompiledGraph, actual: dict[fx.Node, object], *, write_data: bool) -> GraphComparison:
+        """Compares one run, writes the tables, and says the verdict in the log and the manifest."""
+        with self._lock, torch.no_grad(), torch.random.fork_rng(devices=[]):
+            try:
+                comparison = compare_run(graph, actual, self._replay)
+            except Exception as error:  # a fault of the comparison must not end the user's run; the verdict says it
+                logger.exception("%s: the comparison failed", graph.name)
+                comparison = GraphComparison(f"not comparable: {type(error).__name__}: {error}")
+            count("compared_runs")
+            if write_data or not comparison.ok:
+                for compiled in graph.regions:
+                    self._write_test_data(compiled, actual)
+            for compiled in graph.regions:
+                folder, index = _region_folder(compiled), compiled.region.index
+                self._folder.write_text(f"{folder}/side_by_side.txt", side_by_side_text(comparison, index))
+                self._folder.write_text(f"{folder}/side_by_side.json", side_by_side_json(comparison, index))
+            self._manifest.add_comparison(graph.name, comparison)
+        level = logging.INFO if comparison.verdict == OK else logging.WARNING
+        logger.log(level, "%s: %s%s", graph.name, comparison.verdict, f" ({comparison.note})" if comparison.note else "")
+        return comparison
+
+    def count_run(self, graph: CompiledGraph) -> None:
+        self._manifest.count_run(graph.name)
+
+    @property
+    def comparisons(self) -> str:
+        """The option ``compare``."""
+        return self._options.compare
+
+    def _write_test_data(self, compiled: CompiledRegion, actual: dict[fx.Node, object]) -> None:
+        """ONNX's test layout: what the model took and returned, in the order of its inputs and outputs."""
+        folder = f"{_region_folder(compiled)}/test_data_set_0"
+        assert compiled.bound is not None
+        region = compiled.region
+        inputs = zip(compiled.bound.inputs, (item.node for item in region.inputs), strict=True)
+        outputs = zip(compiled.bound.outputs, (item.node for item in region.outputs), strict=True)
+        for kind, pairs in (("input", inputs), ("output", outputs)):
+            for i, (spec, node) in enumerate(pairs):
+                value = actual[node]
+                tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
+                if spec.permutation is not None:
+                    tensor = tensor.permute(spec.permutation)
+                write_tensor(self._folder, f"{folder}/{kind}_{i}", tensor, spec.name, self._options.tensor_limit)
+
+
+class _WatchedGraph:
+    """Calls a compiled graph, and compares the runs that the option ``compare`` asks for."""
+
+    def __init__(self, graph: CompiledGraph, observer: DebugObserver, record: Record | None) -> None:
+        self._graph = graph
+        self._observer = observer
+        self._record = record
+        self._lock = threading.Lock()
+        self._is_first = True
+
+    def run(self, args: list[object]) -> object:
+        with self._lock:
+            is_first, self._is_first = self._is_first, False
+        compares = self._observer.comparisons == "every" or (self._observer.comparisons == "first" and is_first)
+        inputs = snapshot(args) if self._record is not None else []
+        self._observer.count_run(self._graph)
+        if compares:
+            interpreter = _RecordingInterpreter(self._graph.assembled)
+            outputs = interpreter.run(*args, enable_io_processing=False)
+            args.clear()
+            comparison = self._observer.compare(self._graph, interpreter.values, write_data=is_first)
+            if self._record is not None:
+                self._record.comparison = comparison
+        else:
+            outputs = self._graph.run(args)
+        if self._record is not None:
+            self._record.runs.append(Run(inputs, snapshot(outputs)))
+        return outputs
+
+
+class _RecordingInterpreter(fx.Interpreter):
+    """Runs a split graph and keeps the values of the nodes of the graph before the split."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.values: dict[fx.Node, object] = {}
+
+    def run_node(self, n: fx.Node) -> object:
+        value = super().run_node(n)
+        original = n.meta.get(ORIGINAL)
+        if original is not None:
+            self.values[original] = value
+        return value
+
+
+def _region_folder(compiled: CompiledRegion) -> str:
+    return f"{graph_folder(compiled.graph)}/region_{compiled.region.index}"

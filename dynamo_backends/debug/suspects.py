@@ -1,0 +1,95 @@
+"""When every node is right by itself and the session is not: which rewrite of the model makes the fault.
+
+Two kinds of rewrites lie between the exported model and the session: our passes of the stage ``onnx``, and ONNX Runtime's
+graph optimizers. The first is tried by running the models before and after it with ONNX Runtime's optimizers off; the
+second by switching its optimizers off, half of the list at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+import torch
+from torch import fx
+
+from ..exporter.translate import serialize
+from ..pipeline import CompiledRegion
+from ..runtime.binding import BoundSession
+from ..runtime.session import Session
+from .distance import Distance, distance
+
+OPTIMIZERS = (
+    "EliminateIdentity", "EliminateSlice", "EliminateDropout", "EliminateNop", "UnsqueezeElimination", "CastElimination",
+    "CastChainElimination", "ConstantFolding", "CommonSubexpressionElimination", "PreShapeNodeElimination",
+    "DivMulFusion", "FuseReluClip", "ShapeInputMerge", "ConstantSharing", "ReshapeFusion", "FreeDimensionOverrideTransformer",
+    "NotWhereFusion", "ConvAddFusion", "ConvMulFusion", "ConvBNFusion", "PadFusion", "MatmulBNFusion", "LabelEncoderFusion",
+    "GemmActivationFusion", "GemmSumFusion", "GemmTransposeFusion", "MatMulAddFusion", "MatMulActivationFusion",
+    "MatMulScaleFusion", "MatmulTransposeFusion", "ConvActivationFusion", "ConvAddActivationFusion",
+    "GeluFusionL1", "GeluFusionL2", "GeluFusion", "FastGeluFusion", "QuickGeluFusion", "BiasGeluFusion", "BiasSoftmaxFusion",
+    "BiasDropoutFusion", "LayerNormFusion", "LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion",
+    "SkipLayerNormFusion", "EmbedLayerNormFusion", "AttentionFusion", "GroupQueryAttentionFusion", "GatherSliceToSplitFusion",
+    "GatherToSliceFusion", "ConcatSliceElimination", "TransposeOptimizer", "NhwcTransformer", "NchwcTransformer",
+    "QDQPropagationTransformer", "RocmBlasAltImpl", "DoubleQDQPairsRemover", "MatMulIntegerToFloatFusion",
+    "DynamicQuantizeMatMulFusion", "NoopElimination", "ReluQuantFusion", "IsInfReduceSumFusion", "ConcatReplacement",
+)  # fmt: skip
+"""Names for ``InferenceSession(disabled_optimizers=...)``; ONNX Runtime ignores those it does not have."""
+
+
+def find_rewrite(
+    compiled: CompiledRegion, actual: Mapping[fx.Node, object], value: str, observed: Distance
+) -> str:
+    """Names the rewrite that makes ``value`` wrong.
+
+    Args:
+        compiled: the region.
+        actual: the values of the run, by node.
+        value: name of a region output that is wrong in the real session.
+        observed: the distance of that value when the nodes are observed, which is right; what comes close to it is right.
+
+    Returns:
+        ``pass of the stage onnx``, ``ONNX Runtime optimizer NAME``, or ``ONNX Runtime's optimizers``.
+    """
+    search = _Search(compiled, actual, value)
+    if search.is_right(compiled.model, optimize=False) and not search.is_right(compiled.optimized_model, optimize=False):
+        return "a pass of the stage onnx"
+    if not search.is_right(compiled.optimized_model, disabled=OPTIMIZERS):
+        return "ONNX Runtime's optimizers"
+    suspects = list(OPTIMIZERS)
+    while len(suspects) > 1:
+        half = suspects[: len(suspects) // 2]
+        suspects = half if search.is_right(compiled.optimized_model, disabled=half) else suspects[len(half) :]
+    if search.is_right(compiled.optimized_model, disabled=suspects):
+        return f"ONNX Runtime optimizer {suspects[0]}"
+    return "ONNX Runtime's optimizers"
+
+
+class _Search:
+    """Runs variants of one region's session and says whether a value comes out as the node-by-node model computes it."""
+
+    def __init__(self, compiled: CompiledRegion, actual: Mapping[fx.Node, object], value: str) -> None:
+        assert compiled.bound is not None
+        self._bound = compiled.bound
+        self._arguments = [actual[item.node] for item in compiled.region.inputs]
+        self._position = [spec.name.removesuffix("__memory") for spec in self._bound.outputs].index(value)
+        plain = self._run(compiled.model, optimize=False)
+        self._wrong_by = distance(self._run(compiled.optimized_model), plain.double()).max_abs
+        self._plain = plain
+
+    def is_right(self, model: ir.Model | None, *, optimize: bool = True, disabled: Sequence[str] = ()) -> bool:
+        error = distance(self._run(model, optimize=optimize, disabled=disabled), self._plain.double())
+        return error.nonfinite == 0 and error.max_abs < self._wrong_by / 2
+
+    def _run(self, model: ir.Model | None, *, optimize: bool = True, disabled: Sequence[str] = ()) -> torch.Tensor:
+        assert model is not None
+        session = Session(
+            serialize(model),
+            self._bound.session.providers,
+            threads=torch.get_num_threads(),
+            optimize=optimize,
+            disabled_optimizers=disabled,
+        )
+        bound = BoundSession(session, self._bound.inputs, self._bound.outputs, device=torch.device("cpu"))
+        result = bound(self._arguments)[self._position]  # type: ignore[arg-type]
+        assert isinstance(result, torch.Tensor)
+        return result

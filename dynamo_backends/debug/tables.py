@@ -1,0 +1,90 @@
+"""The text and JSON of a comparison: ``side_by_side.txt``, ``side_by_side.json``, ``regions.txt``."""
+
+from __future__ import annotations
+
+import collections
+import json
+
+from tabulate import tabulate
+
+from ..exporter.locations import source_line
+from ..pipeline import CompiledGraph
+from ..regions import is_operator
+from .compare import GraphComparison, Row
+from .distance import Distance
+
+_LEGEND = """\
+mark: '=' eager's bits   '~' another rounding   '!' wrong by itself   ' ' not compared
+onnx, eager: largest absolute error against float64, each on its own upstream values (propagated)
+session: the same for what the session that really ran returned
+local: the node alone on eager's inputs, onnx | eager against float64 on these inputs; ulp: onnx's, in units in the last place
+"""
+
+
+def side_by_side_text(comparison: GraphComparison, region: int) -> str:
+    """The table of one region: its inputs, then its nodes in execution order."""
+    rows = rows_of_region(comparison, region)
+    table = [
+        [
+            i,
+            row.mark,
+            row.name + (" >" if row.is_output else ""),
+            row.operator.removeprefix("aten.").removesuffix(".default"),
+            f"{row.dtype} {'x'.join(map(str, row.shape)) or 'scalar'}",
+            _number(row.onnx),
+            _number(row.eager),
+            _number(row.session),
+            f"{_number(row.local_onnx)} | {_number(row.local_eager)}" if row.local_onnx else "",
+            f"{row.local_onnx.max_ulp:.3g}" if row.local_onnx else "",
+            row.module,
+            _short(row.source) + (f"  {row.complaint}" if row.complaint else ""),
+        ]
+        for i, row in enumerate(rows)
+    ]
+    headers = ["#", "", "value", "operator", "type", "onnx", "eager", "session", "local", "ulp", "module", "source"]
+    note = f"note: {comparison.note}\n" if comparison.note else ""
+    body = tabulate(table, headers=headers, tablefmt="simple", disable_numparse=True)
+    return f"verdict of the graph: {comparison.verdict}\n{note}{_LEGEND}\n{body}\n"
+
+
+def side_by_side_json(comparison: GraphComparison, region: int) -> str:
+    """The same rows with every measure, for programs."""
+    rows = [row.as_json() for row in rows_of_region(comparison, region)]
+    return json.dumps({"verdict": comparison.verdict, "note": comparison.note, "rows": rows}, indent=1)
+
+
+def rows_of_region(comparison: GraphComparison, region: int) -> list[Row]:
+    return [row for row in comparison.rows if row.region == region or (row.region is None and row.operator == "placeholder")]
+
+
+def regions_text(graph: CompiledGraph) -> str:
+    """What went to ONNX Runtime, what stayed in PyTorch, and why."""
+    split = graph.split
+    lines = [f"{graph.name}: {split.share:.1%} of the operators on ONNX Runtime, in {len(split.regions)} region(s)", ""]
+    for region in split.regions:
+        operators = [node for node in region.nodes if is_operator(node)]
+        counted = collections.Counter(str(node.target) for node in operators)
+        lines.append(f"region_{region.index}: {len(operators)} operators")
+        lines.append(f"  inputs:  {', '.join(item.node.name for item in region.inputs)}")
+        lines.append(f"  outputs: {', '.join(item.node.name for item in region.outputs)}")
+        lines.extend(f"  {number:5d}  {target}" for target, number in counted.most_common())
+        lines.append("")
+    in_pytorch = [(node, reason) for node, reason in split.in_pytorch.items() if is_operator(node)]
+    lines.append(f"PyTorch: {len(in_pytorch)} operators")
+    table = [[node.name, str(node.target), reason, _short(source_line(node))] for node, reason in in_pytorch]
+    if table:
+        lines.append(tabulate(table, headers=["node", "operator", "why", "source"], tablefmt="simple"))
+    return "\n".join(lines) + "\n"
+
+
+def _number(item: Distance | None) -> str:
+    if item is None:
+        return ""
+    if item.nonfinite:
+        return f"{item.nonfinite} NaN/Inf"
+    return "0" if item.max_abs == 0 else f"{item.max_abs:.2e}"
+
+
+def _short(source: str) -> str:
+    """The last two parts of a path: enough to find the file, short enough for a table."""
+    return "/".join(source.split("/")[-2:])

@@ -1,0 +1,66 @@
+"""Tensors as ONNX's test data: ``input_0.pb``, and for a tensor that is not stored a summary beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import onnx
+import torch
+
+from ..exporter.torch_internals import onnx_dtype
+from .dump_folder import DumpFolder
+
+_PROTOBUF_LIMIT = 2**31 - 2**20
+"""A protobuf message holds less than 2 GiB; above, the bytes go to a file of their own that the ``.pb`` names."""
+
+
+def write_tensor(folder: DumpFolder, relative: str, value: torch.Tensor, name: str, limit: int) -> None:
+    """Writes a tensor as ``<relative>.pb``, or as a summary ``<relative>.json`` if it is above ``limit`` bytes.
+
+    Args:
+        folder: the dump.
+        relative: path in the dump without an ending.
+        value: any strides; it is written row-major.
+        name: the name of the ONNX value.
+        limit: bytes above which it is summarized; -1 for none.
+    """
+    size = value.numel() * value.element_size()
+    if 0 <= limit < size:
+        folder.write_text(f"{relative}.json", json.dumps({"name": name, **_summary(value)}, indent=1))
+        return
+    proto = onnx.TensorProto(data_type=int(onnx_dtype(value.dtype)), dims=list(value.shape), name=name)
+    data = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() if size else b""
+    if size <= _PROTOBUF_LIMIT:
+        proto.raw_data = bytes(data)
+    else:
+        folder.write_bytes(f"{relative}.bin", memoryview(data))  # type: ignore[arg-type]
+        proto.data_location = onnx.TensorProto.EXTERNAL
+        location = {"location": f"{relative.rsplit('/', 1)[-1]}.bin", "offset": "0", "length": str(size)}
+        for key, text in location.items():
+            proto.external_data.add(key=key, value=text)
+    folder.write_bytes(f"{relative}.pb", proto.SerializeToString())
+
+
+def _summary(value: torch.Tensor) -> dict[str, object]:
+    """dtype, shape, range, mean and number of NaN and infinite elements."""
+    result: dict[str, object] = {
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "shape": list(value.shape),
+        "bytes": value.numel() * value.element_size(),
+    }
+    if value.is_floating_point():
+        finite = value.isfinite()
+        result["nan"] = int(value.isnan().sum())
+        result["inf"] = int(value.isinf().sum())
+        if bool(finite.any()):
+            ordinary = value if bool(finite.all()) else value[finite]
+            result.update(min=float(ordinary.min()), max=float(ordinary.max()), mean=_mean(ordinary))
+    elif not value.is_complex() and value.numel():
+        result.update(min=int(value.min()), max=int(value.max()))
+    return result
+
+
+def _mean(value: torch.Tensor) -> float | None:
+    mean = float(value.double().mean()) if value.numel() < 2**28 else float(value.mean(dtype=torch.float32))
+    return mean if math.isfinite(mean) else None
