@@ -98,9 +98,9 @@ class DebugObserver(Observer):
                 for compiled in graph.regions:
                     self._write_test_data(compiled, actual)
             for compiled in graph.regions:
-                folder, index = _region_folder(compiled), compiled.region.index
-                self._folder.write_text(f"{folder}/side_by_side.txt", side_by_side_text(comparison, index))
-                self._folder.write_text(f"{folder}/side_by_side.json", side_by_side_json(comparison, index))
+                folder = _region_folder(compiled)
+                self._folder.write_text(f"{folder}/side_by_side.txt", side_by_side_text(comparison, compiled.region))
+                self._folder.write_text(f"{folder}/side_by_side.json", side_by_side_json(comparison, compiled.region))
             self._manifest.add_comparison(graph.name, comparison)
         level = logging.INFO if comparison.verdict == OK else logging.WARNING
         logger.log(level, "%s: %s%s", graph.name, comparison.verdict, f" ({comparison.note})" if comparison.note else "")

@@ -8,8 +8,9 @@ import json
 from tabulate import tabulate
 
 from ..exporter.locations import source_line
+from ..exporter.translate import value_names
 from ..pipeline import CompiledGraph
-from ..regions import is_operator
+from ..regions import Region, is_operator
 from .compare import GraphComparison, Row
 from .distance import Distance
 
@@ -21,7 +22,7 @@ local: the node alone on eager's inputs, onnx | eager against float64 on these i
 """
 
 
-def side_by_side_text(comparison: GraphComparison, region: int) -> str:
+def side_by_side_text(comparison: GraphComparison, region: Region) -> str:
     """The table of one region: its inputs, then its nodes in execution order."""
     rows = rows_of_region(comparison, region)
     table = [
@@ -47,14 +48,16 @@ def side_by_side_text(comparison: GraphComparison, region: int) -> str:
     return f"verdict of the graph: {comparison.verdict}\n{note}{_LEGEND}\n{body}\n"
 
 
-def side_by_side_json(comparison: GraphComparison, region: int) -> str:
+def side_by_side_json(comparison: GraphComparison, region: Region) -> str:
     """The same rows with every measure, for programs."""
     rows = [row.as_json() for row in rows_of_region(comparison, region)]
     return json.dumps({"verdict": comparison.verdict, "note": comparison.note, "rows": rows}, indent=1)
 
 
-def rows_of_region(comparison: GraphComparison, region: int) -> list[Row]:
-    return [row for row in comparison.rows if row.region == region or (row.region is None and row.operator == "placeholder")]
+def rows_of_region(comparison: GraphComparison, region: Region) -> list[Row]:
+    """The values a region reads, whatever computed them, and those it computes."""
+    read = {name for item in region.inputs for name in value_names(item.node)}
+    return [row for row in comparison.rows if row.region == region.index or row.name in read]
 
 
 def regions_text(graph: CompiledGraph) -> str:

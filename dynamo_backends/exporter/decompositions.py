@@ -1,8 +1,11 @@
 """Which operators AOTAutograd takes apart before we see them.
 
 Operators with a translation stay whole (GELU, layer norm, softmax, attention: the runtime has kernels for them), all
-others are decomposed where PyTorch knows how. Random operators are never decomposed: their decompositions draw other
-numbers than eager's kernels.
+others are decomposed where PyTorch knows how. Two kinds are never decomposed:
+
+- random operators: their decompositions draw other numbers than eager's kernels;
+- operators that change an argument: their decompositions write through ``prims.copy_to``, which AOTAutograd does not see
+  as a mutation, so the graph would not be functional. It functionalizes them by itself.
 """
 
 from __future__ import annotations
@@ -27,16 +30,56 @@ _DECOMPOSE_ANYWAY = {
     aten.instance_norm.default,
 }
 
+_NEVER = {
+    # They mark constants and ends of autograd for AOTAutograd, which meets real tensors in them: a decomposition then
+    # fails ("convert all Tensors to FakeTensors first"). post_grad.remove_noops takes them away afterwards.
+    aten.alias.default,
+    aten.detach.default,
+    aten.lift.default,
+    aten.lift_fresh.default,
+    aten.lift_fresh_copy.default,
+    # Its decomposition writes into a view of its copy; AOTAutograd wants a functional graph.
+    aten.diagonal_scatter.default,
+}
+
+
+def native_dropout(
+    input: torch.Tensor, probability: float, train: bool | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dropout as a mask that depends on no value, and products.
+
+    The mask is drawn by PyTorch, with the numbers eager's kernel draws (``native_dropout_cpu`` in
+    ``aten/src/ATen/native/Dropout.cpp``). As it needs only the shape, all masks of a graph are drawn before its first
+    region, and dropout does not split the graph.
+    """
+    if train is False:
+        return input.clone(), torch.ones_like(input, dtype=torch.bool)
+    keep = 1.0 - probability
+    strides = torch.empty_like(input).stride()
+    unset = torch.empty_strided(input.shape, strides, dtype=torch.bool, device=input.device)
+    mask = aten.bernoulli.p(unset, keep)
+    return input * mask * (0.0 if keep == 0 else 1.0 / keep), mask
+
+
+_OURS: dict[object, Callable[..., object]] = {aten.native_dropout.default: native_dropout}
+
+_KEEP_WHOLE = {
+    # Their decompositions write through a view (prims.copy_to), which AOTAutograd refuses in a functional graph and,
+    # having failed, leaves the process unable to compile graphs with constants.
+    aten.as_strided_scatter.default,
+    aten.diagonal_scatter.default,
+}
+
 
 @functools.cache
 def _decompositions(opset: int) -> dict[object, Callable[..., object]]:
-    whole = (set(torchlib_operators(opset)) | set(CONVERTERS)) - _DECOMPOSE_ANYWAY
-    table: dict[object, Callable[..., object]] = {}
+    whole = (set(torchlib_operators(opset)) | set(CONVERTERS) | _KEEP_WHOLE) - _DECOMPOSE_ANYWAY
+    table = dict(_OURS)
     for source in (_decomp.core_aten_decompositions(), _decomp.decomposition_table):
         for target, function in source.items():
             if not isinstance(target, torch._ops.OpOverload) or target in whole:
                 continue
-            if torch.Tag.nondeterministic_seeded in target.tags:
+            if target in _NEVER or target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
                 continue
             table.setdefault(target, function)
     return table

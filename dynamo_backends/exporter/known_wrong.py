@@ -85,4 +85,18 @@ def _integer_division(node: fx.Node) -> str | None:
     return None
 
 
-_RULES: tuple[Rule, ...] = (_random_or_impure, _complex, _not_strided, _symbolic_float, _integer_division)
+_UNINITIALIZED = {
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.empty_strided.default,
+    aten.empty_permuted.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+}
+
+
+def _uninitialized(node: fx.Node) -> str | None:
+    return "memory without values has no place in ONNX" if node.target in _UNINITIALIZED else None
+
+
+_RULES: tuple[Rule, ...] = (_uninitialized, _random_or_impure, _complex, _not_strided, _symbolic_float, _integer_division)

@@ -25,6 +25,6 @@ def module_path(node: fx.Node) -> str:
     if not stack:
         return ""
     path = list(stack.values())[-1][0]
-    path = re.sub(r"L\['self'\]\.?|L__self__[._]?", "", path)
+    path = re.sub(r"^L\['\w+'\]|^L__\w+?__", "", path)  # Dynamo's name of the root module
     path = re.sub(r"_modules\['([^']+)'\]", r"\1", path)
     return re.sub(r"\[(\d+)\]", r".\1", path).strip(".")

@@ -27,6 +27,7 @@ from . import torch_internals
 from .converters import CONVERTERS
 from .known_wrong import reason_not_to_translate
 from .locations import module_path, source_line
+from .promotion import promoted_dtypes
 
 Values: TypeAlias = "ir.Value | None | Sequence[ir.Value | None]"
 
@@ -200,11 +201,12 @@ class _Translation:
         function = find_translation(node.target, self.opset)
         if function is None:
             raise TranslationError("no translation to ONNX")
-        args = [self._argument(arg) for arg in node.args]
+        recorder = torch_internals.Recorder(torch_internals.opset_object(self.opset), self.constants)
+        casts = {arg: self._cast(arg, dtype, recorder) for arg, dtype in promoted_dtypes(node).items()}
+        args = [casts[arg] if isinstance(arg, fx.Node) and arg in casts else self._argument(arg) for arg in node.args]
         kwargs = {key: self._argument(arg) for key, arg in node.kwargs.items()}
         if "dtype" in kwargs and kwargs["dtype"] is None:
             kwargs["dtype"] = -1  # torchlib's convention for "not given"
-        recorder = torch_internals.Recorder(torch_internals.opset_object(self.opset), self.constants)
         try:
             results = recorder.record(function, args, kwargs)  # type: ignore[arg-type]
         except TranslationError:
@@ -212,6 +214,19 @@ class _Translation:
         except Exception as error:  # torchlib's functions raise anything; each becomes this node's refusal
             raise TranslationError(f"its translation failed: {_root_cause(error)}") from error
         self._adopt(node, results, recorder)
+
+    def _cast(self, node: fx.Node, dtype: torch.dtype, recorder: torch_internals.Recorder) -> ir.Value:
+        value = self._value(node)
+        if not isinstance(value, ir.Value):
+            raise TranslationError(f"{node.name} has several results")
+        cast = torch_internals.SymbolicTensor(
+            torch_internals.opset_object(self.opset),
+            type=ir.TensorType(torch_internals.onnx_dtype(dtype)),
+            shape=value.shape,
+        )
+        target = ir.AttrInt64("to", int(torch_internals.onnx_dtype(dtype)))
+        recorder.nodes.append(ir.Node("", "Cast", [value], [target], outputs=[cast]))
+        return cast
 
     def _adopt(self, node: fx.Node, results: object, recorder: torch_internals.Recorder) -> None:
         """Gives the results the node's names, shapes and dtypes, and takes the recorded ONNX nodes into the graph."""
