@@ -34,7 +34,7 @@ from .exporter.locations import source_line
 from .exporter.translate import fold_constants, serialize, translate, value_names
 from .observer import GraphName, Observer, Runner
 from .options import Options
-from .regions import VIEWS_ONLY, Region, Split, Support, assemble, first_line, is_operator, producer_of, region_module, split_graph
+from .regions import BY_DESIGN, Region, Split, Support, assemble, first_line, is_operator, producer_of, region_module, split_graph
 from .runtime.binding import BoundSession, InputSpec, OutputSpec
 from .runtime.session import Session
 
@@ -259,7 +259,7 @@ class Pipeline:
         if self.options.fallback != "error":
             return
         for node, reason in split.in_pytorch.items():
-            if is_operator(node) and reason != VIEWS_ONLY:
+            if is_operator(node) and reason not in BY_DESIGN:
                 raise UnsupportedOperatorError(
                     f"node {node.name!r} ({node.target}) at {source_line(node) or 'an unknown line'} cannot run on ONNX "
                     f"Runtime: {reason}. Remove options={{'fallback': 'error'}} to run it in PyTorch."
@@ -274,7 +274,7 @@ class Pipeline:
         for (target, _), number in grouped.items():
             count(f"fallback {target}", number)
         telling = [
-            f"{target} x{number} ({reason})" for (target, reason), number in grouped.items() if reason != VIEWS_ONLY
+            f"{target} x{number} ({reason})" for (target, reason), number in grouped.items() if reason not in BY_DESIGN
         ]
         if telling:
             logger.warning(

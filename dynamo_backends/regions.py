@@ -19,12 +19,16 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from .errors import TranslationError
+from .exporter.known_wrong import RANDOM, UNINITIALIZED
 from .exporter.translate import Input, Output, find_translation, fold_constants, serialize, translate
 from .layout import ROW_MAJOR, Layout, layout_of
 from .runtime.providers import Provider
 from .runtime.session import refusal
 
 VIEWS_ONLY = "views and shapes alone cost less in PyTorch than the call of a session"
+BY_DESIGN = frozenset({VIEWS_ONLY, RANDOM, UNINITIALIZED})
+"""Reasons that are no lack of ours: such nodes are counted and listed, but neither warned of nor an error."""
+
 _SYMBOLIC_STRIDES = "its result's strides are not known before the call"
 
 ORIGINAL = "original_node"

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import _decomp
 
+from ..layout import layout_of
 from .converters import CONVERTERS
 from .torch_internals import torchlib_operators
 
@@ -38,8 +39,6 @@ _NEVER = {
     aten.lift.default,
     aten.lift_fresh.default,
     aten.lift_fresh_copy.default,
-    # Its decomposition writes into a view of its copy; AOTAutograd wants a functional graph.
-    aten.diagonal_scatter.default,
 }
 
 
@@ -55,9 +54,9 @@ def native_dropout(
     if train is False:
         return input.clone(), torch.ones_like(input, dtype=torch.bool)
     keep = 1.0 - probability
-    strides = torch.empty_like(input).stride()
-    unset = torch.empty_strided(input.shape, strides, dtype=torch.bool, device=input.device)
-    mask = aten.bernoulli.p(unset, keep)
+    order = layout_of(torch.empty_like(input)).permutation or range(input.ndim)  # eager draws in the order of memory
+    unset = torch.empty([input.shape[i] for i in order], dtype=torch.bool, device=input.device)
+    mask = aten.bernoulli.p(unset, keep).permute([list(order).index(i) for i in range(input.ndim)])
     return input * mask * (0.0 if keep == 0 else 1.0 / keep), mask
 
 

@@ -16,6 +16,9 @@ aten = torch.ops.aten
 
 Rule = Callable[[fx.Node], "str | None"]
 
+RANDOM = "random numbers come from PyTorch's generator"
+UNINITIALIZED = "memory without values has no place in ONNX"
+
 
 def reason_not_to_translate(node: fx.Node) -> str | None:
     """Why a node must not go to ONNX although a translation exists, or ``None``."""
@@ -32,11 +35,31 @@ def _tensors(node: fx.Node) -> Iterator[torch.Tensor]:
         yield from (item for item in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(item, torch.Tensor))
 
 
+_NOTHING_DRAWN = {"dropout_p": 0.0, "train": False, "training": False}
+"""Arguments of random operators, and their values that say that nothing is drawn."""
+
+
+def draws_random_numbers(node: fx.Node) -> bool:
+    """Whether a node takes numbers from PyTorch's generator: it is random, and no argument says that it draws nothing."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    given = dict(zip((parameter.name for parameter in node.target._schema.arguments), node.args, strict=False))
+    given.update(node.kwargs)
+    for parameter in node.target._schema.arguments:
+        if parameter.name in _NOTHING_DRAWN:
+            value = given.get(parameter.name, parameter.default_value)
+            if isinstance(value, (bool, int, float)) and value == _NOTHING_DRAWN[parameter.name]:
+                return False
+    return True
+
+
 def _random_or_impure(node: fx.Node) -> str | None:
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
-    if torch.Tag.nondeterministic_seeded in node.target.tags:
-        return "random numbers come from PyTorch's generator"
+    if draws_random_numbers(node):
+        return RANDOM
     if node.target._schema.is_mutable:
         return "it changes an argument in place"
     return None
@@ -96,7 +119,7 @@ _UNINITIALIZED = {
 
 
 def _uninitialized(node: fx.Node) -> str | None:
-    return "memory without values has no place in ONNX" if node.target in _UNINITIALIZED else None
+    return UNINITIALIZED if node.target in _UNINITIALIZED else None
 
 
 _RULES: tuple[Rule, ...] = (_uninitialized, _random_or_impure, _complex, _not_strided, _symbolic_float, _integer_division)
