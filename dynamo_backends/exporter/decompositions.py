@@ -62,17 +62,9 @@ def native_dropout(
 
 _OURS: dict[object, Callable[..., object]] = {aten.native_dropout.default: native_dropout}
 
-_KEEP_WHOLE = {
-    # Their decompositions write through a view (prims.copy_to), which AOTAutograd refuses in a functional graph and,
-    # having failed, leaves the process unable to compile graphs with constants.
-    aten.as_strided_scatter.default,
-    aten.diagonal_scatter.default,
-}
-
-
 @functools.cache
 def _decompositions(opset: int) -> dict[object, Callable[..., object]]:
-    whole = (set(torchlib_operators(opset)) | set(CONVERTERS) | _KEEP_WHOLE) - _DECOMPOSE_ANYWAY
+    whole = (set(torchlib_operators(opset)) | set(CONVERTERS)) - _DECOMPOSE_ANYWAY
     table = dict(_OURS)
     for source in (_decomp.core_aten_decompositions(), _decomp.decomposition_table):
         for target, function in source.items():
