@@ -1,0 +1,77 @@
+"""Type promotion: which dtype each argument of an elementwise operator has to be cast to before the translation.
+
+PyTorch promotes inside its kernels, so an ATen graph holds ``mul(float32, bool)``. ONNX operators take one type.
+Converters of ours promote themselves where that differs from this rule.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+_NOT_PROMOTED = {"condition", "mask"}
+"""Names of boolean arguments that select rather than compute."""
+
+aten = torch.ops.aten
+
+_REDUCTIONS = {
+    aten.sum,
+    aten.prod,
+    aten.mean,
+    aten.cumsum,
+    aten.cumprod,
+    aten.logsumexp,
+    aten.logcumsumexp,
+    aten.linalg_vector_norm,
+}
+
+
+def promoted_dtypes(node: fx.Node) -> dict[fx.Node, torch.dtype]:
+    """The dtype each tensor argument must be cast to; only arguments whose dtype differs are in the result.
+
+    Rule, for operators tagged ``pointwise`` in ATen:
+
+    1. a result that is not boolean: the arguments are cast to its dtype;
+    2. a boolean result (comparisons): the arguments are cast to the dtype they promote to together, by
+       ``torch.result_type``; nothing is cast where that is the same for all.
+
+    And for the reductions that take a ``dtype``, or sum integers up in int64: the argument is cast to the dtype of the
+    result first, as in ``at::native::make_reduction``, so that it does not overflow before the cast.
+    """
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return {}
+    result = node.meta.get("val")
+    if not isinstance(result, torch.Tensor):
+        return {}
+    if target.overloadpacket in _REDUCTIONS:
+        reduced = node.args[0]
+        assert isinstance(reduced, fx.Node)
+        return {reduced: result.dtype} if reduced.meta["val"].dtype != result.dtype else {}
+    if torch.Tag.pointwise not in target.tags:
+        return {}
+    computing = [
+        arg
+        for parameter, arg in zip(target._schema.arguments, node.args, strict=False)
+        if parameter.name not in _NOT_PROMOTED and isinstance(arg, fx.Node)
+    ]
+    tensors = [arg for arg in computing if isinstance(arg.meta["val"], torch.Tensor)]
+    dtype = result.dtype if result.dtype is not torch.bool else _common_dtype(node, tensors)
+    return {arg: dtype for arg in tensors if arg.meta["val"].dtype != dtype}
+
+
+def _common_dtype(node: fx.Node, tensors: list[fx.Node]) -> torch.dtype:
+    values: list[object] = [arg.meta["val"] for arg in tensors]
+    values += [arg for arg in node.args if isinstance(arg, (bool, int, float, complex))]
+    if not values:
+        return torch.bool
+    if len(values) == 1:
+        return tensors[0].meta["val"].dtype if tensors else torch.bool
+    first, *rest = values
+    stand_in = first
+    for value in rest:
+        dtype = torch.result_type(stand_in, value)  # type: ignore[arg-type]
+        dims = max(item.ndim if isinstance(item, torch.Tensor) else 0 for item in (stand_in, value))
+        stand_in = torch.empty([1] * dims, dtype=dtype, device="meta")
+    assert isinstance(stand_in, torch.Tensor)
+    return stand_in.dtype
