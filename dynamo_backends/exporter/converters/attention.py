@@ -1,0 +1,142 @@
+"""Scaled dot-product attention as PyTorch's CPU kernel computes it, forward and backward.
+
+Follows ``aten/src/ATen/native/cpu/FlashAttentionKernel.cpp``. The nodes are those ONNX Runtime fuses: the transpose and
+the scale go into its ``FusedMatMul``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+import torch
+from onnxscript.onnx_opset import opset18 as op
+
+from . import shapes
+from .registry import NotTranslatable, converter
+
+aten = torch.ops.aten
+
+
+@converter(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def flash_attention(
+    query: ir.Value,
+    key: ir.Value,
+    value: ir.Value,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    attn_mask: ir.Value | None = None,
+    scale: float | None = None,
+) -> tuple[ir.Value, ir.Value]:
+    """``softmax(q k^T * scale + mask) v`` and the logarithm of the softmax's denominator.
+
+    query: [B, H, S, D]; key and value: [B, H, T, D]; attn_mask: float, [S, T] or broadcastable to [B, H, S, T].
+    Returns the output [B, H, S, D] and logsumexp [B, H, S], float32 for the half precisions. As in eager, a row that the
+    mask hides altogether has output 0 and logsumexp 0, and the causal mask starts at the top left.
+
+    logsumexp is ``max(scores) - log(max(softmax))``, two passes less than summing the exponentials once more.
+    """
+    _check_dropout(dropout_p)
+    dtype = query.dtype
+    computing = shapes.computing_dtype(query)
+    factor = _scale(query, scale)
+    query, key, value = (shapes.cast(item, computing) for item in (query, key, value))
+    scores, visible = _scores(query, key, factor, is_causal, attn_mask)
+    probabilities = op.Softmax(scores, axis=-1)
+    output = op.MatMul(probabilities, value)
+    maximum = op.ReduceMax(scores, [-1], keepdims=0)
+    logsumexp = op.Sub(maximum, op.Log(op.ReduceMax(probabilities, [-1], keepdims=0)))
+    if visible is not None:
+        zero = shapes.constant(0.0, computing)
+        output = op.Where(visible, output, zero)
+        logsumexp = op.Where(op.Squeeze(visible, [-1]), logsumexp, zero)
+    assert dtype is not None
+    return shapes.cast(output, dtype), logsumexp
+
+
+@converter(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def flash_attention_backward(
+    grad_out: ir.Value,
+    query: ir.Value,
+    key: ir.Value,
+    value: ir.Value,
+    out: ir.Value,
+    logsumexp: ir.Value,
+    dropout_p: float,
+    is_causal: bool,
+    attn_mask: ir.Value | None = None,
+    scale: float | None = None,
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """The gradients of query, key and value; shapes and dtypes as in ``flash_attention``.
+
+    With P the probabilities: ``dv = P^T do``, ``dP = do v^T``, ``dS = P * (dP - sum(do * o))``, ``dq = scale * dS k``,
+    ``dk = scale * dS^T q``. P comes from a softmax, one fused kernel, rather than from ``exp(scores - logsumexp)``.
+    """
+    _check_dropout(dropout_p)
+    dtype = query.dtype
+    assert dtype is not None
+    computing, factor = shapes.computing_dtype(query), _scale(query, scale)
+    grad_out, query, key, value, out = (
+        shapes.cast(item, computing) for item in (grad_out, query, key, value, out)
+    )
+    scores, visible = _scores(query, key, factor, is_causal, attn_mask)
+    if visible is not None:
+        grad_out = op.Where(visible, grad_out, shapes.constant(0.0, computing))
+    probabilities = op.Softmax(scores, axis=-1)
+    grad_value = op.MatMul(_transposed(probabilities), grad_out)
+    grad_probabilities = op.MatMul(grad_out, _transposed(value))
+    row_sums = op.ReduceSum(op.Mul(grad_out, out), [-1], keepdims=1)
+    grad_scores = op.Mul(probabilities, op.Sub(grad_probabilities, row_sums))
+    grad_query = op.Mul(op.MatMul(grad_scores, key), factor)
+    grad_key = op.Mul(op.MatMul(_transposed(grad_scores), query), factor)
+    return shapes.cast(grad_query, dtype), shapes.cast(grad_key, dtype), shapes.cast(grad_value, dtype)
+
+
+def _check_dropout(dropout_p: float) -> None:
+    if dropout_p != 0:
+        raise NotTranslatable("random numbers come from PyTorch's generator")
+
+
+def _scale(query: ir.Value, scale: float | None) -> ir.Value:
+    """The factor of the scores, by default ``1 / sqrt(D)``, in the dtype the scores are computed in."""
+    dtype = shapes.computing_dtype(query)
+    if scale is not None:
+        return shapes.constant(scale, dtype)
+    features = shapes.size(query, -1)
+    if isinstance(features, int):
+        return shapes.constant(1.0 / math.sqrt(features), dtype)
+    return op.Reciprocal(op.Sqrt(op.Cast(features, to=dtype)))
+
+
+def _transposed(value: ir.Value) -> ir.Value:
+    return op.Transpose(value, perm=[0, 1, 3, 2])
+
+
+def _scores(
+    query: ir.Value, key: ir.Value, factor: ir.Value, is_causal: bool, attn_mask: ir.Value | None
+) -> tuple[ir.Value, ir.Value | None]:
+    """The scaled and masked scores [B, H, S, T], and where the mask lets a row see anything, [..., S, 1].
+
+    A mask of -inf is raised to the lowest finite number, so that a row it hides altogether is no NaN; such rows are
+    found on the mask, which is smaller than the scores.
+    """
+    dtype = query.dtype
+    assert dtype is not None
+    scores = op.Mul(op.MatMul(query, _transposed(key)), factor)
+    if is_causal:
+        rows = op.Unsqueeze(_positions(query), [1])
+        hidden = op.Greater(op.Unsqueeze(_positions(key), [0]), rows)
+        mask = op.Where(hidden, shapes.constant(-math.inf, dtype), shapes.constant(0.0, dtype))
+        return op.Add(scores, mask), None
+    if attn_mask is None:
+        return scores, None
+    mask = shapes.cast(attn_mask, dtype)
+    visible = op.Greater(op.ReduceMax(mask, [-1], keepdims=1), shapes.constant(-math.inf, dtype))
+    lowest = shapes.constant(float(dtype.min), dtype)
+    return op.Add(scores, op.Max(mask, lowest)), visible
+
+
+def _positions(value: ir.Value) -> ir.Value:
+    """0, 1, ... along dimension 2."""
+    length = op.Squeeze(op.Shape(value, start=2, end=3), [0])
+    return op.Range(shapes.constant(0, ir.DataType.INT64), length, shapes.constant(1, ir.DataType.INT64))

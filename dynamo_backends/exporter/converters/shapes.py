@@ -1,0 +1,121 @@
+"""What converters share: sizes that may be symbolic, and shapes made of them. No converter is in here.
+
+A size is a Python integer where it is known, else an ONNX value of shape [1] and type int64 that is computed at run
+time, so that a symbolic size is never baked into a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+from onnxscript.onnx_opset import opset18 as op
+
+from .registry import NotTranslatable
+
+Size: TypeAlias = "int | ir.Value"
+
+HALF_PRECISION = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def rank(value: ir.Value) -> int:
+    """The number of dimensions."""
+    return len(_shape(value))
+
+
+def size(value: ir.Value, dim: int) -> Size:
+    """The size of one dimension; negative ``dim`` counts from the last."""
+    shape = _shape(value)
+    dim = dim % len(shape)
+    known = shape[dim]
+    return known if isinstance(known, int) else op.Shape(value, start=dim, end=dim + 1)
+
+
+def sizes(value: ir.Value) -> list[Size]:
+    """The sizes of all dimensions."""
+    return [size(value, dim) for dim in range(rank(value))]
+
+
+def as_size(number: int | ir.Value) -> Size:
+    """A size from an operator's argument, where a symbolic integer is a scalar value."""
+    return number if isinstance(number, int) else op.Reshape(number, [1])
+
+
+def static_size(value: ir.Value, dim: int) -> int:
+    """The size of a dimension that a converter must know when it translates.
+
+    Raises:
+        NotTranslatable: it is symbolic.
+    """
+    known = size(value, dim)
+    if not isinstance(known, int):
+        raise NotTranslatable(f"dimension {dim} has a symbolic size, and its translation needs the number")
+    return known
+
+
+def vector(items: Sequence[Size]) -> ir.Value:
+    """The sizes as one int64 tensor of shape [len(items)], a constant if all are known."""
+    if all(isinstance(item, int) for item in items):
+        return op.Constant(value=ir.tensor(np.array(items, dtype=np.int64)))
+    parts = [op.Constant(value_ints=[item]) if isinstance(item, int) else item for item in items]
+    return op.Concat(*parts, axis=0) if len(parts) > 1 else parts[0]
+
+
+def reshape(value: ir.Value, target: Sequence[Size]) -> ir.Value:
+    """``value`` with the sizes ``target``; the one size that is not known, if it is only one, is left to ONNX."""
+    unknown = [i for i, item in enumerate(target) if not isinstance(item, int)]
+    if 0 in [item for item in target if isinstance(item, int)]:
+        return op.Reshape(value, vector(target), allowzero=1)
+    if len(unknown) == 1:
+        return op.Reshape(value, vector([item if isinstance(item, int) else -1 for item in target]))
+    return op.Reshape(value, vector(target))
+
+
+def product(items: Sequence[Size]) -> Size:
+    """The product of sizes."""
+    result: Size = 1
+    for item in items:
+        if isinstance(result, int) and isinstance(item, int):
+            result = result * item
+        elif isinstance(result, int) and result == 1:
+            result = item
+        elif not (isinstance(item, int) and item == 1):
+            result = op.Mul(result, item)
+    return result
+
+
+def affine(item: Size, factor: int, offset: int) -> Size:
+    """``item * factor + offset``."""
+    if isinstance(item, int):
+        return item * factor + offset
+    scaled = item if factor == 1 else op.Mul(item, [factor])
+    return scaled if offset == 0 else op.Add(scaled, [offset])
+
+
+def zeros(target: Sequence[Size], dtype: ir.DataType) -> ir.Value:
+    """Zeros of a shape and dtype."""
+    return op.ConstantOfShape(vector(target), value=ir.tensor(np.zeros(1, dtype=dtype.numpy())))
+
+
+def constant(number: float, dtype: ir.DataType) -> ir.Value:
+    """A scalar of a dtype."""
+    return op.Constant(value=ir.tensor(number, dtype=dtype))
+
+
+def computing_dtype(value: ir.Value) -> ir.DataType:
+    """The dtype eager's kernels accumulate in: float32 for the half precisions, else the value's own."""
+    assert value.dtype is not None
+    return ir.DataType.FLOAT if value.dtype in HALF_PRECISION else value.dtype
+
+
+def cast(value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """``value`` as another dtype; itself if it has it."""
+    return value if value.dtype == dtype else op.Cast(value, to=dtype)
+
+
+def _shape(value: ir.Value) -> ir.Shape:
+    if value.shape is None:
+        raise NotTranslatable("the shape of an argument is not known")
+    return value.shape
