@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+Size: TypeAlias = "int | torch.SymInt"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,31 +31,38 @@ ROW_MAJOR = Layout()
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:
-    """The layout of a fake or real tensor; symbolic sizes are judged by their hints, without adding guards."""
-    sizes = [_hint(size) for size in tensor.shape]
-    strides = [_hint(stride) for stride in tensor.stride()]
-    if any(item is None for item in [*sizes, *strides]) or 0 in sizes:
+    """The layout of a fake or real tensor.
+
+    It holds for all sizes the graph is compiled for, and symbolic sizes get no guards. Strides that
+    address no second element (of an empty tensor, of a dimension of size one) are left out: fake tensors
+    do not have eager's there.
+    """
+    sizes: list[Size] = list(tensor.shape)
+    strides: list[Size] = list(tensor.stride())
+    if 0 in [size for size in sizes if isinstance(size, int)] or _is_row_major(sizes, strides):
         return ROW_MAJOR
-    known = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size is not None and stride is not None]
-    if _is_row_major(known):
-        return ROW_MAJOR
-    order = sorted(range(len(known)), key=lambda i: (-known[i][1], -known[i][0]))
-    if _is_row_major([known[i] for i in order]):
-        return Layout(permutation=tuple(order))
-    if any(isinstance(item, torch.SymInt) for item in [*tensor.shape, *tensor.stride()]):
+    known_sizes = [size for size in map(_hint, sizes) if size is not None]
+    known_strides = [stride for stride in map(_hint, strides) if stride is not None]
+    if len(known_sizes) == len(known_strides) == len(sizes):
+        order = sorted(range(len(sizes)), key=lambda i: (-known_strides[i], -known_sizes[i]))
+        if _is_row_major([sizes[i] for i in order], [strides[i] for i in order]):
+            return Layout(permutation=tuple(order))
+    if any(isinstance(item, torch.SymInt) for item in [*sizes, *strides]):
         return Layout(is_symbolic=True)
-    return Layout(strides=tuple(stride for _, stride in known))
+    return Layout(strides=tuple(known_strides))
 
 
-def _is_row_major(dims: list[tuple[int, int]]) -> bool:
-    expected = 1
-    for size, stride in reversed(dims):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
+def _is_row_major(sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """Whether memory is read in order; strides of dimensions of size one do not matter."""
+    expected: Size = 1
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if isinstance(size, int) and size == 1:
+            continue
+        if not statically_known_true(stride == expected):
+            return False
+        expected = expected * size
     return True
 
 
-def _hint(value: int | torch.SymInt) -> int | None:
+def _hint(value: Size) -> int | None:
     return value if isinstance(value, int) else value.node.hint

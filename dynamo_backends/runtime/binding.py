@@ -12,7 +12,8 @@ Tensors go in and come out through DLPack. What DLPack or ONNX Runtime cannot ex
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import torch
 from onnxruntime.capi import _pybind_state as ort_c
@@ -20,6 +21,8 @@ from torch._C import _from_dlpack, _to_dlpack  # the functions behind torch.util
 
 from ..errors import SessionError
 from .session import ORT_ERRORS, Session
+
+_from_torch = ort_c.OrtValue.from_dlpack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +52,12 @@ class OutputSpec:
     permutation: tuple[int, ...] | None = None
     strides: tuple[int, ...] | None = None
 
+    @functools.cached_property
+    def inverse(self) -> tuple[int, ...]:
+        """The permutation that undoes ``permutation``."""
+        assert self.permutation is not None
+        return tuple(self.permutation.index(i) for i in range(len(self.permutation)))
+
 
 def ort_device(device: torch.device) -> ort_c.OrtDevice:
     """ONNX Runtime's name of a torch device (cpu or cuda)."""
@@ -58,13 +67,38 @@ def ort_device(device: torch.device) -> ort_c.OrtDevice:
 
 def to_ort(value: torch.Tensor) -> ort_c.OrtValue:
     """An OrtValue on a tensor's memory (a contiguous copy's if it is not contiguous); keeps the tensor alive."""
+    if value.dtype is torch.bool:
+        return _bool_to_ort(value)
+    return _plain_to_ort(value)
+
+
+def _plain_to_ort(value: torch.Tensor) -> ort_c.OrtValue:
     if not value.is_contiguous():
         value = value.contiguous()
     if value.is_neg():
         value = value.resolve_neg()
-    if value.dtype is torch.bool:
-        return ort_c.OrtValue.from_dlpack(_to_dlpack(value.view(torch.uint8)), True)
-    return ort_c.OrtValue.from_dlpack(_to_dlpack(value))
+    return _from_torch(_to_dlpack(value))
+
+
+def _bool_to_ort(value: torch.Tensor) -> ort_c.OrtValue:
+    return _from_torch(_to_dlpack(value.contiguous().view(torch.uint8)), True)
+
+
+def _number_to_ort(value: int | bool) -> ort_c.OrtValue:
+    if isinstance(value, bool):
+        return _bool_to_ort(torch.tensor(value))
+    return _from_torch(_to_dlpack(torch.tensor(value, dtype=torch.int64)))
+
+
+def _converter(spec: InputSpec) -> Callable[[object], ort_c.OrtValue]:
+    """How arguments of one input become OrtValues; what can be decided before the call is decided here."""
+    if spec.dtype is None:
+        return _number_to_ort  # type: ignore[return-value]
+    convert = _bool_to_ort if spec.dtype is torch.bool else _plain_to_ort
+    if spec.permutation is None:
+        return convert  # type: ignore[return-value]
+    permutation = spec.permutation
+    return lambda value: convert(value.permute(permutation))  # type: ignore[attr-defined]
 
 
 def from_ort(value: ort_c.OrtValue, dtype: torch.dtype) -> torch.Tensor:
@@ -89,6 +123,7 @@ class BoundSession:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self._threads = threads
+        self._converters = [_converter(spec) for spec in inputs]
         self._input_names = [spec.name for spec in inputs]
         self._output_names = [spec.name for spec in outputs]
         self._devices = [ort_device(device)] * len(outputs)
@@ -107,13 +142,9 @@ class BoundSession:
             SessionError: ONNX Runtime failed while running.
         """
         feeds = ort_c.OrtValueVector()
-        feeds.reserve(len(self.inputs))
-        for value, spec in zip(args, self.inputs, strict=True):
-            if spec.dtype is None:
-                value = torch.tensor(value, dtype=torch.bool if isinstance(value, bool) else torch.int64)
-            elif spec.permutation is not None:
-                value = value.permute(spec.permutation)  # type: ignore[union-attr]
-            feeds.push_back(to_ort(value))  # type: ignore[arg-type]
+        feeds.reserve(len(self._converters))
+        for value, convert in zip(args, self._converters, strict=True):
+            feeds.push_back(convert(value))
         fetches = ort_c.OrtValueVector()
         session = self.session(self._threads or torch.get_num_threads())
         try:
@@ -130,8 +161,7 @@ def _present(value: ort_c.OrtValue, spec: OutputSpec) -> torch.Tensor | int | bo
     if spec.is_number:
         return tensor.item()  # type: ignore[return-value]
     if spec.permutation is not None:
-        inverse = [spec.permutation.index(i) for i in range(len(spec.permutation))]
-        return tensor.permute(inverse)
+        return tensor.permute(spec.inverse)
     if spec.strides is not None:
         return _with_strides(tensor, spec.strides)
     return tensor
