@@ -19,7 +19,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from .errors import TranslationError
-from .exporter.known_wrong import RANDOM, UNINITIALIZED
+from .exporter.known_wrong import RANDOM, UNINITIALIZED, draws_random_numbers
 from .exporter.translate import Input, Output, find_translation, fold_constants, serialize, translate
 from .layout import ROW_MAJOR, Layout, layout_of
 from .runtime.providers import Provider
@@ -249,7 +249,7 @@ def is_ordered(node: fx.Node) -> bool:
     if node.op not in ("call_function", "call_module", "call_method"):
         return False
     if isinstance(node.target, torch._ops.OpOverload):
-        return torch.Tag.nondeterministic_seeded in node.target.tags or node.is_impure()
+        return draws_random_numbers(node) or node.is_impure()
     return node.target is not operator.getitem and not _is_pure_function(node.target)
 
 
