@@ -29,6 +29,9 @@ _DECOMPOSE_ANYWAY = {
     aten._native_batch_norm_legit.no_stats,
     aten._native_batch_norm_legit_functional.default,
     aten.instance_norm.default,
+    # Torchlib returns the batch size instead of the total weight; the gradient divides by it.
+    aten.nll_loss_forward.default,
+    aten.nll_loss2d_forward.default,
 }
 
 _NEVER = {
