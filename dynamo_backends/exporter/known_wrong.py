@@ -98,14 +98,61 @@ def _integer_division(node: fx.Node) -> str | None:
     """ONNX Runtime ends the process on an integer division by zero; PyTorch raises."""
     if node.target not in _INTEGER_DIVISIONS:
         return None
-    divisor = node.args[1]
-    if isinstance(divisor, (int, float)) and divisor != 0:
+    divisor, result = node.args[1], node.meta.get("val")
+    if isinstance(result, torch.Tensor) and result.is_floating_point():
         return None
-    result = node.meta.get("val")
-    integral = not (isinstance(result, torch.Tensor) and result.is_floating_point())
-    if isinstance(divisor, fx.Node) and integral and isinstance(divisor.meta.get("val"), torch.Tensor):
-        return "an integer division by zero ends the process in ONNX Runtime"
+    if isinstance(divisor, fx.Node):
+        unknown = isinstance(divisor.meta.get("val"), torch.Tensor)
+        return "an integer division by zero ends the process in ONNX Runtime" if unknown else None
+    if divisor in (0, -1):  # -1: the smallest integer has no negative, and the processor traps
+        return f"an integer division by {divisor} can end the process in ONNX Runtime"
     return None
+
+
+_WRONG_AT_SPECIAL_VALUES = {
+    # Torchlib of onnxscript 0.7; the database's tests and tests/test_known_wrong.py show each.
+    aten.angle.default: "its translation loses NaN",
+    aten.atan2.default: "its translation is wrong for NaN and for signed zeros",
+    aten.heaviside.default: "its translation takes NaN for a positive number",
+    aten.logaddexp.default: "its translation is wrong for infinities",
+    aten.logaddexp2.default: "its translation is wrong for infinities",
+    aten.signbit.default: "its translation takes -0 for a positive number",
+    aten.special_erfcx.default: "its translation overflows",
+    aten.sort.default: "NaN comes in another order",
+    aten.topk.default: "equal values and NaN come in another order",
+}
+
+_FLOOR_DIVISIONS = {aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default}
+
+
+def _special_values(node: fx.Node) -> str | None:
+    if node.target in _FLOOR_DIVISIONS and node.kwargs.get("rounding_mode") != "trunc":
+        result = node.meta.get("val")
+        if isinstance(result, torch.Tensor) and result.is_floating_point():
+            return "its translation is wrong for infinities and rounds the quotient before it takes the floor"
+    return _WRONG_AT_SPECIAL_VALUES.get(node.target)  # type: ignore[call-overload]
+
+
+_EXACT_IN_SUMS = (torch.bool, torch.uint8, torch.int8, torch.int16)
+"""Integers so small that no sum of them that fits into memory leaves double's 53 bits."""
+
+
+def _integer_reductions(node: fx.Node) -> str | None:
+    """ONNX Runtime 1.31 sums and multiplies int32 and int64 in double precision and saturates, where eager wraps."""
+    if getattr(node.target, "overloadpacket", None) not in (aten.sum, aten.prod):
+        return None
+    result, reduced = node.meta.get("val"), node.args[0]
+    if not isinstance(result, torch.Tensor) or result.dtype not in (torch.int32, torch.int64):
+        return None
+    if node.target.overloadpacket is aten.sum and result.dtype is torch.int64:  # type: ignore[union-attr]
+        while isinstance(reduced, fx.Node):
+            if reduced.meta["val"].dtype in _EXACT_IN_SUMS:
+                return None
+            reduced = reduced.args[0] if reduced.target in _CASTS else None
+    return "ONNX Runtime computes it in double precision"
+
+
+_CASTS = {aten._to_copy.default, torch.ops.prims.convert_element_type.default}
 
 
 _UNINITIALIZED = {
@@ -122,4 +169,13 @@ def _uninitialized(node: fx.Node) -> str | None:
     return UNINITIALIZED if node.target in _UNINITIALIZED else None
 
 
-_RULES: tuple[Rule, ...] = (_uninitialized, _random_or_impure, _complex, _not_strided, _symbolic_float, _integer_division)
+_RULES: tuple[Rule, ...] = (
+    _uninitialized,
+    _random_or_impure,
+    _complex,
+    _not_strided,
+    _symbolic_float,
+    _integer_division,
+    _special_values,
+    _integer_reductions,
+)

@@ -1,0 +1,193 @@
+"""Elementwise operators whose translations in torchlib (onnxscript 0.7) differ from eager at special values.
+
+NaN, infinities, negative zero and small numbers: each docstring says where torchlib differs. The kernels followed are in
+``aten/src/ATen/native/cpu/UnaryOpsKernel.cpp`` and ``BinaryOpsKernel.cpp``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import onnx_ir as ir
+import torch
+from onnxscript.onnx_opset import opset18 as op
+
+from .registry import NotTranslatable, converter
+from .shapes import constant
+
+aten = torch.ops.aten
+
+Operand: TypeAlias = "ir.Value | float"
+"""A tensor of the dtype the operator computes in, or a Python number."""
+
+
+def _dtype(*operands: Operand | None) -> ir.DataType:
+    for operand in operands:
+        if isinstance(operand, ir.Value) and operand.dtype is not None:
+            return operand.dtype
+    raise NotTranslatable("the dtype of its arguments is not known")
+
+
+def _value(operand: Operand, dtype: ir.DataType) -> ir.Value:
+    """An operand as an ONNX value; a Python number as a constant.
+
+    Raises:
+        NotTranslatable: the number has no place in the dtype, as -1 in uint8.
+    """
+    if isinstance(operand, ir.Value):
+        return operand
+    if not dtype.is_floating_point() and dtype != ir.DataType.BOOL:
+        if operand != int(operand):
+            raise NotTranslatable(f"{operand} is no {dtype}")
+        limits = torch.iinfo(getattr(torch, dtype.name.lower()))
+        if not limits.min <= operand <= limits.max:
+            raise NotTranslatable(f"{operand} overflows {dtype}")
+    return constant(operand, dtype)
+
+
+def _not_boolean(dtype: ir.DataType) -> None:
+    if dtype == ir.DataType.BOOL:
+        raise NotTranslatable("ONNX has no order of booleans")
+
+
+@converter(aten.maximum.default)
+def maximum(x: ir.Value, y: ir.Value) -> ir.Value:
+    """NaN where one of them is NaN.
+
+    ONNX Runtime (1.31) compares int64 in Max, Min and Clip by a subtraction in 32 bits: max(0, 2**31) is 0 there. Its
+    comparisons are right.
+    """
+    dtype = _dtype(x, y)
+    _not_boolean(dtype)
+    return op.Where(op.Less(x, y), y, x) if dtype == ir.DataType.INT64 else op.Max(x, y)
+
+
+@converter(aten.minimum.default)
+def minimum(x: ir.Value, y: ir.Value) -> ir.Value:
+    """As ``maximum``."""
+    dtype = _dtype(x, y)
+    _not_boolean(dtype)
+    return op.Where(op.Less(y, x), y, x) if dtype == ir.DataType.INT64 else op.Min(x, y)
+
+
+@converter(
+    aten.clamp.default,
+    aten.clamp.Tensor,
+)
+def clamp(x: ir.Value, low: Operand | None = None, high: Operand | None = None) -> ir.Value:
+    """``min(max(x, low), high)``; NaN in any of the three is the result.
+
+    Torchlib's Clip with one bound takes the largest finite number for the other, and cuts infinities off.
+    """
+    dtype = _dtype(x, low, high)
+    _not_boolean(dtype)
+    known = isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= high
+    if known and dtype != ir.DataType.INT64:
+        return op.Clip(x, _value(low, dtype), _value(high, dtype))  # ONNX Runtime fuses it into what is before
+    result = x
+    if low is not None:
+        result = maximum(result, _value(low, dtype))
+    if high is not None:
+        result = minimum(result, _value(high, dtype))
+    return result
+
+
+@converter(aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp_min(x: ir.Value, low: Operand) -> ir.Value:
+    """``max(x, low)``, as ``clamp``."""
+    return clamp(x, low=low)
+
+
+@converter(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(x: ir.Value, high: Operand) -> ir.Value:
+    """``min(x, high)``, as ``clamp``."""
+    return clamp(x, high=high)
+
+
+@converter(aten.log1p.default)
+def log1p(x: ir.Value) -> ir.Value:
+    """Kahan's ``log(u) * (x / (u - 1))`` with ``u = 1 + x``, exact to a few ULP.
+
+    Torchlib's ``log(1 + x)`` loses the digits of a small ``x``: of 1e-8 nothing is left.
+    """
+    dtype = _dtype(x)
+    one = constant(1.0, dtype)
+    u = op.Add(x, one)
+    log = op.Log(u)
+    small = op.Mul(log, op.Div(x, op.Sub(u, one)))
+    exact = op.Or(op.Equal(u, one), op.IsNaN(x))
+    return op.Where(exact, x, op.Where(op.IsInf(u), log, small))
+
+
+@converter(aten.expm1.default, torch.ops.aten.special_expm1.default)
+def expm1(x: ir.Value) -> ir.Value:
+    """Kahan's ``(u - 1) * (x / log(u))`` with ``u = exp(x)``, exact to a few ULP.
+
+    Torchlib's ``exp(x) - 1`` loses the digits of a small ``x``: of 1e-8 nothing is left.
+    """
+    dtype = _dtype(x)
+    one = constant(1.0, dtype)
+    u = op.Exp(x)
+    difference = op.Sub(u, one)
+    small = op.Mul(difference, op.Div(x, op.Log(u)))
+    far = op.Or(op.IsInf(u), op.Equal(difference, constant(-1.0, dtype)))
+    return op.Where(op.Equal(u, one), x, op.Where(far, difference, small))
+
+
+@converter(aten.trunc.default)
+def trunc(x: ir.Value) -> ir.Value:
+    """Towards zero, keeping the sign of a zero; torchlib's ``sign(x) * floor(|x|)`` of -0.5 is 0, and NaN stays NaN."""
+    dtype = _dtype(x)
+    if not dtype.is_floating_point():
+        return op.Identity(x)
+    return op.Where(op.Less(x, constant(0.0, dtype)), op.Ceil(x), op.Floor(x))
+
+
+@converter(aten.frac.default)
+def frac(x: ir.Value) -> ir.Value:
+    """``x - trunc(x)``."""
+    return op.Sub(x, trunc(x))
+
+
+@converter(aten.sign.default)
+def sign(x: ir.Value) -> ir.Value:
+    """``(0 < x) - (x < 0)``, as eager computes it.
+
+    ONNX's Sign returns NaN for NaN, where eager returns 0, and ONNX Runtime's (1.31) looks at 32 bits of an int64.
+    """
+    dtype = _dtype(x)
+    _not_boolean(dtype)
+    zero = constant(0, dtype)
+    return op.Sub(op.Cast(op.Greater(x, zero), to=dtype), op.Cast(op.Less(x, zero), to=dtype))
+
+
+@converter(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+def remainder(x: Operand, divisor: Operand) -> ir.Value:
+    """The C library's ``fmod``, and the divisor added where the signs differ, as in eager's ``remainder_kernel``.
+
+    Torchlib's ``x - floor(x / divisor) * divisor`` is NaN for an infinite divisor and inexact for a large quotient.
+    """
+    dtype = _dtype(x, divisor)
+    x, divisor = _value(x, dtype), _value(divisor, dtype)
+    if not dtype.is_floating_point():
+        return op.Mod(x, divisor)  # the sign of the divisor, as in Python
+    zero = constant(0.0, dtype)
+    rest = op.Mod(x, divisor, fmod=1)
+    signs_differ = op.Xor(op.Less(divisor, zero), op.Less(rest, zero))
+    add = op.And(signs_differ, op.Not(op.Equal(rest, zero)))
+    return op.Where(add, op.Add(rest, divisor), rest)
+
+
+@converter(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
+def xlogy(x: Operand, y: Operand) -> ir.Value:
+    """NaN where ``y`` is, else 0 where ``x`` is, else ``x * log(y)``; torchlib's is 0 for (0, NaN)."""
+    dtype = _dtype(x, y)
+    if not dtype.is_floating_point():
+        raise NotTranslatable("ONNX Runtime has no logarithm of integers")
+    if isinstance(y, (int, float)) and math.isnan(y):
+        raise NotTranslatable("its second argument is NaN")
+    x, y = _value(x, dtype), _value(y, dtype)
+    zero = constant(0.0, dtype)
+    product = op.Mul(x, op.Log(y))
+    return op.Where(op.And(op.Equal(x, zero), op.Not(op.IsNaN(y))), zero, product)
