@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 aten = torch.ops.aten
 
@@ -169,6 +170,29 @@ def _uninitialized(node: fx.Node) -> str | None:
     return UNINITIALIZED if node.target in _UNINITIALIZED else None
 
 
+_RIGHT_ON_EMPTY = {
+    getattr(packet, overload)
+    for packet in (aten.cat, aten.sum, aten.mm, aten.bmm, aten.addmm)
+    for overload in packet.overloads()
+}
+
+
+def _empty(node: fx.Node) -> str | None:
+    """The mean of nothing is NaN in PyTorch and 0 in ONNX Runtime, ``any`` of nothing is true there, and more."""
+    if node.target in _RIGHT_ON_EMPTY:
+        return None
+    inputs = [arg.meta.get("val") for arg in node.all_input_nodes]
+    result = node.meta.get("val")
+    results = result if isinstance(result, (tuple, list)) else [result]
+    if any(map(_may_be_empty, inputs)) and not all(map(_may_be_empty, results)):
+        return "ONNX Runtime reduces an empty tensor to another value"
+    return None
+
+
+def _may_be_empty(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and not all(statically_known_true(size > 0) for size in value.shape)
+
+
 _RULES: tuple[Rule, ...] = (
     _uninitialized,
     _random_or_impure,
@@ -178,4 +202,5 @@ _RULES: tuple[Rule, ...] = (
     _integer_division,
     _special_values,
     _integer_reductions,
+    _empty,
 )
