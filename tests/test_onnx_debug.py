@@ -1,0 +1,369 @@
+"""``onnx_debug``: the dump folder, the verdict, and what it says of planted faults."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from conftest import assert_same_as_eager, compiled, counted
+from onnx import numpy_helper
+from onnxscript import opset18 as op
+from passes.manager import Pass, PassManager
+from torch._dynamo.backends.common import aot_autograd
+
+import dynamo_backends
+from dynamo_backends.debug import suspects
+from dynamo_backends.debug.distance import distance, is_explained
+from dynamo_backends.exporter.converters import CONVERTERS
+
+
+class Classifier(torch.nn.Module):
+    """Linear, GELU, layer norm, a sigmoid in the middle, linear: enough for a culprit to have neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(8, 16)
+        self.norm = torch.nn.LayerNorm(16)
+        self.down = torch.nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.gelu(self.up(x))
+        y = torch.sigmoid(self.norm(y))
+        return self.down(y)
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> Path:
+    return tmp_path / "dump"
+
+
+def debug(function: Callable[..., object], dump: Path, **options: object) -> Callable[..., object]:
+    return compiled(function, backend="onnx_debug", options={"dump_dir": str(dump), **options})
+
+
+def manifest(dump: Path) -> dict:
+    return json.loads((dump / "latest" / "manifest.json").read_text())
+
+
+def graphs(dump: Path) -> list[dict]:
+    return manifest(dump)["graphs"]
+
+
+def test_same_result_as_eager(dump: Path) -> None:
+    settings = {"backend": "onnx_debug", "options": {"dump_dir": str(dump)}}
+    assert_same_as_eager(Classifier(), torch.randn(3, 8, requires_grad=True), settings=settings)
+
+
+def test_every_file_of_the_dump_is_there(dump: Path) -> None:
+    debug(Classifier(), dump)(torch.randn(3, 8)).sum().backward()
+    files = {str(path.relative_to(dump / "latest")) for path in (dump / "latest").rglob("*") if path.is_file()}
+    (graph,) = {path.split("/")[0] for path in files if path.startswith("graph_")}
+    expected = {"manifest.json", f"{graph}/dynamo.py", f"{graph}/pre_grad.py", f"{graph}/joint.py"}
+    for direction in ("forward", "backward"):
+        region = f"{graph}/{direction}/region_0"
+        expected |= {f"{graph}/{direction}/{name}" for name in ("aten.py", "post_grad.py", "regions.txt")}
+        expected |= {f"{region}/{name}" for name in ("model.onnx", "model.optimized.onnx", "model.session.onnx")}
+        expected |= {f"{region}/{name}" for name in ("side_by_side.txt", "side_by_side.json")}
+        expected |= {f"{region}/test_data_set_0/{name}" for name in ("input_0.pb", "output_0.pb")}
+    assert expected <= files
+    assert not [path for path in files if path.endswith(".tmp")]
+
+
+def test_the_manifest_says_what_happened(dump: Path) -> None:
+    debug(Classifier(), dump)(torch.randn(3, 8)).sum().backward()
+    content = manifest(dump)
+    assert content["schema_version"] == 1
+    assert content["versions"]["torch"] == torch.__version__
+    assert content["options"]["dump_dir"] == str(dump)
+    forward, backward = content["graphs"]
+    assert (forward["direction"], backward["direction"]) == ("forward", "backward")
+    assert forward["index"] == backward["index"]
+    for graph in (forward, backward):
+        assert graph["status"] == "compared" and graph["verdict"] == "ok"
+        assert graph["share_on_onnx"] == 1.0 and graph["nodes"] == graph["nodes_on_onnx"] > 0
+        assert graph["worst"]["onnx"]["max_abs"] < 1e-5
+    assert content["counters"]["graphs"] == 1
+
+
+def test_test_data_replays_with_onnxruntime_alone(dump: Path) -> None:
+    debug(Classifier().eval(), dump)(torch.randn(3, 8))
+    (folder,) = (dump / "latest").glob("graph_*/*/region_0")
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    feeds = {}
+    for path in (folder / "test_data_set_0").glob("input_*.pb"):
+        tensor = onnx.load_tensor(str(path))
+        feeds[tensor.name] = numpy_helper.to_array(tensor)
+    for i, result in enumerate(session.run(None, feeds)):
+        expected = numpy_helper.to_array(onnx.load_tensor(str(folder / "test_data_set_0" / f"output_{i}.pb")))
+        torch.testing.assert_close(torch.from_numpy(result), torch.from_numpy(expected.copy()))
+
+
+def test_onnx_values_bear_the_names_of_fx_nodes_and_say_where_they_come_from(dump: Path) -> None:
+    debug(Classifier(), dump)(torch.randn(3, 8))
+    (path,) = (dump / "latest").glob("graph_*/forward/region_0/model.onnx")
+    nodes = {node.output[0]: node for node in onnx.load(str(path)).graph.node}
+    metadata = {item.key: item.value for item in nodes["sigmoid"].metadata_props}
+    assert metadata["fx_node"] == "sigmoid" and metadata["aten_op"] == "aten.sigmoid.default"
+    assert metadata["source"].startswith(__file__)
+    linear = {item.key: item.value for item in nodes["addmm_1"].metadata_props}
+    assert linear["module"] == "down"
+
+
+def wrong_sigmoid(x: object) -> object:
+    return op.Mul(op.Sigmoid(x), 1.001)
+
+
+def test_a_wrong_operator_is_named_with_its_line(
+    dump: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(CONVERTERS, torch.ops.aten.sigmoid.default, wrong_sigmoid)
+    with caplog.at_level(logging.INFO, "dynamo_backends"):
+        debug(Classifier(), dump)(torch.randn(3, 8))
+    (forward,) = graphs(dump)
+    line = 1 + next(i for i, text in enumerate(Path(__file__).read_text().splitlines()) if "torch.sigmoid(self" in text)
+    assert forward["verdict"] == f"diverges at sigmoid ({__file__}:{line})"
+    assert forward["verdict"] in caplog.text
+
+
+def test_only_the_wrong_operator_is_marked_though_the_error_goes_on(
+    dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONVERTERS, torch.ops.aten.sigmoid.default, wrong_sigmoid)
+    debug(Classifier(), dump)(torch.randn(3, 8))
+    (path,) = (dump / "latest").glob("graph_*/forward/region_0/side_by_side.json")
+    rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]}
+    assert [name for name, row in rows.items() if row["mark"] == "!"] == ["sigmoid"]
+    propagated, local = rows["addmm_1"]["onnx"]["max_abs"], rows["addmm_1"]["local_onnx"]["max_abs"]
+    assert propagated > 1e-5 > local
+
+
+def test_a_wrong_operator_in_the_backward_is_named(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong_mm(a: object, b: object) -> object:
+        return op.Mul(op.MatMul(a, b), 1.01)
+
+    monkeypatch.setitem(CONVERTERS, torch.ops.aten.mm.default, wrong_mm)
+    debug(Classifier(), dump)(torch.randn(3, 8)).sum().backward()
+    forward, backward = graphs(dump)
+    assert forward["verdict"] == "ok"
+    assert backward["verdict"].startswith("diverges at mm (")
+
+
+def test_a_wrong_dtype_or_shape_is_a_fault(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong_shape(x: object) -> object:
+        return op.Unsqueeze(op.Sigmoid(x), op.Constant(value_ints=[0]))
+
+    monkeypatch.setitem(CONVERTERS, torch.ops.aten.sigmoid.default, wrong_shape)
+    debug(lambda x: torch.sigmoid(x.exp()), dump)(torch.randn(3, 8))
+    (graph,) = graphs(dump)
+    assert "shape (1, 3, 8) instead of (3, 8)" in graph["verdict"]
+
+
+def test_a_wrong_pass_is_told_from_a_wrong_operator(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exported model is right, the model after the pass is not: no node is to blame."""
+
+    def blunt_the_sigmoid(model: object) -> int:
+        for node in model.graph:
+            if node.op_type == "Sigmoid":
+                node.op_type = "HardSigmoid"
+                return 1
+        return 0
+
+    original = PassManager.run
+
+    def run(self: PassManager, stage: str, graph: object) -> list:
+        if stage == "onnx":
+            Pass("onnx.wrong", "", blunt_the_sigmoid).run(graph)
+        return original(self, stage, graph)
+
+    monkeypatch.setattr(PassManager, "run", run)
+    debug(Classifier().eval(), dump)(torch.randn(3, 8))
+    (graph,) = graphs(dump)
+    assert graph["verdict"].startswith("diverges at region_0: a pass of the stage onnx")
+
+
+def test_a_wrong_optimizer_of_the_runtime_is_found(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search switches optimizers off by halves; the runtime's own being right, its results are made up here."""
+
+    def result(
+        self: object, model: object, *, optimize: bool = True, disabled: tuple[str, ...] = ()
+    ) -> torch.Tensor:
+        return torch.zeros(3) if not optimize or "LayerNormFusionL1" in disabled else torch.ones(3)
+
+    monkeypatch.setattr(suspects._Search, "_run", result)
+    seen = []
+    monkeypatch.setattr(suspects._Search, "__init__", lambda self, *args: seen.append(args) or self.__dict__.update(_plain=torch.zeros(3), _wrong_by=1.0))
+
+    class Region:
+        model = optimized_model = None
+
+    name = suspects.find_rewrite(Region(), {}, "y", distance(torch.zeros(3), torch.zeros(3).double()))  # type: ignore[arg-type]
+    assert name == "ONNX Runtime optimizer LayerNormFusionL1"
+
+
+@pytest.mark.parametrize(("compare", "expected"), [("first", 1), ("every", 3), ("never", 0)])
+def test_the_option_compare(dump: Path, compare: str, expected: int) -> None:
+    function = debug(Classifier().eval(), dump, compare=compare)
+    with torch.no_grad():
+        for _ in range(3):
+            function(torch.randn(3, 8))
+    assert counted("compared_runs") == expected
+
+
+def test_a_later_run_does_not_hide_a_fault(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def right_for_small_values(x: object) -> object:
+        return op.Min(op.Relu(x), 10.0)
+
+    monkeypatch.setitem(CONVERTERS, torch.ops.aten.relu.default, right_for_small_values)
+    function = debug(lambda x: torch.relu(x) + 1, dump, compare="every")
+    for scale in (1.0, 100.0, 1.0):
+        function(torch.full((4,), scale))
+    (graph,) = graphs(dump)
+    assert graph["verdict"].startswith("diverges at relu")
+
+
+def test_dropout_is_compared_with_the_numbers_that_were_drawn(dump: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 8))
+    torch.manual_seed(3)
+    debug(model, dump)(torch.randn(4, 8)).sum().backward()
+    after = torch.get_rng_state()
+    torch.manual_seed(3)
+    model(torch.randn(4, 8)).sum().backward()
+    assert torch.equal(after, torch.get_rng_state()), "the comparison moved the random state"
+    assert [graph["verdict"] for graph in graphs(dump)] == ["ok", "ok"]
+
+
+def test_a_comparison_that_flips_is_no_error(dump: Path) -> None:
+    """Where rounding decides, float64 decides otherwise; booleans and indices are taken from eager."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        third = x / 3
+        return torch.where(third * 3 >= x, third, third + 1)
+
+    debug(function, dump)(torch.rand(1000))
+    assert graphs(dump)[0]["verdict"] == "ok"
+
+
+def test_autocast_is_judged_by_its_own_precision(dump: Path) -> None:
+    model = Classifier()
+    function = debug(model, dump)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = function(torch.randn(3, 8)).float().sum()
+    loss.backward()
+    assert [graph["verdict"] for graph in graphs(dump)] == ["ok", "ok"]
+
+
+def test_nodes_in_pytorch_are_listed_with_their_reason(dump: Path) -> None:
+    debug(lambda x: torch.linalg.svdvals(x) + 1, dump)(torch.randn(4, 4))
+    (graph,) = graphs(dump)
+    entries = {entry["operator"]: entry for entry in graph["in_pytorch"]}
+    assert entries["aten._linalg_svd.default"]["reason"] == "no translation to ONNX"
+    assert entries["aten._linalg_svd.default"]["source"].startswith(__file__)
+    (regions,) = (dump / "latest").glob("graph_*/inference/regions.txt")
+    assert "_linalg_svd" in regions.read_text()
+    assert graph["verdict"] == "ok"
+
+
+def test_large_tensors_are_summarized_unless_asked_for(dump: Path) -> None:
+    debug(lambda x: x + 1, dump, tensor_limit=100)(torch.arange(1000.0))
+    (folder,) = (dump / "latest").glob("graph_*/inference/region_0/test_data_set_0")
+    summary = json.loads((folder / "input_0.json").read_text())
+    assert summary["shape"] == [1000] and summary["max"] == 999.0 and summary["nan"] == 0
+    assert not list(folder.glob("*.pb"))
+
+
+def test_a_full_disk_does_not_change_the_result(
+    dump: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    replace = os.replace
+    written = []
+
+    def replace_until_full(source: object, target: object) -> None:
+        written.append(target)
+        if len(written) > 4:
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replace_until_full)
+    settings = {"backend": "onnx_debug", "options": {"dump_dir": str(dump)}}
+    assert_same_as_eager(Classifier(), torch.randn(3, 8), settings=settings)
+    assert caplog.text.count("No space left on device") == 1
+    assert not list(dump.rglob("*.tmp"))
+
+
+def test_an_unwritable_folder_is_a_warning_with_the_remedy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    settings = {"backend": "onnx_debug", "options": {"dump_dir": str(in_the_way / "dump")}}
+    assert_same_as_eager(Classifier(), torch.randn(3, 8), settings=settings)
+    assert str(in_the_way) in caplog.text and "dump_dir" in caplog.text
+
+
+def test_records_of_the_aot_autograd_compiler(dump: Path) -> None:
+    records: list = []
+    backend = aot_autograd(
+        fw_compiler=dynamo_backends.onnx_compiler(debug=True, dump_dir=str(dump), opset=18, record=records),
+        decompositions=dynamo_backends.decomposition_table(),
+    )
+    model = Classifier()
+    x = torch.randn(3, 8)
+    expected = model(x)
+    actual = torch.compile(model, backend=backend, fullgraph=True)(x)
+    torch.testing.assert_close(actual, expected)
+    actual.sum().backward()
+    assert [record.direction for record in records] == ["forward", "backward"]
+    assert records[0].index == records[1].index
+    for record in records:
+        assert record.comparison.verdict == "ok"
+        assert record.onnx_model.opset_import[0].version == 18
+        (run,) = record.runs
+        assert len(run.inputs) == len(list(record.graph_module.graph.find_nodes(op="placeholder")))
+    torch.testing.assert_close(records[0].runs[0].outputs[0], expected.detach())
+
+
+def test_records_without_debug_keep_the_runs_and_do_not_compare() -> None:
+    records: list = []
+    backend = aot_autograd(
+        fw_compiler=dynamo_backends.onnx_compiler(record=records),
+        partition_fn=dynamo_backends.partition_joint_graph,
+        decompositions=dynamo_backends.decomposition_table(),
+    )
+    function = torch.compile(Classifier(), backend=backend)
+    function(torch.randn(3, 8)).sum().backward()
+    function(torch.randn(3, 8)).sum().backward()
+    assert [len(record.runs) for record in records] == [2, 2]
+    assert all(record.comparison is None for record in records)
+
+
+def test_two_models_share_the_run_folder(dump: Path) -> None:
+    for model in (Classifier(), torch.nn.Linear(8, 8)):
+        with torch.no_grad():
+            debug(model, dump)(torch.randn(3, 8))
+    first, second = graphs(dump)
+    assert first["index"] < second["index"]
+    assert len([path for path in dump.iterdir() if path.name.startswith("run_")]) == 1
+
+
+def test_distance_counts_what_only_one_side_cannot_represent() -> None:
+    exact = torch.tensor([1.0, float("nan"), float("inf"), 2.0], dtype=torch.float64)
+    right = distance(torch.tensor([1.0, float("nan"), float("inf"), 2.0]), exact)
+    wrong = distance(torch.tensor([1.0, 0.0, float("inf"), float("nan")]), exact)
+    assert right.nonfinite == 0 and wrong.nonfinite == 2
+    assert not is_explained(wrong, right, torch.float32)
+
+
+def test_an_overflow_of_the_dtype_is_no_difference() -> None:
+    exact = torch.tensor([1e300, 1.0], dtype=torch.float64)
+    assert distance(torch.tensor([float("inf"), 1.0]), exact).nonfinite == 0
+
+
+def test_ulp_distance_is_in_units_of_the_dtype() -> None:
+    value = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))
+    assert distance(value, torch.tensor(1.0).double()).max_ulp == pytest.approx(1.0)
+    assert distance(torch.tensor([3, 4]), torch.tensor([3, 5])).max_ulp == 1.0
