@@ -45,16 +45,16 @@ def convolution_backward(
         raise NotTranslatable("a symbolic stride, padding, dilation or number of groups is no ONNX attribute")
     window = _Window(
         kernel=[shapes.static_size(weight, dim) for dim in range(2, shapes.rank(weight))],
-        stride=_for_each(stride, shapes.rank(weight) - 2),
-        padding=_for_each(padding, shapes.rank(weight) - 2),
-        dilation=_for_each(dilation, shapes.rank(weight) - 2),
+        stride=shapes.for_each(stride, shapes.rank(weight) - 2),
+        padding=shapes.for_each(padding, shapes.rank(weight) - 2),
+        dilation=shapes.for_each(dilation, shapes.rank(weight) - 2),
         groups=groups,
     )
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:
         if transposed:
             grad_input = window.convolve(grad_output, weight)
-            if any(more >= s for more, s in zip(_for_each(output_padding, window.dims), window.stride, strict=True)):
+            if any(more >= s for more, s in zip(shapes.for_each(output_padding, window.dims), window.stride, strict=True)):
                 inner = shapes.vector(shapes.sizes(input)[2:])  # a padding that is a stride or more adds whole windows
                 grad_input = op.Slice(grad_input, [0] * window.dims, inner, window.spatial)
         else:
@@ -66,11 +66,6 @@ def convolution_backward(
     if output_mask[2]:
         grad_bias = op.ReduceSum(grad_output, [0, *range(2, shapes.rank(grad_output))], keepdims=0)
     return grad_input, grad_weight, grad_bias
-
-
-def _for_each(values: Sequence[int], dims: int) -> list[int]:
-    """One value for each spatial dimension; ATen allows a single one for all."""
-    return list(values) if len(values) == dims else list(values) * dims
 
 
 class _Window:

@@ -94,6 +94,11 @@ def affine(item: Size, factor: int, offset: int) -> Size:
     return scaled if offset == 0 else op.Add(scaled, [offset])
 
 
+def for_each(values: Sequence[int], dims: int) -> list[int]:
+    """One value for each of ``dims`` dimensions; ATen allows a single one for all."""
+    return list(values) if len(values) == dims else list(values) * dims
+
+
 def zeros(target: Sequence[Size], dtype: ir.DataType) -> ir.Value:
     """Zeros of a shape and dtype."""
     return op.ConstantOfShape(vector(target), value=ir.tensor(np.zeros(1, dtype=dtype.numpy())))

@@ -1,0 +1,208 @@
+"""Linear maps of single dimensions: average pooling, its gradient, and the gradients of padding.
+
+Each is a constant matrix for each dimension, and so are its gradients, with the matrices transposed. They are applied as
+matrix products: any floating-point type, no gather or scatter.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import torch
+from onnxscript.onnx_opset import opset18 as op
+
+from . import shapes
+from .registry import NotTranslatable, converter
+
+aten = torch.ops.aten
+
+Matrix = npt.NDArray[np.float64]
+
+
+def apply(value: ir.Value, matrices: Sequence[Matrix]) -> ir.Value:
+    """``matrices[i]``, [out, in], applied to the i-th of the last ``len(matrices)`` dimensions of ``value``."""
+    dtype = value.dtype
+    assert dtype is not None
+    sizes = shapes.sizes(value)
+    first = len(sizes) - len(matrices)
+    for dim, matrix in enumerate(matrices, first):
+        if matrix.shape[0] == matrix.shape[1] and np.array_equal(matrix, np.eye(len(matrix))):
+            continue
+        result = [*sizes[:dim], matrix.shape[0], *sizes[dim + 1 :]]
+        if dim == len(sizes) - 1:
+            value = op.MatMul(value, _constant(matrix.T, dtype))
+        elif dim == len(sizes) - 2:
+            value = op.MatMul(_constant(matrix, dtype), value)
+        else:
+            rest = shapes.product(sizes[dim + 1 :])
+            product = op.MatMul(_constant(matrix, dtype), shapes.reshape(value, [*sizes[: dim + 1], rest]))
+            value = shapes.reshape(product, result)
+        sizes = result
+    return value
+
+
+def _constant(matrix: Matrix, dtype: ir.DataType) -> ir.Value:
+    return op.Constant(value=ir.tensor(np.ascontiguousarray(matrix).astype(dtype.numpy())))
+
+
+def _spatial(value: ir.Value, dims: int) -> list[int]:
+    """The sizes of the last ``dims`` dimensions."""
+    return [shapes.static_size(value, dim) for dim in range(-dims, 0)]
+
+
+# Average pooling
+
+
+def _average_pool(
+    dims: int,
+    input: ir.Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> ir.Value:
+    """ONNX's ``AveragePool`` where it means the same; else matrices, which need static sizes.
+
+    ``AveragePool`` knows no ``divisor_override``, divides the windows that ``ceil_mode`` adds by another number before
+    opset 19, and ONNX Runtime has a kernel for float32 alone.
+    """
+    pool = _Pool(dims, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    if divisor_override is not None or ceil_mode or input.dtype == ir.DataType.DOUBLE:
+        return apply(input, pool.matrices(_spatial(input, dims)))
+    unbatched = shapes.rank(input) == dims + 1
+    pooled = op.AveragePool(
+        op.Unsqueeze(input, [0]) if unbatched else input,
+        kernel_shape=pool.kernel,
+        strides=pool.stride,
+        pads=pool.padding * 2,
+        count_include_pad=int(count_include_pad),
+    )
+    return op.Squeeze(pooled, [0]) if unbatched else pooled
+
+
+def _average_pool_backward(
+    dims: int,
+    grad_output: ir.Value,
+    input: ir.Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> ir.Value:
+    """Each window's gradient, divided as in the forward, added to all elements of the window."""
+    pool = _Pool(dims, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    return apply(grad_output, [matrix.T for matrix in pool.matrices(_spatial(input, dims))])
+
+
+for _dims, _forward, _backward in (
+    (2, aten.avg_pool2d.default, aten.avg_pool2d_backward.default),
+    (3, aten.avg_pool3d.default, aten.avg_pool3d_backward.default),
+):
+    converter(_forward)(functools.partial(_average_pool, _dims))
+    converter(_backward)(functools.partial(_average_pool_backward, _dims))
+
+
+class _Pool:
+    """The arguments of an average pooling, one number for each dimension."""
+
+    def __init__(
+        self,
+        dims: int,
+        kernel_size: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        ceil_mode: bool,
+        count_include_pad: bool,
+        divisor_override: int | None,
+    ) -> None:
+        self.kernel = shapes.for_each(kernel_size, dims)
+        self.stride = shapes.for_each(stride, dims) if stride else self.kernel
+        self.padding = shapes.for_each(padding, dims)
+        self.ceil_mode, self.count_include_pad, self.divisor = ceil_mode, count_include_pad, divisor_override
+
+    def matrices(self, sizes: Sequence[int]) -> list[Matrix]:
+        """For each dimension the weights of its elements in each window.
+
+        A window is divided by the number of its elements that lie in the input, or in the padded input if
+        ``count_include_pad``: a product of one number for each dimension. ``divisor_override`` goes into the first.
+        """
+        result = []
+        for size, kernel, stride, padding in zip(sizes, self.kernel, self.stride, self.padding, strict=True):
+            matrix = np.zeros((self._windows(size, kernel, stride, padding), size))
+            for window, row in enumerate(matrix):
+                start = window * stride - padding
+                row[max(start, 0) : start + kernel] = 1
+                if self.divisor is None:
+                    row /= min(start + kernel, size + padding) - start if self.count_include_pad else max(row.sum(), 1)
+            result.append(matrix)
+        if self.divisor is not None:
+            result[0] = result[0] / self.divisor
+        return result
+
+    def _windows(self, size: int, kernel: int, stride: int, padding: int) -> int:
+        """``pooling_output_shape`` of ``aten/src/ATen/native/Pool.h``."""
+        windows = (size + 2 * padding - kernel + (stride - 1 if self.ceil_mode else 0)) // stride + 1
+        starts_in_right_padding = self.ceil_mode and (windows - 1) * stride >= size + padding
+        return windows - 1 if starts_in_right_padding else windows
+
+
+@converter(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default)
+def adaptive_average_pool(input: ir.Value, output_size: Sequence[int]) -> ir.Value:
+    """The mean of the elements from ``floor(i * in / out)`` to ``ceil((i + 1) * in / out)``, in each dimension."""
+    return apply(input, _adaptive_matrices(_spatial(input, len(output_size)), output_size))
+
+
+def _adaptive_average_pool_backward(dims: int, grad_output: ir.Value, input: ir.Value) -> ir.Value:
+    """Each mean's gradient, divided by their number, added to its elements."""
+    matrices = _adaptive_matrices(_spatial(input, dims), _spatial(grad_output, dims))
+    return apply(grad_output, [matrix.T for matrix in matrices])
+
+
+for _dims, _backward in (
+    (2, aten._adaptive_avg_pool2d_backward.default),
+    (3, aten._adaptive_avg_pool3d_backward.default),
+):
+    converter(_backward)(functools.partial(_adaptive_average_pool_backward, _dims))
+
+
+def _adaptive_matrices(sizes: Sequence[int], output_size: Sequence[int | ir.Value]) -> list[Matrix]:
+    matrices = []
+    for size, outputs in zip(sizes, output_size, strict=True):
+        if not isinstance(outputs, int):
+            raise NotTranslatable("the number of windows is symbolic, and its translation needs the number")
+        matrix = np.zeros((outputs, size))
+        for i, row in enumerate(matrix):
+            start, end = i * size // outputs, -(-(i + 1) * size // outputs)
+            row[start:end] = 1 / (end - start)
+        matrices.append(matrix)
+    return matrices
+
+
+# Padding
+
+
+@converter(
+    aten.replication_pad1d_backward.default,
+    aten.replication_pad2d_backward.default,
+    aten.replication_pad3d_backward.default,
+)
+def replication_pad_backward(
+    grad_output: ir.Value, input: ir.Value, padding: Sequence[int | ir.Value]
+) -> ir.Value:
+    """The gradients of an element and of its copies, added up. ``padding`` starts with the last dimension."""
+    matrices = []
+    for i, size in enumerate(reversed(_spatial(input, len(padding) // 2))):
+        before, after = padding[2 * i], padding[2 * i + 1]
+        if not isinstance(before, int) or not isinstance(after, int):
+            raise NotTranslatable("a symbolic padding")
+        source = np.clip(np.arange(-before, size + after), 0, size - 1)
+        matrices.insert(0, np.eye(size)[:, source])
+    return apply(grad_output, matrices)
