@@ -28,6 +28,7 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import aot
+from .aliases import separate_returned_views
 from .errors import SessionError, TranslationError, UnsupportedOperatorError
 from .exporter.decompositions import decomposition_table
 from .exporter.locations import source_line
@@ -183,6 +184,7 @@ class Pipeline:
             self.observer.stage("aten", name, module)
             _complete_meta(module)
             passes = self.passes.run("post_grad", module)
+            separate_returned_views(module)
             self.observer.stage("post_grad", name, module)
             runner = self.lower(name, module, passes)
         return aot.boxed(runner)

@@ -18,6 +18,7 @@ from torch import fx
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
+from .aliases import IN_PYTORCH, SHARED_MEMORY, is_view
 from .errors import TranslationError
 from .exporter.known_wrong import RANDOM, UNINITIALIZED, draws_random_numbers
 from .exporter.translate import Input, Output, find_translation, fold_constants, serialize, translate
@@ -26,7 +27,7 @@ from .runtime.providers import Provider
 from .runtime.session import refusal
 
 VIEWS_ONLY = "views and shapes alone cost less in PyTorch than the call of a session"
-BY_DESIGN = frozenset({VIEWS_ONLY, RANDOM, UNINITIALIZED})
+BY_DESIGN = frozenset({VIEWS_ONLY, SHARED_MEMORY, RANDOM, UNINITIALIZED})
 """Reasons that are no lack of ours: such nodes are counted and listed, but neither warned of nor an error."""
 
 _SYMBOLIC_STRIDES = "its result's strides are not known before the call"
@@ -100,6 +101,8 @@ class Support:
         """Why ``node`` must run in PyTorch, or ``None`` if ONNX Runtime can run it."""
         if node.op != "call_function":
             return f"a {node.op} node has no place in ONNX"
+        if IN_PYTORCH in node.meta:
+            return str(node.meta[IN_PYTORCH])
         if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
             producer = node.args[0]
             if isinstance(producer.meta.get("val"), (tuple, list)):
@@ -216,14 +219,7 @@ def producer_of(node: fx.Node) -> fx.Node:
 def _is_shape_operator(node: fx.Node) -> bool:
     if node.target is operator.getitem or not isinstance(node.meta.get("val"), torch.Tensor):
         return not isinstance(node.meta.get("val"), (tuple, list))
-    return node.target in _SHAPE_OPERATORS or _is_view(node.target)
-
-
-def _is_view(target: object) -> bool:
-    """Whether an ATen operator returns its argument's memory, by its schema."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    return any(result.alias_info is not None and not result.alias_info.is_write for result in target._schema.returns)
+    return node.target in _SHAPE_OPERATORS or is_view(node.target)
 
 
 def _partition(

@@ -1,0 +1,90 @@
+"""Keeps results that share memory in eager sharing it.
+
+A region returns each of its results in memory of its own. For these results that is wrong, as who changes
+one of them in place must see it in the other::
+
+    y = x + 1
+    return y, y.t()
+
+So PyTorch takes each returned view of an input, or of what another result is or is a view of. That also
+saves copies: a forward graph returns many views of weights and activations for its backward.
+"""
+
+from __future__ import annotations
+
+import collections
+import operator
+
+import torch
+from torch import fx
+
+SHARED_MEMORY = "it returns a view of memory that is returned or given elsewhere too"
+
+IN_PYTORCH = "in_pytorch"
+"""Key in a node's ``meta``: the reason why the node must run in PyTorch."""
+
+
+def is_view(target: object) -> bool:
+    """Whether an ATen operator returns its argument's memory, by its schema."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return any(
+        result.alias_info is not None and not result.alias_info.is_write for result in target._schema.returns
+    )
+
+
+def separate_returned_views(module: fx.GraphModule) -> int:
+    """Gives results that share memory their own view nodes, which must run in PyTorch; returns how many.
+
+    Other users of such a view keep theirs, so that no region is cut. Changes the graph in place.
+    """
+    output = module.graph.output_node()
+    returned = list(output.all_input_nodes)
+    sharing = collections.Counter(_owner(node) for node in returned)
+    separated: dict[fx.Node, fx.Node] = {}
+
+    def separate(node: fx.Node) -> fx.Node:
+        """The node that computes what ``node`` does, in PyTorch, from the owner of the memory."""
+        source = _viewed(node)
+        if source is None:
+            return node
+        if node not in separated:
+            result = node
+            if any(user is not output and user not in own for user in node.users):
+                with module.graph.inserting_after(node):
+                    result = module.graph.node_copy(node)
+            own.add(result)
+            result.meta[IN_PYTORCH] = SHARED_MEMORY
+            separated[node] = result
+            result.replace_input_with(source, separate(source))
+        return separated[node]
+
+    own: set[fx.Node] = set()
+    for node in reversed(returned):
+        owner = _owner(node)
+        if owner is not node and (sharing[owner] > 1 or owner.op in ("placeholder", "get_attr")):
+            output.replace_input_with(node, separate(node))
+    for node in separated:  # a view before what it views
+        if not node.users and node not in own:
+            module.graph.erase_node(node)
+    if own:
+        module.graph.lint()
+        module.recompile()
+    return len(own)
+
+
+def _viewed(node: fx.Node) -> fx.Node | None:
+    """What ``node`` is a view of, or ``None`` if it has memory of its own."""
+    if node.op != "call_function" or not node.all_input_nodes:
+        return None
+    source = node.all_input_nodes[0]
+    if node.target is operator.getitem:
+        return source if _viewed(source) is not None else None
+    return source if is_view(node.target) and node.args and node.args[0] is source else None
+
+
+def _owner(node: fx.Node) -> fx.Node:
+    """The node whose memory a node's result lies in."""
+    while (source := _viewed(node)) is not None:
+        node = source
+    return node

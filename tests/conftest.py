@@ -1,0 +1,164 @@
+"""Shared helpers: a clean compiler around each test, and the comparison of a compiled function with eager.
+
+A test says what it compiles and with what it calls it; ``assert_same_as_eager`` says what must hold::
+
+    def test_several_outputs():
+        assert_same_as_eager(lambda x: (x + 1, x * 2), torch.randn(2, 3))
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+
+@pytest.fixture(autouse=True)
+def clean_compiler() -> Iterator[None]:
+    """Each test starts with nothing compiled, nothing counted and the same random numbers."""
+    threads = torch.get_num_threads()
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+    torch.set_num_threads(threads)
+
+
+def counted(event: str) -> int:
+    """How often the backends counted an event since the test began."""
+    return counters["dynamo_backends"][event]
+
+
+def assert_on_onnx() -> None:
+    """All operators of all graphs compiled in this test run on ONNX Runtime, and each region ran there."""
+    events = counters["dynamo_backends"]
+    in_pytorch = {event: number for event, number in events.items() if event.startswith("fallback ")}
+    assert not in_pytorch, f"these run in PyTorch: {in_pytorch}"
+    assert counted("nodes_on_onnx") > 0, "nothing runs on ONNX Runtime"
+    assert counted("runtime_failures") == 0, "ONNX Runtime failed while running a region"
+
+
+def compiled(function: Callable[..., object], **settings: object) -> Callable[..., object]:
+    """``torch.compile`` with our backend."""
+    return torch.compile(function, **{"backend": "onnxrt", **settings})  # type: ignore[call-overload]
+
+
+def assert_same_as_eager(
+    function: Callable[..., object],
+    *args: object,
+    calls: int = 1,
+    tolerance: Mapping[str, float] | None = None,
+    settings: Mapping[str, object] | None = None,
+    **kwargs: object,
+) -> Callable[..., object]:
+    """Runs a function or module eagerly and compiled, each on its own copy of its state, and compares
+
+    - the results: structure, Python type, dtype, shape, strides, ``requires_grad``, value, NaN included;
+    - which results share memory with each other and with the arguments;
+    - what became of the arguments and of the module's parameters and buffers;
+    - the state of the random generator;
+    - if results require gradients: the gradients of arguments and parameters, and the random state after.
+
+    Args:
+        function: what is compiled.
+        args, kwargs: its arguments; they are copied, views of one tensor stay views of one tensor.
+        calls: how many times both are called, in turn, on the same copies.
+        tolerance: ``rtol`` and ``atol``, where ``torch.testing``'s do not fit; the test says why.
+        settings: arguments of ``torch.compile``.
+
+    Returns:
+        The compiled function.
+    """
+    expected_function, actual_function = copy.deepcopy(function), copy.deepcopy(function)
+    expected_inputs, actual_inputs = copy.deepcopy((args, kwargs)), copy.deepcopy((args, kwargs))
+    compiled_function = compiled(actual_function, **(settings or {}))
+    for call in range(calls):
+        expected = _call(expected_function, expected_inputs, seed=call)
+        actual = _call(compiled_function, actual_inputs, seed=call)
+        close = dict(tolerance or {})
+        assert_same_values(actual.results, expected.results, **close)
+        assert torch.equal(actual.random_state, expected.random_state), "the random generators went apart"
+        aliases = _aliases(expected.results, expected_inputs)
+        assert _aliases(actual.results, actual_inputs) == aliases, "other results share memory than in eager"
+        assert_same_values(actual_inputs, expected_inputs, **close)
+        assert_same_values(_state(actual_function), _state(expected_function), **close)
+        if expected.differentiable:
+            assert_same_values(actual.gradients(), expected.gradients(), **close)
+            assert_same_values(_gradients(actual_inputs), _gradients(expected_inputs), **close)
+            gradients = _gradients(_state(expected_function))
+            assert_same_values(_gradients(_state(actual_function)), gradients, **close)
+    return compiled_function
+
+
+class _call:
+    """One call with a seed: its results, and on request the gradients of what they were computed from."""
+
+    def __init__(self, function: Callable[..., object], inputs: tuple, seed: int) -> None:
+        torch.manual_seed(seed)
+        args, kwargs = inputs
+        self.results = function(*args, **kwargs)
+        self.random_state = torch.get_rng_state()
+        self.differentiable = [leaf for leaf in _tensors(self.results) if leaf.requires_grad]
+
+    def gradients(self) -> torch.Tensor:
+        """Runs the backward with random gradients, the same in each run; returns the random state after."""
+        torch.manual_seed(1234)
+        torch.autograd.backward(self.differentiable, [torch.randn_like(leaf) for leaf in self.differentiable])
+        return torch.get_rng_state()
+
+
+def _state(function: Callable[..., object]) -> dict[str, torch.Tensor]:
+    if not isinstance(function, torch.nn.Module):
+        return {}
+    return {**dict(function.named_parameters()), **dict(function.named_buffers())}
+
+
+def _gradients(tensors: object) -> list[torch.Tensor | None]:
+    return [leaf.grad for leaf in _tensors(tensors) if leaf.is_leaf]
+
+
+def _tensors(structure: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(structure) if isinstance(leaf, torch.Tensor)]
+
+
+def _aliases(results: object, inputs: object) -> list[list[int]]:
+    """For each tensor among results and inputs, which others share its memory."""
+    owners: list[object] = []
+    for position, tensor in enumerate(_tensors((results, inputs))):
+        address = tensor.untyped_storage().data_ptr()
+        owners.append(address if tensor.numel() else f"empty {position}")
+    return [[i for i, other in enumerate(owners) if other == owner] for owner in owners]
+
+
+def assert_same_values(actual: object, expected: object, **tolerance: float) -> None:
+    """Two nested structures are the same: tensors close, with equal dtype, shape and strides; all else equal."""
+    actual_leaves, actual_structure = tree_flatten(actual)
+    expected_leaves, expected_structure = tree_flatten(expected)
+    assert actual_structure == expected_structure
+    for ours, eagers in zip(actual_leaves, expected_leaves, strict=True):
+        assert type(ours) is type(eagers), f"{type(ours)} instead of {type(eagers)}"
+        if isinstance(eagers, torch.Tensor):
+            torch.testing.assert_close(ours, eagers, equal_nan=True, **tolerance)  # dtype and shape too
+            assert significant_strides(ours) == significant_strides(eagers)
+            assert ours.requires_grad == eagers.requires_grad
+        elif isinstance(eagers, float):
+            assert ours == pytest.approx(eagers, rel=tolerance.get("rtol", 1e-6), nan_ok=True)
+        else:
+            assert ours == eagers
+
+
+def significant_strides(tensor: torch.Tensor) -> Sequence[int]:
+    """The strides that address anything.
+
+    An empty tensor and a dimension of size one have arbitrary strides, and PyTorch's fake tensors, from
+    which every compiler reads them, do not have eager's there: ``torch.randn(0, 3).t() + 1`` has strides
+    (1, 3), its fake tensor (1, 1).
+    """
+    if tensor.layout is not torch.strided or tensor.numel() == 0:
+        return ()
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
