@@ -129,7 +129,6 @@ class Pipeline:
             UnsupportedOperatorError: a node cannot run on ONNX Runtime, and ``fallback`` is ``error``.
         """
         graph = GraphName(_next_graph_number())
-        count("graphs")
         self.observer.stage("dynamo", graph, module)
         self.passes.run("pre_grad", module)
         self.observer.stage("pre_grad", graph, module)
@@ -151,7 +150,9 @@ class Pipeline:
             partition_fn=self.partitioner(graph),
             decompositions=decomposition_table(self.options.opset),
         )
-        return backend(module, example_inputs)
+        result: Callable[..., object] = backend(module, example_inputs)
+        count("graphs")  # not before: Dynamo may give up an attempt and trace again, with a float made a constant
+        return result
 
     def compile_for_aot_autograd(self, module: fx.GraphModule, example_inputs: Sequence[object]) -> Runner:
         """The pipeline from the stage ``aten`` on, for ``aot_autograd(fw_compiler=...)``.

@@ -13,6 +13,8 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from ..aliases import is_view
+
 aten = torch.ops.aten
 
 Rule = Callable[[fx.Node], "str | None"]
@@ -113,6 +115,7 @@ def _integer_division(node: fx.Node) -> str | None:
 _WRONG_AT_SPECIAL_VALUES = {
     # Torchlib of onnxscript 0.7; the database's tests and tests/test_known_wrong.py show each.
     aten.angle.default: "its translation loses NaN",
+    aten.celu.default: "its translation overflows at the largest double",
     aten.atan2.default: "its translation is wrong for NaN and for signed zeros",
     aten.heaviside.default: "its translation takes NaN for a positive number",
     aten.logaddexp.default: "its translation is wrong for infinities",
@@ -123,15 +126,41 @@ _WRONG_AT_SPECIAL_VALUES = {
     aten.topk.default: "equal values and NaN come in another order",
 }
 
-_FLOOR_DIVISIONS = {aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default}
-
-
 def _special_values(node: fx.Node) -> str | None:
-    if node.target in _FLOOR_DIVISIONS and node.kwargs.get("rounding_mode") != "trunc":
-        result = node.meta.get("val")
-        if isinstance(result, torch.Tensor) and result.is_floating_point():
-            return "its translation is wrong for infinities and rounds the quotient before it takes the floor"
     return _WRONG_AT_SPECIAL_VALUES.get(node.target)  # type: ignore[call-overload]
+
+
+_POWERS = {aten.pow.Scalar, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor}
+_CLIPS = {aten.hardtanh.default, aten.relu6.default}
+
+
+def _integer_kernels(node: fx.Node) -> str | None:
+    """Kernels of ONNX Runtime 1.31 that are wrong for integers."""
+    result = node.meta.get("val")
+    if not isinstance(result, torch.Tensor):
+        return None
+    if node.target in _POWERS and not result.is_floating_point():
+        return "ONNX Runtime computes powers of integers in double precision, and saturates where eager wraps"
+    if node.target in _CLIPS and result.dtype is torch.int64:
+        return "ONNX Runtime's Clip compares 32 bits of an int64"
+    return None
+
+
+def _number_out_of_range(node: fx.Node) -> str | None:
+    """Eager wraps a number around that does not fit the integer dtype an operator computes in (-1 in uint8 is 255)."""
+    result = node.meta.get("val")
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.pointwise not in node.target.tags:
+        return None
+    for tensor in _tensors(node):
+        if tensor.is_floating_point() or tensor.dtype is torch.bool:
+            continue
+        if isinstance(result, torch.Tensor) and result.dtype not in (tensor.dtype, torch.bool):
+            continue
+        limits = torch.iinfo(tensor.dtype)
+        for number in node.args:
+            if isinstance(number, int) and not limits.min <= number <= limits.max:
+                return f"{number} does not fit into {tensor.dtype}"
+    return None
 
 
 _EXACT_IN_SUMS = (torch.bool, torch.uint8, torch.int8, torch.int16)
@@ -172,20 +201,24 @@ def _uninitialized(node: fx.Node) -> str | None:
 
 _RIGHT_ON_EMPTY = {
     getattr(packet, overload)
-    for packet in (aten.cat, aten.sum, aten.mm, aten.bmm, aten.addmm)
+    for packet in (aten.cat, aten.mm, aten.bmm, aten.addmm)
     for overload in packet.overloads()
 }
 
 
 def _empty(node: fx.Node) -> str | None:
-    """The mean of nothing is NaN in PyTorch and 0 in ONNX Runtime, ``any`` of nothing is true there, and more."""
-    if node.target in _RIGHT_ON_EMPTY:
+    """Reductions of an empty tensor.
+
+    The mean of nothing is NaN in PyTorch and 0 in ONNX Runtime, ``any`` of nothing is true there, and the sum of the rows
+    of a tensor without rows has the shape of that tensor.
+    """
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target in _RIGHT_ON_EMPTY:
         return None
-    inputs = [arg.meta.get("val") for arg in node.all_input_nodes]
-    result = node.meta.get("val")
-    results = result if isinstance(result, (tuple, list)) else [result]
-    if any(map(_may_be_empty, inputs)) and not all(map(_may_be_empty, results)):
-        return "ONNX Runtime reduces an empty tensor to another value"
+    if torch.Tag.pointwise in target.tags or is_view(target):
+        return None
+    if any(_may_be_empty(arg.meta.get("val")) for arg in node.all_input_nodes):
+        return "ONNX Runtime computes something else of an empty tensor"
     return None
 
 
@@ -201,6 +234,8 @@ _RULES: tuple[Rule, ...] = (
     _symbolic_float,
     _integer_division,
     _special_values,
+    _integer_kernels,
+    _number_out_of_range,
     _integer_reductions,
     _empty,
 )
