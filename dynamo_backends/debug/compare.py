@@ -257,7 +257,8 @@ class _Lockstep:
         results, exact = self._eager[node], self._exact[node]
         several = isinstance(results, (tuple, list))
         local = self._local(node)
-        for i, eager in enumerate(results if several else [results]):  # type: ignore[call-overload, arg-type]
+        values_of_eager: Sequence[object] = results if isinstance(results, (tuple, list)) else [results]
+        for i, eager in enumerate(values_of_eager):
             if not isinstance(eager, torch.Tensor):
                 continue
             index = i if several else None

@@ -37,7 +37,7 @@ def widen(value: object) -> object:
 
 def arguments(node: fx.Node, environment: Environment) -> tuple[tuple[object, ...], dict[str, object]]:
     """A node's arguments with the values of the nodes they name."""
-    return fx.map_arg((node.args, node.kwargs), environment.__getitem__)  # type: ignore[return-value]
+    return fx.map_arg((node.args, node.kwargs), environment.__getitem__)
 
 
 def run_eager(node: fx.Node, environment: Environment) -> object:

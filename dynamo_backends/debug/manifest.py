@@ -24,6 +24,23 @@ SCHEMA_VERSION = 1
 _PACKAGES = ("dynamo-backends", "torch", "onnx", "onnxruntime", "onnxscript", "onnx-ir", "numpy", "transformers")
 
 
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Where one run spent its time, and what crossed between ONNX Runtime and PyTorch.
+
+    Attributes:
+        region_milliseconds: wall time of each region's call, by its index.
+        pytorch_milliseconds: wall time of all nodes in PyTorch.
+        crossing_tensors: values that one region computes and another or PyTorch reads, or the reverse.
+        crossing_bytes: their size.
+    """
+
+    region_milliseconds: dict[int, float]
+    pytorch_milliseconds: float
+    crossing_tensors: int
+    crossing_bytes: int
+
+
 class Manifest:
     """The manifest of one dump folder; written anew, atomically, at each change."""
 
@@ -80,11 +97,12 @@ class Manifest:
             entry = self._graphs[name]
             entry["runs"] = int(entry["runs"]) + 1  # type: ignore[call-overload]
 
-    def add_comparison(self, name: GraphName, comparison: GraphComparison) -> None:
-        """A compared run. A verdict that is not ``ok`` stays: a later run does not hide it."""
+    def add_comparison(self, name: GraphName, comparison: GraphComparison, cost: Cost) -> None:
+        """A compared run and its cost. A verdict that is not ``ok`` stays: a later run does not hide it."""
         with self._lock:
             entry = self._graphs[name]
             entry["status"] = "compared"
+            entry["cost"] = dataclasses.asdict(cost)
             if entry["verdict"] in (None, OK):
                 entry.update(verdict=comparison.verdict, note=comparison.note, worst=comparison.worst_as_json())
             self._write()

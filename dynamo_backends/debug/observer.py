@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,9 +21,10 @@ from ..observer import GraphName, Observer, Runner
 from ..options import Options
 from ..pipeline import CompiledGraph, CompiledRegion, count
 from ..regions import ORIGINAL
+from ..runtime.binding import InputSpec, OutputSpec
 from .compare import OK, GraphComparison, compare_run
 from .dump_folder import DumpFolder, dump_folder, graph_folder
-from .manifest import Manifest
+from .manifest import Cost, Manifest
 from .record import Record, Run, make_record, snapshot
 from .replay import Replay
 from .tables import regions_text, side_by_side_json, side_by_side_text
@@ -85,7 +88,9 @@ class DebugObserver(Observer):
         watched = _WatchedGraph(graph, self, record)
         return watched.run
 
-    def compare(self, graph: CompiledGraph, actual: dict[fx.Node, object], *, write_data: bool) -> GraphComparison:
+    def compare(
+        self, graph: CompiledGraph, actual: dict[fx.Node, object], cost: Cost, *, write_data: bool
+    ) -> GraphComparison:
         """Compares one run, writes the tables, and says the verdict in the log and the manifest."""
         with self._lock, torch.no_grad(), torch.random.fork_rng(devices=[]):
             try:
@@ -101,7 +106,7 @@ class DebugObserver(Observer):
                 folder = _region_folder(compiled)
                 self._folder.write_text(f"{folder}/side_by_side.txt", side_by_side_text(comparison, compiled.region))
                 self._folder.write_text(f"{folder}/side_by_side.json", side_by_side_json(comparison, compiled.region))
-            self._manifest.add_comparison(graph.name, comparison)
+            self._manifest.add_comparison(graph.name, comparison, cost)
         level = logging.INFO if comparison.verdict == OK else logging.WARNING
         logger.log(level, "%s: %s%s", graph.name, comparison.verdict, f" ({comparison.note})" if comparison.note else "")
         return comparison
@@ -119,10 +124,13 @@ class DebugObserver(Observer):
         folder = f"{_region_folder(compiled)}/test_data_set_0"
         assert compiled.bound is not None
         region = compiled.region
-        inputs = zip(compiled.bound.inputs, (item.node for item in region.inputs), strict=True)
-        outputs = zip(compiled.bound.outputs, (item.node for item in region.outputs), strict=True)
-        for kind, pairs in (("input", inputs), ("output", outputs)):
-            for i, (spec, node) in enumerate(pairs):
+        specs: dict[str, Sequence[InputSpec | OutputSpec]] = {
+            "input": compiled.bound.inputs,
+            "output": compiled.bound.outputs,
+        }
+        nodes = {"input": [item.node for item in region.inputs], "output": [item.node for item in region.outputs]}
+        for kind in ("input", "output"):
+            for i, (spec, node) in enumerate(zip(specs[kind], nodes[kind], strict=True)):
                 value = actual[node]
                 tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
                 if spec.permutation is not None:
@@ -150,7 +158,8 @@ class _WatchedGraph:
             interpreter = _RecordingInterpreter(self._graph.assembled)
             outputs = interpreter.run(*args, enable_io_processing=False)
             args.clear()
-            comparison = self._observer.compare(self._graph, interpreter.values, write_data=is_first)
+            cost = measure_cost(self._graph, interpreter)
+            comparison = self._observer.compare(self._graph, interpreter.values, cost, write_data=is_first)
             if self._record is not None:
                 self._record.comparison = comparison
         else:
@@ -160,15 +169,37 @@ class _WatchedGraph:
         return outputs
 
 
+def measure_cost(graph: CompiledGraph, interpreter: _RecordingInterpreter) -> Cost:
+    """What the run that was interpreted spent in regions and in PyTorch, and what went between them."""
+    region_of = {node: region.region.index for region in graph.regions for node in region.region.nodes}
+    tensors = size = 0
+    for node, value in interpreter.values.items():
+        if node.op in ("placeholder", "get_attr") or not isinstance(value, torch.Tensor):
+            continue
+        home = region_of.get(node)
+        if any(user.op != "output" and region_of.get(user) != home for user in node.users):
+            tensors += 1
+            size += value.numel() * value.element_size()
+    return Cost(interpreter.region_milliseconds, interpreter.pytorch_milliseconds, tensors, size)
+
+
 class _RecordingInterpreter(fx.Interpreter):
-    """Runs a split graph and keeps the values of the nodes of the graph before the split."""
+    """Runs a split graph; keeps the values of the nodes of the graph before the split, and the time each side takes."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
         self.values: dict[fx.Node, object] = {}
+        self.region_milliseconds: dict[int, float] = {}
+        self.pytorch_milliseconds = 0.0
 
     def run_node(self, n: fx.Node) -> object:
+        start = time.perf_counter()
         value = super().run_node(n)
+        elapsed = (time.perf_counter() - start) * 1e3
+        if isinstance(n.target, CompiledRegion):
+            self.region_milliseconds[n.target.region.index] = elapsed
+        else:
+            self.pytorch_milliseconds += elapsed
         original = n.meta.get(ORIGINAL)
         if original is not None:
             self.values[original] = value

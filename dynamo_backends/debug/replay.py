@@ -35,7 +35,7 @@ class Replay:
         """
         outputs = [output for node in region.nodes if "val" in node.meta for output in _own_results(node)]
         session = self._bind(region.nodes, [item.node for item in region.inputs], outputs)
-        values = session(args)  # type: ignore[arg-type]
+        values = session(args)
         return {(output.node, output.index): value for output, value in zip(outputs, values, strict=True)}
 
     def node_values(self, node: fx.Node, args: Sequence[object]) -> list[object] | None:
@@ -55,7 +55,7 @@ class Replay:
         if session is None:
             return None
         try:
-            return session(args)  # type: ignore[arg-type, return-value]
+            return session(args)
         except SessionError:
             return None
 

@@ -132,6 +132,6 @@ class _Search:
             disabled_optimizers=disabled,
         )
         bound = BoundSession(session, self._bound.inputs, self._bound.outputs, device=torch.device("cpu"))
-        result = bound(self._arguments)[self._position]  # type: ignore[arg-type]
+        result = bound(self._arguments)[self._position]
         assert isinstance(result, torch.Tensor)
         return result
