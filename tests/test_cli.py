@@ -1,0 +1,132 @@
+"""The command ``dynamo-backends``: what it prints, and its exit code."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dynamo_backends.cli import demo, main
+from dynamo_backends.debug.dump_folder import latest_run
+
+SMALL = ["demo", "--part", "attention", "--length", "16"]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+def _rows(printed: str) -> list[list[str]]:
+    """The table's lines: graph, direction, nodes, on ONNX, worst error, eager's, verdict."""
+    return [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines() if line.startswith("graph ")]
+
+
+def test_demo_in_a_process_of_its_own(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dynamo_backends.cli", *SMALL, "--dump-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600)
+    assert done.returncode == 0, done.stderr
+    rows = _rows(done.stdout)
+    assert [row[1] for row in rows] == ["forward", "backward"]
+    for row in rows:
+        assert row[3] == "100.0%" and row[6] == "ok"
+    assert str(latest_run(tmp_path)) in done.stdout
+    assert "onnxrt: compile and run" in done.stderr, "progress is shown, and not among the results"
+
+
+def test_demo_forward_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--no-backward", "--dump-dir", str(tmp_path)]) == 0
+    [row] = _rows(capsys.readouterr().out)
+    assert row[1] == "inference"
+
+
+def test_demo_mixed_runs_what_onnx_has_no_kernel_for_in_pytorch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SMALL, "--mixed", "--dump-dir", str(tmp_path)]) == 0
+    assert [row[6] for row in _rows(capsys.readouterr().out)] == ["ok", "ok"]
+
+
+def test_demo_dynamic_serves_two_batch_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--dynamic", "--opset", "18", "--dump-dir", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert len(_rows(printed)) == 2
+    assert "batch sizes 2 and 3 ran on the same models" in printed
+    manifest = json.loads((latest_run(tmp_path) / "manifest.json").read_text())
+    assert manifest["options"]["opset"] == 18
+
+
+def test_another_verdict_than_ok_is_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graphs = demo.Demo._graphs
+
+    def worse(self: demo.Demo) -> list[dict[str, object]]:
+        return [{**graph, "verdict": "diverges at mm_1 (model.py:7)"} for graph in graphs(self)]
+
+    monkeypatch.setattr(demo.Demo, "_graphs", worse)
+    assert main([*SMALL, "--no-backward", "--dump-dir", str(tmp_path)]) == 1
+    assert "WRONG" in capsys.readouterr().out
+
+
+def test_gradients_that_eager_does_not_give_are_named() -> None:
+    from dynamo_backends.cli.llama import Result
+
+    exact = torch.randn(64, dtype=torch.float64)
+    eager = Result(exact.float(), {"weight": exact.float()})
+    wrong = Result(exact.float(), {"weight": exact.float() * 1.01})
+    wide = Result(exact, {"weight": exact})
+    assert demo._disagreements(eager, eager, wide) == []
+    [complaint] = demo._disagreements(wrong, eager, wide)
+    assert "gradient of weight" in complaint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo", "--opset", "3"], "18 to"),
+        (["demo", "--part", "head"], "'attention', 'decoder', 'model'"),
+        (["demo", "--length", "many"], "2 to 2048"),
+        (["demo", "--dump-dir", ""], "empty"),
+        (["demonstrate"], "demo"),
+        ([], "COMMAND"),
+    ],
+)
+def test_bad_arguments_are_explained(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_unwritable_dump_folder_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "occupied").write_text("a file where the folder should be")
+    with pytest.raises(SystemExit) as caught:
+        main([*SMALL, "--dump-dir", str(tmp_path / "occupied" / "dump")])
+    assert caught.value.code == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_missing_transformers_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as caught:
+        main([*SMALL, "--dump-dir", str(tmp_path)])
+    assert caught.value.code == 2
+    assert "pip install 'transformers>=5'" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert re.fullmatch(r"dynamo-backends \d+\.\d+\.\d+\n", capsys.readouterr().out)
