@@ -121,11 +121,11 @@ class Support:
         inputs = [Input(arg) for arg in node.all_input_nodes]
         try:
             model = translate([node], inputs, results_of(node), opset=self.opset, name=node.name)
+            refused = refusal(serialize(model), self.providers)
+            if refused is not None:
+                refused = refusal(serialize(fold_constants(model)), self.providers)
         except TranslationError as error:
             return str(error).split(": ", 1)[-1]
-        refused = refusal(serialize(model), self.providers)
-        if refused is not None:
-            refused = refusal(serialize(fold_constants(model)), self.providers)
         return None if refused is None else f"ONNX Runtime refuses it: {first_line(refused)}"
 
 

@@ -27,7 +27,6 @@ _DECOMPOSE_ANYWAY = {
     aten.native_batch_norm.default,
     aten._native_batch_norm_legit.default,
     aten._native_batch_norm_legit.no_stats,
-    aten._native_batch_norm_legit_functional.default,
     aten.instance_norm.default,
     # Torchlib returns the batch size instead of the total weight; the gradient divides by it.
     aten.nll_loss_forward.default,

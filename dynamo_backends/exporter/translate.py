@@ -97,8 +97,15 @@ def translate(
 
 
 def fold_constants(model: ir.Model) -> ir.Model:
-    """Folds constants in place; the only change made to a translation before it is written down as ``model.onnx``."""
-    optimizer.fold_constants(model)
+    """Folds constants in place; the only change made to a translation before it is written down as ``model.onnx``.
+
+    Raises:
+        TranslationError: a node of constants alone cannot be computed.
+    """
+    try:
+        optimizer.fold_constants(model)
+    except RuntimeError as error:  # onnxscript evaluates it and passes on whatever that raises
+        raise TranslationError(f"{model.graph.name}: its constants cannot be folded: {_root_cause(error)}") from error
     ir_passes.RemoveUnusedNodesPass()(model)
     return model
 

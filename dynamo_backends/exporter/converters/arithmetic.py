@@ -179,6 +179,51 @@ def remainder(x: Operand, divisor: Operand) -> ir.Value:
     return op.Where(add, op.Add(rest, divisor), rest)
 
 
+@converter(aten.fmod.Tensor, aten.fmod.Scalar)
+def fmod(x: ir.Value, divisor: Operand) -> ir.Value:
+    """The C library's ``fmod``; of integers the remainder of the truncated quotient.
+
+    ONNX Runtime (1.31) computes that of integers in double precision.
+    """
+    dtype = _dtype(x, divisor)
+    divisor = _value(divisor, dtype)
+    if dtype.is_floating_point():
+        return op.Mod(x, divisor, fmod=1)
+    return op.Sub(x, op.Mul(op.Div(x, divisor), divisor))
+
+
+@converter(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div(x: ir.Value, divisor: Operand, rounding_mode: str | None = None) -> ir.Value:
+    """``x / divisor``, rounded to zero (``trunc``) or down (``floor``).
+
+    Integers are divided as integers; torchlib divides them in float32. Floats are not rounded down here: eager's
+    ``div_floor_kernel`` goes by ``fmod``, and a rounded quotient may already be too large.
+    """
+    dtype = _dtype(x, divisor)
+    divisor = _value(divisor, dtype)
+    quotient = op.Div(x, divisor)
+    if rounding_mode is None:
+        return quotient
+    if dtype.is_floating_point():
+        if rounding_mode == "floor":
+            raise NotTranslatable("a rounded quotient may already be too large to be rounded down")
+        return trunc(quotient)
+    if rounding_mode == "trunc":
+        return quotient  # ONNX Runtime's Div of integers truncates
+    if not dtype.is_signed():
+        return quotient
+    rest = op.Sub(x, op.Mul(quotient, divisor))
+    zero = constant(0, dtype)
+    below = op.And(op.Not(op.Equal(rest, zero)), op.Xor(op.Less(rest, zero), op.Less(divisor, zero)))
+    return op.Sub(quotient, op.Cast(below, to=dtype))
+
+
+@converter(aten.floor_divide.default)
+def floor_divide(x: ir.Value, divisor: Operand) -> ir.Value:
+    """``div`` rounded down."""
+    return div(x, divisor, rounding_mode="floor")
+
+
 @converter(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
 def xlogy(x: Operand, y: Operand) -> ir.Value:
     """NaN where ``y`` is, else 0 where ``x`` is, else ``x * log(y)``; torchlib's is 0 for (0, NaN)."""
