@@ -1,0 +1,65 @@
+"""Every operator of PyTorch's database through ``onnxrt`` equals eager: values, dtype, shape, strides and types.
+
+The first sample of each entry, float32 or, for an entry without it, its first dtype. Two kinds of entries have no result to
+compare, and are left out:
+
+- ``empty`` and its kind return uninitialized memory (other random entries seed the generator themselves, and are in);
+- Jiterator and a few attention kernels are for CUDA alone: eager raises on the CPU, or has no dtype there.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from operators import call, compiled_difference, copy_of, entries, first_dtype, is_random, samples
+
+ENTRIES = entries()
+UNINITIALIZED = {name for name in ENTRIES if "empty" in name}
+CUDA_ONLY = {name for name, op in ENTRIES.items() if "jiterator" in name or not op.supported_dtypes("cpu")}
+COVERED = sorted(set(ENTRIES) - UNINITIALIZED - CUDA_ONLY)
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def test_no_operator_is_left_out() -> None:
+    """PyTorch 2.13 has 702 entries; those that are left out can be counted by hand."""
+    assert len(ENTRIES) == 702
+    assert UNINITIALIZED == {
+        "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
+    }  # fmt: skip
+    assert len(CUDA_ONLY) == 8
+    assert len(COVERED) == 688
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_operator(name: str) -> None:
+    op = ENTRIES[name]
+    sample = next(samples(op, first_dtype(op)))
+    assert compiled_difference(op, sample) is None
+
+
+@pytest.mark.parametrize("name", sorted(UNINITIALIZED))
+def test_uninitialized_memory(name: str) -> None:
+    """What can be compared of these: dtype, shape and strides."""
+    op = ENTRIES[name]
+    sample = next(samples(op, torch.float32))
+    arguments = copy_of((sample.input, sample.args, sample.kwargs))
+    assert is_random(op, sample)
+    expected = call(op, arguments)
+    actual = torch.compile(lambda: call(op, arguments), backend="onnxrt", dynamic=False)()
+    assert isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor)
+    assert (actual.dtype, actual.shape, actual.stride()) == (expected.dtype, expected.shape, expected.stride())
+
+
+@pytest.mark.parametrize("name", sorted(name for name in CUDA_ONLY if "jiterator" in name))
+def test_eager_raises_on_the_cpu(name: str) -> None:
+    """The reason these are left out still holds."""
+    op = ENTRIES[name]
+    sample = next(samples(op, torch.float32))
+    with pytest.raises(AssertionError, match="only supported on CUDA"):
+        call(op, (sample.input, sample.args, sample.kwargs))
