@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -222,3 +223,50 @@ def test_diagonals(offset: int, dims: tuple[int, int]) -> None:
 
 def test_weight_normalization() -> None:
     assert_equals_eager(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 3)), randn(2, 4))
+
+
+# Normalization
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize(
+    "norm",
+    [
+        torch.nn.LayerNorm(6),
+        torch.nn.LayerNorm((5, 6), bias=False),
+        torch.nn.LayerNorm(6, elementwise_affine=False),
+        torch.nn.BatchNorm2d(3),
+        torch.nn.BatchNorm2d(3, affine=False, momentum=0.3),
+    ],
+    ids=str,
+)
+def test_normalization(norm: torch.nn.Module, dtype: torch.dtype) -> None:
+    half = {"rtol": 1e-2, "atol": 1e-2} if dtype is torch.float16 else {}  # results are rounded at other places
+    if dtype is torch.float32:
+        half = {"rtol": 1e-4, "atol": 1e-5}  # sums of float32 in another order
+    assert_equals_eager(copy.deepcopy(norm).to(dtype), randn(2, 3, 5, 6, dtype=dtype), **half)
+
+
+def test_normalization_of_symbolic_sizes() -> None:
+    tolerance = {"rtol": 1e-4, "atol": 1e-5}
+    assert_equals_eager(torch.nn.LayerNorm(6), symbolic(randn(4, 5, 6), 0, 1), **tolerance)
+    assert_equals_eager(torch.nn.BatchNorm2d(3), symbolic(randn(4, 3, 5, 6), 0, 2, 3), **tolerance)
+    assert_equals_eager(torch.nn.BatchNorm1d(3), symbolic(randn(4, 3), 0), **tolerance)
+
+
+# Embeddings
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("padding_idx", [None, 3, -1])
+def test_embedding(padding_idx: int | None, dtype: torch.dtype) -> None:
+    embedding = torch.nn.Embedding(5, 4, padding_idx=padding_idx, dtype=dtype)
+    half = {"rtol": 1e-2, "atol": 1e-2} if dtype is torch.float16 else {}  # eager adds up in half precision
+    assert_equals_eager(embedding, torch.randint(0, 5, (3, 7)), **half)
+    assert_equals_eager(embedding, symbolic(torch.randint(0, 5, (3, 7)), 0, 1), **half)
+
+
+def test_embedding_bag_runs_in_pytorch() -> None:
+    """Torchlib translates only its first result."""
+    bag = torch.nn.EmbeddingBag(5, 4, mode="mean")
+    assert_same_as_eager(bag, torch.randint(0, 5, (7,)), torch.tensor([0, 3]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from onnxscript.onnx_opset import opset18 as op
@@ -98,14 +99,19 @@ def _check_dropout(dropout_p: float) -> None:
 
 
 def _scale(query: ir.Value, scale: float | None) -> ir.Value:
-    """The factor of the scores, by default ``1 / sqrt(D)``, in the dtype the scores are computed in."""
+    """The factor of the scores, by default ``1 / sqrt(D)``, in the dtype the scores are computed in.
+
+    A scalar, which ONNX Runtime makes the ``alpha`` of its ``FusedMatMul``. That is a float32 also in a product of
+    float64 matrices (1.31), so that float64 gets one factor for each feature of the query.
+    """
     dtype = shapes.computing_dtype(query)
-    if scale is not None:
-        return shapes.constant(scale, dtype)
     features = shapes.size(query, -1)
-    if isinstance(features, int):
-        return shapes.constant(1.0 / math.sqrt(features), dtype)
-    return op.Reciprocal(op.Sqrt(op.Cast(features, to=dtype)))
+    if scale is None and not isinstance(features, int):
+        return op.Reciprocal(op.Sqrt(op.Cast(features, to=dtype)))
+    number = scale if scale is not None else 1.0 / math.sqrt(features)  # type: ignore[arg-type]
+    if dtype == ir.DataType.DOUBLE and isinstance(features, int):
+        return op.Constant(value=ir.tensor(np.full(features, number)))
+    return shapes.constant(number, dtype)
 
 
 def _transposed(value: ir.Value) -> ir.Value:
@@ -122,7 +128,10 @@ def _scores(
     """
     dtype = query.dtype
     assert dtype is not None
-    scores = op.Mul(op.MatMul(query, _transposed(key)), factor)
+    if dtype == ir.DataType.DOUBLE:
+        scores = op.MatMul(op.Mul(query, factor), _transposed(key))
+    else:
+        scores = op.Mul(op.MatMul(query, _transposed(key)), factor)
     if is_causal:
         rows = op.Unsqueeze(_positions(query), [1])
         hidden = op.Greater(op.Unsqueeze(_positions(key), [0]), rows)

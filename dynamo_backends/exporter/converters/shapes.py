@@ -7,7 +7,7 @@ time, so that a symbolic size is never baked into a model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -118,6 +118,11 @@ def computing_dtype(value: ir.Value) -> ir.DataType:
 def cast(value: ir.Value, dtype: ir.DataType) -> ir.Value:
     """``value`` as another dtype; itself if it has it."""
     return value if value.dtype == dtype else op.Cast(value, to=dtype)
+
+
+def cast_all(dtype: ir.DataType, *values: Any) -> tuple[Any, ...]:
+    """Each value as another dtype; ``None`` stays ``None``."""
+    return tuple(None if value is None else cast(value, dtype) for value in values)
 
 
 def _shape(value: ir.Value) -> ir.Shape:
