@@ -7,6 +7,7 @@ from typing import Any
 
 from passes.manager import PassManager
 from torch import fx
+from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.logging_utils import get_aot_graph_name
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
@@ -22,8 +23,13 @@ def graph_being_compiled() -> tuple[str, str]:
 
 
 def min_cut_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """PyTorch's min-cut partitioner: the forward and the backward graph of a joint graph."""
-    return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+    """PyTorch's min-cut partitioner: the forward and the backward graph of a joint graph.
+
+    Views are recomputed in the backward rather than handed over: there they cost nothing, and the runtime folds a
+    transposition into the product that reads it.
+    """
+    with functorch_config.patch(recompute_views=True):
+        return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
 
 def boxed(runner: Runner) -> Runner:

@@ -42,7 +42,7 @@ from .runtime.session import Session
 logger = logging.getLogger(__name__)
 
 _MAXIMUM_SPLITS = 8
-"""How often a graph is split anew after the runtime refused a region, before PyTorch runs what is left."""
+"""How often a graph is split anew after the runtime refused a region, node by node, before whole regions go."""
 
 _graph_numbers = itertools.count()
 _graph_numbers_lock = threading.Lock()
@@ -64,8 +64,12 @@ class CompiledRegion:
     passes: list[PassResult] = dataclasses.field(default_factory=list)
     bound: BoundSession | None = None
     in_pytorch: fx.GraphModule | None = None
+    must_run_on_onnx: bool = False
+    """Whether a failure of the session is an error (``fallback="error"``) rather than PyTorch's to make good."""
+
     def __post_init__(self) -> None:
         self.__name__ = f"region_{self.region.index}"  # what the generated code of the graph calls it
+        self._has_failed = False
 
     def __call__(self, *args: object) -> Sequence[object]:
         assert self.bound is not None and self.in_pytorch is not None
@@ -79,12 +83,20 @@ class CompiledRegion:
         assert self.in_pytorch is not None
         results = self.in_pytorch(*args)
         count("runtime_failures")
-        logger.warning(
-            "%s region %d: ONNX Runtime failed on this call, PyTorch ran the region: %s",
-            self.graph,
-            self.region.index,
-            first_line(str(error)),
-        )
+        if self.must_run_on_onnx:
+            raise SessionError(
+                f"{self.graph} region {self.region.index}: ONNX Runtime failed on this call: {error}. "
+                "Remove options={'fallback': 'error'} to let PyTorch run the region."
+            )
+        if not self._has_failed:
+            self._has_failed = True
+            logger.warning(
+                "%s region %d: ONNX Runtime failed on this call, PyTorch ran the region, as it will where it fails "
+                "again: %s",
+                self.graph,
+                self.region.index,
+                first_line(str(error)),
+            )
         return results
 
 
@@ -200,7 +212,7 @@ class Pipeline:
     def _compile_regions(self, name: GraphName, module: fx.GraphModule) -> tuple[Split, list[CompiledRegion]]:
         """Splits the graph and compiles its regions; what the runtime refuses is split off, a bounded number of times."""
         refused: dict[fx.Node, str] = {}
-        for attempt in range(_MAXIMUM_SPLITS + 1):
+        for attempt in itertools.count():  # each round takes nodes from ONNX, so it ends
             split = split_graph(module, self.support, refused)
             self._check_fallback(split)
             compiled: list[CompiledRegion] = []
@@ -211,7 +223,7 @@ class Pipeline:
                 except (SessionError, TranslationError) as error:
                     count("refused_regions")
                     culprits = self._find_refused(region, error)
-                    if attempt >= _MAXIMUM_SPLITS - 1:
+                    if attempt >= _MAXIMUM_SPLITS:
                         culprits = dict.fromkeys(region.nodes, next(iter(culprits.values())))
                     refused.update(culprits)
             if len(refused) == before:
@@ -219,7 +231,7 @@ class Pipeline:
                 for region_compiled in compiled:
                     self._observe_region(name, region_compiled)
                 return split, compiled
-        raise AssertionError("every region was refused node by node, and regions are left")
+        raise AssertionError("unreachable")
 
     def _observe_region(self, name: GraphName, compiled: CompiledRegion) -> None:
         for stage in ("onnx", "onnx_optimized", "session"):
@@ -247,6 +259,7 @@ class Pipeline:
         compiled.optimized_model = model.clone()
         compiled.passes = self.passes.run("onnx", compiled.optimized_model)
         compiled.in_pytorch = region_module(module, region)
+        compiled.must_run_on_onnx = self.options.fallback == "error"
         threads = self.options.threads
         session = Session(
             serialize(compiled.optimized_model),

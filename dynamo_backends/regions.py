@@ -23,12 +23,14 @@ from .errors import TranslationError
 from .exporter.known_wrong import RANDOM, UNINITIALIZED, draws_random_numbers
 from .exporter.translate import Input, Output, find_translation, fold_constants, serialize, translate
 from .layout import ROW_MAJOR, Layout, layout_of
-from .runtime.providers import Provider
+from .runtime.providers import Provider, provider_name
 from .runtime.session import refusal
 
 VIEWS_ONLY = "views and shapes alone cost less in PyTorch than the call of a session"
 BY_DESIGN = frozenset({VIEWS_ONLY, SHARED_MEMORY, RANDOM, UNINITIALIZED})
 """Reasons that are no lack of ours: such nodes are counted and listed, but neither warned of nor an error."""
+
+_CUDA_PROVIDERS = {"CUDAExecutionProvider", "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider"}
 
 _SYMBOLIC_STRIDES = "its result's strides are not known before the call"
 
@@ -96,6 +98,8 @@ class Support:
         self.opset = opset
         self.providers = tuple(providers)
         self._configuration = (opset, repr(self.providers))
+        names = {provider_name(provider) for provider in self.providers}
+        self._device_types = {"cpu", "cuda"} if names & _CUDA_PROVIDERS else {"cpu"}
 
     def reason_against(self, node: fx.Node) -> str | None:
         """Why ``node`` must run in PyTorch, or ``None`` if ONNX Runtime can run it."""
@@ -111,6 +115,11 @@ class Support:
             return "no translation to ONNX"
         if "val" not in node.meta or any("val" not in arg.meta for arg in node.all_input_nodes):
             return "its shapes are not known"
+        elsewhere = {device for device in _devices(node) if device.type not in self._device_types}
+        if elsewhere:
+            return f"no execution provider in {[provider_name(item) for item in self.providers]} for {elsewhere.pop()}"
+        if len(_devices(node)) > 1:
+            return "it copies between devices"
         key = (self._configuration, signature(node))
         if key not in self._known:
             self._known[key] = self.ask(node)
@@ -127,6 +136,16 @@ class Support:
         except TranslationError as error:
             return str(error).split(": ", 1)[-1]
         return None if refused is None else f"ONNX Runtime refuses it: {first_line(refused)}"
+
+
+def _devices(node: fx.Node) -> set[torch.device]:
+    """The devices of the tensors a node takes and returns."""
+    devices = set()
+    for value in [node.meta["val"], *(arg.meta["val"] for arg in node.all_input_nodes)]:
+        for item in value if isinstance(value, (tuple, list)) else [value]:
+            if isinstance(item, torch.Tensor):
+                devices.add(item.device)
+    return devices
 
 
 def first_line(text: str) -> str:
