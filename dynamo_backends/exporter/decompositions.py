@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import _decomp
@@ -41,6 +42,13 @@ _NEVER = {
     aten.lift.default,
     aten.lift_fresh.default,
     aten.lift_fresh_copy.default,
+    # Theirs write into a view of their copy (prims.copy_to); AOTAutograd wants a functional graph, and having failed leaves
+    # the process unable to compile graphs with constants.
+    aten.as_strided_scatter.default,
+    aten.diagonal_scatter.default,
+    # Theirs use prims.signbit, whose fake result has the dtype of its argument instead of bool (PyTorch 2.13).
+    aten.copysign.Scalar,
+    aten.copysign.Tensor,
 }
 
 
@@ -62,7 +70,19 @@ def native_dropout(
     return input * mask * (0.0 if keep == 0 else 1.0 / keep), mask
 
 
-_OURS: dict[object, Callable[..., object]] = {aten.native_dropout.default: native_dropout}
+def native_batch_norm_backward(
+    grad_out: torch.Tensor, input: torch.Tensor, *args: Any
+) -> tuple[torch.Tensor | None, ...]:
+    """Whole in training. In evaluation the saved statistics it takes are empty tensors, which no region may read."""
+    train = args[5]
+    return NotImplemented if train else _decomp.decompositions.native_batch_norm_backward(grad_out, input, *args)
+
+
+_OURS: dict[object, Callable[..., object]] = {
+    aten.native_dropout.default: native_dropout,
+    aten.native_batch_norm_backward.default: native_batch_norm_backward,
+}
+
 
 @functools.cache
 def _decompositions(opset: int) -> dict[object, Callable[..., object]]:

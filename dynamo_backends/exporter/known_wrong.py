@@ -120,6 +120,7 @@ _WRONG_AT_SPECIAL_VALUES = {
     aten.heaviside.default: "its translation takes NaN for a positive number",
     aten.logaddexp.default: "its translation is wrong for infinities",
     aten.logaddexp2.default: "its translation is wrong for infinities",
+    aten.logcumsumexp.default: "its translation is wrong for infinities and NaN",
     aten.signbit.default: "its translation takes -0 for a positive number",
     aten.special_erfcx.default: "its translation overflows",
     aten.sort.default: "NaN comes in another order",
@@ -131,6 +132,7 @@ def _special_values(node: fx.Node) -> str | None:
 
 
 _POWERS = {aten.pow.Scalar, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor}
+_AVERAGES = {aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default}
 _CLIPS = {aten.hardtanh.default, aten.relu6.default}
 
 
@@ -141,6 +143,8 @@ def _integer_kernels(node: fx.Node) -> str | None:
         return None
     if node.target in _POWERS and not result.is_floating_point():
         return "ONNX Runtime computes powers of integers in double precision, and saturates where eager wraps"
+    if node.target in _AVERAGES and not result.is_floating_point():
+        return "the averages of integers are not truncated to integers as in eager"
     if node.target in _CLIPS and result.dtype is torch.int64:
         return "ONNX Runtime's Clip compares 32 bits of an int64"
     return None
