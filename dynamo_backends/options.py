@@ -91,19 +91,16 @@ def parse_options(options: Mapping[str, object] | None = None, mode: str | None 
     if options is not None and not isinstance(options, Mapping):
         raise ValueError(f"options must be a dict of option names to values, not {type(options).__name__}")
     names = [field.name for field in dataclasses.fields(Options)]
-    values: dict[str, object] = {}
-    for name in names:
-        text = os.environ.get(ENVIRONMENT_PREFIX + name.upper())
-        if text is not None:
-            values[name] = _from_environment(name, text)
+    values = _environment(names)
     for name, value in (options or {}).items():
         if name not in names:
             raise ValueError(unknown_name("option", name, names))
         values[name] = value
     if isinstance(values.get("providers"), (list, tuple)):
         values["providers"] = tuple(values["providers"])  # type: ignore[arg-type]
-    if isinstance(values.get("dump_dir"), os.PathLike):
-        values["dump_dir"] = os.fspath(values["dump_dir"])  # type: ignore[arg-type]
+    dump_dir = values.get("dump_dir")
+    if isinstance(dump_dir, os.PathLike):
+        values["dump_dir"] = os.fspath(dump_dir)
     return Options(**values)  # type: ignore[arg-type]
 
 
@@ -114,21 +111,36 @@ def unknown_name(kind: str, name: object, valid: Sequence[str]) -> str:
     return f"unknown {kind} {name!r}.{hint} Valid {kind}s: {', '.join(valid)}"
 
 
-def _from_environment(name: str, text: str) -> object:
-    variable = ENVIRONMENT_PREFIX + name.upper()
+def _environment(names: Sequence[str]) -> dict[str, object]:
+    """The options the environment sets, each checked so that the message names its variable."""
+    variables = {ENVIRONMENT_PREFIX + name.upper(): name for name in names}
+    values: dict[str, object] = {}
+    for variable, text in os.environ.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        if variable not in variables:
+            raise ValueError(unknown_name("environment variable", variable, list(variables)))
+        name = variables[variable]
+        try:
+            values[name] = _parse(name, text)
+            _CHECKS[name](values[name])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"environment variable {variable}={text!r}: {error}") from None
+    return values
+
+
+def _parse(name: str, text: str) -> object:
+    """The value of an option as it is written in the environment."""
     if name == "providers":
         if text.lstrip().startswith("["):
-            try:
-                parsed = json.loads(text)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{variable}={text!r} is not valid JSON: {error}") from None
-            return tuple(item if isinstance(item, str) else tuple(item) for item in parsed)
+            parsed = json.loads(text)  # its error is a ValueError that says where
+            return tuple(tuple(item) if isinstance(item, list) else item for item in parsed)
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if name in ("opset", "threads", "tensor_limit"):
         try:
             return int(text)
         except ValueError:
-            raise ValueError(f"{variable}={text!r} is not an integer") from None
+            raise ValueError("expected an integer") from None
     return text
 
 

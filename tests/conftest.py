@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 import torch
-from dynamo_backends.aliases import is_view
 from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_flatten, tree_leaves
+
+from dynamo_backends.aliases import is_view
 
 
 @pytest.fixture(autouse=True)

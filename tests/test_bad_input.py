@@ -1,0 +1,134 @@
+"""Mistakes of the user get an error that names the cause and the remedy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dynamo_backends import onnx_compiler
+from dynamo_backends.options import parse_options
+from dynamo_backends.runtime.versions import maximum_opset
+
+BACKENDS = ["onnxrt", "onnx_debug", "fx_debug"]
+
+WRONG_OPTIONS = {
+    "misspelt": ({"opsett": 18}, ["'opsett'", "Did you mean 'opset'?", "Valid options: providers"]),
+    "unknown": ({"zzz": 1}, ["unknown option 'zzz'", "Valid options: providers"]),
+    "not a string": ({3: 1}, ["unknown option 3", "Valid options: providers"]),
+    "opset type": ({"opset": "18"}, ["'opset'", "expected an integer, got '18' (str)"]),
+    "opset bool": ({"opset": True}, ["'opset'", "expected an integer", "bool"]),
+    "opset too old": ({"opset": 9}, ["opset 9 is out of range", f"18 to {maximum_opset()}"]),
+    "opset too new": ({"opset": 999}, ["opset 999 is out of range", f"18 to {maximum_opset()}"]),
+    "threads": ({"threads": 0}, ["'threads'", "positive integer, got 0"]),
+    "threads type": ({"threads": 1.5}, ["'threads'", "expected an integer, got 1.5 (float)"]),
+    "fallback": ({"fallback": "eager"}, ["'fallback'", "expected one of 'pytorch', 'error', got 'eager'"]),
+    "provider": (
+        {"providers": ["CPUExecutionProvder"]},
+        ["Did you mean 'CPUExecutionProvider'?", "Available:"],
+    ),
+    "provider of another build": (
+        {"providers": ["CUDAExecutionProvider"]},
+        ["not in the installed", "onnxruntime-gpu"],
+    ),
+    "providers as a string": (
+        {"providers": "CPUExecutionProvider"},
+        ["list such as ['CPUExecutionProvider']"],
+    ),
+    "no providers": ({"providers": []}, ["at least one execution provider"]),
+    "provider of wrong type": ({"providers": [3]}, ["provider name or a (name, options) pair, got 3"]),
+    "dump_dir": ({"dump_dir": 7}, ["'dump_dir'", "expected a path, got 7 (int)"]),
+    "compare": ({"compare": "always"}, ["'compare'", "'first', 'every', 'never'"]),
+    "tensor_limit": ({"tensor_limit": -5}, ["'tensor_limit'", "-1 for no limit"]),
+    "list": ([("opset", 18)], ["options must be a dict", "list"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_OPTIONS)
+def test_wrong_option(case: str) -> None:
+    options, parts = WRONG_OPTIONS[case]
+    with pytest.raises(ValueError) as caught:
+        parse_options(options)  # type: ignore[arg-type]
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_backend_checks_its_options(backend: str) -> None:
+    function = torch.compile(lambda x: x + 1, backend=backend, options={"opsett": 18})
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="Did you mean 'opset'") as caught:
+        function(torch.ones(3))
+    assert isinstance(caught.value.inner_exception, ValueError)
+
+
+def test_the_compiler_for_aot_autograd_checks_its_options_at_once() -> None:
+    with pytest.raises(ValueError, match="Did you mean 'opset'"):
+        onnx_compiler(opsett=18)
+
+
+def test_unknown_mode() -> None:
+    with pytest.raises(ValueError, match="unknown mode 'fast'; valid modes: default, reduce-overhead"):
+        parse_options(mode="fast")
+
+
+WRONG_ENVIRONMENT = {
+    "OPSET": ("new", "DYNAMO_BACKENDS_OPSET='new': expected an integer"),
+    "THREADS": ("", "DYNAMO_BACKENDS_THREADS='': expected an integer"),
+    "PROVIDERS": ('["CPU', "DYNAMO_BACKENDS_PROVIDERS"),
+    "FALLBACK": ("no", "DYNAMO_BACKENDS_FALLBACK='no': expected one of 'pytorch', 'error'"),
+    "COMPARE": ("", "DYNAMO_BACKENDS_COMPARE='': expected one of"),
+}
+
+
+@pytest.mark.parametrize("option", WRONG_ENVIRONMENT)
+def test_wrong_environment(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    value, message = WRONG_ENVIRONMENT[option]
+    monkeypatch.setenv(f"DYNAMO_BACKENDS_{option}", value)
+    with pytest.raises(ValueError) as caught:
+        parse_options()
+    assert message in str(caught.value)
+
+
+def test_misspelt_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAMO_BACKENDS_OPSETT", "18")
+    with pytest.raises(ValueError, match="DYNAMO_BACKENDS_OPSETT.*Did you mean 'DYNAMO_BACKENDS_OPSET'"):
+        parse_options()
+
+
+def test_providers_in_the_environment_must_be_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAMO_BACKENDS_PROVIDERS", "[3]")
+    with pytest.raises(ValueError, match="DYNAMO_BACKENDS_PROVIDERS"):
+        parse_options()
+
+
+@pytest.mark.parametrize("kind", ["module", "package"])
+def test_another_module_called_passes(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / ("passes.py" if kind == "module" else "passes/__init__.py")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("")
+    result = subprocess.run(
+        [sys.executable, "-c", "import dynamo_backends"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode != 0
+    message = result.stderr.strip().splitlines()[-1]
+    assert message.startswith("ImportError: dynamo-backends needs its package 'passes'")
+    assert str(file) in message
+    assert "Rename that file" in message
+
+
+@pytest.mark.parametrize("wrong", [torch.randn(3, 5), "text", None], ids=["shape", "str", "None"])
+def test_wrong_arguments_fail_as_in_eager(wrong: object) -> None:
+    def multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x @ y
+
+    with pytest.raises(Exception) as eager:  # noqa: B017, PT011  its type is what we compare
+        multiply(torch.randn(4, 4), wrong)  # type: ignore[arg-type]
+    with pytest.raises(Exception) as actual:  # noqa: B017, PT011
+        torch.compile(multiply, backend="onnxrt")(torch.randn(4, 4), wrong)
+    assert isinstance(actual.value, (type(eager.value), torch._dynamo.exc.TorchDynamoException))

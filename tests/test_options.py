@@ -1,0 +1,185 @@
+"""The options that change how a model runs."""
+
+from __future__ import annotations
+
+import logging
+
+import onnxruntime
+import pytest
+import torch
+from conftest import assert_on_onnx, assert_same_as_eager, assert_same_values, compiled, counted
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+
+from dynamo_backends import (
+    UnsupportedOperatorError,
+    decomposition_table,
+    onnx_compiler,
+    partition_joint_graph,
+)
+from dynamo_backends.options import Options, parse_options
+from dynamo_backends.runtime.session import Session
+from dynamo_backends.runtime.versions import MINIMUM_OPSET, maximum_opset
+
+
+def block() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4), nn.Softmax(-1))
+
+
+def test_every_option_has_help_and_a_valid_default() -> None:
+    defaults = Options()
+    for name, field in Options.__dataclass_fields__.items():
+        assert field.metadata["help"].endswith("."), name
+        assert getattr(defaults, name) == getattr(parse_options(), name)
+
+
+@pytest.mark.parametrize("opset", range(MINIMUM_OPSET, maximum_opset() + 1))
+def test_every_opset(opset: int) -> None:
+    assert_same_as_eager(block(), torch.randn(3, 6), settings={"options": {"opset": opset}})
+
+
+@pytest.mark.parametrize(
+    "providers",
+    [["CPUExecutionProvider"], ("CPUExecutionProvider",), [("CPUExecutionProvider", {"use_arena": "0"})]],
+)
+def test_providers(providers: object) -> None:
+    with torch.no_grad():
+        assert_same_as_eager(block(), torch.randn(3, 6), settings={"options": {"providers": providers}})
+    assert_on_onnx()
+
+
+def test_the_provider_that_is_asked_for_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[object]] = []
+    create = onnxruntime.InferenceSession
+
+    def record(*args: object, providers: list[object], **kwargs: object) -> object:
+        asked.append(providers)
+        return create(*args, providers=providers, **kwargs)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", record)
+    pair = ("CPUExecutionProvider", {"use_arena": "0"})
+    compiled(lambda x: x.sinh() + 3, options={"providers": [pair]})(torch.ones(3))
+    assert asked
+    assert all(providers == [pair] for providers in asked)
+
+
+def sessions_threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The thread counts for which sessions are asked from now on."""
+    used: list[int] = []
+    call = Session.__call__
+
+    def record(self: Session, threads: int) -> onnxruntime.InferenceSession:
+        used.append(threads)
+        session = call(self, threads)
+        assert session.get_session_options().intra_op_num_threads == threads
+        return session
+
+    monkeypatch.setattr(Session, "__call__", record)
+    return used
+
+
+def test_threads_follow_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = sessions_threads(monkeypatch)
+    function = compiled(lambda x: (x @ x).relu())
+    for threads in (1, 2, 1):
+        torch.set_num_threads(threads)
+        assert_same_values(function(torch.eye(3)), torch.eye(3))
+    assert used == [1, 2, 1]
+
+
+def test_threads_as_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = sessions_threads(monkeypatch)
+    torch.set_num_threads(2)
+    compiled(lambda x: (x @ x).relu(), options={"threads": 1})(torch.eye(3))
+    assert used == [1]
+
+
+def test_unsupported_operators_fall_back_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "dynamo_backends"):
+        assert_same_as_eager(lambda x: torch.linalg.eigvalsh(x @ x.t()) + 1, torch.randn(3, 3))
+    (record,) = [record for record in caplog.records if record.name.startswith("dynamo_backends")]
+    assert "aten._linalg_eigh.default" in record.getMessage()
+    assert "no translation to ONNX" in record.getMessage()
+
+
+def test_fallback_error_names_node_line_and_remedy() -> None:
+    def unsupported(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eigvalsh(x) + 1  # the line the error names
+
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
+        compiled(unsupported, options={"fallback": "error"})(torch.eye(3))
+    assert isinstance(caught.value.inner_exception, UnsupportedOperatorError)
+    message = str(caught.value.inner_exception)
+    line = unsupported.__code__.co_firstlineno + 1
+    for part in (
+        "_linalg_eigh",
+        f"{__file__}:{line}",
+        "no translation to ONNX",
+        "Remove options={'fallback': 'error'}",
+    ):
+        assert part in message
+
+
+def test_fallback_error_leaves_supported_models_alone() -> None:
+    settings = {"options": {"fallback": "error"}}
+    assert_same_as_eager(block(), torch.randn(3, 6), settings=settings)
+    assert_same_as_eager(lambda x: (x.view(-1), x[1:], x + 1), torch.randn(3, 6), settings=settings)
+    # Drawing random numbers stays in PyTorch by design.
+    assert_same_as_eager(lambda x: nn.functional.dropout(x) * 2, torch.randn(3, 6), settings=settings)
+
+
+def test_fallback_error_with_symbolic_sizes() -> None:
+    """Arithmetic on sizes is no operator that could be missing."""
+    function = compiled(
+        lambda x: (x * x.shape[0], x[: x.shape[0] // 2] + 1, x.shape[0] % 3),
+        dynamic=True,
+        options={"fallback": "error"},
+    )
+    for size in (4, 7):
+        x = torch.randn(size, 3)
+        assert_same_values(function(x), (x * size, x[: size // 2] + 1, size % 3))
+
+
+def test_environment_sets_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAMO_BACKENDS_OPSET", "18")
+    monkeypatch.setenv("DYNAMO_BACKENDS_THREADS", "1")
+    monkeypatch.setenv("DYNAMO_BACKENDS_FALLBACK", "error")
+    monkeypatch.setenv("DYNAMO_BACKENDS_PROVIDERS", "CPUExecutionProvider")
+    options = parse_options({"fallback": "pytorch"})
+    assert (options.opset, options.threads, options.fallback) == (18, 1, "pytorch")
+    assert options.providers == ("CPUExecutionProvider",)
+
+
+def test_environment_takes_providers_with_options_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAMO_BACKENDS_PROVIDERS", '[["CPUExecutionProvider", {"use_arena": "0"}]]')
+    assert parse_options().providers == (("CPUExecutionProvider", {"use_arena": "0"}),)
+    with torch.no_grad():
+        assert_same_as_eager(block(), torch.randn(3, 6))
+
+
+@pytest.mark.parametrize("partition", [True, False])
+def test_as_a_compiler_for_aot_autograd(partition: bool) -> None:
+    """``fw_compiler`` alone serves forward and backward."""
+    extra = {"partition_fn": partition_joint_graph} if partition else {}
+    backend = aot_autograd(
+        fw_compiler=onnx_compiler(opset=18), decompositions=decomposition_table(18), **extra
+    )
+    assert_same_as_eager(block(), torch.randn(3, 6), settings={"backend": backend, "fullgraph": True})
+    assert counted("graphs") == 1
+    assert counted("regions") == 2
+
+
+def test_as_a_compiler_that_keeps_input_mutations_in_the_graph() -> None:
+    """A read of the old value comes before the write, whatever else moves."""
+
+    def change(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        before = x.t() * 3
+        x.copy_((x @ w).sin())
+        after = x * 5
+        return before, torch.linalg.eigvalsh(after), before.exp() + 1
+
+    backend = aot_autograd(
+        fw_compiler=onnx_compiler(), decompositions=decomposition_table(), keep_inference_input_mutations=True
+    )
+    settings = {"backend": backend}
+    assert_same_as_eager(change, torch.randn(3, 3), torch.randn(3, 3), calls=2, settings=settings)
