@@ -1,4 +1,4 @@
-"""The one module that touches private parts of AOTAutograd. Written against PyTorch 2.13, ``torch/_functorch``."""
+"""The one module that touches private parts of Dynamo and AOTAutograd. Written against PyTorch 2.13, ``torch/_functorch``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import fx
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.logging_utils import get_aot_graph_name
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import CompileContext
 
 from .observer import Runner
 
@@ -20,6 +21,12 @@ def graph_being_compiled() -> tuple[str, str]:
     """AOTAutograd's number of the graph it is compiling, the same for a forward and its backward, and the direction."""
     match = _GRAPH_NAME.search(get_aot_graph_name())
     return (match["id"], match["direction"]) if match else ("", "inference")
+
+
+def is_recompile() -> bool:
+    """Whether Dynamo is compiling a frame again because a guard of an earlier compile failed."""
+    compile_id = CompileContext.current_compile_id()
+    return bool(compile_id is not None and compile_id.frame_compile_id)
 
 
 def min_cut_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -164,6 +164,8 @@ class Pipeline:
         )
         result: Callable[..., object] = backend(module, example_inputs)
         count("graphs")  # not before: Dynamo may give up an attempt and trace again, with a float made a constant
+        if aot.is_recompile():
+            count("recompiles")
         return result
 
     def compile_for_aot_autograd(self, module: fx.GraphModule, example_inputs: Sequence[object]) -> Runner:

@@ -19,7 +19,7 @@ from passes.manager import Pass, PassManager
 from torch._dynamo.backends.common import aot_autograd
 
 import dynamo_backends
-from dynamo_backends.debug import suspects
+from dynamo_backends.debug import suspects, tensors
 from dynamo_backends.debug.distance import distance, is_explained
 from dynamo_backends.exporter.converters import CONVERTERS
 
@@ -216,6 +216,14 @@ def test_the_option_compare(dump: Path, compare: str, expected: int) -> None:
     assert counted("compared_runs") == expected
 
 
+def test_recompiles_are_counted() -> None:
+    function = compiled(lambda x, flag: x + 1 if flag else x - 1)
+    function(torch.randn(3), True)
+    assert counted("recompiles") == 0
+    function(torch.randn(3), False)
+    assert counted("recompiles") == 1
+
+
 def test_a_later_run_does_not_hide_a_fault(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def right_for_small_values(x: object) -> object:
         return op.Min(op.Relu(x), 10.0)
@@ -276,6 +284,18 @@ def test_large_tensors_are_summarized_unless_asked_for(dump: Path) -> None:
     summary = json.loads((folder / "input_0.json").read_text())
     assert summary["shape"] == [1000] and summary["max"] == 999.0 and summary["nan"] == 0
     assert not list(folder.glob("*.pb"))
+
+
+def test_a_tensor_too_large_for_protobuf_goes_to_a_file_of_its_own(
+    dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensors, "_PROTOBUF_LIMIT", 1000)
+    debug(lambda x: x + 1, dump, tensor_limit=-1)(torch.arange(1000.0))
+    (folder,) = (dump / "latest").glob("graph_*/inference/region_0/test_data_set_0")
+    proto = onnx.load_tensor(str(folder / "input_0.pb"))
+    assert proto.data_location == onnx.TensorProto.EXTERNAL
+    stored = numpy_helper.to_array(proto, base_dir=str(folder))
+    torch.testing.assert_close(torch.from_numpy(stored.copy()), torch.arange(1000.0))
 
 
 def test_a_full_disk_does_not_change_the_result(
