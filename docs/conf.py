@@ -1,0 +1,26 @@
+"""Sphinx: ``sphinx-build -W docs docs/_build``. The pages are Markdown (MyST); some tables are made from the code."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+sys.path.insert(0, str(_HERE))
+
+import tables  # noqa: E402
+
+project = "dynamo-backends"
+author = "the dynamo-backends contributors"
+release = metadata.version("dynamo-backends")
+
+extensions = ["myst_parser"]
+exclude_patterns = ["_build", "_generated"]
+html_theme = "furo"
+html_title = f"{project} {release}"
+
+_GENERATED = _HERE / "_generated"
+_GENERATED.mkdir(exist_ok=True)
+(_GENERATED / "options.md").write_text(tables.options_table(), encoding="utf-8")
+(_GENERATED / "passes.md").write_text(tables.passes_table(), encoding="utf-8")
