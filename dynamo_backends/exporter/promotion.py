@@ -35,6 +35,8 @@ def promoted_dtypes(node: fx.Node) -> dict[fx.Node, torch.dtype]:
     2. a boolean result (comparisons): the arguments are cast to the dtype they promote to together, by
        ``torch.result_type``; nothing is cast where that is the same for all.
 
+    A symbolic integer in the place of a tensor is cast like one; it promotes as a Python integer does.
+
     And for the reductions that take a ``dtype``, or sum integers up in int64: the argument is cast to the dtype of the
     result first, as in ``at::native::make_reduction``, so that it does not overflow before the cast.
     """
@@ -56,13 +58,27 @@ def promoted_dtypes(node: fx.Node) -> dict[fx.Node, torch.dtype]:
         if parameter.name not in _NOT_PROMOTED and isinstance(arg, fx.Node)
     ]
     tensors = [arg for arg in computing if isinstance(arg.meta["val"], torch.Tensor)]
-    dtype = result.dtype if result.dtype is not torch.bool else _common_dtype(node, tensors)
-    return {arg: dtype for arg in tensors if arg.meta["val"].dtype != dtype}
+    numbers = _symbolic_integers(target, node)
+    dtype = result.dtype if result.dtype is not torch.bool else _common_dtype(node, tensors, bool(numbers))
+    casts = {arg: dtype for arg in tensors if arg.meta["val"].dtype != dtype}
+    return casts if dtype is torch.int64 else {**casts, **dict.fromkeys(numbers, dtype)}
 
 
-def _common_dtype(node: fx.Node, tensors: list[fx.Node]) -> torch.dtype:
+def _symbolic_integers(target: torch._ops.OpOverload, node: fx.Node) -> list[fx.Node]:
+    """Arguments that are symbolic integers where the operator takes a tensor; in ONNX they are int64 scalars."""
+    return [
+        arg
+        for parameter, arg in zip(target._schema.arguments, node.args, strict=False)
+        if isinstance(parameter.type, torch.TensorType)
+        and isinstance(arg, fx.Node)
+        and isinstance(arg.meta["val"], (int, torch.SymInt))
+    ]
+
+
+def _common_dtype(node: fx.Node, tensors: list[fx.Node], with_integers: bool) -> torch.dtype:
     values: list[object] = [arg.meta["val"] for arg in tensors]
     values += [arg for arg in node.args if isinstance(arg, (bool, int, float, complex))]
+    values += [1] * with_integers
     if not values:
         return torch.bool
     if len(values) == 1:
