@@ -1,0 +1,156 @@
+"""Where a translation of torchlib or a kernel of ONNX Runtime differs from eager: each case by what it gets wrong.
+
+A case fails if its rule in ``exporter/known_wrong.py`` or its converter is taken away. The last tests are of ONNX Runtime
+alone, and fail when it is mended: then the rule or the workaround can go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from conftest import compiled, counted
+from dynamo_backends.exporter.decompositions import decomposition_table
+from onnx import TensorProto, helper
+from operators import difference
+
+nan, inf = float("nan"), float("inf")
+SPECIAL = torch.tensor([nan, inf, -inf, 0.0, -0.0, 0.5, -0.5, 1.0, -1.5, 2.5, 3e38, -100.0])
+PAIRS = (SPECIAL.repeat_interleave(len(SPECIAL)), SPECIAL.repeat(len(SPECIAL)))
+TABLE = torch.tensor([[1.0, nan, 3.0, 3.0], [nan, nan, 0.0, inf], [2.0, 2.0, 1.0, -inf]])
+LARGE = torch.tensor([2**31, -(2**31) - 1, 2**53 + 1, -(2**53) - 1, 2**62, 7, -7, 0, 2**63 - 1])
+SMALL = torch.tensor([1e-8, -1e-8, 1e-5, 0.5, -0.999, 1e10, inf, -1.0, nan])
+
+CASES: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
+    "angle of NaN": (torch.angle, [SPECIAL]),
+    "atan2 of NaN": (torch.atan2, PAIRS),
+    "clamp keeps infinities": (lambda x: (x.clamp(min=0), x.clamp(max=0)), [SPECIAL]),
+    "clamp by NaN": (lambda x: x.clamp(min=nan), [SPECIAL]),
+    "clamp of a large integer": (lambda x: (x.clamp(min=0), x.clamp(max=3), x.clamp(-(2**40), 2**40)), [LARGE]),
+    "hardtanh of a large integer": (torch.nn.functional.relu6, [LARGE]),
+    "maximum of large integers": (lambda x: (torch.maximum(x, x.flip(0)), torch.minimum(x, x.flip(0))), [LARGE]),
+    "sign of a large integer": (torch.sign, [LARGE]),
+    "sign of NaN": (torch.sign, [SPECIAL]),
+    "celu of the largest double": (torch.nn.functional.celu, [torch.tensor([1.7976931348623157e308, -1.0]).double()]),
+    "copysign": (torch.copysign, PAIRS),
+    "signbit of a negative zero": (torch.signbit, [SPECIAL]),
+    "division of integers": (lambda x: x / 3, [torch.tensor([7, -7, 1])]),
+    "floor division of floats": (lambda x, y: torch.div(x, y, rounding_mode="floor"), PAIRS),
+    "floor division of integers": (lambda x: (x // 3, x // -2, x // 2**40), [LARGE]),
+    "truncated division of integers": (lambda x: torch.div(x, -3, rounding_mode="trunc"), [LARGE]),
+    "remainder of integers": (lambda x: (x % 3, x % -3, torch.fmod(x, 3), torch.fmod(x, -3)), [LARGE]),
+    "remainder by an infinity": (lambda x: (x % inf, x % -inf, 1.5 % x), [torch.tensor([1.0, -1.0, inf, 0.3])]),
+    "a number that does not fit": (lambda x: torch.div(x, -2, rounding_mode="floor"), [torch.tensor([255, 3]).byte()]),
+    "erfcx overflows": (torch.special.erfcx, [torch.tensor([-2.0, 0.5, 3.0, 20.0])]),
+    "log_ndtr far from zero": (torch.special.log_ndtr, [torch.tensor([-100.0, -10.0, 0.0, 10.0, 100.0])]),
+    "heaviside of NaN": (torch.heaviside, PAIRS),
+    "logaddexp of infinities": (lambda x, y: (torch.logaddexp(x, y), torch.logaddexp2(x, y)), PAIRS),
+    "logcumsumexp of infinities": (lambda x: torch.logcumsumexp(x, 0), [TABLE]),
+    "xlogy of zero and NaN": (torch.xlogy, PAIRS),
+    "infinities of doubles": (lambda x: (x.isinf(), x.isposinf(), x.isneginf()), [torch.tensor([1e300, -1e300, inf, -inf]).double()]),
+    "extrema of NaN": (lambda x: (x.amax(0), x.amin(0), x.max(0), x.min(1), x.max(), x.min()), [TABLE]),
+    "index of NaN": (lambda x: (x.argmax(0), x.argmin(1), x.argmax(), x.argmin()), [TABLE]),
+    "sort of NaN": (lambda x: x.sort(0), [TABLE]),
+    "topk of equal elements": (lambda x: x.topk(2), [torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])]),
+    "sum of large integers": (lambda x: (x.sum(), x.sum(0), x[2:4].sum()), [LARGE]),
+    "sum of int32 wraps": (lambda x: x.sum(dtype=torch.int32), [torch.tensor([2**31 - 1, 5], dtype=torch.int32)]),
+    "sum of int32 in int64": (lambda x: x.sum(), [torch.tensor([2**31 - 1, 5], dtype=torch.int32)]),
+    "product of large integers": (lambda x: x.prod(), [torch.tensor([2**53 + 1, 3, 5])]),
+    "power of integers": (lambda x: (x**3, 3 ** x.abs().clamp(max=50)), [LARGE]),
+    "average of integers": (lambda x: torch.nn.functional.avg_pool2d(x, 2), [torch.arange(16).view(1, 4, 4)]),
+    "variance of a scalar": (lambda x: x.std(0), [torch.tensor(3.0)]),
+    "matrix by vector, transposed": (lambda a, b: torch.mv(a.t(), b), [torch.randn(4, 3), torch.randn(4)]),
+    "a scatter into a diagonal": (lambda x: x.diagonal_scatter(torch.ones(3)), [torch.zeros(3, 3)]),
+    "a scatter as strided": (lambda x: x.as_strided_scatter(torch.ones(2), (2,), (3,)), [torch.zeros(3, 3)]),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CASES)
+def test_equals_eager(name: str) -> None:
+    function, arguments = CASES[name]
+    expected = function(*arguments)
+    actual = compiled(function, dynamic=False)(*arguments)
+    assert difference(actual, expected) is None
+
+
+@pytest.mark.parametrize("function", [torch.log1p, torch.expm1], ids=["log1p", "expm1"])
+def test_small_numbers_keep_their_digits(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Compared relatively: the default absolute tolerance hides what torchlib's translations lose."""
+    actual = compiled(function, dynamic=False)(SMALL)
+    torch.testing.assert_close(actual, function(SMALL), rtol=1e-6, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("divisor", [0, -1])
+def test_integer_division_that_traps_runs_in_pytorch(divisor: int) -> None:
+    """Zero is an error in eager, and -1 of the smallest integer traps; neither may end the process."""
+
+    def divide(x: torch.Tensor) -> torch.Tensor:
+        return torch.div(x, divisor, rounding_mode="trunc")
+
+    x = torch.tensor([6, -4])
+    if divisor == 0:
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            compiled(divide, dynamic=False)(x)
+    else:
+        assert torch.equal(compiled(divide, dynamic=False)(x), torch.tensor([-6, 4]))
+    assert counted("nodes_on_onnx") == 0
+
+
+def test_integer_division_by_a_tensor_raises_as_eager() -> None:
+    function = compiled(lambda x, y: x // y, dynamic=False)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        function(torch.tensor([1, 2]), torch.tensor([1, 0]))
+
+
+def test_counting_stays_on_onnx() -> None:
+    """The sum of booleans is exact in double precision, and common: the rule for integer sums spares it."""
+    x = torch.randn(50)
+    actual = compiled(lambda x: (x > 0).sum() + (x > 1).long().sum(), dynamic=False)(x)
+    assert actual == (x > 0).sum() + (x > 1).sum()
+    assert counted("fallback aten.sum.default") == 0
+
+
+def test_decompositions_change_no_argument() -> None:
+    """AOTAutograd wants a functional graph; a decomposition through ``prims.copy_to`` leaves the process broken."""
+    assert torch.ops.aten.as_strided_scatter.default not in decomposition_table()
+    assert not [target for target in decomposition_table() if target._schema.is_mutable]  # type: ignore[attr-defined]
+
+
+def run_in_runtime(
+    op_type: str, inputs: Sequence[np.ndarray], shape: Sequence[int] | None = None, **attributes: object
+) -> np.ndarray:
+    """One int64 ONNX node in ONNX Runtime."""
+    names = [f"x{i}" for i in range(len(inputs))]
+    infos = [
+        helper.make_tensor_value_info(name, TensorProto.INT64, x.shape) for name, x in zip(names, inputs, strict=True)
+    ]
+    result = helper.make_tensor_value_info("y", TensorProto.INT64, shape)
+    node = helper.make_node(op_type, names, ["y"], **attributes)
+    graph = helper.make_graph([node], "upstream", infos, [result])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, dict(zip(names, inputs, strict=True)))[0]
+
+
+# Eight elements: Max, Min and Sign are wrong in the vectorized loop only.
+UPSTREAM: dict[str, tuple[str, list[list[int]], dict[str, object], list[int]]] = {
+    "Max compares 32 bits": ("Max", [[0] * 8, [2**31] * 8], {}, [2**31] * 8),
+    "Min compares 32 bits": ("Min", [[0] * 8, [2**31] * 8], {}, [0] * 8),
+    "Sign looks at 32 bits": ("Sign", [[2**31] * 8], {}, [1] * 8),
+    "ReduceSum in double precision": ("ReduceSum", [[2**53 + 1, 0]], {"keepdims": 1}, [2**53 + 1]),
+    "ReduceProd in double precision": ("ReduceProd", [[2**53 + 1, 1]], {"keepdims": 1}, [2**53 + 1]),
+    "Mod with fmod in double precision": ("Mod", [[2**53 + 1], [3]], {"fmod": 1}, [0]),
+    "Pow in double precision": ("Pow", [[3], [39]], {}, [3**39]),
+}
+
+
+@pytest.mark.parametrize("name", UPSTREAM)
+def test_onnxruntime_is_still_wrong(name: str) -> None:
+    """ONNX Runtime 1.31 on int64. When one fails, the runtime is mended and its rule can go."""
+    op_type, inputs, attributes, right = UPSTREAM[name]
+    result = run_in_runtime(op_type, [np.array(x, dtype=np.int64) for x in inputs], [len(right)], **attributes)
+    assert result.tolist() != right
