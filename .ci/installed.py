@@ -1,4 +1,4 @@
-"""Checks an installation from outside the checkout: the backends are found by name, and each runs a small model."""
+"""Checks an installation from outside the checkout: the backends are found by name, and run a small model."""
 
 from __future__ import annotations
 

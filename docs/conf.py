@@ -1,4 +1,4 @@
-"""Sphinx: ``sphinx-build -W docs docs/_build``. The pages are Markdown (MyST); some tables are made from the code."""
+"""Sphinx: ``sphinx-build -W docs docs/_build``. The pages are Markdown (MyST); tables come from the code."""
 
 from __future__ import annotations
 

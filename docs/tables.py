@@ -1,6 +1,6 @@
 """The tables of the documentation that are made from the code, so that they stay true.
 
-``python docs/tables.py`` prints them; ``conf.py`` puts them into the pages, and a test holds the README to them.
+``python docs/tables.py`` prints them; ``conf.py`` puts them into the pages, a test holds the README to them.
 """
 
 from __future__ import annotations
