@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-
 from conftest import assert_same_as_eager, counted
 
 
@@ -41,8 +40,14 @@ def test_attention(dtype: torch.dtype, is_causal: bool) -> None:
     def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(query, key, value, is_causal=is_causal, scale=0.3)
 
-    query, key, value = randn(2, 3, 5, 8, dtype=dtype), randn(2, 3, 7, 8, dtype=dtype), randn(2, 3, 7, 8, dtype=dtype)
-    half = {"rtol": 1e-2, "atol": 1e-3} if dtype is torch.float16 else {}  # eager rounds the probabilities to half
+    query, key, value = (
+        randn(2, 3, 5, 8, dtype=dtype),
+        randn(2, 3, 7, 8, dtype=dtype),
+        randn(2, 3, 7, 8, dtype=dtype),
+    )
+    half = (
+        {"rtol": 1e-2, "atol": 1e-3} if dtype is torch.float16 else {}
+    )  # eager rounds the probabilities to half
     assert_equals_eager(attention, query, key, value, **half)
 
 
@@ -101,7 +106,9 @@ def test_attention_of_symbolic_length(is_causal: bool) -> None:
 def test_convolution_backward(
     dims: int, transposed: bool, settings: dict[str, int], has_symbolic_sizes: bool
 ) -> None:
-    module = getattr(torch.nn, f"Conv{'Transpose' if transposed else ''}{dims}d")(4, 8, (3, 2, 3)[:dims], **settings)
+    module = getattr(torch.nn, f"Conv{'Transpose' if transposed else ''}{dims}d")(
+        4, 8, (3, 2, 3)[:dims], **settings
+    )
     input = randn(2, 4, *(8, 9, 7)[:dims])
     if has_symbolic_sizes:
         symbolic(input, 0, *range(2, 2 + dims))
@@ -109,8 +116,12 @@ def test_convolution_backward(
 
 
 def test_convolution_backward_with_a_large_kernel() -> None:
-    assert_equals_eager(torch.nn.Conv2d(4, 6, 7, padding=3, stride=2), randn(2, 4, 17, 16), rtol=1e-4, atol=1e-4)
-    assert_equals_eager(torch.nn.Conv2d(4, 6, 6, groups=2, dilation=2), randn(2, 4, 17, 16), rtol=1e-4, atol=1e-4)
+    assert_equals_eager(
+        torch.nn.Conv2d(4, 6, 7, padding=3, stride=2), randn(2, 4, 17, 16), rtol=1e-4, atol=1e-4
+    )
+    assert_equals_eager(
+        torch.nn.Conv2d(4, 6, 6, groups=2, dilation=2), randn(2, 4, 17, 16), rtol=1e-4, atol=1e-4
+    )
 
 
 # Pooling
@@ -218,7 +229,11 @@ def test_split_into_symbolic_sizes() -> None:
 def test_diagonals(offset: int, dims: tuple[int, int]) -> None:
     assert_equals_eager(lambda x: torch.diag_embed(x, offset, *dims) * 2, randn(3, 4))
     assert_equals_eager(lambda x: x.diagonal(offset, *dims) * 2, randn(3, 5, 4))
-    assert_equals_eager(lambda x, y: torch.diagonal_scatter(x, y.diagonal(offset, *dims), offset, *dims), randn(3, 5, 4), randn(3, 5, 4))
+    assert_equals_eager(
+        lambda x, y: torch.diagonal_scatter(x, y.diagonal(offset, *dims), offset, *dims),
+        randn(3, 5, 4),
+        randn(3, 5, 4),
+    )
 
 
 def test_weight_normalization() -> None:
@@ -241,7 +256,9 @@ def test_weight_normalization() -> None:
     ids=str,
 )
 def test_normalization(norm: torch.nn.Module, dtype: torch.dtype) -> None:
-    half = {"rtol": 1e-2, "atol": 1e-2} if dtype is torch.float16 else {}  # results are rounded at other places
+    half = (
+        {"rtol": 1e-2, "atol": 1e-2} if dtype is torch.float16 else {}
+    )  # results are rounded at other places
     if dtype is torch.float32:
         half = {"rtol": 1e-4, "atol": 1e-5}  # sums of float32 in another order
     assert_equals_eager(copy.deepcopy(norm).to(dtype), randn(2, 3, 5, 6, dtype=dtype), **half)

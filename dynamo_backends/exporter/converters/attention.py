@@ -1,7 +1,7 @@
 """Scaled dot-product attention as PyTorch's CPU kernel computes it, forward and backward.
 
-Follows ``aten/src/ATen/native/cpu/FlashAttentionKernel.cpp``. The nodes are those ONNX Runtime fuses: the transpose and
-the scale go into its ``FusedMatMul``.
+Follows ``aten/src/ATen/native/cpu/FlashAttentionKernel.cpp``. The nodes are those ONNX Runtime fuses: the
+transpose and the scale go into its ``FusedMatMul``.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ def flash_attention(
 ) -> tuple[ir.Value, ir.Value]:
     """``softmax(q k^T * scale + mask) v`` and the logarithm of the softmax's denominator.
 
-    query: [B, H, S, D]; key and value: [B, H, T, D]; attn_mask: float, [S, T] or broadcastable to [B, H, S, T].
-    Returns the output [B, H, S, D] and logsumexp [B, H, S], float32 for the half precisions. As in eager, a row that the
-    mask hides altogether has output 0 and logsumexp 0, and the causal mask starts at the top left.
+    query: [B, H, S, D]; key and value: [B, H, T, D]; attn_mask: float, [S, T] or broadcastable to [B, H, S,
+    T]. Returns the output [B, H, S, D] and logsumexp [B, H, S], float32 for the half precisions. As in eager,
+    a row that the mask hides altogether has output 0 and logsumexp 0, and the causal mask starts at the top
+    left.
 
     logsumexp is ``max(scores) - log(max(softmax))``, two passes less than summing the exponentials once more.
     """
@@ -70,8 +71,9 @@ def flash_attention_backward(
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """The gradients of query, key and value; shapes and dtypes as in ``flash_attention``.
 
-    With P the probabilities: ``dv = P^T do``, ``dP = do v^T``, ``dS = P * (dP - sum(do * o))``, ``dq = scale * dS k``,
-    ``dk = scale * dS^T q``. P comes from a softmax, one fused kernel, rather than from ``exp(scores - logsumexp)``.
+    With P the probabilities: ``dv = P^T do``, ``dP = do v^T``, ``dS = P * (dP - sum(do * o))``, ``dq = scale
+    * dS k``, ``dk = scale * dS^T q``. P comes from a softmax, one fused kernel, rather than from ``exp(scores
+    - logsumexp)``.
     """
     _check_dropout(dropout_p)
     dtype = query.dtype
@@ -101,14 +103,14 @@ def _check_dropout(dropout_p: float) -> None:
 def _scale(query: ir.Value, scale: float | None) -> ir.Value:
     """The factor of the scores, by default ``1 / sqrt(D)``, in the dtype the scores are computed in.
 
-    A scalar, which ONNX Runtime makes the ``alpha`` of its ``FusedMatMul``. That is a float32 also in a product of
-    float64 matrices (1.31), so that float64 gets one factor for each feature of the query.
+    A scalar, which ONNX Runtime makes the ``alpha`` of its ``FusedMatMul``. That is a float32 also in a
+    product of float64 matrices (1.31), so that float64 gets one factor for each feature of the query.
     """
     dtype = shapes.computing_dtype(query)
     features = shapes.size(query, -1)
     if scale is None and not isinstance(features, int):
         return op.Reciprocal(op.Sqrt(op.Cast(features, to=dtype)))
-    number = scale if scale is not None else 1.0 / math.sqrt(features)  # type: ignore[arg-type]
+    number = scale if scale is not None else 1.0 / math.sqrt(features)
     if dtype == ir.DataType.DOUBLE and isinstance(features, int):
         return op.Constant(value=ir.tensor(np.full(features, number)))
     return shapes.constant(number, dtype)
@@ -123,8 +125,8 @@ def _scores(
 ) -> tuple[ir.Value, ir.Value | None]:
     """The scaled and masked scores [B, H, S, T], and where the mask lets a row see anything, [..., S, 1].
 
-    A mask of -inf is raised to the lowest finite number, so that a row it hides altogether is no NaN; such rows are
-    found on the mask, which is smaller than the scores.
+    A mask of -inf is raised to the lowest finite number, so that a row it hides altogether is no NaN; such
+    rows are found on the mask, which is smaller than the scores.
     """
     dtype = query.dtype
     assert dtype is not None

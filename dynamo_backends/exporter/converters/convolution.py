@@ -18,7 +18,9 @@ from .registry import NotTranslatable, converter
 from .shapes import Size
 
 _MAXIMUM_TAPS = 27
-"""Kernels with more elements do not have their windows copied one by one: 3x3x3 and 5x5 are below, 7x7 is above."""
+"""Kernels with more elements do not have their windows copied one by one: 3x3x3 and 5x5 are below, 7x7 is
+above.
+"""
 
 
 @converter(torch.ops.aten.convolution_backward.default)
@@ -37,8 +39,9 @@ def convolution_backward(
 ) -> tuple[ir.Value | None, ir.Value | None, ir.Value | None]:
     """The gradients of input, weight and bias, ``None`` where ``output_mask`` does not ask for one.
 
-    The input gradient of a convolution is the transposed convolution of ``grad_output``, and the other way round. The
-    weight gradient of a transposed convolution is that of a convolution whose input and ``grad_output`` change roles.
+    The input gradient of a convolution is the transposed convolution of ``grad_output``, and the other way
+    round. The weight gradient of a transposed convolution is that of a convolution whose input and
+    ``grad_output`` change roles.
     """
     arguments = (*stride, *padding, *dilation, *output_padding, groups)
     if not all(isinstance(item, int) for item in arguments):
@@ -54,8 +57,13 @@ def convolution_backward(
     if output_mask[0]:
         if transposed:
             grad_input = window.convolve(grad_output, weight)
-            if any(more >= s for more, s in zip(shapes.for_each(output_padding, window.dims), window.stride, strict=True)):
-                inner = shapes.vector(shapes.sizes(input)[2:])  # a padding that is a stride or more adds whole windows
+            if any(
+                more >= s
+                for more, s in zip(shapes.for_each(output_padding, window.dims), window.stride, strict=True)
+            ):
+                inner = shapes.vector(
+                    shapes.sizes(input)[2:]
+                )  # a padding that is a stride or more adds whole windows
                 grad_input = op.Slice(grad_input, [0] * window.dims, inner, window.spatial)
         else:
             grad_input = window.input_gradient(grad_output, weight, input)
@@ -69,12 +77,20 @@ def convolution_backward(
 
 
 class _Window:
-    """How a kernel moves over an input: kernel size, stride, padding and dilation of each dimension, and the groups."""
+    """How a kernel moves over an input: kernel size, stride, padding and dilation of each dimension, and
+    the groups.
+    """
 
     def __init__(
         self, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int], groups: int
     ) -> None:
-        self.kernel, self.stride, self.padding, self.dilation, self.groups = kernel, stride, padding, dilation, groups
+        self.kernel, self.stride, self.padding, self.dilation, self.groups = (
+            kernel,
+            stride,
+            padding,
+            dilation,
+            groups,
+        )
         self.dims = len(kernel)
         self.spatial = list(range(2, 2 + self.dims))
 
@@ -90,17 +106,22 @@ class _Window:
         )
 
     def input_gradient(self, grad: ir.Value, weight: ir.Value, input: ir.Value) -> ir.Value:
-        """The gradient of the input, [N, C, *spatial], from ``grad`` [N, O, *outer] and ``weight`` [O, C/groups, *kernel].
+        """The gradient of the input, [N, C, *spatial], from ``grad`` [N, O, *outer] and ``weight`` [O,
+        C/groups, *kernel].
 
-        For stride 1 a convolution with the mirrored kernel, which ONNX Runtime computes faster than ``ConvTranspose``
-        (8x64x56x56, 3x3: 51 against 66 ms, PyTorch's own 114 ms; 2 threads); else a ``ConvTranspose`` (stride 2: 26 ms,
-        PyTorch's own 73 ms).
+        For stride 1 a convolution with the mirrored kernel, which ONNX Runtime computes faster than
+        ``ConvTranspose`` (8x64x56x56, 3x3: 51 against 66 ms, PyTorch's own 114 ms; 2 threads); else a
+        ``ConvTranspose`` (stride 2: 26 ms, PyTorch's own 73 ms).
         """
         reach = [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
         mirrored_padding = [r - p for r, p in zip(reach, self.padding, strict=True)]
         if all(s == 1 for s in self.stride) and min(mirrored_padding) >= 0:
             return op.Conv(
-                grad, self._mirrored(weight), pads=mirrored_padding * 2, dilations=self.dilation, group=self.groups
+                grad,
+                self._mirrored(weight),
+                pads=mirrored_padding * 2,
+                dilations=self.dilation,
+                group=self.groups,
             )
         missing = self._missing(grad, input, reach)
         if missing is not None:
@@ -128,7 +149,9 @@ class _Window:
     def _input_gradient_of_symbolic_size(
         self, grad: ir.Value, weight: ir.Value, input: ir.Value, reach: list[int]
     ) -> ir.Value:
-        """The same where sizes are symbolic: without padding, with room for what no window reaches, then cut out."""
+        """The same where sizes are symbolic: without padding, with room for what no window reaches, then
+        cut out.
+        """
         whole = op.ConvTranspose(
             grad,
             weight,
@@ -156,16 +179,18 @@ class _Window:
         return shapes.reshape(swapped, [self.groups * inner, outer // self.groups, *self.kernel])
 
     def weight_gradient(self, grad: ir.Value, input: ir.Value) -> ir.Value:
-        """The gradient of the weight, [O, C/groups, *kernel], from ``grad`` [N, O, *outer] and ``input`` [N, C, *inner].
+        """The gradient of the weight, [O, C/groups, *kernel], from ``grad`` [N, O, *outer] and ``input`` [N,
+        C, *inner].
 
         Three formulations, each the fastest for some kernels (ms on 2 threads; PyTorch's own in brackets):
 
-        - by windows: the input's window for each kernel element side by side, and one batched matrix product with
-          ``grad``. 8x64x56x56 3x3: 61 (110); 1x1 to 256 channels: 17 (42); by channels below 113 and 100;
-        - by channels: a convolution of the input with ``grad`` as its kernel, batch and channels swapped. For large
-          kernels: the 7x7 of a stem 2.5 (24), 16x16 patches 0.4 (16); by windows 3.1 and 3.7;
-        - depthwise: the same for each image, then the sum. 8x96x28x28 3x3, stride 2: 1.4 (42); by channels 3.3, by
-          products and sums 4.8.
+        - by windows: the input's window for each kernel element side by side, and one batched matrix product
+          with ``grad``. 8x64x56x56 3x3: 61 (110); 1x1 to 256 channels: 17 (42); by channels below 113 and
+          100;
+        - by channels: a convolution of the input with ``grad`` as its kernel, batch and channels swapped. For
+          large kernels: the 7x7 of a stem 2.5 (24), 16x16 patches 0.4 (16); by windows 3.1 and 3.7;
+        - depthwise: the same for each image, then the sum. 8x96x28x28 3x3, stride 2: 1.4 (42); by channels
+          3.3, by products and sums 4.8.
         """
         channels, outer = shapes.static_size(input, 1), shapes.static_size(grad, 1)
         if self.groups > 1 and self.groups == channels:
@@ -176,7 +201,10 @@ class _Window:
 
     def _weight_gradient_by_windows(self, grad: ir.Value, input: ir.Value) -> ir.Value:
         images, outer = shapes.size(input, 0), shapes.sizes(grad)[2:]
-        channels, results = shapes.static_size(input, 1) // self.groups, shapes.static_size(grad, 1) // self.groups
+        channels, results = (
+            shapes.static_size(input, 1) // self.groups,
+            shapes.static_size(grad, 1) // self.groups,
+        )
         windows = self._windows(input, outer)
         columns = windows[0] if len(windows) == 1 else op.Concat(*windows, axis=2)
         taps, positions = len(windows), shapes.product(outer)
@@ -192,7 +220,9 @@ class _Window:
     def _windows(self, input: ir.Value, outer: Sequence[Size]) -> list[ir.Value]:
         """For each kernel element what it is multiplied with: [N, groups, C/groups, *outer]."""
         images, channels = shapes.size(input, 0), shapes.static_size(input, 1)
-        inner = [shapes.affine(n, 1, 2 * p) for n, p in zip(shapes.sizes(input)[2:], self.padding, strict=True)]
+        inner = [
+            shapes.affine(n, 1, 2 * p) for n, p in zip(shapes.sizes(input)[2:], self.padding, strict=True)
+        ]
         if any(self.padding):
             input = op.Pad(input, [0, 0, *self.padding] * 2)
         input = shapes.reshape(input, [images, self.groups, channels // self.groups, *inner])
@@ -202,7 +232,8 @@ class _Window:
         for tap in itertools.product(*map(range, self.kernel)):
             starts = [t * d for t, d in zip(tap, self.dilation, strict=True)]
             ends = [
-                shapes.affine(n, s, start - s + 1) for n, s, start in zip(outer, self.stride, starts, strict=True)
+                shapes.affine(n, s, start - s + 1)
+                for n, s, start in zip(outer, self.stride, starts, strict=True)
             ]
             axes = [dim + 1 for dim in self.spatial]
             windows.append(op.Slice(input, starts, shapes.vector(ends), axes, self.stride))
@@ -231,7 +262,9 @@ class _Window:
         return op.ReduceSum(by_image, [0], keepdims=0)
 
     def _correlate(self, input: ir.Value, kernels: ir.Value, groups: int) -> ir.Value:
-        """The convolution with a gradient as its kernel: stride and dilation change roles; what is too much is cut off."""
+        """The convolution with a gradient as its kernel: stride and dilation change roles; what is too
+        much is cut off.
+        """
         result = op.Conv(
             input, kernels, strides=self.dilation, dilations=self.stride, pads=self.padding * 2, group=groups
         )

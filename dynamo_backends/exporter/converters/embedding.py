@@ -20,10 +20,11 @@ def embedding_dense_backward(
     padding_idx: int | ir.Value,
     scale_grad_by_freq: bool,
 ) -> ir.Value:
-    """The gradient of each row, added up over the places that looked it up; the row ``padding_idx`` gets none.
+    """The gradient of each row, added up over the places that looked it up; the row ``padding_idx`` gets
+    none.
 
-    grad_output: [..., features]; indices: [...]. The indices were good in the forward, so that the checks of PyTorch's
-    decomposition are left out.
+    grad_output: [..., features]; indices: [...]. The indices were good in the forward, so that the checks of
+    PyTorch's decomposition are left out.
     """
     if scale_grad_by_freq or not isinstance(padding_idx, int):
         raise NotTranslatable("gradients by frequency, or a symbolic padding index")

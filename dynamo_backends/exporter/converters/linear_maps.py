@@ -1,7 +1,7 @@
 """Linear maps of single dimensions: average pooling, its gradient, and the gradients of padding.
 
-Each is a constant matrix for each dimension, and so are its gradients, with the matrices transposed. They are applied as
-matrix products: any floating-point type, no gather or scatter.
+Each is a constant matrix for each dimension, and so are its gradients, with the matrices transposed. They are
+applied as matrix products: any floating-point type, no gather or scatter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ Matrix = npt.NDArray[np.float64]
 
 
 def apply(value: ir.Value, matrices: Sequence[Matrix]) -> ir.Value:
-    """``matrices[i]``, [out, in], applied to the i-th of the last ``len(matrices)`` dimensions of ``value``."""
+    """``matrices[i]``, [out, in], applied to the i-th of the last ``len(matrices)`` dimensions of
+    ``value``.
+    """
     dtype = value.dtype
     assert dtype is not None
     sizes = shapes.sizes(value)
@@ -69,8 +71,8 @@ def _average_pool(
 ) -> ir.Value:
     """ONNX's ``AveragePool`` where it means the same; else matrices, which need static sizes.
 
-    ``AveragePool`` knows no ``divisor_override``, divides the windows that ``ceil_mode`` adds by another number before
-    opset 19, and ONNX Runtime has a kernel for float32 alone.
+    ``AveragePool`` knows no ``divisor_override``, divides the windows that ``ceil_mode`` adds by another
+    number before opset 19, and ONNX Runtime has a kernel for float32 alone.
     """
     pool = _Pool(dims, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
     if divisor_override is not None or ceil_mode or input.dtype == ir.DataType.DOUBLE:
@@ -132,7 +134,8 @@ class _Pool:
         """For each dimension the weights of its elements in each window.
 
         A window is divided by the number of its elements that lie in the input, or in the padded input if
-        ``count_include_pad``: a product of one number for each dimension. ``divisor_override`` goes into the first.
+        ``count_include_pad``: a product of one number for each dimension. ``divisor_override`` goes into the
+        first.
         """
         result = []
         for size, kernel, stride, padding in zip(sizes, self.kernel, self.stride, self.padding, strict=True):
@@ -141,7 +144,11 @@ class _Pool:
                 start = window * stride - padding
                 row[max(start, 0) : start + kernel] = 1
                 if self.divisor is None:
-                    row /= min(start + kernel, size + padding) - start if self.count_include_pad else max(row.sum(), 1)
+                    row /= (
+                        min(start + kernel, size + padding) - start
+                        if self.count_include_pad
+                        else max(row.sum(), 1)
+                    )
             result.append(matrix)
         if self.divisor is not None:
             result[0] = result[0] / self.divisor
@@ -156,7 +163,9 @@ class _Pool:
 
 @converter(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default)
 def adaptive_average_pool(input: ir.Value, output_size: Sequence[int]) -> ir.Value:
-    """The mean of the elements from ``floor(i * in / out)`` to ``ceil((i + 1) * in / out)``, in each dimension."""
+    """The mean of the elements from ``floor(i * in / out)`` to ``ceil((i + 1) * in / out)``, in each
+    dimension.
+    """
     return apply(input, _adaptive_matrices(_spatial(input, len(output_size)), output_size))
 
 
@@ -198,7 +207,7 @@ def replication_pad_backward(
     grad_output: ir.Value, input: ir.Value, padding: Sequence[int | ir.Value]
 ) -> ir.Value:
     """The gradients of an element and of its copies, added up. ``padding`` starts with the last dimension."""
-    matrices = []
+    matrices: list[Matrix] = []
     for i, size in enumerate(reversed(_spatial(input, len(padding) // 2))):
         before, after = padding[2 * i], padding[2 * i + 1]
         if not isinstance(before, int) or not isinstance(after, int):

@@ -26,8 +26,8 @@ def nll_loss_backward(
 ) -> ir.Value:
     """Minus the gradient of each loss times its class weight at the target's place, zero elsewhere.
 
-    input: [N, C, ...] or [C]; target: [N, ...] or a scalar. The numbers are scattered once, into zeros; PyTorch's
-    decomposition (``_nll_loss_backward``) scatters ones and then multiplies all of [N, C, ...].
+    input: [N, C, ...] or [C]; target: [N, ...] or a scalar. The numbers are scattered once, into zeros;
+    PyTorch's decomposition (``_nll_loss_backward``) scatters ones and then multiplies all of [N, C, ...].
     """
     dtype = input.dtype
     assert dtype is not None

@@ -1,7 +1,7 @@
 """What converters share: sizes that may be symbolic, and shapes made of them. No converter is in here.
 
-A size is a Python integer where it is known, else an ONNX value of shape [1] and type int64 that is computed at run
-time, so that a symbolic size is never baked into a model.
+A size is a Python integer where it is known, else an ONNX value of shape [1] and type int64 that is computed
+at run time, so that a symbolic size is never baked into a model.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def vector(items: Sequence[Size]) -> ir.Value:
 
 
 def reshape(value: ir.Value, target: Sequence[Size]) -> ir.Value:
-    """``value`` with the sizes ``target``; the one size that is not known, if it is only one, is left to ONNX."""
+    """``value`` with the sizes ``target``; the one size that is not known, if it is only one, is left to
+    ONNX.
+    """
     unknown = [i for i, item in enumerate(target) if not isinstance(item, int)]
     if 0 in [item for item in target if isinstance(item, int)]:
         return op.Reshape(value, vector(target), allowzero=1)

@@ -16,7 +16,9 @@ aten = torch.ops.aten
 
 @converter(aten.split.Tensor, aten.unsafe_split.Tensor)
 def split(value: ir.Value, split_size: int | ir.Value, dim: int = 0) -> list[ir.Value]:
-    """Parts of ``split_size`` along ``dim``, the last one smaller. Torchlib returns an ONNX sequence, one value."""
+    """Parts of ``split_size`` along ``dim``, the last one smaller. Torchlib returns an ONNX sequence, one
+    value.
+    """
     whole = shapes.static_size(value, dim)
     if not isinstance(split_size, int):
         raise NotTranslatable("the number of parts depends on a symbolic size")
