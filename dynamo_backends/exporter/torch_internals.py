@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 import onnxscript
 import torch
@@ -74,6 +75,14 @@ class Recorder(_building.OpRecorder):
     whatever the computation's dtype is; with the types known it becomes a constant of the right dtype.
     """
 
+    def eval(self, schema: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+        """Records one operator. PyTorch's makes the signature anew for each call, a fifth of a translation's time."""
+        signature = _signature(schema.domain, schema.name, schema.since_version)
+        named_inputs, named_attrs = _building._construct_named_inputs_and_attrs(signature, args, kwargs)
+        num_outputs = _building._determine_output_number(signature, named_attrs)
+        outputs = self._call_op(signature, named_inputs, named_attrs, num_outputs)
+        return outputs[0] if len(outputs) == 1 else outputs
+
     def _call_op(
         self,
         op_signature: Any,
@@ -96,6 +105,11 @@ class Recorder(_building.OpRecorder):
                 return function(*args, **kwargs)
             finally:
                 _core.current_tracer = None
+
+
+@functools.cache
+def _signature(domain: str, name: str, version: int) -> ir.schemas.OpSignature:
+    return ir.schemas.OpSignature.from_op_schema(onnx.defs.get_schema(name, version, domain))
 
 
 def _infer_types(signature: Any, node: ir.Node, outputs: Sequence[ir.Value]) -> None:
