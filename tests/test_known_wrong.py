@@ -52,6 +52,11 @@ CASES: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
     "xlogy of zero and NaN": (torch.xlogy, PAIRS),
     "infinities of doubles": (lambda x: (x.isinf(), x.isposinf(), x.isneginf()), [torch.tensor([1e300, -1e300, inf, -inf]).double()]),
     "extrema of NaN": (lambda x: (x.amax(0), x.amin(0), x.max(0), x.min(1), x.max(), x.min()), [TABLE]),
+    "extrema of large integers": (lambda x: (x.amax(1), x.max(), x.argmin(0)), [torch.stack([LARGE, LARGE.flip(0)])]),
+    "mean of scattered integers": (
+        lambda x: x.scatter_reduce(0, torch.tensor([0, 0, 1]), torch.tensor([2, -4, 3]), "mean"),
+        [torch.tensor([-5, 2, 3])],
+    ),
     "index of NaN": (lambda x: (x.argmax(0), x.argmin(1), x.argmax(), x.argmin()), [TABLE]),
     "sort of NaN": (lambda x: x.sort(0), [TABLE]),
     "topk of equal elements": (lambda x: x.topk(2), [torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])]),

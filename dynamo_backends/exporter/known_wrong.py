@@ -145,6 +145,8 @@ def _integer_kernels(node: fx.Node) -> str | None:
         return "ONNX Runtime computes powers of integers in double precision, and saturates where eager wraps"
     if node.target in _AVERAGES and not result.is_floating_point():
         return "the averages of integers are not truncated to integers as in eager"
+    if node.target is aten.scatter_reduce.two and node.args[4] == "mean" and not result.is_floating_point():
+        return "the averages of integers are not rounded down as in eager"
     if node.target in _CLIPS and result.dtype is torch.int64:
         return "ONNX Runtime's Clip compares 32 bits of an int64"
     return None
