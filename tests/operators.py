@@ -1,7 +1,7 @@
 """PyTorch's operator database through the backend: samples, and the comparison with eager.
 
-The tests in ``test_operators.py`` use the first sample of each entry. Run as a script it sweeps further, each part in
-worker processes so that one that dies is seen and named::
+The tests in ``test_operators.py`` use the first sample of each entry. Run as a script it sweeps further, each
+part in worker processes so that one that dies is seen and named::
 
     python tests/operators.py float32 --samples all
     python tests/operators.py float16 bfloat16 int64 --samples 3
@@ -50,7 +50,9 @@ def seed(number: int = 0) -> None:
     np.random.seed(number)
 
 
-def samples(op: OpInfo, dtype: torch.dtype, number: int | None = 1, *, gradients: bool = False) -> Iterator[SampleInput]:
+def samples(
+    op: OpInfo, dtype: torch.dtype, number: int | None = 1, *, gradients: bool = False
+) -> Iterator[SampleInput]:
     """The first ``number`` samples of an entry (``None``: all), the same at each call."""
     seed()
     return itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=gradients), number)
@@ -68,7 +70,8 @@ def copy_of(value: object) -> object:
 
 
 def is_random(op: OpInfo, sample: SampleInput) -> bool:
-    """Whether the result is random numbers or uninitialized memory: eager differs from itself with another seed."""
+    """Whether the result is random numbers or uninitialized memory: eager differs from itself with another
+    seed."""
     if "empty" in op.name:
         return True
     results = []
@@ -84,19 +87,23 @@ def call(op: OpInfo, arguments: object) -> object:
 
 
 def difference(actual: object, expected: object, *, exact: bool = False) -> str | None:
-    """How a result differs from eager's in structure, type, dtype, shape, strides or values; ``None`` if it does not.
+    """How a result differs from eager's in structure, type, dtype, shape, strides or values; ``None`` if it
+    does not.
 
-    Values are compared with the default tolerances of ``torch.testing.assert_close`` for their dtype, NaN equal to NaN.
+    Values are compared with the default tolerances of ``torch.testing.assert_close`` for their dtype, NaN
+    equal to NaN.
     """
     if type(actual) is not type(expected):
         return f"type {type(actual).__name__} instead of {type(expected).__name__}"
     if isinstance(expected, (tuple, list)):
         if len(actual) != len(expected):  # type: ignore[arg-type]
             return f"{len(actual)} results instead of {len(expected)}"  # type: ignore[arg-type]
-        found = (difference(a, e, exact=exact) for a, e in zip(actual, expected, strict=True))  # type: ignore[call-overload]
+        pairs = zip(actual, expected, strict=True)  # type: ignore[call-overload]
+        found = (difference(a, e, exact=exact) for a, e in pairs)
         return next((f"result {i}: {text}" for i, text in enumerate(found) if text is not None), None)
     if isinstance(expected, dict):
-        return difference(list(actual.items()), list(expected.items()), exact=exact)  # type: ignore[attr-defined]
+        items = list(actual.items())  # type: ignore[attr-defined]
+        return difference(items, list(expected.items()), exact=exact)
     if not isinstance(expected, torch.Tensor):
         equal = actual == expected or (actual != actual and expected != expected)
         return None if equal else f"{actual!r} instead of {expected!r}"
@@ -125,7 +132,12 @@ def strides(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def compiled_difference(
-    op: OpInfo, sample: SampleInput, *, backend: str = "onnxrt", dynamic: bool | None = False, gradients: bool = False
+    op: OpInfo,
+    sample: SampleInput,
+    *,
+    backend: str = "onnxrt",
+    dynamic: bool | None = False,
+    gradients: bool = False,
 ) -> str | None:
     """How ``op`` on ``sample`` through a backend differs from eager: results, changed arguments, gradients.
 
@@ -158,16 +170,30 @@ def compiled_difference(
 
 def loss(results: object) -> torch.Tensor:
     """The sum of all differentiable results."""
-    tensors = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-    return sum((item.abs() if item.is_complex() else item).sum() for item in tensors)  # type: ignore[return-value]
+    tensors = [
+        leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
+    total = torch.zeros(())
+    for item in tensors:
+        total = total + (item.abs() if item.is_complex() else item).sum()
+    return total
 
 
 def _gradients(arguments: object) -> list[object]:
-    return [leaf.grad for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    return [
+        leaf.grad
+        for leaf in pytree.tree_leaves(arguments)
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
 
 
 def _sweep(
-    names: Sequence[str], dtype: torch.dtype, number: int | None, mode: str, backend: str, send: Callable[[object], None]
+    names: Sequence[str],
+    dtype: torch.dtype,
+    number: int | None,
+    mode: str,
+    backend: str,
+    send: Callable[[object], None],
 ) -> None:
     """Compares the entries in a worker process, and sends (name, sample, outcome, text) for each sample."""
     torch.set_num_threads(1)
@@ -220,14 +246,20 @@ def main() -> None:
         table = entries()
         names = [name for name, op in table.items() if dtype in op.supported_dtypes("cpu")]
         if options.mode == "gradients":
-            names = [n for n in names if table[n].supports_autograd and dtype in table[n].supported_backward_dtypes("cpu")]
+            names = [
+                n
+                for n in names
+                if table[n].supports_autograd and dtype in table[n].supported_backward_dtypes("cpu")
+            ]
         if options.only:
             wanted = options.only.split(",")
             names = [name for name in names if name in wanted]
         counts: collections.Counter[str] = collections.Counter()
         for name, index, outcome, text in _run_workers(names, dtype, number, options.mode, options.backend):
             counts[outcome] += 1
-            lines.append({"dtype": dtype_name, "name": name, "sample": index, "outcome": outcome, "text": text})
+            lines.append(
+                {"dtype": dtype_name, "name": name, "sample": index, "outcome": outcome, "text": text}
+            )
             if outcome in ("wrong", "error", "died"):
                 print(f"{dtype_name} {name}[{index}] {outcome}: {text}", flush=True)
         print(dtype_name, options.mode, dict(counts), flush=True)
@@ -239,7 +271,8 @@ def main() -> None:
 def _run_workers(
     names: Sequence[str], dtype: torch.dtype, number: int | None, mode: str, backend: str
 ) -> Iterator[tuple[str, int, str, str]]:
-    """Runs the sweep in a forked process; when that dies, names the entry and goes on after it in a new one."""
+    """Runs the sweep in a forked process; when that dies, names the entry and goes on after it in a new
+    one."""
     context = multiprocessing.get_context("fork")
     left = list(names)
     while left:

@@ -1,9 +1,11 @@
-"""Every operator of PyTorch's database through ``onnxrt`` equals eager: values, dtype, shape, strides and types.
+"""Every operator of PyTorch's database through ``onnxrt`` equals eager: values, dtype, shape, strides and
+types.
 
-The first sample of each entry, float32 or, for an entry without it, its first dtype. Two kinds of entries have no result to
-compare, and are left out:
+The first sample of each entry, float32 or, for an entry without it, its first dtype. Two kinds of entries
+have no result to compare, and are left out:
 
-- ``empty`` and its kind return uninitialized memory (other random entries seed the generator themselves, and are in);
+- ``empty`` and its kind return uninitialized memory (other random entries seed the generator themselves, and
+are in);
 - Jiterator and a few attention kernels are for CUDA alone: eager raises on the CPU, or has no dtype there.
 """
 

@@ -1,7 +1,7 @@
 """Operators whose translation is known to compute something else than eager, and so run in PyTorch.
 
-Each rule looks at one node and returns the reason, or ``None``. A rule is there because a translation or a kernel was
-seen to differ; the tests of the operator database show each.
+Each rule looks at one node and returns the reason, or ``None``. A rule is there because a translation or a
+kernel was seen to differ; the tests of the operator database show each.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def reason_not_to_translate(node: fx.Node) -> str | None:
 def _tensors(node: fx.Node) -> Iterator[torch.Tensor]:
     """The fake tensors a node takes and returns."""
     for value in [*(arg.meta.get("val") for arg in node.all_input_nodes), node.meta.get("val")]:
-        yield from (item for item in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(item, torch.Tensor))
+        items = value if isinstance(value, (tuple, list)) else [value]
+        yield from (item for item in items if isinstance(item, torch.Tensor))
 
 
 _NOTHING_DRAWN = {"dropout_p": 0.0, "train": False, "training": False}
@@ -43,12 +44,14 @@ _NOTHING_DRAWN = {"dropout_p": 0.0, "train": False, "training": False}
 
 
 def draws_random_numbers(node: fx.Node) -> bool:
-    """Whether a node takes numbers from PyTorch's generator: it is random, and no argument says that it draws nothing."""
+    """Whether a node takes numbers from PyTorch's generator: it is random, and no argument says that it draws
+    nothing."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     if torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
-    given = dict(zip((parameter.name for parameter in node.target._schema.arguments), node.args, strict=False))
+    names = (parameter.name for parameter in node.target._schema.arguments)
+    given = dict(zip(names, node.args, strict=False))
     given.update(node.kwargs)
     for parameter in node.target._schema.arguments:
         if parameter.name in _NOTHING_DRAWN:
@@ -128,7 +131,7 @@ _WRONG_AT_SPECIAL_VALUES = {
 }
 
 def _special_values(node: fx.Node) -> str | None:
-    return _WRONG_AT_SPECIAL_VALUES.get(node.target)  # type: ignore[call-overload]
+    return _WRONG_AT_SPECIAL_VALUES.get(node.target)
 
 
 _POWERS = {aten.pow.Scalar, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor}
@@ -153,7 +156,8 @@ def _integer_kernels(node: fx.Node) -> str | None:
 
 
 def _number_out_of_range(node: fx.Node) -> str | None:
-    """Eager wraps a number around that does not fit the integer dtype an operator computes in (-1 in uint8 is 255)."""
+    """Eager wraps a number around that does not fit the integer dtype an operator computes in (-1 in uint8 is
+    255)."""
     result = node.meta.get("val")
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.pointwise not in node.target.tags:
         return None
@@ -174,13 +178,14 @@ _EXACT_IN_SUMS = (torch.bool, torch.uint8, torch.int8, torch.int16)
 
 
 def _integer_reductions(node: fx.Node) -> str | None:
-    """ONNX Runtime 1.31 sums and multiplies int32 and int64 in double precision and saturates, where eager wraps."""
+    """ONNX Runtime 1.31 sums and multiplies int32 and int64 in double precision and saturates, where eager
+    wraps."""
     if getattr(node.target, "overloadpacket", None) not in (aten.sum, aten.prod):
         return None
     result, reduced = node.meta.get("val"), node.args[0]
     if not isinstance(result, torch.Tensor) or result.dtype not in (torch.int32, torch.int64):
         return None
-    if node.target.overloadpacket is aten.sum and result.dtype is torch.int64:  # type: ignore[union-attr]
+    if node.target.overloadpacket is aten.sum and result.dtype is torch.int64:
         while isinstance(reduced, fx.Node):
             if reduced.meta["val"].dtype in _EXACT_IN_SUMS:
                 return None
@@ -215,8 +220,8 @@ _RIGHT_ON_EMPTY = {
 def _empty(node: fx.Node) -> str | None:
     """Reductions of an empty tensor.
 
-    The mean of nothing is NaN in PyTorch and 0 in ONNX Runtime, ``any`` of nothing is true there, and the sum of the rows
-    of a tensor without rows has the shape of that tensor.
+    The mean of nothing is NaN in PyTorch and 0 in ONNX Runtime, ``any`` of nothing is true there, and the sum
+    of the rows of a tensor without rows has the shape of that tensor.
     """
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target in _RIGHT_ON_EMPTY:

@@ -1,7 +1,8 @@
-"""Type promotion: which dtype each argument of an elementwise operator has to be cast to before the translation.
+"""Type promotion: which dtype each argument of an elementwise operator has to be cast to before the
+translation.
 
-PyTorch promotes inside its kernels, so an ATen graph holds ``mul(float32, bool)``. ONNX operators take one type.
-Converters of ours promote themselves where that differs from this rule.
+PyTorch promotes inside its kernels, so an ATen graph holds ``mul(float32, bool)``. ONNX operators take one
+type. Converters of ours promote themselves where that differs from this rule.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ def promoted_dtypes(node: fx.Node) -> dict[fx.Node, torch.dtype]:
 
     A symbolic integer in the place of a tensor is cast like one; it promotes as a Python integer does.
 
-    And for the reductions that take a ``dtype``, or sum integers up in int64: the argument is cast to the dtype of the
-    result first, as in ``at::native::make_reduction``, so that it does not overflow before the cast.
+    And for the reductions that take a ``dtype``, or sum integers up in int64: the argument is cast to the
+    dtype of the result first, as in ``at::native::make_reduction``, so that it does not overflow before the
+    cast.
     """
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
@@ -65,7 +67,8 @@ def promoted_dtypes(node: fx.Node) -> dict[fx.Node, torch.dtype]:
 
 
 def _symbolic_integers(target: torch._ops.OpOverload, node: fx.Node) -> list[fx.Node]:
-    """Arguments that are symbolic integers where the operator takes a tensor; in ONNX they are int64 scalars."""
+    """Arguments that are symbolic integers where the operator takes a tensor; in ONNX they are int64
+    scalars."""
     return [
         arg
         for parameter, arg in zip(target._schema.arguments, node.args, strict=False)

@@ -1,7 +1,7 @@
 """Elementwise operators whose translations in torchlib (onnxscript 0.7) differ from eager at special values.
 
-NaN, infinities, negative zero and small numbers: each docstring says where torchlib differs. The kernels followed are in
-``aten/src/ATen/native/cpu/UnaryOpsKernel.cpp`` and ``BinaryOpsKernel.cpp``.
+NaN, infinities, negative zero and small numbers: each docstring says where torchlib differs. The kernels
+followed are in ``aten/src/ATen/native/cpu/UnaryOpsKernel.cpp`` and ``BinaryOpsKernel.cpp``.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def _not_boolean(dtype: ir.DataType) -> None:
 def maximum(x: ir.Value, y: ir.Value) -> ir.Value:
     """NaN where one of them is NaN.
 
-    ONNX Runtime (1.31) compares int64 in Max, Min and Clip by a subtraction in 32 bits: max(0, 2**31) is 0 there. Its
-    comparisons are right.
+    ONNX Runtime (1.31) compares int64 in Max, Min and Clip by a subtraction in 32 bits: max(0, 2**31) is 0
+    there. Its comparisons are right.
     """
     dtype = _dtype(x, y)
     _not_boolean(dtype)
@@ -84,7 +84,9 @@ def clamp(x: ir.Value, low: Operand | None = None, high: Operand | None = None) 
     _not_boolean(dtype)
     known = isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= high
     if known and dtype != ir.DataType.INT64:
-        return op.Clip(x, _value(low, dtype), _value(high, dtype))  # ONNX Runtime fuses it into what is before
+        return op.Clip(
+            x, _value(low, dtype), _value(high, dtype)
+        )  # ONNX Runtime fuses it into what is before
     result = x
     if low is not None:
         result = maximum(result, _value(low, dtype))
@@ -137,7 +139,8 @@ def expm1(x: ir.Value) -> ir.Value:
 
 @converter(aten.trunc.default)
 def trunc(x: ir.Value) -> ir.Value:
-    """Towards zero, keeping the sign of a zero; torchlib's ``sign(x) * floor(|x|)`` of -0.5 is 0, and NaN stays NaN."""
+    """Towards zero, keeping the sign of a zero; torchlib's ``sign(x) * floor(|x|)`` of -0.5 is 0, and NaN
+    stays NaN."""
     dtype = _dtype(x)
     if not dtype.is_floating_point():
         return op.Identity(x)
@@ -154,7 +157,8 @@ def frac(x: ir.Value) -> ir.Value:
 def sign(x: ir.Value) -> ir.Value:
     """``(0 < x) - (x < 0)``, as eager computes it.
 
-    ONNX's Sign returns NaN for NaN, where eager returns 0, and ONNX Runtime's (1.31) looks at 32 bits of an int64.
+    ONNX's Sign returns NaN for NaN, where eager returns 0, and ONNX Runtime's (1.31) looks at 32 bits of an
+    int64.
     """
     dtype = _dtype(x)
     _not_boolean(dtype)
@@ -164,9 +168,11 @@ def sign(x: ir.Value) -> ir.Value:
 
 @converter(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(x: Operand, divisor: Operand) -> ir.Value:
-    """The C library's ``fmod``, and the divisor added where the signs differ, as in eager's ``remainder_kernel``.
+    """The C library's ``fmod``, and the divisor added where the signs differ, as in eager's
+    ``remainder_kernel``.
 
-    Torchlib's ``x - floor(x / divisor) * divisor`` is NaN for an infinite divisor and inexact for a large quotient.
+    Torchlib's ``x - floor(x / divisor) * divisor`` is NaN for an infinite divisor and inexact for a large
+    quotient.
     """
     dtype = _dtype(x, divisor)
     x, divisor = _value(x, dtype), _value(divisor, dtype)
@@ -196,8 +202,8 @@ def fmod(x: ir.Value, divisor: Operand) -> ir.Value:
 def div(x: ir.Value, divisor: Operand, rounding_mode: str | None = None) -> ir.Value:
     """``x / divisor``, rounded to zero (``trunc``) or down (``floor``).
 
-    Integers are divided as integers; torchlib divides them in float32. Floats are not rounded down here: eager's
-    ``div_floor_kernel`` goes by ``fmod``, and a rounded quotient may already be too large.
+    Integers are divided as integers; torchlib divides them in float32. Floats are not rounded down here:
+    eager's ``div_floor_kernel`` goes by ``fmod``, and a rounded quotient may already be too large.
     """
     dtype = _dtype(x, divisor)
     divisor = _value(divisor, dtype)

@@ -1,8 +1,8 @@
 """Maxima and minima over dimensions, and infinities.
 
-Eager's extremum of numbers with a NaN among them is NaN, and its index that of the first NaN. ONNX Runtime's (1.31)
-ReduceMax, ReduceMin, ArgMax and ArgMin skip NaN or keep it depending on where it stands, and of int64 they compare
-32 bits; PyTorch reduces those.
+Eager's extremum of numbers with a NaN among them is NaN, and its index that of the first NaN. ONNX Runtime's
+(1.31) ReduceMax, ReduceMin, ArgMax and ArgMin skip NaN or keep it depending on where it stands, and of int64
+they compare 32 bits; PyTorch reduces those.
 """
 
 from __future__ import annotations
