@@ -287,3 +287,22 @@ def test_embedding_bag_runs_in_pytorch() -> None:
     """Torchlib translates only its first result."""
     bag = torch.nn.EmbeddingBag(5, 4, mode="mean")
     assert_same_as_eager(bag, torch.randint(0, 5, (7,)), torch.tensor([0, 3]))
+
+
+# Constants
+
+
+def test_constants_of_float64_are_not_rounded_to_float32() -> None:
+    """A Python number that a translation casts to float64 keeps its digits."""
+
+    def constants(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        full = torch.full((2, 3), 0.1, dtype=torch.float64)
+        return full + x, torch.where(x > 0, x, 0.1), torch.sub(x, x, alpha=0.1)
+
+    assert_equals_eager(constants, torch.randn(2, 3, dtype=torch.float64), rtol=1e-14, atol=0.0)
+
+
+def test_scale_of_attention_in_float64_is_not_rounded_to_float32() -> None:
+    """ONNX Runtime's ``FusedMatMul`` would take a scalar as its ``alpha``, a float32."""
+    tensors = [torch.randn(2, 3, 5, 6, dtype=torch.float64) for _ in range(3)]
+    assert_equals_eager(F.scaled_dot_product_attention, *tensors, rtol=1e-12, atol=1e-14)

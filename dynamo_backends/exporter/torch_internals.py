@@ -90,10 +90,45 @@ class Recorder(_building.OpRecorder):
         named_attrs: dict[str, Any],
         num_outputs: int,
     ) -> Sequence[SymbolicTensor]:
+        exact = self._exact_constant(op_signature.name, named_inputs, named_attrs)
+        if exact is not None:
+            return [exact]
         outputs = super()._call_op(op_signature, named_inputs, named_attrs, num_outputs)
         node = self.nodes[-1]
         _infer_types(op_signature, node, outputs)
         return outputs
+
+    def _exact_constant(
+        self, operator: str, inputs: Mapping[str, Any], attributes: Mapping[str, Any]
+    ) -> SymbolicTensor | None:
+        """A float64 constant, where a translation casts a Python number to float64.
+
+        The recorder makes a float32 constant of a number before the function it is an argument of sees it, and
+        the cast then keeps float32's rounding (``aten.full`` of 0.1, PyTorch 2.13).
+        """
+        target = None
+        if operator == "Cast":
+            target = attributes.get("to")
+        elif operator == "CastLike" and isinstance(inputs.get("target_type"), ir.Value):
+            target = inputs["target_type"].dtype
+        if target != ir.DataType.DOUBLE:
+            return None
+        number = inputs.get("input")
+        if isinstance(number, ir.Value):
+            number = self._python_number(number)
+        if not isinstance(number, float):
+            return None
+        return self.opset.Constant(value=ir.tensor(number, dtype=ir.DataType.DOUBLE))
+
+    def _python_number(self, value: ir.Value) -> object:
+        """The Python number a constant was made of, or ``None``."""
+        for (number, _), constant in self.constant_farm.items():
+            if constant is value:
+                return number
+        producer = value.producer()
+        if producer is not None and producer.op_type == "Constant" and "value_float" in producer.attributes:
+            return producer.attributes["value_float"].value
+        return None
 
     def record(
         self, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
