@@ -52,19 +52,28 @@ class Options:
     )
     threads: int | None = dataclasses.field(
         default=None,
-        metadata={"help": "Threads of a session; by default torch.get_num_threads() at the time of the call."},
+        metadata={"help": "Threads of a session; by default torch.get_num_threads() at each call."},
     )
     dump_dir: str = dataclasses.field(
         default="onnx_debug",
-        metadata={"help": "Folder of the dumps of onnx_debug and fx_debug; each process writes its own run folder in it."},
+        metadata={
+            "help": "Folder of the dumps of onnx_debug and fx_debug; "
+            "each process writes its own run folder in it."
+        },
     )
     compare: str = dataclasses.field(
         default="first",
-        metadata={"help": "Which runs onnx_debug compares with eager and float64: 'first' of each graph, 'every' or 'never'."},
+        metadata={
+            "help": "Which runs onnx_debug compares with eager and float64: "
+            "'first' of each graph, 'every' or 'never'."
+        },
     )
     tensor_limit: int = dataclasses.field(
         default=16 * 2**20,
-        metadata={"help": "Size in bytes above which a dumped tensor is summarized instead of stored; -1 stores all."},
+        metadata={
+            "help": "Size in bytes above which a dumped tensor is summarized instead of stored; "
+            "-1 stores all."
+        },
     )
 
     def __post_init__(self) -> None:
@@ -80,11 +89,11 @@ def parse_options(options: Mapping[str, object] | None = None, mode: str | None 
 
     Args:
         options: what the user passed as ``torch.compile(options=...)``.
-        mode: what the user passed as ``torch.compile(mode=...)``. The modes tune Inductor; they are accepted so
-            that code written for it runs, and change nothing here.
+        mode: what the user passed as ``torch.compile(mode=...)``. The modes tune Inductor; they are
+            accepted so that code written for it runs, and change nothing here.
 
     Raises:
-        ValueError: unknown option (with the close matches), wrong type or impossible value (with the valid ones).
+        ValueError: unknown option (with close matches), wrong type or impossible value (with the valid ones).
     """
     if mode is not None and mode not in MODES:
         raise ValueError(f"unknown mode {mode!r}; valid modes: {', '.join(MODES)}")

@@ -1,9 +1,9 @@
 """Which nodes go to ONNX, and the split of a graph into regions for ONNX Runtime and the rest for PyTorch.
 
-A node goes to ONNX if it has a translation, the runtime has kernels for it (asked by a session of that one node, the
-only reliable answer; the answer is kept for all nodes alike), and it is not known to be computed wrongly. PyTorch's
-capability-based partitioner makes regions of such nodes. Nodes whose order matters (random numbers, side effects) keep
-their order.
+A node goes to ONNX if it has a translation, the runtime has kernels for it (asked by a session of that
+one node, the only reliable answer; the answer is kept for all nodes alike), and it is not known to be
+computed wrongly. PyTorch's capability-based partitioner makes regions of such nodes. Nodes whose order
+matters (random numbers, side effects) keep their order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CUDA_PROVIDERS = {"CUDAExecutionProvider", "TensorrtExecutionProvider", "NvTens
 _SYMBOLIC_STRIDES = "its result's strides are not known before the call"
 
 ORIGINAL = "original_node"
-"""Key in the ``meta`` of a split graph's nodes: the node of the graph before the split whose value they hold."""
+"""Key in the ``meta`` of a split graph's nodes: the node before the split whose value they hold."""
 
 _SHAPE_OPERATORS = {
     torch.ops.aten.sym_size.int,
@@ -78,7 +78,7 @@ class Split:
 
     @property
     def share(self) -> float:
-        """The share of the graph's operators that run on ONNX Runtime, 0 to 1; 1 for a graph without operators."""
+        """The share of the graph's operators that run on ONNX Runtime, 0 to 1; 1 where there are none."""
         on_onnx = sum(1 for region in self.regions for node in region.nodes if is_operator(node))
         total = on_onnx + sum(1 for node in self.in_pytorch if is_operator(node))
         return on_onnx / total if total else 1.0
@@ -90,7 +90,7 @@ def is_operator(node: fx.Node) -> bool:
 
 
 class Support:
-    """Answers for one node at a time why it cannot run on ONNX Runtime; alike nodes are asked once in a process."""
+    """Answers for one node at a time why it cannot run on ONNX Runtime; asks alike nodes once."""
 
     _known: dict[object, str | None] = {}
 
@@ -117,7 +117,8 @@ class Support:
             return "its shapes are not known"
         elsewhere = {device for device in _devices(node) if device.type not in self._device_types}
         if elsewhere:
-            return f"no execution provider in {[provider_name(item) for item in self.providers]} for {elsewhere.pop()}"
+            names = [provider_name(item) for item in self.providers]
+            return f"no execution provider in {names} for {elsewhere.pop()}"
         if len(_devices(node)) > 1:
             return "it copies between devices"
         key = (self._configuration, signature(node))
@@ -177,7 +178,12 @@ def signature(node: fx.Node) -> object:
 
 def _describe_value(value: object) -> object:
     if isinstance(value, torch.Tensor):
-        return (str(value.dtype), str(value.layout), value.device.type, tuple(str(dim) for dim in value.shape))
+        return (
+            str(value.dtype),
+            str(value.layout),
+            value.device.type,
+            tuple(str(dim) for dim in value.shape),
+        )
     if isinstance(value, (list, tuple)):
         return tuple(_describe_value(item) for item in value)
     return type(value).__name__
@@ -202,7 +208,7 @@ def split_graph(graph: fx.GraphModule, support: Support, refused: dict[fx.Node, 
     calls = [node for node in graph.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
     while True:
         in_pytorch = _in_pytorch(calls, support, refused)
-        regions = []
+        regions: list[Region] = []
         for nodes in _partition(graph, calls, in_pytorch):
             if all(_is_shape_operator(node) for node in nodes):
                 in_pytorch.update(dict.fromkeys(nodes, VIEWS_ONLY))
@@ -219,7 +225,9 @@ def split_graph(graph: fx.GraphModule, support: Support, refused: dict[fx.Node, 
         refused = refused | dict.fromkeys(map(producer_of, symbolic), _SYMBOLIC_STRIDES)
 
 
-def _in_pytorch(calls: Sequence[fx.Node], support: Support, refused: dict[fx.Node, str]) -> dict[fx.Node, str]:
+def _in_pytorch(
+    calls: Sequence[fx.Node], support: Support, refused: dict[fx.Node, str]
+) -> dict[fx.Node, str]:
     result = {}
     for node in calls:
         reason = refused.get(producer_of(node)) or support.reason_against(node)
@@ -260,7 +268,7 @@ def _partition(
 
 
 def is_ordered(node: fx.Node) -> bool:
-    """Whether a node must run before or after others of its kind: it draws random numbers or has side effects."""
+    """Whether a node must keep its place among its kind: it draws random numbers or has side effects."""
     if node.op not in ("call_function", "call_module", "call_method"):
         return False
     if isinstance(node.target, torch._ops.OpOverload):
@@ -306,8 +314,11 @@ def _layout(node: fx.Node) -> Layout:
     return layout_of(value) if isinstance(value, torch.Tensor) else ROW_MAJOR
 
 
-def assemble(graph: fx.GraphModule, split: Split, callables: Sequence[Callable[..., object]]) -> fx.GraphModule:
-    """A graph module in which each region is one call, taking its arguments boxed (one list, emptied by the call).
+def assemble(
+    graph: fx.GraphModule, split: Split, callables: Sequence[Callable[..., object]]
+) -> fx.GraphModule:
+    """A graph module in which each region is one call, taking its arguments boxed (one list, emptied by
+    the call).
 
     Args:
         graph: the graph that was split; it is left as it is.
@@ -332,7 +343,10 @@ def assemble(graph: fx.GraphModule, split: Split, callables: Sequence[Callable[.
 
 
 def _execution_order(graph: fx.GraphModule, region_of: dict[fx.Node, Region]) -> list[fx.Node | Region]:
-    """Nodes and regions in an order in which all they read is there, as close to the graph's as that allows."""
+    """Nodes and regions in an order in which all they read is there, as close to the graph's as that allows.
+
+    So the writes to inputs (``copy_``), which AOTAutograd puts last, come after all reads of the old values.
+    """
     units: dict[int, fx.Node | Region] = {}
     unit_of: dict[fx.Node, int] = {}
     for position, node in enumerate(graph.graph.nodes):
@@ -370,7 +384,7 @@ def _execution_order(graph: fx.GraphModule, region_of: dict[fx.Node, Region]) ->
 
 
 def region_module(graph: fx.GraphModule, region: Region) -> fx.GraphModule:
-    """A region as a graph module for PyTorch: it takes the region's inputs and returns the list of its outputs."""
+    """A region as a graph module for PyTorch, from the region's inputs to the list of its outputs."""
     result = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for item in region.inputs:

@@ -143,7 +143,7 @@ def _aliases(results: object, inputs: object) -> list[list[int]]:
 
 
 def assert_same_values(actual: object, expected: object, **tolerance: float) -> None:
-    """Two nested structures are the same: tensors close, with equal dtype, shape and strides; all else equal."""
+    """Tensors are close, of equal dtype, shape and strides; structure and all else are equal."""
     actual_leaves, actual_structure = tree_flatten(actual)
     expected_leaves, expected_structure = tree_flatten(expected)
     assert actual_structure == expected_structure

@@ -32,7 +32,7 @@ def in_double(value: object) -> object:
 def assert_as_exact_as_eager(
     actual: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, what: str
 ) -> None:
-    """``actual`` is about as far from float64's result as eager's float32 is, relative to the tensor's scale."""
+    """``actual`` is about as far from float64's result as eager is, relative to the tensor's scale."""
     assert actual.dtype == eager.dtype
     assert actual.shape == eager.shape
     scale = exact.abs().max()

@@ -168,7 +168,7 @@ def test_reductions_of_nothing() -> None:
 
 
 def test_transposed_matrix_times_vector() -> None:
-    """ONNX Runtime (1.31) forgets a Transpose before a MatMul by a vector; the translation gives it a matrix."""
+    """ONNX Runtime (1.31) forgets a Transpose before a product with a vector; it is given a matrix."""
     assert_same_as_eager(lambda a, v: torch.mv(a.t(), v), torch.randn(4, 6), torch.randn(4))
     assert_on_onnx()
 

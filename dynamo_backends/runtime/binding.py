@@ -1,6 +1,7 @@
 """Runs a session on torch tensors without copies.
 
-Tensors go in and come out through DLPack. What DLPack or ONNX Runtime cannot express is translated at the border:
+Tensors go in and come out through DLPack. What DLPack or ONNX Runtime cannot express is translated at the
+border:
 
 - a boolean tensor goes in as the ``uint8`` view of its memory with a flag, and comes back as ``uint8``;
 - a tensor whose dimensions are permuted in memory goes in as the row-major tensor it is a permutation of;
@@ -27,7 +28,7 @@ _from_torch = ort_c.OrtValue.from_dlpack
 
 @dataclasses.dataclass(frozen=True)
 class InputSpec:
-    """One model input: its name, ``dtype`` (``None`` for a Python number), and the order of its dimensions in memory."""
+    """One model input: its name, ``dtype`` (``None``: a number), and its dimensions' order in memory."""
 
     name: str
     dtype: torch.dtype | None
@@ -43,7 +44,8 @@ class OutputSpec:
         dtype: torch dtype; ``torch.bool`` or ``torch.int64`` with ``is_number`` for a Python number.
         is_number: a symbolic integer or boolean, returned as a Python number.
         permutation: the model returns the result transposed by it; the caller sees it transposed back.
-        strides: eager's strides in elements where the result is not dense in memory (an expanded tensor), else ``None``.
+        strides: eager's strides in elements where the result is not dense in memory (an expanded tensor),
+            else ``None``.
     """
 
     name: str
@@ -66,7 +68,7 @@ def ort_device(device: torch.device) -> ort_c.OrtDevice:
 
 
 def to_ort(value: torch.Tensor) -> ort_c.OrtValue:
-    """An OrtValue on a tensor's memory (a contiguous copy's if it is not contiguous); keeps the tensor alive."""
+    """An OrtValue on a tensor's memory, or on a contiguous copy's; keeps the tensor alive."""
     if value.dtype is torch.bool:
         return _bool_to_ort(value)
     return _plain_to_ort(value)
@@ -96,7 +98,7 @@ def _converter(spec: InputSpec) -> Callable[[object], ort_c.OrtValue]:
         return _number_to_ort  # type: ignore[return-value]
     convert = _bool_to_ort if spec.dtype is torch.bool else _plain_to_ort
     if spec.permutation is None:
-        return convert  # type: ignore[return-value]
+        return convert
     permutation = spec.permutation
     return lambda value: convert(value.permute(permutation))  # type: ignore[attr-defined]
 
@@ -159,7 +161,7 @@ class BoundSession:
 def _present(value: ort_c.OrtValue, spec: OutputSpec) -> torch.Tensor | int | bool:
     tensor = from_ort(value, spec.dtype)
     if spec.is_number:
-        return tensor.item()  # type: ignore[return-value]
+        return tensor.item()
     if spec.permutation is not None:
         return tensor.permute(spec.inverse)
     if spec.strides is not None:

@@ -30,7 +30,7 @@ def check_providers(providers: object) -> None:
         is_pair = isinstance(provider, (list, tuple)) and len(provider) == 2 and isinstance(provider[1], dict)
         if not isinstance(provider, str) and not (is_pair and isinstance(provider[0], str)):
             raise TypeError(f"expected a provider name or a (name, options) pair, got {provider!r}")
-        name = provider_name(provider)  # type: ignore[arg-type]
+        name = provider_name(provider)
         if name not in available:
             close = difflib.get_close_matches(name, available, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""

@@ -1,7 +1,9 @@
-"""ONNX Runtime sessions: one per model and thread count, and a cheap question whether the runtime takes a model.
+"""ONNX Runtime sessions: one per model and thread count, and a cheap question whether the runtime takes a
+model.
 
-Each session has its own thread pool. A pool that spins while it waits steals the cores of PyTorch's OpenMP and of the
-next session, so a session that shares its graph with others does not spin, and a lone one spins for a short time only.
+Each session has its own thread pool. A pool that spins while it waits steals the cores of PyTorch's
+OpenMP and of the next session, so a session that shares its graph with others does not spin, and a lone
+one spins for a short time only.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ ORT_ERRORS: tuple[type[BaseException], ...] = (
     *(item for item in vars(ort_c).values() if isinstance(item, type) and issubclass(item, Exception)),
     RuntimeError,
 )
-"""All that ONNX Runtime raises: its own exceptions have no common base class, and its checks raise RuntimeError."""
+"""All that ONNX Runtime raises: its exceptions have no common base, and its checks raise RuntimeError."""
 
 _SPIN_MICROSECONDS = 100
 _SILENT = 4
@@ -65,7 +67,7 @@ def create_session(
 
 
 def refusal(model: bytes, providers: Sequence[Provider]) -> str | None:
-    """What the runtime says against a model, or ``None`` if it would run it (optimizations off, one thread)."""
+    """What the runtime says against a model, or ``None`` if it would run it unoptimized on one thread."""
     try:
         create_session(model, providers, session_options(1, optimize=False))
     except SessionError as error:
@@ -74,7 +76,7 @@ def refusal(model: bytes, providers: Sequence[Provider]) -> str | None:
 
 
 class Session:
-    """The sessions of one model: the one for the current number of threads is made when it is first asked for."""
+    """The sessions of one model, by number of threads; each is made when it is first asked for."""
 
     def __init__(
         self,
@@ -109,7 +111,7 @@ class Session:
             return self._by_threads[threads]
 
     def save_optimized(self, path: str) -> None:
-        """Writes the model as ONNX Runtime optimized it (its layouts, fusions and internal operators) to ``path``."""
+        """Writes the model with ONNX Runtime's layouts, fusions and internal operators to ``path``."""
         options = session_options(1)
         options.optimized_model_filepath = path
         create_session(self.model, self.providers, options)
