@@ -80,6 +80,14 @@ CASES: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
         lambda x: x.scatter_reduce(0, torch.tensor([0, 0, 1]), torch.tensor([2, -4, 3]), "mean"),
         [torch.tensor([-5, 2, 3])],
     ),
+    "mean of scattered floats": (
+        lambda x: x.scatter_reduce(0, torch.tensor([0, 0, 1]), torch.tensor([2.0, -4.0, 3.0]), "mean"),
+        [torch.tensor([-5.0, 2.0, 3.0])],
+    ),
+    "interpolation of bytes": (
+        lambda x: torch.nn.functional.interpolate(x, size=(3, 7), mode="bilinear"),
+        [torch.arange(16, dtype=torch.uint8).mul(15).view(1, 1, 4, 4)],
+    ),
     "index of NaN": (lambda x: (x.argmax(0), x.argmin(1), x.argmax(), x.argmin()), [TABLE]),
     "sort of NaN": (lambda x: x.sort(0), [TABLE]),
     "topk of equal elements": (lambda x: x.topk(2), [torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])]),

@@ -131,11 +131,23 @@ _WRONG_AT_SPECIAL_VALUES = {
 }
 
 def _special_values(node: fx.Node) -> str | None:
+    if node.target is aten.scatter_reduce.two and node.args[4] == "mean":
+        return "its translation does not average"
     return _WRONG_AT_SPECIAL_VALUES.get(node.target)
 
 
 _POWERS = {aten.pow.Scalar, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor}
 _AVERAGES = {aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default}
+_INTERPOLATIONS = {
+    getattr(packet, overload)
+    for packet in (
+        aten.upsample_bilinear2d,
+        aten._upsample_bilinear2d_aa,
+        aten.upsample_bicubic2d,
+        aten._upsample_bicubic2d_aa,
+    )
+    for overload in packet.overloads()
+}
 _CLIPS = {aten.hardtanh.default, aten.relu6.default}
 
 
@@ -148,8 +160,8 @@ def _integer_kernels(node: fx.Node) -> str | None:
         return "ONNX Runtime computes powers of integers in double precision, and saturates where eager wraps"
     if node.target in _AVERAGES and not result.is_floating_point():
         return "the averages of integers are not truncated to integers as in eager"
-    if node.target is aten.scatter_reduce.two and node.args[4] == "mean" and not result.is_floating_point():
-        return "the averages of integers are not rounded down as in eager"
+    if node.target in _INTERPOLATIONS and not result.is_floating_point():
+        return "eager interpolates integers in fixed point"
     if node.target in _CLIPS and result.dtype is torch.int64:
         return "ONNX Runtime's Clip compares 32 bits of an int64"
     return None
