@@ -272,7 +272,7 @@ def is_ordered(node: fx.Node) -> bool:
     if node.op not in ("call_function", "call_module", "call_method"):
         return False
     if isinstance(node.target, torch._ops.OpOverload):
-        return draws_random_numbers(node) or node.is_impure()
+        return draws_random_numbers(node) or node.is_impure(impure_random=False)
     return node.target is not operator.getitem and not _is_pure_function(node.target)
 
 

@@ -41,16 +41,15 @@ def test_dropouts_between_matrix_products() -> None:
 
 def test_dropout_of_a_training_step() -> None:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.Dropout(0.1)
-    )
+    layers = [torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.ReLU(), torch.nn.Linear(8, 8)]
+    model = torch.nn.Sequential(*layers, torch.nn.Dropout(0.1))
     x = torch.randn(5, 4)
     gradients = []
     for run in (model, compiled(model, dynamic=False)):
         model.zero_grad()
         torch.manual_seed(3)
         run(x).square().sum().backward()  # type: ignore[operator, attr-defined]
-        gradients.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+        gradients.append([item.grad.clone() for item in model.parameters() if item.grad is not None])
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
@@ -65,3 +64,15 @@ def test_a_result_that_a_random_operator_writes_into() -> None:
         return product, buffer + x
 
     same_with_seed(function, torch.randn(3, 3))
+
+
+def test_attention_that_draws_nothing_keeps_no_order_with_draws() -> None:
+    """Its operator is marked as random whatever its dropout is; as one region around the draws it must not wait for them."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            y = F.scaled_dot_product_attention(x, x, x)
+            x = x + y * (torch.rand(x.shape[0], 1, 1, 1) > 0.5)  # stochastic depth
+        return x
+
+    same_with_seed(function, torch.randn(2, 4, 6, 8))
