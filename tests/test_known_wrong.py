@@ -84,8 +84,16 @@ CASES: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
         lambda x: x.scatter_reduce(0, torch.tensor([0, 0, 1]), torch.tensor([2.0, -4.0, 3.0]), "mean"),
         [torch.tensor([-5.0, 2.0, 3.0])],
     ),
+    "added to a matrix by vector": (
+        lambda x, a, b: torch.addmv(x, a.t(), b),
+        [torch.ones(3), torch.eye(4, 3), SPECIAL[3:7]],
+    ),
+    "product added to NaN without weight": (
+        lambda x, a: torch.baddbmm(x, a, a, beta=0),
+        [torch.full((1, 2, 2), nan), torch.ones(1, 2, 2)],
+    ),
     "interpolation of bytes": (
-        lambda x: torch.nn.functional.interpolate(x, size=(3, 7), mode="bilinear"),
+        lambda x: torch.nn.functional.interpolate(x, size=(3, 7), mode="bilinear", antialias=True),
         [torch.arange(16, dtype=torch.uint8).mul(15).view(1, 1, 4, 4)],
     ),
     "index of NaN": (lambda x: (x.argmax(0), x.argmin(1), x.argmax(), x.argmin()), [TABLE]),

@@ -117,6 +117,7 @@ def _integer_division(node: fx.Node) -> str | None:
 
 _WRONG_AT_SPECIAL_VALUES = {
     # Torchlib of onnxscript 0.7; the database's tests and tests/test_known_wrong.py show each.
+    aten.addmv.default: "ONNX Runtime 1.31 multiplies a vector by a matrix that it forgot to transpose",
     aten.angle.default: "its translation loses NaN",
     aten.celu.default: "its translation overflows at the largest double",
     aten.atan2.default: "its translation is wrong for NaN and for signed zeros",
@@ -131,23 +132,17 @@ _WRONG_AT_SPECIAL_VALUES = {
 }
 
 def _special_values(node: fx.Node) -> str | None:
+    if node.target in _ADDED_PRODUCTS and node.kwargs.get("beta", 1) == 0:
+        return "its translation multiplies NaN by zero where eager leaves it out"
     if node.target is aten.scatter_reduce.two and node.args[4] == "mean":
         return "its translation does not average"
     return _WRONG_AT_SPECIAL_VALUES.get(node.target)
 
 
+_ADDED_PRODUCTS = {aten.baddbmm.default, aten.addbmm.default, aten.addr.default}
 _POWERS = {aten.pow.Scalar, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor}
 _AVERAGES = {aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default}
-_INTERPOLATIONS = {
-    getattr(packet, overload)
-    for packet in (
-        aten.upsample_bilinear2d,
-        aten._upsample_bilinear2d_aa,
-        aten.upsample_bicubic2d,
-        aten._upsample_bicubic2d_aa,
-    )
-    for overload in packet.overloads()
-}
+_INTERPOLATIONS = {aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default}
 _CLIPS = {aten.hardtanh.default, aten.relu6.default}
 
 
