@@ -268,6 +268,7 @@ class Pipeline:
             self.options.providers,
             threads=threads or torch.get_num_threads(),
             alone=alone,
+            disabled_optimizers=_optimizers_to_disable(region),
         )
         inputs, outputs = _input_specs(compiled), _output_specs(compiled)
         compiled.bound = BoundSession(session, inputs, outputs, device=_device(region), threads=threads)
@@ -350,6 +351,12 @@ def _output_specs(compiled: CompiledRegion) -> list[OutputSpec]:
             dtype = torch.bool if isinstance(meta, (bool, torch.SymBool)) else torch.int64
             specs.append(OutputSpec(value.name, dtype, is_number=True))
     return specs
+
+
+def _optimizers_to_disable(region: Region) -> tuple[str, ...]:
+    """ONNX Runtime 1.31 moves a float64 scale into the float32 attribute ``alpha`` of ``FusedMatMul``, rounded."""
+    is_double = any(isinstance(v := node.meta.get("val"), torch.Tensor) and v.dtype is torch.float64 for node in region.nodes)
+    return ("MatMulScaleFusion",) if is_double else ()
 
 
 def _device(region: Region) -> torch.device:

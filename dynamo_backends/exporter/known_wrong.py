@@ -244,7 +244,16 @@ def _may_be_empty(value: object) -> bool:
     return isinstance(value, torch.Tensor) and not all(statically_known_true(size > 0) for size in value.shape)
 
 
+def _gelu_tanh_in_double(node: fx.Node) -> str | None:
+    """ONNX's Gelu is a function whose constants ONNX Runtime 1.31 holds in float32."""
+    if node.target is not aten.gelu.default or node.kwargs.get("approximate") != "tanh":
+        return None
+    is_double = any(tensor.dtype is torch.float64 for tensor in _tensors(node))
+    return "its kernel rounds the constants of a float64 result to float32" if is_double else None
+
+
 _RULES: tuple[Rule, ...] = (
+    _gelu_tanh_in_double,
     _uninitialized,
     _random_or_impure,
     _complex,

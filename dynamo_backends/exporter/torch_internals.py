@@ -6,8 +6,10 @@ Written against PyTorch 2.13: ``torch/onnx/_internal/exporter/_building.py``, ``
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -130,6 +132,26 @@ class Recorder(_building.OpRecorder):
             return producer.attributes["value_float"].value
         return None
 
+    def rounded_number(self) -> float | None:
+        """A number that the recorded nodes hold in float32 though it needs more, or ``None``.
+
+        For a float64 result that is a loss: attributes such as ``Gemm``'s ``alpha`` are float32 in ONNX whatever the
+        tensors are, and torchlib makes float32 constants of some numbers.
+        """
+        rounded = {
+            constant: number
+            for (number, dtype), constant in self.constant_farm.items()
+            if isinstance(number, float) and dtype == ir.DataType.FLOAT and not _fits_float32(number)
+        }
+        for node in self.nodes:
+            for value in node.inputs:
+                if value in rounded:
+                    return rounded[value]
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.FLOAT and not _fits_float32(attribute.value):
+                    return attribute.value
+        return None
+
     def record(
         self, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> object:
@@ -140,6 +162,10 @@ class Recorder(_building.OpRecorder):
                 return function(*args, **kwargs)
             finally:
                 _core.current_tracer = None
+
+
+def _fits_float32(number: float) -> bool:
+    return math.isnan(number) or ctypes.c_float(number).value == number
 
 
 @functools.cache

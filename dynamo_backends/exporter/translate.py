@@ -220,6 +220,8 @@ class _Translation:
             raise
         except Exception as error:  # torchlib's functions raise anything; each becomes this node's refusal
             raise TranslationError(f"its translation failed: {_root_cause(error)}") from error
+        if _is_double(node.meta["val"]) and (number := recorder.rounded_number()) is not None:
+            raise TranslationError(f"its translation rounds {number} to float32, and its result is float64")
         self._adopt(node, results, recorder)
 
     def _cast(self, node: fx.Node, dtype: torch.dtype, recorder: torch_internals.Recorder) -> ir.Value:
@@ -298,6 +300,11 @@ def _conform(value: ir.Value, meta: object, own: bool, nodes: list[ir.Node]) -> 
     identity = ir.Node("", "Identity", [value])
     nodes.append(identity)
     return identity.outputs[0]
+
+
+def _is_double(meta: object) -> bool:
+    results = meta if isinstance(meta, (tuple, list)) else [meta]
+    return any(isinstance(item, torch.Tensor) and item.dtype is torch.float64 for item in results)
 
 
 def _is_constant(value: ir.Value) -> bool:
