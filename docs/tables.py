@@ -13,10 +13,7 @@ from passes.manager import all_passes
 
 def options_table() -> str:
     """Every option of the backends: name, default, what it does; Markdown."""
-    rows = [
-        (f"`{item.name}`", f"`{item.default!r}`", item.metadata["help"])
-        for item in dataclasses.fields(Options)
-    ]
+    rows = [(f"`{item.name}`", f"`{item.default!r}`", item.metadata["help"]) for item in dataclasses.fields(Options)]
     return _table(("option", "default", "what it does"), rows)
 
 
@@ -27,10 +24,7 @@ def passes_table() -> str:
 
 def _table(headers: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [headers, tuple("---" for _ in headers), *rows]
-    return (
-        "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
-        + "\n"
-    )
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines) + "\n"
 
 
 if __name__ == "__main__":

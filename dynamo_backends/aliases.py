@@ -28,9 +28,7 @@ def is_view(target: object) -> bool:
     """Whether an ATen operator returns its argument's memory, by its schema."""
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    return any(
-        result.alias_info is not None and not result.alias_info.is_write for result in target._schema.returns
-    )
+    return any(result.alias_info is not None and not result.alias_info.is_write for result in target._schema.returns)
 
 
 def separate_returned_views(module: fx.GraphModule) -> int:

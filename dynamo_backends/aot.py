@@ -1,16 +1,20 @@
-"""The one module that touches private parts of Dynamo and AOTAutograd. Written against PyTorch 2.13, ``torch/_functorch``."""
+"""The one module that touches private parts of Dynamo and AOTAutograd.
+
+Written against PyTorch 2.13, ``torch/_functorch``.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from passes.manager import PassManager
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.logging_utils import get_aot_graph_name
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext
+
+from passes.manager import PassManager
 
 from .observer import Runner
 

@@ -79,7 +79,8 @@ def onnx_compiler(
 
     ::
 
-        backend = aot_autograd(fw_compiler=onnx_compiler(debug=True, record=records), decompositions=decomposition_table())
+        compiler = onnx_compiler(debug=True, record=records)
+        backend = aot_autograd(fw_compiler=compiler, decompositions=decomposition_table())
 
     Pre-grad and joint passes have no chance here, and AOTAutograd's default partitioner runs unless
     ``partition_fn=partition_joint_graph`` is given.

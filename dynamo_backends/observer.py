@@ -41,7 +41,7 @@ class Observer:
             name: one of ``STAGES``.
             graph: which graph.
             artifact: ``dynamo`` to ``post_grad``: the ``fx.GraphModule``; ``regions``: the ``Split``;
-                ``onnx`` and ``onnx_optimized``: a ``CompiledRegion`` with its model; ``session``: the same with its session.
+                ``onnx`` and ``onnx_optimized``: a ``CompiledRegion`` with its model; ``session``: with its session too.
         """
 
     def runner(self, graph: CompiledGraph) -> Runner:

@@ -57,23 +57,18 @@ class Options:
     dump_dir: str = dataclasses.field(
         default="onnx_debug",
         metadata={
-            "help": "Folder of the dumps of onnx_debug and fx_debug; "
-            "each process writes its own run folder in it."
+            "help": "Folder of the dumps of onnx_debug and fx_debug; each process writes its own run folder in it."
         },
     )
     compare: str = dataclasses.field(
         default="first",
         metadata={
-            "help": "Which runs onnx_debug compares with eager and float64: "
-            "'first' of each graph, 'every' or 'never'."
+            "help": "Which runs onnx_debug compares with eager and float64: 'first' of each graph, 'every' or 'never'."
         },
     )
     tensor_limit: int = dataclasses.field(
         default=16 * 2**20,
-        metadata={
-            "help": "Size in bytes above which a dumped tensor is summarized instead of stored; "
-            "-1 stores all."
-        },
+        metadata={"help": "Size in bytes above which a dumped tensor is summarized instead of stored; -1 stores all."},
     )
 
     def __post_init__(self) -> None:

@@ -21,11 +21,12 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 import torch
-from passes.manager import PassManager, PassResult
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import _disable_current_modes
+
+from passes.manager import PassManager, PassResult
 
 from . import aot
 from .aliases import separate_returned_views
@@ -35,7 +36,18 @@ from .exporter.locations import source_line
 from .exporter.translate import fold_constants, serialize, translate, value_names
 from .observer import GraphName, Observer, Runner
 from .options import Options
-from .regions import BY_DESIGN, Region, Split, Support, assemble, first_line, is_operator, producer_of, region_module, split_graph
+from .regions import (
+    BY_DESIGN,
+    Region,
+    Split,
+    Support,
+    assemble,
+    first_line,
+    is_operator,
+    producer_of,
+    region_module,
+    split_graph,
+)
 from .runtime.binding import BoundSession, InputSpec, OutputSpec
 from .runtime.session import Session
 
@@ -74,7 +86,7 @@ class CompiledRegion:
     def __call__(self, *args: object) -> Sequence[object]:
         assert self.bound is not None and self.in_pytorch is not None
         try:
-            return self.bound(args)  # type: ignore[arg-type]
+            return self.bound(args)
         except SessionError as error:
             return self._rescue(args, error)
 
@@ -212,7 +224,7 @@ class Pipeline:
         return self.observer.runner(CompiledGraph(name, module, split, regions, assembled, passes))
 
     def _compile_regions(self, name: GraphName, module: fx.GraphModule) -> tuple[Split, list[CompiledRegion]]:
-        """Splits the graph and compiles its regions; what the runtime refuses is split off, a bounded number of times."""
+        """Splits the graph and compiles its regions; what the runtime refuses is split off, in bounded rounds."""
         refused: dict[fx.Node, str] = {}
         for attempt in itertools.count():  # each round takes nodes from ONNX, so it ends
             split = split_graph(module, self.support, refused)
@@ -240,7 +252,7 @@ class Pipeline:
             self.observer.stage(stage, name, compiled)
 
     def _find_refused(self, region: Region, error: Exception) -> dict[fx.Node, str]:
-        """The nodes the runtime refuses: the one its error names, else those that fail alone, else all of the region."""
+        """The nodes the runtime refuses: those its error names, else those that fail alone, else the whole region."""
         text = str(error)
         reason = f"ONNX Runtime refuses it: {first_line(text)}"
         named = [node for node in region.nodes if any(f"node_{name}" in _words(text) for name in value_names(node))]
@@ -253,7 +265,9 @@ class Pipeline:
                 alone[producer_of(node)] = against
         return alone or dict.fromkeys(region.nodes, f"ONNX Runtime refuses the region it is in: {first_line(text)}")
 
-    def _compile_region(self, name: GraphName, module: fx.GraphModule, region: Region, *, alone: bool) -> CompiledRegion:
+    def _compile_region(
+        self, name: GraphName, module: fx.GraphModule, region: Region, *, alone: bool
+    ) -> CompiledRegion:
         model_name = f"graph_{name.index}_{name.direction}_region_{region.index}"
         model = translate(region.nodes, region.inputs, region.outputs, opset=self.options.opset, name=model_name)
         fold_constants(model)
@@ -280,8 +294,8 @@ class Pipeline:
         for node, reason in split.in_pytorch.items():
             if is_operator(node) and reason not in BY_DESIGN:
                 raise UnsupportedOperatorError(
-                    f"node {node.name!r} ({node.target}) at {source_line(node) or 'an unknown line'} cannot run on ONNX "
-                    f"Runtime: {reason}. Remove options={{'fallback': 'error'}} to run it in PyTorch."
+                    f"node {node.name!r} ({node.target}) at {source_line(node) or 'an unknown line'} cannot run on "
+                    f"ONNX Runtime: {reason}. Remove options={{'fallback': 'error'}} to run it in PyTorch."
                 )
 
     def _report(self, name: GraphName, split: Split) -> None:
@@ -355,7 +369,9 @@ def _output_specs(compiled: CompiledRegion) -> list[OutputSpec]:
 
 def _optimizers_to_disable(region: Region) -> tuple[str, ...]:
     """ONNX Runtime 1.31 moves a float64 scale into the float32 attribute ``alpha`` of ``FusedMatMul``, rounded."""
-    is_double = any(isinstance(v := node.meta.get("val"), torch.Tensor) and v.dtype is torch.float64 for node in region.nodes)
+    is_double = any(
+        isinstance(v := node.meta.get("val"), torch.Tensor) and v.dtype is torch.float64 for node in region.nodes
+    )
     return ("MatMulScaleFusion",) if is_double else ()
 
 

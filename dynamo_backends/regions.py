@@ -225,9 +225,7 @@ def split_graph(graph: fx.GraphModule, support: Support, refused: dict[fx.Node, 
         refused = refused | dict.fromkeys(map(producer_of, symbolic), _SYMBOLIC_STRIDES)
 
 
-def _in_pytorch(
-    calls: Sequence[fx.Node], support: Support, refused: dict[fx.Node, str]
-) -> dict[fx.Node, str]:
+def _in_pytorch(calls: Sequence[fx.Node], support: Support, refused: dict[fx.Node, str]) -> dict[fx.Node, str]:
     result = {}
     for node in calls:
         reason = refused.get(producer_of(node)) or support.reason_against(node)
@@ -249,18 +247,14 @@ def _is_shape_operator(node: fx.Node) -> bool:
     return node.target in _SHAPE_OPERATORS or is_view(node.target)
 
 
-def _partition(
-    graph: fx.GraphModule, calls: Sequence[fx.Node], in_pytorch: dict[fx.Node, str]
-) -> list[list[fx.Node]]:
+def _partition(graph: fx.GraphModule, calls: Sequence[fx.Node], in_pytorch: dict[fx.Node, str]) -> list[list[fx.Node]]:
     """The nodes of each region, in execution order."""
     supported = [node for node in calls if node not in in_pytorch]
     if not supported:
         return []
     if not in_pytorch:
         return [supported]
-    partitioner = CapabilityBasedPartitioner(
-        graph, _OperatorSupport(in_pytorch.get), allows_single_node_partition=True
-    )
+    partitioner = CapabilityBasedPartitioner(graph, _OperatorSupport(in_pytorch.get), allows_single_node_partition=True)
     _keep_order(partitioner, graph)
     position = {node: i for i, node in enumerate(graph.graph.nodes)}
     proposed = [sorted(part.nodes, key=position.__getitem__) for part in partitioner.propose_partitions()]
@@ -314,9 +308,7 @@ def _layout(node: fx.Node) -> Layout:
     return layout_of(value) if isinstance(value, torch.Tensor) else ROW_MAJOR
 
 
-def assemble(
-    graph: fx.GraphModule, split: Split, callables: Sequence[Callable[..., object]]
-) -> fx.GraphModule:
+def assemble(graph: fx.GraphModule, split: Split, callables: Sequence[Callable[..., object]]) -> fx.GraphModule:
     """A graph module in which each region is one call, taking its arguments boxed (one list, emptied by
     the call).
 

@@ -28,8 +28,8 @@ STAGES = ("pre_grad", "joint", "post_grad", "onnx")
 class Pass:
     """One pass: its name (``post_grad.remove_noops``), one sentence, and a function on its graph.
 
-    ``run`` changes the graph in place (an ``fx.GraphModule``; in the stage ``onnx`` an ``onnx_ir.Model``) and returns how
-    many times it fired.
+    ``run`` changes the graph in place (an ``fx.GraphModule``; in the stage ``onnx`` an ``onnx_ir.Model``) and returns
+    how many times it fired.
     """
 
     name: str

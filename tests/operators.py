@@ -170,9 +170,7 @@ def compiled_difference(
 
 def loss(results: object) -> torch.Tensor:
     """The sum of all differentiable results."""
-    tensors = [
-        leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-    ]
+    tensors = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     total = torch.zeros(())
     for item in tensors:
         total = total + (item.abs() if item.is_complex() else item).sum()
@@ -181,9 +179,7 @@ def loss(results: object) -> torch.Tensor:
 
 def _gradients(arguments: object) -> list[object]:
     return [
-        leaf.grad
-        for leaf in pytree.tree_leaves(arguments)
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        leaf.grad for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
     ]
 
 
@@ -247,9 +243,7 @@ def main() -> None:
         names = [name for name, op in table.items() if dtype in op.supported_dtypes("cpu")]
         if options.mode == "gradients":
             names = [
-                n
-                for n in names
-                if table[n].supports_autograd and dtype in table[n].supported_backward_dtypes("cpu")
+                n for n in names if table[n].supports_autograd and dtype in table[n].supported_backward_dtypes("cpu")
             ]
         if options.only:
             wanted = options.only.split(",")
@@ -257,9 +251,7 @@ def main() -> None:
         counts: collections.Counter[str] = collections.Counter()
         for name, index, outcome, text in _run_workers(names, dtype, number, options.mode, options.backend):
             counts[outcome] += 1
-            lines.append(
-                {"dtype": dtype_name, "name": name, "sample": index, "outcome": outcome, "text": text}
-            )
+            lines.append({"dtype": dtype_name, "name": name, "sample": index, "outcome": outcome, "text": text})
             if outcome in ("wrong", "error", "died"):
                 print(f"{dtype_name} {name}[{index}] {outcome}: {text}", flush=True)
         print(dtype_name, options.mode, dict(counts), flush=True)

@@ -72,10 +72,7 @@ def test_private_parts_of_torch_are_imported_in_one_place(imported: str, where: 
 
 def test_passes_are_used_through_their_manager() -> None:
     imported = {
-        name
-        for path in modules_of("dynamo_backends")
-        for name in imports_of(path)
-        if name.startswith("passes")
+        name for path in modules_of("dynamo_backends") for name in imports_of(path) if name.startswith("passes")
     }
     assert imported
     assert all(name.startswith("passes.manager") for name in imported), imported
@@ -84,7 +81,5 @@ def test_passes_are_used_through_their_manager() -> None:
 def test_production_code_does_not_import_the_debug_backend() -> None:
     """``backends.py`` imports it when it is asked for; nothing else does."""
     outside = importers("dynamo_backends", "dynamo_backends.debug")
-    outside = {
-        path for path in outside if not path.startswith(("dynamo_backends/debug/", "dynamo_backends/cli/"))
-    }
+    outside = {path for path in outside if not path.startswith(("dynamo_backends/debug/", "dynamo_backends/cli/"))}
     assert outside <= {"dynamo_backends/backends.py"}

@@ -106,9 +106,7 @@ def test_gradients_that_eager_does_not_give_are_named() -> None:
         ([], "COMMAND"),
     ],
 )
-def test_bad_arguments_are_explained(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_arguments_are_explained(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2

@@ -13,9 +13,7 @@ from conftest import assert_same_as_eager, counted
 
 def assert_equals_eager(function: Callable[..., object], *args: object, **tolerance: float) -> None:
     """Results and gradients are eager's, and no operator needs PyTorch (views may run there, at no cost)."""
-    assert_same_as_eager(
-        function, *args, tolerance=tolerance or None, settings={"options": {"fallback": "error"}}
-    )
+    assert_same_as_eager(function, *args, tolerance=tolerance or None, settings={"options": {"fallback": "error"}})
     assert counted("nodes_on_onnx") > 0
     assert counted("runtime_failures") == 0
 
@@ -45,9 +43,7 @@ def test_attention(dtype: torch.dtype, is_causal: bool) -> None:
         randn(2, 3, 7, 8, dtype=dtype),
         randn(2, 3, 7, 8, dtype=dtype),
     )
-    half = (
-        {"rtol": 1e-2, "atol": 1e-3} if dtype is torch.float16 else {}
-    )  # eager rounds the probabilities to half
+    half = {"rtol": 1e-2, "atol": 1e-3} if dtype is torch.float16 else {}  # eager rounds the probabilities to half
     assert_equals_eager(attention, query, key, value, **half)
 
 
@@ -103,12 +99,8 @@ def test_attention_of_symbolic_length(is_causal: bool) -> None:
         (3, False, {"stride": 2, "padding": 1}),
     ],
 )
-def test_convolution_backward(
-    dims: int, transposed: bool, settings: dict[str, int], has_symbolic_sizes: bool
-) -> None:
-    module = getattr(torch.nn, f"Conv{'Transpose' if transposed else ''}{dims}d")(
-        4, 8, (3, 2, 3)[:dims], **settings
-    )
+def test_convolution_backward(dims: int, transposed: bool, settings: dict[str, int], has_symbolic_sizes: bool) -> None:
+    module = getattr(torch.nn, f"Conv{'Transpose' if transposed else ''}{dims}d")(4, 8, (3, 2, 3)[:dims], **settings)
     input = randn(2, 4, *(8, 9, 7)[:dims])
     if has_symbolic_sizes:
         symbolic(input, 0, *range(2, 2 + dims))
@@ -116,12 +108,8 @@ def test_convolution_backward(
 
 
 def test_convolution_backward_with_a_large_kernel() -> None:
-    assert_equals_eager(
-        torch.nn.Conv2d(4, 6, 7, padding=3, stride=2), randn(2, 4, 17, 16), rtol=1e-4, atol=1e-4
-    )
-    assert_equals_eager(
-        torch.nn.Conv2d(4, 6, 6, groups=2, dilation=2), randn(2, 4, 17, 16), rtol=1e-4, atol=1e-4
-    )
+    assert_equals_eager(torch.nn.Conv2d(4, 6, 7, padding=3, stride=2), randn(2, 4, 17, 16), rtol=1e-4, atol=1e-4)
+    assert_equals_eager(torch.nn.Conv2d(4, 6, 6, groups=2, dilation=2), randn(2, 4, 17, 16), rtol=1e-4, atol=1e-4)
 
 
 # Pooling
@@ -256,9 +244,7 @@ def test_weight_normalization() -> None:
     ids=str,
 )
 def test_normalization(norm: torch.nn.Module, dtype: torch.dtype) -> None:
-    half = (
-        {"rtol": 1e-2, "atol": 1e-2} if dtype is torch.float16 else {}
-    )  # results are rounded at other places
+    half = {"rtol": 1e-2, "atol": 1e-2} if dtype is torch.float16 else {}  # results are rounded at other places
     if dtype is torch.float32:
         half = {"rtol": 1e-4, "atol": 1e-5}  # sums of float32 in another order
     assert_equals_eager(copy.deepcopy(norm).to(dtype), randn(2, 3, 5, 6, dtype=dtype), **half)

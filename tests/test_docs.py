@@ -13,9 +13,7 @@ ROOT = Path(__file__).parent.parent
 def test_readme_has_the_table_of_options() -> None:
     tables = runpy.run_path(str(ROOT / "docs" / "tables.py"))
     expected = tables["options_table"]().strip()
-    assert expected in (ROOT / "README.md").read_text(encoding="utf-8"), (
-        "put in what python docs/tables.py prints"
-    )
+    assert expected in (ROOT / "README.md").read_text(encoding="utf-8"), "put in what python docs/tables.py prints"
 
 
 def test_readme_opens_with_the_two_commands() -> None:

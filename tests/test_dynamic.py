@@ -149,9 +149,7 @@ def test_python_floats_as_arguments() -> None:
 
 
 def test_convolution_with_symbolic_image_sizes() -> None:
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
-    )
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     function = compiled(model, dynamic=True)
     with torch.no_grad():
         for batch, height, width in [(2, 8, 10), (3, 11, 9), (5, 16, 16)]:

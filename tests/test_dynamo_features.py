@@ -269,9 +269,7 @@ def test_function_transforms() -> None:
     assert_same_as_eager(lambda x: torch.vmap(lambda row: row.sin().sum() * row)(x), x())
     assert_same_as_eager(lambda x: torch.func.grad(lambda y: (y.sin() * y).sum())(x), x())
     assert_same_as_eager(lambda x: torch.func.jacrev(lambda y: y.sin() * 2)(x), torch.randn(3))
-    assert_same_as_eager(
-        lambda x: torch.func.jvp(lambda y: y.sin() * 2, (x,), (torch.ones(3),)), torch.randn(3)
-    )
+    assert_same_as_eager(lambda x: torch.func.jvp(lambda y: y.sin() * 2, (x,), (torch.ones(3),)), torch.randn(3))
 
 
 @torch.library.custom_op("dynamo_backends_tests::numpy_sin", mutates_args=())
@@ -340,9 +338,7 @@ def test_recurrent_and_packed_sequences() -> None:
             return self.out(padded)
 
     assert_same_as_eager(Recurrent(), torch.randn(2, 3, 6))
-    assert_same_as_eager(
-        lambda a, b: nn.utils.rnn.pad_sequence([a, b]) + 1, torch.randn(3, 2), torch.randn(2, 2)
-    )
+    assert_same_as_eager(lambda a, b: nn.utils.rnn.pad_sequence([a, b]) + 1, torch.randn(3, 2), torch.randn(2, 2))
 
 
 def test_an_index_out_of_range_is_pytorchs_error() -> None:

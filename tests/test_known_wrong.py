@@ -175,8 +175,7 @@ def run_in_runtime(
     """One int64 ONNX node in ONNX Runtime."""
     names = [f"x{i}" for i in range(len(inputs))]
     infos = [
-        helper.make_tensor_value_info(name, TensorProto.INT64, x.shape)
-        for name, x in zip(names, inputs, strict=True)
+        helper.make_tensor_value_info(name, TensorProto.INT64, x.shape) for name, x in zip(names, inputs, strict=True)
     ]
     result = helper.make_tensor_value_info("y", TensorProto.INT64, shape)
     node = helper.make_node(op_type, names, ["y"], **attributes)
@@ -202,7 +201,5 @@ UPSTREAM: dict[str, tuple[str, list[list[int]], dict[str, object], list[int]]] =
 def test_onnxruntime_is_still_wrong(name: str) -> None:
     """ONNX Runtime 1.31 on int64. When one fails, the runtime is mended and its rule can go."""
     op_type, inputs, attributes, right = UPSTREAM[name]
-    result = run_in_runtime(
-        op_type, [np.array(x, dtype=np.int64) for x in inputs], [len(right)], **attributes
-    )
+    result = run_in_runtime(op_type, [np.array(x, dtype=np.int64) for x in inputs], [len(right)], **attributes)
     assert result.tolist() != right

@@ -29,9 +29,7 @@ def in_double(value: object) -> object:
     return value
 
 
-def assert_as_exact_as_eager(
-    actual: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, what: str
-) -> None:
+def assert_as_exact_as_eager(actual: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, what: str) -> None:
     """``actual`` is about as far from float64's result as eager is, relative to the tensor's scale."""
     assert actual.dtype == eager.dtype
     assert actual.shape == eager.shape

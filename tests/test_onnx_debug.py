@@ -15,13 +15,13 @@ import torch
 from conftest import assert_same_as_eager, compiled, counted
 from onnx import numpy_helper
 from onnxscript import opset18 as op
-from passes.manager import Pass, PassManager
 from torch._dynamo.backends.common import aot_autograd
 
 import dynamo_backends
 from dynamo_backends.debug import suspects, tensors
 from dynamo_backends.debug.distance import distance, is_explained
 from dynamo_backends.exporter.converters import CONVERTERS
+from passes.manager import Pass, PassManager
 
 
 class Classifier(torch.nn.Module):
@@ -191,14 +191,16 @@ def test_a_wrong_pass_is_told_from_a_wrong_operator(dump: Path, monkeypatch: pyt
 def test_a_wrong_optimizer_of_the_runtime_is_found(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search switches optimizers off by halves; the runtime's own being right, its results are made up here."""
 
-    def result(
-        self: object, model: object, *, optimize: bool = True, disabled: tuple[str, ...] = ()
-    ) -> torch.Tensor:
+    def result(self: object, model: object, *, optimize: bool = True, disabled: tuple[str, ...] = ()) -> torch.Tensor:
         return torch.zeros(3) if not optimize or "LayerNormFusionL1" in disabled else torch.ones(3)
 
     monkeypatch.setattr(suspects._Search, "_run", result)
     seen = []
-    monkeypatch.setattr(suspects._Search, "__init__", lambda self, *args: seen.append(args) or self.__dict__.update(_plain=torch.zeros(3), _wrong_by=1.0))
+    monkeypatch.setattr(
+        suspects._Search,
+        "__init__",
+        lambda self, *args: seen.append(args) or self.__dict__.update(_plain=torch.zeros(3), _wrong_by=1.0),
+    )
 
     class Region:
         model = optimized_model = None
@@ -286,9 +288,7 @@ def test_large_tensors_are_summarized_unless_asked_for(dump: Path) -> None:
     assert not list(folder.glob("*.pb"))
 
 
-def test_a_tensor_too_large_for_protobuf_goes_to_a_file_of_its_own(
-    dump: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tensor_too_large_for_protobuf_goes_to_a_file_of_its_own(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors, "_PROTOBUF_LIMIT", 1000)
     debug(lambda x: x + 1, dump, tensor_limit=-1)(torch.arange(1000.0))
     (folder,) = (dump / "latest").glob("graph_*/inference/region_0/test_data_set_0")

@@ -161,9 +161,7 @@ def test_environment_takes_providers_with_options_as_json(monkeypatch: pytest.Mo
 def test_as_a_compiler_for_aot_autograd(partition: bool) -> None:
     """``fw_compiler`` alone serves forward and backward."""
     extra = {"partition_fn": partition_joint_graph} if partition else {}
-    backend = aot_autograd(
-        fw_compiler=onnx_compiler(opset=18), decompositions=decomposition_table(18), **extra
-    )
+    backend = aot_autograd(fw_compiler=onnx_compiler(opset=18), decompositions=decomposition_table(18), **extra)
     assert_same_as_eager(block(), torch.randn(3, 6), settings={"backend": backend, "fullgraph": True})
     assert counted("graphs") == 1
     assert counted("regions") == 2

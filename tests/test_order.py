@@ -67,7 +67,7 @@ def test_a_result_that_a_random_operator_writes_into() -> None:
 
 
 def test_attention_that_draws_nothing_keeps_no_order_with_draws() -> None:
-    """Its operator is marked as random whatever its dropout is; as one region around the draws it must not wait for them."""
+    """Its operator is marked as random whatever its dropout is; a region around the draws must not wait for them."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         for _ in range(2):

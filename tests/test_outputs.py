@@ -150,9 +150,7 @@ def test_requires_grad_of_the_results_is_eagers(requires_grad: bool) -> None:
 
 
 def test_python_arguments_of_every_kind() -> None:
-    def call(
-        x: torch.Tensor, n: int, f: float, flag: bool, text: str, scale: float = 1, **rest: int
-    ) -> object:
+    def call(x: torch.Tensor, n: int, f: float, flag: bool, text: str, scale: float = 1, **rest: int) -> object:
         y = x * n + f if flag and text == "plus" else x - n
         return y * scale + rest["extra"], n * 2, f / 2
 

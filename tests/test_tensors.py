@@ -67,9 +67,7 @@ def test_gradients_in_every_dtype(dtype: torch.dtype) -> None:
 
 
 def test_dtypes_meet() -> None:
-    def promote(
-        i: torch.Tensor, h: torch.Tensor, f: torch.Tensor, d: torch.Tensor, b: torch.Tensor
-    ) -> object:
+    def promote(i: torch.Tensor, h: torch.Tensor, f: torch.Tensor, d: torch.Tensor, b: torch.Tensor) -> object:
         return i + h, h * f, f - d, b + i, b * f, i / i, i / 2, i * 2.5, h * 2, b & (f > 0), i + d, f**2, 2**f
 
     floats = [tensor_of(dtype, 3) for dtype in (torch.float16, torch.float32, torch.float64)]
@@ -78,9 +76,7 @@ def test_dtypes_meet() -> None:
 
 def test_float64_is_not_narrowed() -> None:
     """A Python number next to a float64 tensor is a double."""
-    assert_same_as_eager(
-        lambda x: (x * 0.1, x + 1 / 3, x.exp() / 7, x**0.7), torch.rand(5, dtype=torch.float64)
-    )
+    assert_same_as_eager(lambda x: (x * 0.1, x + 1 / 3, x.exp() / 7, x**0.7), torch.rand(5, dtype=torch.float64))
     assert_on_onnx()
 
 

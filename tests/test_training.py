@@ -253,8 +253,6 @@ def test_convolutional_training() -> None:
     assert_same_as_eager(model, torch.randn(2, 3, 8, 8, requires_grad=True), calls=2, tolerance=tolerance)
 
 
-@pytest.mark.parametrize(
-    "kind", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm]
-)
+@pytest.mark.parametrize("kind", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])
 def test_parametrizations(kind: Callable[[nn.Module], nn.Module]) -> None:
     assert_same_as_eager(nn.Sequential(kind(nn.Linear(6, 4))), torch.randn(3, 6), calls=2)

@@ -9,7 +9,13 @@ import torch
 import transformers as tf
 
 VOCABULARY = 99
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": VOCABULARY}
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": VOCABULARY,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,14 +63,21 @@ ZOO: dict[str, Entry] = {
     "qwen": _causal(tf.Qwen2Config, tf.Qwen2ForCausalLM, num_key_value_heads=2),
     "t5": Entry(
         lambda: tf.T5ForConditionalGeneration(
-            tf.T5Config(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0)
+            tf.T5Config(
+                vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0
+            )
         ),
         sequence_to_sequence,
     ),
     "vit": Entry(
         lambda: tf.ViTForImageClassification(
             tf.ViTConfig(
-                hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=32, patch_size=8
+                hidden_size=32,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                intermediate_size=48,
+                image_size=32,
+                patch_size=8,
             )
         ),
         pixels,

@@ -25,9 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="dynamo-backends",
         description="Run and debug PyTorch models on ONNX Runtime through torch.compile.",
     )
-    parser.add_argument(
-        "--version", action="version", version=f"%(prog)s {metadata.version('dynamo-backends')}"
-    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {metadata.version('dynamo-backends')}")
     commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
     demo.add_parser(commands)
     return parser

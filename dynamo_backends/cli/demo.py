@@ -69,9 +69,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "through onnxrt and through onnx_debug, and prints for each graph how near to float64 ONNX Runtime "
         "and eager PyTorch come. Exit code 0: every graph is ok.",
     )
-    parser.add_argument(
-        "--part", choices=PARTS, default="model", help="how much of it (default: %(default)s)"
-    )
+    parser.add_argument("--part", choices=PARTS, default="model", help="how much of it (default: %(default)s)")
     parser.add_argument("--no-backward", action="store_true", help="forward only, without gradients")
     parser.add_argument("--mixed", action="store_true", help="autocast to bfloat16")
     parser.add_argument(
@@ -79,9 +77,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="store_true",
         help="symbolic shapes; a second batch size must run on the same models",
     )
-    parser.add_argument(
-        "--opset", type=int, metavar="N", help="ONNX opset of the models (default: the backends')"
-    )
+    parser.add_argument("--opset", type=int, metavar="N", help="ONNX opset of the models (default: the backends')")
     parser.add_argument(
         "--length",
         type=_length,

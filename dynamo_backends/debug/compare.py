@@ -200,7 +200,9 @@ def _region(graph: CompiledGraph, index: int) -> CompiledRegion:
 
 
 def _diverges(row: Row) -> str:
-    return f"diverges at {row.name} ({row.source or 'no source line'})" + (f": {row.complaint}" if row.complaint else "")
+    return f"diverges at {row.name} ({row.source or 'no source line'})" + (
+        f": {row.complaint}" if row.complaint else ""
+    )
 
 
 def _nearer_note(rows: Sequence[Row]) -> str:
@@ -209,7 +211,9 @@ def _nearer_note(rows: Sequence[Row]) -> str:
         ours = row.session or row.onnx
         if row.is_output and ours is not None and row.eager is not None:
             sides.append(nearer(ours, row.eager))
-    return ", ".join(f"{side} nearer to exact at {sides.count(side)} outputs" for side in ("runtime", "eager") if side in sides)
+    return ", ".join(
+        f"{side} nearer to exact at {sides.count(side)} outputs" for side in ("runtime", "eager") if side in sides
+    )
 
 
 class _Lockstep:
@@ -347,9 +351,7 @@ def _is_returned(node: fx.Node, index: int | None, graph: CompiledGraph) -> bool
     returned = graph.module.graph.output_node().all_input_nodes
     if node in returned:
         return True
-    return any(
-        item.target is operator.getitem and item.args[0] is node and item.args[1] == index for item in returned
-    )
+    return any(item.target is operator.getitem and item.args[0] is node and item.args[1] == index for item in returned)
 
 
 def _complaint(ours: torch.Tensor, eager: torch.Tensor) -> str:
@@ -358,4 +360,3 @@ def _complaint(ours: torch.Tensor, eager: torch.Tensor) -> str:
     if ours.shape != eager.shape:
         return f"shape {tuple(ours.shape)} instead of {tuple(eager.shape)}"
     return ""
-

@@ -1,7 +1,7 @@
 """Runs the nodes of an FX graph in PyTorch: as eager does, and in float64.
 
 The float64 run changes more than the inputs: dtype arguments of lower precision, tensor constants, the default dtype.
-Results that are not continuous (booleans, indices, integers), random numbers and bit-casts are taken from the eager run,
+Results that are not continuous (booleans, indices, integers), random numbers and bit-casts are taken from eager's run,
 or a comparison that flips would read as an error of the values.
 """
 
@@ -73,7 +73,8 @@ def _wider_dtype(value: object) -> object:
 
 def _has_float(value: object) -> bool:
     return any(
-        isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex()) for leaf in pytree.tree_leaves(value)
+        isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+        for leaf in pytree.tree_leaves(value)
     )
 
 

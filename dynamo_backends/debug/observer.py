@@ -1,7 +1,7 @@
 """The observer of ``onnx_debug``: writes each stage to the dump folder, and compares runs with eager and float64.
 
-What runs is what ``onnxrt`` runs: the same split graph and the same sessions. A compared run is interpreted node by node,
-each region still one call, so that the values between regions can be kept.
+What runs is what ``onnxrt`` runs: the same split graph and the same sessions. A compared run is interpreted node by
+node, each region still one call, so that the values between regions can be kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from pathlib import Path
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
 
+from ..errors import SessionError
 from ..exporter.translate import serialize
 from ..observer import GraphName, Observer, Runner
 from ..options import Options
@@ -75,7 +77,10 @@ class DebugObserver(Observer):
             session = compiled.bound.session
 
             def save(path: Path) -> None:
-                session.save_optimized(str(path))
+                try:
+                    session.save_optimized(str(path))
+                except SessionError as error:  # the session itself was made: what fails is the writing
+                    raise OSError(f"ONNX Runtime cannot write its optimized model: {error}") from error
 
             self._folder.write_with(f"{folder}/model.session.onnx", save)
 
@@ -92,7 +97,7 @@ class DebugObserver(Observer):
         self, graph: CompiledGraph, actual: dict[fx.Node, object], cost: Cost, *, write_data: bool
     ) -> GraphComparison:
         """Compares one run, writes the tables, and says the verdict in the log and the manifest."""
-        with self._lock, torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with self._lock, _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             try:
                 comparison = compare_run(graph, actual, self._replay)
             except Exception as error:  # a fault of the comparison must not end the user's run; the verdict says it
@@ -108,7 +113,9 @@ class DebugObserver(Observer):
                 self._folder.write_text(f"{folder}/side_by_side.json", side_by_side_json(comparison, compiled.region))
             self._manifest.add_comparison(graph.name, comparison, cost)
         level = logging.INFO if comparison.verdict == OK else logging.WARNING
-        logger.log(level, "%s: %s%s", graph.name, comparison.verdict, f" ({comparison.note})" if comparison.note else "")
+        logger.log(
+            level, "%s: %s%s", graph.name, comparison.verdict, f" ({comparison.note})" if comparison.note else ""
+        )
         return comparison
 
     def count_run(self, graph: CompiledGraph) -> None:

@@ -63,7 +63,9 @@ def make_record(graph: CompiledGraph) -> Record:
 def snapshot(values: object) -> list[object]:
     """Copies of a list's tensors, detached, with their strides; numbers as they are."""
     return pytree.tree_map(
-        lambda value: value.detach().clone(memory_format=torch.preserve_format) if isinstance(value, torch.Tensor) else value,
+        lambda value: (
+            value.detach().clone(memory_format=torch.preserve_format) if isinstance(value, torch.Tensor) else value
+        ),
         list(values) if isinstance(values, (list, tuple)) else [values],
     )
 

@@ -1,7 +1,7 @@
 """When every node is right by itself and the session is not: which rewrite of the model makes the fault.
 
-Two kinds of rewrites lie between the exported model and the session: our passes of the stage ``onnx``, and ONNX Runtime's
-graph optimizers. The first is tried by running the models before and after it with ONNX Runtime's optimizers off; the
+Two kinds of rewrites lie between the exported model and the session: our passes of the stage ``onnx``, and ONNX
+Runtime's graph optimizers. The first is tried by running the models before and after it with ONNX Runtime's optimizers off; the
 second by switching its optimizers off, half of the list at a time.
 """
 
@@ -78,22 +78,22 @@ OPTIMIZERS = (
 """Names for ``InferenceSession(disabled_optimizers=...)``; ONNX Runtime ignores those it does not have."""
 
 
-def find_rewrite(
-    compiled: CompiledRegion, actual: Mapping[fx.Node, object], value: str, observed: Distance
-) -> str:
+def find_rewrite(compiled: CompiledRegion, actual: Mapping[fx.Node, object], value: str, observed: Distance) -> str:
     """Names the rewrite that makes ``value`` wrong.
 
     Args:
         compiled: the region.
         actual: the values of the run, by node.
         value: name of a region output that is wrong in the real session.
-        observed: the distance of that value when the nodes are observed, which is right; what comes close to it is right.
+        observed: the distance of that value when the nodes are observed, which is right, as what comes near it.
 
     Returns:
         ``pass of the stage onnx``, ``ONNX Runtime optimizer NAME``, or ``ONNX Runtime's optimizers``.
     """
     search = _Search(compiled, actual, value)
-    if search.is_right(compiled.model, optimize=False) and not search.is_right(compiled.optimized_model, optimize=False):
+    if search.is_right(compiled.model, optimize=False) and not search.is_right(
+        compiled.optimized_model, optimize=False
+    ):
         return "a pass of the stage onnx"
     if not search.is_right(compiled.optimized_model, disabled=OPTIMIZERS):
         return "ONNX Runtime's optimizers"
@@ -107,7 +107,7 @@ def find_rewrite(
 
 
 class _Search:
-    """Runs variants of one region's session and says whether a value comes out as the node-by-node model computes it."""
+    """Runs variants of one region's session and says whether a value comes out as the observed model computes it."""
 
     def __init__(self, compiled: CompiledRegion, actual: Mapping[fx.Node, object], value: str) -> None:
         assert compiled.bound is not None

@@ -4,8 +4,8 @@ Operators with a translation stay whole (GELU, layer norm, softmax, attention: t
 others are decomposed where PyTorch knows how. Two kinds are never decomposed:
 
 - random operators: their decompositions draw other numbers than eager's kernels;
-- operators that change an argument: their decompositions write through ``prims.copy_to``, which AOTAutograd does not see
-  as a mutation, so the graph would not be functional. It functionalizes them by itself.
+- operators that change an argument: their decompositions write through ``prims.copy_to``, which AOTAutograd does not
+  see as a mutation, so the graph would not be functional. It functionalizes them by itself.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _NEVER = {
     aten.lift.default,
     aten.lift_fresh.default,
     aten.lift_fresh_copy.default,
-    # Theirs write into a view of their copy (prims.copy_to); AOTAutograd wants a functional graph, and having failed leaves
-    # the process unable to compile graphs with constants.
+    # Theirs write into a view of their copy (prims.copy_to); AOTAutograd wants a functional graph, and having failed
+    # leaves the process unable to compile graphs with constants.
     aten.as_strided_scatter.default,
     aten.diagonal_scatter.default,
     # Theirs use prims.signbit, whose fake result has the dtype of its argument instead of bool (PyTorch 2.13).
@@ -52,9 +52,7 @@ _NEVER = {
 }
 
 
-def native_dropout(
-    input: torch.Tensor, probability: float, train: bool | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def native_dropout(input: torch.Tensor, probability: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Dropout as a mask that depends on no value, and products.
 
     The mask is drawn by PyTorch, with the numbers eager's kernel draws (``native_dropout_cpu`` in

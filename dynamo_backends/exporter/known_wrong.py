@@ -131,6 +131,7 @@ _WRONG_AT_SPECIAL_VALUES = {
     aten.topk.default: "equal values and NaN come in another order",
 }
 
+
 def _special_values(node: fx.Node) -> str | None:
     if node.target in _ADDED_PRODUCTS and node.kwargs.get("beta", 1) == 0:
         return "its translation multiplies NaN by zero where eager leaves it out"
@@ -218,9 +219,7 @@ def _uninitialized(node: fx.Node) -> str | None:
 
 
 _RIGHT_ON_EMPTY = {
-    getattr(packet, overload)
-    for packet in (aten.cat, aten.mm, aten.bmm, aten.addmm)
-    for overload in packet.overloads()
+    getattr(packet, overload) for packet in (aten.cat, aten.mm, aten.bmm, aten.addmm) for overload in packet.overloads()
 }
 
 

@@ -89,7 +89,7 @@ def _common_dtype(node: fx.Node, tensors: list[fx.Node], with_integers: bool) ->
     first, *rest = values
     stand_in = first
     for value in rest:
-        dtype = torch.result_type(stand_in, value)  # type: ignore[arg-type]
+        dtype = torch.result_type(stand_in, value)
         dims = max(item.ndim if isinstance(item, torch.Tensor) else 0 for item in (stand_in, value))
         stand_in = torch.empty([1] * dims, dtype=dtype, device="meta")
     assert isinstance(stand_in, torch.Tensor)

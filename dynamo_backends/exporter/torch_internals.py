@@ -39,7 +39,7 @@ def registry(opset: int) -> _registration.ONNXRegistry:
 
 def torchlib_function(target: object, opset: int) -> Callable[..., object] | None:
     """Torchlib's translation of an operator on real-valued tensors, or ``None``."""
-    for decomposition in registry(opset).get_decomps(target):  # type: ignore[arg-type]
+    for decomposition in registry(opset).get_decomps(target):
         if not decomposition.is_complex:
             return decomposition.onnx_function
     return None
@@ -91,7 +91,7 @@ class Recorder(_building.OpRecorder):
         named_inputs: dict[str, Any],
         named_attrs: dict[str, Any],
         num_outputs: int,
-    ) -> Sequence[SymbolicTensor]:
+    ) -> Sequence[ir.Value]:
         exact = self._exact_constant(op_signature.name, named_inputs, named_attrs)
         if exact is not None:
             return [exact]
@@ -102,7 +102,7 @@ class Recorder(_building.OpRecorder):
 
     def _exact_constant(
         self, operator: str, inputs: Mapping[str, Any], attributes: Mapping[str, Any]
-    ) -> SymbolicTensor | None:
+    ) -> ir.Value | None:
         """A float64 constant, where a translation casts a Python number to float64.
 
         The recorder makes a float32 constant of a number before the function it is an argument of sees it, and
@@ -152,9 +152,7 @@ class Recorder(_building.OpRecorder):
                     return attribute.value
         return None
 
-    def record(
-        self, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> object:
+    def record(self, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> object:
         """Calls a translation function; the nodes it emitted are in ``self.nodes``."""
         with evaluator.default_as(self):
             _core.current_tracer = self

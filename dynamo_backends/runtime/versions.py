@@ -27,13 +27,9 @@ def maximum_opset() -> int:
         value = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
         result = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
         graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", [value], [result])
-        model = helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=IR_VERSION
-        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=IR_VERSION)
         try:
-            onnxruntime.InferenceSession(
-                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
+            onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         except onnxruntime.capi.onnxruntime_pybind11_state.Fail:
             continue
         return opset

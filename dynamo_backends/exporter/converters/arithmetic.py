@@ -84,9 +84,7 @@ def clamp(x: ir.Value, low: Operand | None = None, high: Operand | None = None) 
     _not_boolean(dtype)
     known = isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= high
     if known and dtype != ir.DataType.INT64:
-        return op.Clip(
-            x, _value(low, dtype), _value(high, dtype)
-        )  # ONNX Runtime fuses it into what is before
+        return op.Clip(x, _value(low, dtype), _value(high, dtype))  # ONNX Runtime fuses it into what is before
     result = x
     if low is not None:
         result = maximum(result, _value(low, dtype))

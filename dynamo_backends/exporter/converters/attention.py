@@ -79,9 +79,7 @@ def flash_attention_backward(
     dtype = query.dtype
     assert dtype is not None
     computing, factor = shapes.computing_dtype(query), _scale(query, scale)
-    grad_out, query, key, value, out = (
-        shapes.cast(item, computing) for item in (grad_out, query, key, value, out)
-    )
+    grad_out, query, key, value, out = (shapes.cast(item, computing) for item in (grad_out, query, key, value, out))
     scores, visible = _scores(query, key, factor, is_causal, attn_mask)
     if visible is not None:
         grad_out = op.Where(visible, grad_out, shapes.constant(0.0, computing))

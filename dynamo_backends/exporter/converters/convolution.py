@@ -58,12 +58,9 @@ def convolution_backward(
         if transposed:
             grad_input = window.convolve(grad_output, weight)
             if any(
-                more >= s
-                for more, s in zip(shapes.for_each(output_padding, window.dims), window.stride, strict=True)
+                more >= s for more, s in zip(shapes.for_each(output_padding, window.dims), window.stride, strict=True)
             ):
-                inner = shapes.vector(
-                    shapes.sizes(input)[2:]
-                )  # a padding that is a stride or more adds whole windows
+                inner = shapes.vector(shapes.sizes(input)[2:])  # a padding that is a stride or more adds whole windows
                 grad_input = op.Slice(grad_input, [0] * window.dims, inner, window.spatial)
         else:
             grad_input = window.input_gradient(grad_output, weight, input)
@@ -220,9 +217,7 @@ class _Window:
     def _windows(self, input: ir.Value, outer: Sequence[Size]) -> list[ir.Value]:
         """For each kernel element what it is multiplied with: [N, groups, C/groups, *outer]."""
         images, channels = shapes.size(input, 0), shapes.static_size(input, 1)
-        inner = [
-            shapes.affine(n, 1, 2 * p) for n, p in zip(shapes.sizes(input)[2:], self.padding, strict=True)
-        ]
+        inner = [shapes.affine(n, 1, 2 * p) for n, p in zip(shapes.sizes(input)[2:], self.padding, strict=True)]
         if any(self.padding):
             input = op.Pad(input, [0, 0, *self.padding] * 2)
         input = shapes.reshape(input, [images, self.groups, channels // self.groups, *inner])
@@ -231,10 +226,7 @@ class _Window:
         windows = []
         for tap in itertools.product(*map(range, self.kernel)):
             starts = [t * d for t, d in zip(tap, self.dilation, strict=True)]
-            ends = [
-                shapes.affine(n, s, start - s + 1)
-                for n, s, start in zip(outer, self.stride, starts, strict=True)
-            ]
+            ends = [shapes.affine(n, s, start - s + 1) for n, s, start in zip(outer, self.stride, starts, strict=True)]
             axes = [dim + 1 for dim in self.spatial]
             windows.append(op.Slice(input, starts, shapes.vector(ends), axes, self.stride))
         return windows

@@ -35,9 +35,7 @@ def diag_embed(value: ir.Value, offset: int = 0, dim1: int = -2, dim2: int = -1)
 
 
 @converter(aten.diagonal_scatter.default)
-def diagonal_scatter(
-    value: ir.Value, source: ir.Value, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> ir.Value:
+def diagonal_scatter(value: ir.Value, source: ir.Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> ir.Value:
     """``value`` with ``source`` on the diagonal of its dimensions ``dim1`` and ``dim2``.
 
     PyTorch's decomposition writes into a view, which AOTAutograd does not accept.

@@ -144,11 +144,7 @@ class _Pool:
                 start = window * stride - padding
                 row[max(start, 0) : start + kernel] = 1
                 if self.divisor is None:
-                    row /= (
-                        min(start + kernel, size + padding) - start
-                        if self.count_include_pad
-                        else max(row.sum(), 1)
-                    )
+                    row /= min(start + kernel, size + padding) - start if self.count_include_pad else max(row.sum(), 1)
             result.append(matrix)
         if self.divisor is not None:
             result[0] = result[0] / self.divisor
@@ -203,9 +199,7 @@ def _adaptive_matrices(sizes: Sequence[int], output_size: Sequence[int | ir.Valu
     aten.replication_pad2d_backward.default,
     aten.replication_pad3d_backward.default,
 )
-def replication_pad_backward(
-    grad_output: ir.Value, input: ir.Value, padding: Sequence[int | ir.Value]
-) -> ir.Value:
+def replication_pad_backward(grad_output: ir.Value, input: ir.Value, padding: Sequence[int | ir.Value]) -> ir.Value:
     """The gradients of an element and of its copies, added up. ``padding`` starts with the last dimension."""
     matrices: list[Matrix] = []
     for i, size in enumerate(reversed(_spatial(input, len(padding) // 2))):

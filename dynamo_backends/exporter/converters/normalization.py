@@ -78,9 +78,7 @@ def layer_norm_backward(
     all_sizes = shapes.sizes(input)
     leading = all_sizes[: len(all_sizes) - len(normalized_shape)]
     rows, features = shapes.product(leading), shapes.product(_sizes(normalized_shape))
-    grad, value = (
-        shapes.reshape(shapes.cast(item, computing), [rows, features]) for item in (grad_out, input)
-    )
+    grad, value = (shapes.reshape(shapes.cast(item, computing), [rows, features]) for item in (grad_out, input))
     mean, rstd = (shapes.reshape(shapes.cast(item, computing), [rows, 1]) for item in (mean, rstd))
     normalized = op.Mul(op.Sub(value, mean), rstd)
     products = op.Mul(grad, normalized)
@@ -94,9 +92,7 @@ def layer_norm_backward(
             weight_row = shapes.reshape(shapes.cast(weight, computing), [1, features])
             means = shapes.reshape(op.Div(weight_row, number), [features, 1])
             weighted = op.Mul(grad, weight_row)
-        across = op.Sub(
-            op.Sub(weighted, op.MatMul(grad, means)), op.Mul(normalized, op.MatMul(products, means))
-        )
+        across = op.Sub(op.Sub(weighted, op.MatMul(grad, means)), op.Mul(normalized, op.MatMul(products, means)))
         grad_input = shapes.cast(shapes.reshape(op.Mul(rstd, across), all_sizes), dtype)
     ones = op.Expand(shapes.constant(1.0, computing), shapes.vector([1, rows]))
     if output_mask[1] and weight is not None:
