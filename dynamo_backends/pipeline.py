@@ -45,6 +45,7 @@ from .regions import (
     first_line,
     is_operator,
     producer_of,
+    refusal_reason,
     region_module,
     split_graph,
 )
@@ -254,7 +255,7 @@ class Pipeline:
     def _find_refused(self, region: Region, error: Exception) -> dict[fx.Node, str]:
         """The nodes the runtime refuses: those its error names, else those that fail alone, else the whole region."""
         text = str(error)
-        reason = f"ONNX Runtime refuses it: {first_line(text)}"
+        reason = refusal_reason(text)
         named = [node for node in region.nodes if any(f"node_{name}" in _words(text) for name in value_names(node))]
         if named:
             return {producer_of(node): reason for node in named}

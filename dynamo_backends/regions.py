@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import operator
+import re
 from collections.abc import Callable, Sequence
 
 import torch
@@ -136,7 +137,7 @@ class Support:
                 refused = refusal(serialize(fold_constants(model)), self.providers)
         except TranslationError as error:
             return str(error).split(": ", 1)[-1]
-        return None if refused is None else f"ONNX Runtime refuses it: {first_line(refused)}"
+        return None if refused is None else refusal_reason(refused)
 
 
 def _devices(node: fx.Node) -> set[torch.device]:
@@ -147,6 +148,16 @@ def _devices(node: fx.Node) -> set[torch.device]:
             if isinstance(item, torch.Tensor):
                 devices.add(item.device)
     return devices
+
+
+_NODE_NAME = re.compile(r" node with name '[^']*'| in node \([^)]*\)|Node \([^)]*\) | parameter \([^)]*\)")
+_ERROR_CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : (\w+) : ")
+
+
+def refusal_reason(text: str) -> str:
+    """What the runtime said, without the name of the node, so that alike refusals are one reason."""
+    said = _ERROR_CODE.sub(r"\1: ", first_line(text))
+    return f"ONNX Runtime refuses it: {_NODE_NAME.sub('', said)}"
 
 
 def first_line(text: str) -> str:

@@ -1,8 +1,8 @@
 """When every node is right by itself and the session is not: which rewrite of the model makes the fault.
 
 Two kinds of rewrites lie between the exported model and the session: our passes of the stage ``onnx``, and ONNX
-Runtime's graph optimizers. The first is tried by running the models before and after it with ONNX Runtime's optimizers off; the
-second by switching its optimizers off, half of the list at a time.
+Runtime's graph optimizers. The first is tried by running the models before and after it with ONNX Runtime's optimizers
+off; the second by switching its optimizers off, half of the list at a time.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _LEGEND = """\
 mark: '=' eager's bits   '~' another rounding   '!' wrong by itself   ' ' not compared
 onnx, eager: largest absolute error against float64, each on its own upstream values (propagated)
 session: the same for what the session that really ran returned
-local: the node alone on eager's inputs, onnx | eager against float64 on the same; ulp: onnx's, in units in the last place
+local: the node alone on eager's inputs, onnx | eager against float64 on the same; ulp: onnx's, in last places
 """
 
 
