@@ -185,6 +185,8 @@ def _normalize(
         weight = op.Expand(shapes.constant(1.0, input.dtype), shapes.vector([channels]))
     if bias is None:
         bias = op.Expand(shapes.constant(0.0, input.dtype), shapes.vector([channels]))
+    if input.dtype == ir.DataType.DOUBLE:  # the attribute is float32
+        variance, eps = op.Add(variance, eps), 0.0
     return op.BatchNormalization(input, weight, bias, mean, variance, epsilon=eps)
 
 
