@@ -203,3 +203,29 @@ def test_onnxruntime_is_still_wrong(name: str) -> None:
     op_type, inputs, attributes, right = UPSTREAM[name]
     result = run_in_runtime(op_type, [np.array(x, dtype=np.int64) for x in inputs], [len(right)], **attributes)
     assert result.tolist() != right
+
+
+@pytest.mark.parametrize("index", [[0, -1], [0, 7], [0, -9]])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, i: torch.nn.functional.embedding(i, x),
+        lambda x, i: torch.index_select(x, 0, i),
+        lambda x, i: torch.gather(x, 0, i[:, None]),
+        lambda x, i: torch.scatter(x, 0, i[:, None], 1.0),
+        lambda x, i: torch.scatter_add(x, 0, i[:, None], x[:2, :1]),
+    ],
+    ids=["embedding", "index_select", "gather", "scatter", "scatter_add"],
+)
+def test_an_index_that_eager_refuses_is_refused(function: object, index: list[int]) -> None:
+    """ONNX counts a negative index from the end and returns a value; eager raises, and so do we, its own error."""
+    arguments = torch.randn(4, 5), torch.tensor(index)
+    with pytest.raises((IndexError, RuntimeError)) as eager:
+        function(*arguments)  # type: ignore[operator]
+    with pytest.raises(type(eager.value)):
+        compiled(function)(*arguments)  # type: ignore[arg-type]
+
+
+def test_an_index_of_advanced_indexing_counts_from_the_end() -> None:
+    x, index = torch.randn(4, 5), torch.tensor([0, -1])
+    torch.testing.assert_close(compiled(lambda x, i: x[i])(x, index), x[index])

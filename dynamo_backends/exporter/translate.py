@@ -25,6 +25,7 @@ from torch import fx
 from ..errors import TranslationError
 from . import torch_internals
 from .converters import CONVERTERS
+from .indices import INDEX_ARGUMENT, refuse_negative
 from .known_wrong import reason_not_to_translate
 from .locations import module_path, source_line
 from .promotion import promoted_dtypes
@@ -214,6 +215,9 @@ class _Translation:
         kwargs = {key: self._argument(arg) for key, arg in node.kwargs.items()}
         if "dtype" in kwargs and kwargs["dtype"] is None:
             kwargs["dtype"] = -1  # torchlib's convention for "not given"
+        position = INDEX_ARGUMENT.get(node.target)
+        if position is not None and position < len(args):
+            args[position] = recorder.record(refuse_negative, [args[position]], {})
         try:
             results = recorder.record(function, args, kwargs)  # type: ignore[arg-type]
         except TranslationError:
