@@ -28,4 +28,6 @@ INDEX_ARGUMENT: dict[object, int] = {
 
 def refuse_negative(index: ir.Value) -> ir.Value:
     """``index``, with an index beyond any tensor's size in place of each negative one."""
-    return op.Where(op.Less(index, 0), 2**31 - 1 if index.dtype == ir.DataType.INT32 else 2**62, index)
+    refused = op.Where(op.Less(index, 0), 2**31 - 1 if index.dtype == ir.DataType.INT32 else 2**62, index)
+    refused.shape = index.shape  # torchlib's gather and scatter ask for the rank
+    return refused
