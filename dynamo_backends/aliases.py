@@ -18,10 +18,16 @@ import operator
 import torch
 from torch import fx
 
+from .layout import Layout, layout_of
+
+aten = torch.ops.aten
+
 SHARED_MEMORY = "it returns a view of memory that is returned or given elsewhere too"
 
 IN_PYTORCH = "in_pytorch"
 """Key in a node's ``meta``: the reason why the node must run in PyTorch."""
+
+_UNKNOWN_MEMORY = "it reads memory that may hold more than its argument's values"
 
 
 def is_view(target: object) -> bool:
@@ -69,6 +75,49 @@ def separate_returned_views(module: fx.GraphModule) -> int:
         module.graph.lint()
         module.recompile()
     return len(own)
+
+
+def read_memory_of_owners(module: fx.GraphModule) -> int:
+    """Gives ``as_strided`` the tensor in whose memory its argument lies; returns how many were changed.
+
+    ``as_strided`` reads its argument's memory, whatever view of it the argument is. ONNX has values without memory, so
+    the argument must be the whole memory, in its order. Before and after, where ``x`` is computed in row-major order::
+
+        t: f32[3, 2] = transpose(x, 0, 1); y: f32[2, 2] = as_strided(t, [2, 2], [1, 1])
+        y: f32[2, 2] = as_strided(x, [2, 2], [1, 1], 0)
+
+    A graph's input may be a view of memory that the graph does not know, and the memory of a result may have gaps:
+    then the node must run in PyTorch. Changes the graph in place.
+    """
+    changed = 0
+    for node in module.graph.find_nodes(op="call_function", target=aten.as_strided.default):
+        source, owner = node.args[0], _owner(node)
+        offset = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
+        offset = source.meta["val"].storage_offset() if offset is None else offset
+        value = owner.meta.get("val")
+        is_strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+        layout = layout_of(value) if is_strided else Layout(is_symbolic=True)
+        if (
+            owner.op != "call_function"
+            or layout.strides is not None
+            or layout.is_symbolic
+            or value.storage_offset() != 0
+            or not isinstance(offset, (int, fx.Node))
+        ):
+            node.meta[IN_PYTORCH] = _UNKNOWN_MEMORY
+            continue
+        memory = owner
+        if layout.permutation is not None:
+            with module.graph.inserting_before(node):
+                memory = module.graph.call_function(aten.permute.default, (owner, list(layout.permutation)))
+            memory.meta.update(source.meta, val=value.permute(layout.permutation))
+        if memory is not source:
+            node.args, node.kwargs = (memory, *node.args[1:3], offset), {}
+            changed += 1
+    if changed:
+        module.graph.eliminate_dead_code()
+        module.recompile()
+    return changed
 
 
 def _viewed(node: fx.Node) -> fx.Node | None:

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from passes.manager import PassManager, PassResult
 
 from . import aot
-from .aliases import separate_returned_views
+from .aliases import read_memory_of_owners, separate_returned_views
 from .errors import SessionError, TranslationError, UnsupportedOperatorError
 from .exporter.decompositions import decomposition_table
 from .exporter.locations import source_line
@@ -204,6 +204,7 @@ class Pipeline:
 
     def _joint(self, graph: GraphName, module: fx.GraphModule) -> None:
         self.passes.run("joint", module)
+        read_memory_of_owners(module)  # not only later: the partitioner may save a view, and its memory would be lost
         self.observer.stage("joint", GraphName(graph.index), module)
 
     def compile_aten_graph(self, name: GraphName, module: fx.GraphModule) -> Runner:
@@ -212,6 +213,7 @@ class Pipeline:
             self.observer.stage("aten", name, module)
             _complete_meta(module)
             passes = self.passes.run("post_grad", module)
+            read_memory_of_owners(module)
             separate_returned_views(module)
             self.observer.stage("post_grad", name, module)
             runner = self.lower(name, module, passes)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import assert_on_onnx, assert_same_as_eager
+from conftest import assert_on_onnx, assert_same_as_eager, counted
 
 INDEX = torch.tensor([[0, 2, 1], [1, 0, 2]])
 
@@ -25,3 +25,30 @@ INDEX = torch.tensor([[0, 2, 1], [1, 0, 2]])
 def test_indices_go_to_onnx(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     assert_same_as_eager(function, torch.randn(2, 3))
     assert_on_onnx()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x * 2).t().as_strided((2, 3), (1, 2)),
+        lambda x: (x * 2)[1:].as_strided((2, 3), (2, 1), 1),
+        lambda x: (x * 2)[1:].as_strided((2, 2), (2, 1)),
+        lambda x: (x * 2).expand(3, 4, 5).as_strided((3, 4), (1, 4)),
+        lambda x: (x * 2).split(2)[1].t().as_strided((3,), (3,)),
+        lambda x: torch.empty_strided((4, 5), (1, 4)).copy_(x).sin().as_strided((3, 2), (1, 3), 2),
+    ],
+    ids=["transposed", "sliced", "sliced, from where it begins", "expanded", "split", "column-major"],
+)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_as_strided_reads_memory_not_values(
+    function: Callable[[torch.Tensor], torch.Tensor], requires_grad: bool
+) -> None:
+    assert_same_as_eager(lambda x: function(x) + 1, torch.randn(4, 5, requires_grad=requires_grad))
+    if not requires_grad:
+        assert counted("fallback aten.as_strided.default") == 0
+
+
+def test_as_strided_of_an_argument_reads_beyond_it() -> None:
+    table = torch.randn(4, 5)
+    for x in (table, table[1:3], table.t()):
+        assert_same_as_eager(lambda x: x.as_strided((2, 2), (5, 1), 3) + 1, x)

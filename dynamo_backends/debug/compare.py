@@ -293,12 +293,13 @@ class _Lockstep:
         if isinstance(ours, torch.Tensor):
             row.complaint = _complaint(ours, eager)
             if not row.complaint:
-                row.onnx = distance(ours, exact)
                 row.equals_eager = torch.equal(ours, eager)
+                row.onnx = row.eager if row.equals_eager else distance(ours, exact)
         if region is not None and isinstance(returned, torch.Tensor):
             row.complaint = row.complaint or _complaint(returned, eager)
             if not row.complaint:
-                row.session = distance(returned, exact)
+                is_propagated = isinstance(ours, torch.Tensor) and torch.equal(returned, ours)
+                row.session = row.onnx if is_propagated else distance(returned, exact)
 
     def _compare_local(self, row: Row, value: object, eager: torch.Tensor, reference: object) -> None:
         if not isinstance(value, torch.Tensor) or not isinstance(reference, torch.Tensor):
@@ -306,7 +307,7 @@ class _Lockstep:
         row.complaint = row.complaint or _complaint(value, eager)
         if not row.complaint:
             row.local_onnx = distance(value, reference)
-            row.local_eager = distance(eager, reference)
+            row.local_eager = row.local_onnx if torch.equal(value, eager) else distance(eager, reference)
 
     def _returned(self, node: fx.Node, index: int | None) -> object | None:
         """What the run returned for a result: a region's output, or a value PyTorch computed."""

@@ -114,27 +114,43 @@ def _distance(value: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> D
 
 
 def _measure(value: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> _Part:
-    nonfinite = 0
-    finite = value.isfinite() & exact.isfinite()
-    if not bool(finite.all()):
-        same = (value == exact) | (value.isnan() & exact.isnan())
-        nonfinite = int((~finite & ~same & ~_overflows(exact, dtype)).sum())
-        value, exact = value[finite], exact[finite]
-        if value.numel() == 0:
-            return _Part(nonfinite=nonfinite)
-    error, size = (value - exact).abs_(), exact.abs()
-    relative = error / size.clamp_min(torch.finfo(torch.float64).tiny)
-    relative.masked_fill_(size == 0, 0.0)
-    max_rel, max_ulp = float(relative.max()), float((error / _ulp(size, dtype)).max())
+    """The measures of one chunk, float64 both. Written for few passes: all values of a model go through it."""
+    error = value - exact
+    squares = float(torch.dot(error, error))
+    if not math.isfinite(squares):
+        return _measure_with_nonfinite(value, exact, dtype)
+    size = exact.abs()
+    smallest, largest = (float(bound) for bound in torch.aminmax(size))
+    if squares == 0.0 and largest < _HUGE:
+        return _Part(ordinary=error.numel(), scale=largest)
+    error.abs_()
+    relative = error / size if smallest > 0 else torch.where(size > 0, error / size, 0.0)
+    max_rel = float(relative.max())
+    candidates = relative >= max_rel / 2  # a unit in the last place is between eps / 2 and eps of the size
+    max_ulp = float((error[candidates] / _ulp(size[candidates], dtype)).max())
     huge = 0.0
-    is_huge = size >= _HUGE
-    if bool(is_huge.any()):
-        huge = float(relative[is_huge].max())
-        error, size = error[~is_huge], size[~is_huge]
+    if largest >= _HUGE:
+        ordinary = size < _HUGE
+        huge = float(relative[~ordinary].max())
+        error, size = error[ordinary], size[ordinary]
         if error.numel() == 0:
-            return _Part(max_rel=max_rel, max_ulp=max_ulp, nonfinite=nonfinite, huge=huge)
-    squares = float(error.square().sum())
-    return _Part(float(error.max()), max_rel, squares, error.numel(), max_ulp, nonfinite, float(size.max()), huge)
+            return _Part(max_rel=max_rel, max_ulp=max_ulp, huge=huge)
+        squares, largest = float(torch.dot(error, error)), float(size.max())
+    return _Part(float(error.max()), max_rel, squares, error.numel(), max_ulp, 0, largest, huge)
+
+
+def _measure_with_nonfinite(value: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> _Part:
+    """Counts the elements that only one side cannot represent, and measures the others."""
+    finite = value.isfinite() & exact.isfinite()
+    same = (value == exact) | (value.isnan() & exact.isnan())
+    nonfinite = int((~finite & ~same & ~_overflows(exact, dtype)).sum())
+    if bool(finite.all()):  # finite values whose squares are not
+        relative = ((value - exact) / exact).abs().nan_to_num(0.0)
+        worst = float(relative.max())
+        return _Part(max_rel=worst, max_ulp=worst / torch.finfo(dtype).eps, huge=worst)
+    if not bool(finite.any()):
+        return _Part(nonfinite=nonfinite)
+    return dataclasses.replace(_measure(value[finite], exact[finite], dtype), nonfinite=nonfinite)
 
 
 def _overflows(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
