@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -52,3 +53,15 @@ def test_as_strided_of_an_argument_reads_beyond_it() -> None:
     table = torch.randn(4, 5)
     for x in (table, table[1:3], table.t()):
         assert_same_as_eager(lambda x: x.as_strided((2, 2), (5, 1), 3) + 1, x)
+
+
+def test_cat_promotes() -> None:
+    x, whole, half = torch.randn(2, 3), torch.arange(6, dtype=torch.int32).view(2, 3), torch.ones(2, 3).half()
+    assert_same_as_eager(lambda *parts: (torch.cat(parts), torch.stack(parts[:2], 1)), whole, x, half, x > 0)
+    assert_on_onnx()
+
+
+def test_scatter_by_indices_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """``index_put`` with one index has an empty list of axes."""
+    assert_same_as_eager(lambda x: x[INDEX[0]] * 2, torch.randn(3, requires_grad=True))
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -40,7 +40,7 @@ def promoted_dtypes(node: fx.Node) -> dict[fx.Node, torch.dtype]:
 
     And for the reductions that take a ``dtype``, or sum integers up in int64: the argument is cast to the
     dtype of the result first, as in ``at::native::make_reduction``, so that it does not overflow before the
-    cast.
+    cast. And for ``cat`` and ``stack``: all they join is cast to the dtype of the result.
     """
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
@@ -48,6 +48,10 @@ def promoted_dtypes(node: fx.Node) -> dict[fx.Node, torch.dtype]:
     result = node.meta.get("val")
     if not isinstance(result, torch.Tensor):
         return {}
+    if target in (aten.cat.default, aten.stack.default):
+        joined = node.args[0]
+        assert isinstance(joined, (list, tuple))
+        return {arg: result.dtype for arg in joined if isinstance(arg, fx.Node) and _dtype(arg) != result.dtype}
     if target.overloadpacket in _REDUCTIONS:
         reduced = node.args[0]
         assert isinstance(reduced, fx.Node)
@@ -64,6 +68,10 @@ def promoted_dtypes(node: fx.Node) -> dict[fx.Node, torch.dtype]:
     dtype = result.dtype if result.dtype is not torch.bool else _common_dtype(node, tensors, bool(numbers))
     casts = {arg: dtype for arg in tensors if arg.meta["val"].dtype != dtype}
     return casts if dtype is torch.int64 else {**casts, **dict.fromkeys(numbers, dtype)}
+
+
+def _dtype(node: fx.Node) -> object:
+    return node.meta["val"].dtype
 
 
 def _symbolic_integers(target: torch._ops.OpOverload, node: fx.Node) -> list[fx.Node]:

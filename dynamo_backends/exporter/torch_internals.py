@@ -81,6 +81,9 @@ class Recorder(_building.OpRecorder):
         """Records one operator. PyTorch's makes the signature anew for each call, a fifth of a translation's time."""
         signature = _signature(schema.domain, schema.name, schema.since_version)
         named_inputs, named_attrs = _building._construct_named_inputs_and_attrs(signature, args, kwargs)
+        for name in ("value_ints", "axes", "perm"):
+            if named_attrs.get(name) in ([], ()):  # onnx_ir warns that it has to guess the type
+                named_attrs[name] = ir.AttrInt64s(name, [])
         num_outputs = _building._determine_output_number(signature, named_attrs)
         outputs = self._call_op(signature, named_inputs, named_attrs, num_outputs)
         return outputs[0] if len(outputs) == 1 else outputs

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -188,11 +188,11 @@ class _Translation:
                 return results[index]
         raise TranslationError(f"{node.name} is not computed before its use")
 
-    def _argument(self, arg: object) -> object:
+    def _argument(self, arg: object, casts: Mapping[fx.Node, ir.Value]) -> object:
         if isinstance(arg, fx.Node):
-            return self._value(arg)
+            return casts[arg] if arg in casts else self._value(arg)
         if isinstance(arg, (list, tuple)):
-            return [self._argument(item) for item in arg]
+            return [self._argument(item, casts) for item in arg]
         if isinstance(arg, torch.dtype):
             return torch_internals.onnx_dtype(arg)
         if isinstance(arg, (torch.device, torch.memory_format, torch.layout)):
@@ -211,8 +211,8 @@ class _Translation:
             raise TranslationError("no translation to ONNX")
         recorder = torch_internals.Recorder(torch_internals.opset_object(self.opset), self.constants)
         casts = {arg: self._cast(arg, dtype, recorder) for arg, dtype in promoted_dtypes(node).items()}
-        args = [casts[arg] if isinstance(arg, fx.Node) and arg in casts else self._argument(arg) for arg in node.args]
-        kwargs = {key: self._argument(arg) for key, arg in node.kwargs.items()}
+        args = [self._argument(arg, casts) for arg in node.args]
+        kwargs = {key: self._argument(arg, {}) for key, arg in node.kwargs.items()}
         if "dtype" in kwargs and kwargs["dtype"] is None:
             kwargs["dtype"] = -1  # torchlib's convention for "not given"
         position = INDEX_ARGUMENT.get(node.target)
