@@ -219,7 +219,9 @@ def _uninitialized(node: fx.Node) -> str | None:
 
 
 _RIGHT_ON_EMPTY = {
-    getattr(packet, overload) for packet in (aten.cat, aten.mm, aten.bmm, aten.addmm) for overload in packet.overloads()
+    getattr(packet, overload)
+    for packet in (aten.cat, aten.mm, aten.bmm, aten.addmm, aten.clone, aten.lift_fresh_copy)
+    for overload in packet.overloads()
 }
 
 
