@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -65,3 +67,16 @@ def test_scatter_by_indices_says_nothing(caplog: pytest.LogCaptureFixture) -> No
     """``index_put`` with one index has an empty list of axes."""
     assert_same_as_eager(lambda x: x[INDEX[0]] * 2, torch.randn(3, requires_grad=True))
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_strides_that_fake_tensors_do_not_foresee_are_compared(tmp_path: Path) -> None:
+    """PyTorch 2.13 normalizes a transposed batch into a row-major one; its fake tensor stays transposed."""
+    norm, linear = torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 2)
+    model = torch.compile(
+        lambda x: linear(norm(x.transpose(1, 2)).transpose(1, 2)),
+        backend="onnx_debug",
+        options={"dump_dir": str(tmp_path)},
+    )
+    model(torch.randn(4, 3, 6)).sum().backward()
+    (manifest,) = tmp_path.glob("run_*/manifest.json")
+    assert {graph["verdict"] for graph in json.loads(manifest.read_text())["graphs"]} == {"ok"}
