@@ -114,6 +114,8 @@ class Support:
                 return self.reason_against(producer)
         if find_translation(node.target, self.opset) is None:
             return "no translation to ONNX"
+        if is_ordered(node) and not draws_random_numbers(node):
+            return "it has side effects"
         if "val" not in node.meta or any("val" not in arg.meta for arg in node.all_input_nodes):
             return "its shapes are not known"
         elsewhere = {device for device in _devices(node) if device.type not in self._device_types}
