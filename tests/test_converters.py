@@ -104,10 +104,12 @@ def test_convolution_backward(dims: int, transposed: bool, settings: dict[str, i
     input = randn(2, 4, *(8, 9, 7)[:dims])
     if has_symbolic_sizes:
         symbolic(input, 0, *range(2, 2 + dims))
+    # Weight gradients are float32 sums over all positions, in another order than eager's.
     assert_equals_eager(module, input, rtol=1e-4, atol=1e-4)
 
 
 def test_convolution_backward_with_a_large_kernel() -> None:
+    # As above: sums over all positions in another order.
     assert_equals_eager(torch.nn.Conv2d(4, 6, 7, padding=3, stride=2), randn(2, 4, 17, 16), rtol=1e-4, atol=1e-4)
     assert_equals_eager(torch.nn.Conv2d(4, 6, 6, groups=2, dilation=2), randn(2, 4, 17, 16), rtol=1e-4, atol=1e-4)
 
