@@ -17,6 +17,9 @@ from torch._guards import CompileContext
 from passes.manager import PassManager
 
 from .observer import Runner
+from .options import parse_options
+from .pass_target import pass_target
+from .regions import Support
 
 _GRAPH_NAME = re.compile(r"__(?P<id>\d+)_(?P<direction>forward|backward|inference)")
 
@@ -66,5 +69,7 @@ def partition_joint_graph(
     Returns:
         The forward and the backward graph.
     """
-    PassManager().run("joint", joint)
+    options = parse_options()
+    target = pass_target(options, Support(options.opset, options.providers))
+    PassManager(options.passes, target).run("joint", joint)
     return min_cut_partition(joint, inputs, **kwargs)

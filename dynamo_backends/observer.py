@@ -6,8 +6,10 @@ The production backend's observer is ``Observer`` itself, which does nothing. Th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+
+from passes.manager import Listener, PassResult
 
 if TYPE_CHECKING:
     from .pipeline import CompiledGraph
@@ -43,6 +45,16 @@ class Observer:
             artifact: ``dynamo`` to ``post_grad``: the ``fx.GraphModule``; ``regions``: the ``Split``;
                 ``onnx`` and ``onnx_optimized``: a ``CompiledRegion`` with its model; ``session``: with its session too.
         """
+
+    explains = False
+    """Whether passes are asked to keep their near misses."""
+
+    def passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
+        """The passes of ``pre_grad`` or ``joint`` have run; those of later stages are in the ``CompiledGraph``."""
+
+    def pass_listener(self, graph: GraphName, region: int | None = None) -> Listener | None:
+        """Who is shown the graph around each pass that fires, or ``None``."""
+        return None
 
     def runner(self, graph: CompiledGraph) -> Runner:
         """What is called for a compiled graph; an observer that watches the runs wraps ``graph.run``."""

@@ -18,6 +18,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+from passes.manager import Switches
+
 from .runtime.providers import Provider, check_providers
 from .runtime.versions import MINIMUM_OPSET, maximum_opset
 
@@ -26,7 +28,7 @@ FALLBACKS = ("pytorch", "error")
 COMPARISONS = ("first", "every", "never")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
-OptionValue: TypeAlias = "str | int | None | Sequence[Provider]"
+OptionValue: TypeAlias = "str | int | bool | None | Sequence[Provider] | Switches"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +73,21 @@ class Options:
         metadata={"help": "Size in bytes above which a dumped tensor is summarized instead of stored; -1 stores all."},
     )
 
+    passes: Switches = dataclasses.field(
+        default_factory=Switches,
+        metadata={
+            "help": "Which passes run: {'disable': [...], 'enable': [...]}, each a list of names or patterns such as "
+            "'joint.*'; the most specific decides. In the environment also '-joint.*,+joint.pad_matmul'.",
+        },
+    )
+    verify_passes: bool = dataclasses.field(
+        default=False,
+        metadata={
+            "help": "Whether each pass that fired is checked on the real inputs, against float64, and undone if it "
+            "changes the results beyond rounding.",
+        },
+    )
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             try:
@@ -102,10 +119,35 @@ def parse_options(options: Mapping[str, object] | None = None, mode: str | None 
         values[name] = value
     if isinstance(values.get("providers"), (list, tuple)):
         values["providers"] = tuple(values["providers"])  # type: ignore[arg-type]
+    if "passes" in values:
+        values["passes"] = _switches(values["passes"])
     dump_dir = values.get("dump_dir")
     if isinstance(dump_dir, os.PathLike):
         values["dump_dir"] = os.fspath(dump_dir)
     return Options(**values)  # type: ignore[arg-type]
+
+
+def _switches(value: object) -> Switches:
+    """The option ``passes`` as the manager takes it.
+
+    Raises:
+        ValueError: not a dict of the lists ``disable`` and ``enable``.
+    """
+    if isinstance(value, Switches):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError(f"option 'passes': expected {{'disable': [...], 'enable': [...]}}, got {value!r}")
+    lists: dict[str, tuple[str, ...]] = {}
+    for key, names in value.items():
+        if key not in ("disable", "enable"):
+            raise ValueError("option 'passes': " + unknown_name("key", key, ("disable", "enable")))
+        if isinstance(names, str) or not isinstance(names, (list, tuple)):
+            raise ValueError(f"option 'passes': {key!r} takes a list of names of passes, got {names!r}")
+        for name in names:
+            if not isinstance(name, str):
+                raise ValueError(f"option 'passes': {key!r} takes names of passes, got {name!r}")
+        lists[key] = tuple(names)
+    return Switches(**lists)
 
 
 def unknown_name(kind: str, name: object, valid: Sequence[str]) -> str:
@@ -127,6 +169,8 @@ def _environment(names: Sequence[str]) -> dict[str, object]:
         name = variables[variable]
         try:
             values[name] = _parse(name, text)
+            if name == "passes":
+                values[name] = _switches(values[name])
             _CHECKS[name](values[name])
         except (TypeError, ValueError) as error:
             raise ValueError(f"environment variable {variable}={text!r}: {error}") from None
@@ -140,12 +184,40 @@ def _parse(name: str, text: str) -> object:
             parsed = json.loads(text)  # its error is a ValueError that says where
             return tuple(tuple(item) if isinstance(item, list) else item for item in parsed)
         return tuple(part.strip() for part in text.split(",") if part.strip())
+    if name == "passes":
+        return json.loads(text) if text.lstrip().startswith("{") else _signed_names(text)
+    if name == "verify_passes":
+        words = {"1": True, "true": True, "0": False, "false": False}
+        if text.lower() not in words:
+            raise ValueError("expected 1, 0, true or false")
+        return words[text.lower()]
     if name in ("opset", "threads", "tensor_limit"):
         try:
             return int(text)
         except ValueError:
             raise ValueError("expected an integer") from None
     return text
+
+
+def _signed_names(text: str) -> dict[str, list[str]]:
+    """``-joint.*,+joint.pad_matmul`` as the dict it stands for."""
+    lists: dict[str, list[str]] = {"disable": [], "enable": []}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if part[0] not in "+-":
+            raise ValueError(f"expected a list such as '-joint.*,+joint.pad_matmul', got {part!r} without a sign")
+        lists["disable" if part[0] == "-" else "enable"].append(part[1:].strip())
+    return lists
+
+
+def _check_passes(value: object) -> None:
+    if not isinstance(value, Switches):
+        raise TypeError(f"expected the switches of the pass manager, got {value!r}")
+    value.check()
+
+
+def _check_bool(value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"expected True or False, got {value!r} ({type(value).__name__})")
 
 
 def _check_integer(value: object) -> int:
@@ -196,4 +268,6 @@ _CHECKS: dict[str, Callable[[object], None]] = {
     "dump_dir": _check_dump_dir,
     "compare": _one_of(COMPARISONS),
     "tensor_limit": _check_tensor_limit,
+    "passes": _check_passes,
+    "verify_passes": _check_bool,
 }

@@ -18,6 +18,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -36,6 +37,7 @@ from .exporter.locations import source_line
 from .exporter.translate import fold_constants, serialize, translate, value_names
 from .observer import GraphName, Observer, Runner
 from .options import Options
+from .pass_target import pass_target
 from .regions import (
     BY_DESIGN,
     Region,
@@ -136,8 +138,8 @@ class Pipeline:
     def __init__(self, options: Options, observer: Observer) -> None:
         self.options = options
         self.observer = observer
-        self.passes = PassManager()
         self.support = Support(options.opset, options.providers)
+        self.passes = PassManager(options.passes, pass_target(options, self.support), explain=observer.explains)
         self._numbers_by_aot_id: dict[str, int] = {}
 
     def compile_dynamo_graph(self, module: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
@@ -155,7 +157,7 @@ class Pipeline:
         """
         graph = GraphName(_next_graph_number())
         self.observer.stage("dynamo", graph, module)
-        self.passes.run("pre_grad", module)
+        self.observer.passes(graph, self._run_passes("pre_grad", graph, module)[1])
         self.observer.stage("pre_grad", graph, module)
 
         def compile_direction(direction: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
@@ -202,8 +204,20 @@ class Pipeline:
 
         return partition
 
+    def _run_passes(
+        self, stage: str, graph: GraphName, artifact: Any, region: int | None = None
+    ) -> tuple[Any, list[PassResult]]:
+        """Runs the passes of a stage on a graph or a region's model; counts what they did."""
+        label = str(graph) if region is None else f"{graph} region {region}"
+        listener = self.observer.pass_listener(graph, region)
+        artifact, results = self.passes.run(stage, artifact, name=label, listener=listener)
+        for result in results:
+            if result.fired:
+                count(f"pass {result.name}", result.fired)
+        return artifact, results
+
     def _joint(self, graph: GraphName, module: fx.GraphModule) -> None:
-        self.passes.run("joint", module)
+        self.observer.passes(GraphName(graph.index), self._run_passes("joint", graph, module)[1])
         read_memory_of_owners(module)  # not only later: the partitioner may save a view, and its memory would be lost
         self.observer.stage("joint", GraphName(graph.index), module)
 
@@ -212,7 +226,7 @@ class Pipeline:
         with _disable_current_modes():  # AOTAutograd's fake mode, in which no real tensor can be made
             self.observer.stage("aten", name, module)
             _complete_meta(module)
-            passes = self.passes.run("post_grad", module)
+            passes = self._run_passes("post_grad", name, module)[1]
             read_memory_of_owners(module)
             separate_returned_views(module)
             self.observer.stage("post_grad", name, module)
@@ -275,8 +289,7 @@ class Pipeline:
         model = translate(region.nodes, region.inputs, region.outputs, opset=self.options.opset, name=model_name)
         fold_constants(model)
         compiled = CompiledRegion(name, region, model)
-        compiled.optimized_model = model.clone()
-        compiled.passes = self.passes.run("onnx", compiled.optimized_model)
+        compiled.optimized_model, compiled.passes = self._run_passes("onnx", name, model.clone(), region.index)
         compiled.in_pytorch = region_module(module, region)
         compiled.must_run_on_onnx = self.options.fallback == "error"
         threads = self.options.threads

@@ -2,9 +2,10 @@
 
 ::
 
-    manager = PassManager()
-    for result in manager.run("post_grad", graph_module):
-        print(result.name, result.fired)
+    manager = PassManager(Switches(disable=("joint.*",)))
+    module, results = manager.run("post_grad", module)
+    for result in results:
+        print(result.name, result.fired, result.nodes_before, result.nodes_after)
 
 Stages, in the order a compile meets them:
 
@@ -12,79 +13,235 @@ Stages, in the order a compile meets them:
 2. ``joint``      forward and backward together, before the partitioner; or the inference graph.
 3. ``post_grad``  the forward, backward or inference graph on its own, ATen.
 4. ``onnx``       one region's ONNX model.
+
+``registry.ORDER`` is the list of the passes.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import logging
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
-STAGES = ("pre_grad", "joint", "post_grad", "onnx")
+from torch import fx
+
+from .bisecting import BACKEND, STAGES, register_backend
+from .context import PassContext, Refusal, Target
+from .registry import Pass, Switches, all_passes
+
+__all__ = [
+    "STAGES",
+    "Checker",
+    "Listener",
+    "Pass",
+    "PassContext",
+    "PassError",
+    "PassManager",
+    "PassResult",
+    "Refusal",
+    "Switches",
+    "Target",
+    "all_passes",
+    "count_nodes",
+    "register_backend",
+]
+
+logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class Pass:
-    """One pass: its name (``post_grad.remove_noops``), one sentence, and a function on its graph.
-
-    ``run`` changes the graph in place (an ``fx.GraphModule``; in the stage ``onnx`` an ``onnx_ir.Model``) and returns
-    how many times it fired.
-    """
-
-    name: str
-    sentence: str
-    run: Callable[[Any], int]
-
-    @property
-    def stage(self) -> str:
-        return self.name.split(".", 1)[0]
+class PassError(RuntimeError):
+    """A pass failed. The message names it, the graph, and the option that turns it off."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PassResult:
-    """What one pass did to one graph."""
+    """What one pass did to one graph.
+
+    Attributes:
+        name: the pass.
+        fired: how many times it changed the graph.
+        nodes_before, nodes_after: nodes of the graph, inputs and outputs not counted.
+        milliseconds: how long it took, the numeric check not included.
+        matches: where it fired, as far as it says so.
+        refusals: its near misses, if they were asked for.
+        undone: why the numeric check took the change back; empty if it did not.
+    """
 
     name: str
     fired: int
     nodes_before: int
     nodes_after: int
     milliseconds: float
+    matches: list[str] = dataclasses.field(default_factory=list)
+    refusals: list[Refusal] = dataclasses.field(default_factory=list)
+    undone: str = ""
 
 
-def all_passes() -> tuple[Pass, ...]:
-    """Every pass, in the order it runs."""
-    from .onnx import common_subexpressions, remove_unused
-    from .post_grad import remove_noops
+class Checker(Protocol):
+    """The numeric check of a pass."""
 
-    return (remove_noops.PASS, common_subexpressions.PASS, remove_unused.PASS)
+    def problem(self, before: Any, after: Any) -> str | None:
+        """What a pass changed in the results, naming the node and the error; ``None`` if nothing beyond rounding."""
+
+
+class Listener(Protocol):
+    """Who wants to see the graph around each pass that fired."""
+
+    def start(self, stage: str, graph: Any) -> None:
+        """A stage begins with this graph."""
+
+    def fired(self, result: PassResult, graph: Any) -> None:
+        """A pass fired; this is the graph after it."""
 
 
 class PassManager:
-    """Runs the passes of a stage, in order."""
+    """Runs the passes of a stage, in order.
 
-    def __init__(self) -> None:
+    Args:
+        switches: which passes are on.
+        target: where the graphs will run.
+        backend: the backend's name, for PyTorch's bisector.
+        explain: whether near misses are kept.
+    """
+
+    def __init__(
+        self,
+        switches: Switches | None = None,
+        target: Target | None = None,
+        *,
+        backend: str = BACKEND,
+        explain: bool = False,
+    ) -> None:
+        register_backend(backend)
+        switches = switches or Switches()
+        self._target = target or Target()
+        self._backend = backend
+        self._explain = explain
         self._by_stage: dict[str, list[Pass]] = {stage: [] for stage in STAGES}
         for item in all_passes():
-            self._by_stage[item.stage].append(item)
+            if switches.is_on(item):
+                self._by_stage[item.stage].append(item)
 
-    def run(self, stage: str, graph: Any) -> list[PassResult]:
-        """Runs the passes of ``stage`` on ``graph``, in place.
+    def run(
+        self,
+        stage: str,
+        graph: Any,
+        *,
+        name: str = "the graph",
+        checker: Checker | None = None,
+        listener: Listener | None = None,
+    ) -> tuple[Any, list[PassResult]]:
+        """Runs the passes of ``stage`` on ``graph``.
+
+        Args:
+            stage: one of ``STAGES``.
+            graph: an ``fx.GraphModule``, in the stage ``onnx`` an ``onnx_ir.Model``; changed in place.
+            name: which graph, for people.
+            checker: compares the results before and after each pass that fired; a pass it objects to is undone.
+            listener: is shown the graph around each pass that fired.
+
+        Returns:
+            The graph (of a model of which a pass was undone, another object), and a result for each pass that ran.
 
         Raises:
             KeyError: there is no such stage.
+            PassError: a pass raised an error.
         """
         results = []
+        if listener is not None:
+            listener.start(stage, graph)
         for item in self._by_stage[stage]:
-            before = _count(graph)
-            start = time.perf_counter()
-            fired = item.run(graph)
-            elapsed = (time.perf_counter() - start) * 1e3
-            results.append(PassResult(item.name, fired, before, _count(graph), elapsed))
-        return results
+            before = _Snapshot(graph) if checker is not None else None
+            result = self._run_one(item, graph, name)
+            if checker is not None and before is not None and result.fired:
+                problem = checker.problem(before.graph, graph)
+                if problem is not None:
+                    graph = before.restore(graph)
+                    result = dataclasses.replace(result, undone=problem, nodes_after=result.nodes_before)
+                    logger.warning("pass %s on %s changed the results and is undone: %s", item.name, name, problem)
+            if result.fired:
+                logger.info(
+                    "pass %s on %s: fired %d, nodes %d -> %d, %.1f ms",
+                    *(item.name, name, result.fired, result.nodes_before, result.nodes_after, result.milliseconds),
+                )
+                if listener is not None:
+                    listener.fired(result, graph)
+            results.append(result)
+        return graph, results
+
+    def _run_one(self, item: Pass, graph: Any, name: str) -> PassResult:
+        context = PassContext(item.name, name, self._target, backend=self._backend, explain=self._explain)
+        before = count_nodes(graph)
+        start = time.perf_counter()
+        fired = 0
+        if context.allows_pass():
+            for part in _with_subgraphs(graph) if item.visits_subgraphs else [graph]:
+                try:
+                    fired += _checked_count(item.run(part, context))
+                except Exception as error:
+                    raise PassError(
+                        f"pass {item.name!r} failed on {name}: {type(error).__name__}: {error}. Turn it off with "
+                        f"options={{'passes': {{'disable': [{item.name!r}]}}}}"
+                    ) from error
+        elapsed = (time.perf_counter() - start) * 1e3
+        return PassResult(item.name, fired, before, count_nodes(graph), elapsed, context.matches, context.refusals)
 
 
-def _count(graph: Any) -> int:
-    """Nodes of a graph, inputs and outputs not counted."""
-    nodes = graph.graph.nodes if hasattr(graph.graph, "nodes") else graph.graph
-    return sum(1 for node in nodes if getattr(node, "op", "") not in ("placeholder", "output"))
+def _checked_count(fired: object) -> int:
+    if isinstance(fired, bool) or not isinstance(fired, int):
+        raise TypeError(f"a pass returns how many times it fired, an integer; this one returned {fired!r}")
+    return fired
+
+
+def _with_subgraphs(graph: Any) -> Iterator[Any]:
+    """The subgraphs of higher-order operators, innermost first, then the graph itself."""
+    if isinstance(graph, fx.GraphModule):
+        for node in graph.graph.find_nodes(op="get_attr"):
+            part: object = graph
+            for attribute in str(node.target).split("."):
+                part = getattr(part, attribute, None)
+            if isinstance(part, fx.GraphModule):
+                yield from _with_subgraphs(part)
+    yield graph
+
+
+def count_nodes(graph: Any) -> int:
+    """Nodes of a graph and its subgraphs, inputs and outputs not counted."""
+    if not isinstance(graph, fx.GraphModule):
+        return len(graph.graph)
+    return sum(
+        node.op not in ("placeholder", "output", "get_attr")
+        for part in _with_subgraphs(graph)
+        for node in part.graph.nodes
+    )
+
+
+class _Snapshot:
+    """A graph as it is now, to compare with later and to go back to."""
+
+    def __init__(self, graph: Any) -> None:
+        if not isinstance(graph, fx.GraphModule):
+            self.graph = graph.clone()
+            return
+        self.graph = fx.GraphModule(graph, copy.deepcopy(graph.graph))
+        for name, value in _attributes(self.graph).items():
+            if isinstance(value, fx.GraphModule):  # a subgraph, which passes change in place
+                setattr(self.graph, name, copy.deepcopy(value))
+
+    def restore(self, graph: Any) -> Any:
+        """The graph as it was: an FX graph module is set back in place, of an ONNX model it is the copy."""
+        if not isinstance(graph, fx.GraphModule):
+            return self.graph
+        graph.graph = copy.deepcopy(self.graph.graph)
+        for name, value in _attributes(self.graph).items():
+            setattr(graph, name, value)
+        return graph
+
+
+def _attributes(module: fx.GraphModule) -> dict[str, object]:
+    """What a graph's ``get_attr`` nodes name, tensors and subgraphs; not what lies deeper in other modules."""
+    names = {str(node.target) for node in module.graph.find_nodes(op="get_attr")}
+    return {name: getattr(module, name) for name in names if "." not in name}

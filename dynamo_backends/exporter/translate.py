@@ -32,7 +32,7 @@ from .promotion import promoted_dtypes
 
 Values: TypeAlias = "ir.Value | None | Sequence[ir.Value | None]"
 
-_IR_VERSION = 10
+IR_VERSION = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ class _Translation:
     def __init__(self, opset: int, name: str) -> None:
         self.opset = opset
         graph = ir.Graph([], [], nodes=[], opset_imports={"": opset}, name=name)
-        self.model = ir.Model(graph, ir_version=_IR_VERSION, producer_name="dynamo-backends")
+        self.model = ir.Model(graph, ir_version=IR_VERSION, producer_name="dynamo-backends")
         self.graph = graph
         self.values: dict[fx.Node, Values] = {}
         self.constants: dict[object, ir.Value] = {}

@@ -15,7 +15,7 @@ import onnxruntime
 from onnxruntime.capi import _pybind_state as ort_c
 
 from ..errors import SessionError
-from .providers import Provider
+from .providers import Provider, provider_name
 
 ORT_ERRORS: tuple[type[BaseException], ...] = (
     *(item for item in vars(ort_c).values() if isinstance(item, type) and issubclass(item, Exception)),
@@ -66,10 +66,19 @@ def create_session(
         raise SessionError(str(error)) from error
 
 
-def refusal(model: bytes, providers: Sequence[Provider]) -> str | None:
-    """What the runtime says against a model, or ``None`` if it would run it unoptimized on one thread."""
+def refusal(model: bytes, providers: Sequence[Provider], *, only_first: bool = False) -> str | None:
+    """What the runtime says against a model, or ``None`` if it would run it unoptimized on one thread.
+
+    Args:
+        model: the serialized model.
+        providers: in the order of preference.
+        only_first: whether all nodes must be the first provider's; without it the CPU provider may take some.
+    """
+    options = session_options(1, optimize=False)
+    if only_first and provider_name(providers[0]) != "CPUExecutionProvider":
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     try:
-        create_session(model, providers, session_options(1, optimize=False))
+        create_session(model, providers, options)
     except SessionError as error:
         return str(error)
     return None

@@ -8,10 +8,11 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ..manager import Pass
+from ..context import PassContext
+from ..registry import Pass
 
 
-def common_subexpressions(model: ir.Model) -> int:
+def common_subexpressions(model: ir.Model, context: PassContext) -> int:
     """Merges equal nodes in place; returns how many are gone."""
     before = len(model.graph)
     common.CommonSubexpressionEliminationPass()(model)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ..manager import Pass
+from ..context import PassContext
+from ..registry import Pass
 
 
-def remove_unused(model: ir.Model) -> int:
+def remove_unused(model: ir.Model, context: PassContext) -> int:
     """Removes what is not used, in place; returns how many nodes are gone."""
     before = len(model.graph)
     common.RemoveUnusedNodesPass()(model)

@@ -13,7 +13,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ..manager import Pass
+from ..context import PassContext
+from ..registry import Pass
 
 _NOOPS = {
     torch.ops.aten.detach.default,
@@ -22,12 +23,12 @@ _NOOPS = {
 }
 
 
-def remove_noops(module: fx.GraphModule) -> int:
+def remove_noops(module: fx.GraphModule, context: PassContext) -> int:
     """Removes no-ops in place; returns how many."""
     results = set(module.graph.output_node().all_input_nodes)
     fired = 0
     for node in list(module.graph.nodes):
-        if node.op == "call_function" and node.target in _NOOPS and node not in results:
+        if node.op == "call_function" and node.target in _NOOPS and node not in results and context.allows(node):
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
             fired += 1

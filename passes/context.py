@@ -1,0 +1,149 @@
+"""What a pass is told of where its graph will run, and whom it asks before each change.
+
+A pass is a function of a graph and a ``PassContext``::
+
+    def fold_twice(module: fx.GraphModule, context: PassContext) -> int:
+        fired = 0
+        for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.neg.default):
+            inner = node.args[0]
+            if inner.target is not torch.ops.aten.neg.default:
+                context.refuse(node, "its argument is not negated", matched=1, of=2)
+            elif context.allows(node):
+                node.replace_all_uses_with(inner.args[0])
+                fired += 1
+        return fired
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from . import bisecting
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from torch import fx
+
+_MOST_REFUSALS = 20
+"""Refusals kept for each pass and graph: those that got furthest."""
+
+
+def _nothing_known(_: object) -> None:
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Where the graphs of one compile will run, as far as a pass may depend on it.
+
+    Attributes:
+        providers: names of the execution providers, in the order of preference.
+        opset: the ONNX opset of the models.
+        decompositions: gives the table AOTAutograd uses, from ATen overload to function; patterns are traced with it.
+        refuses: says why the providers cannot run an ONNX node, whose inputs have types and shapes, or ``None``.
+        refuses_operator: the same for an FX node of the stage ``post_grad``.
+    """
+
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    opset: int = 20
+    decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = dict
+    refuses: Callable[[ir.Node], str | None] = _nothing_known
+    refuses_operator: Callable[[fx.Node], str | None] = _nothing_known
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the models run on ONNX Runtime's CPU provider."""
+        return self.providers[0] == "CPUExecutionProvider"
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """A near miss: where a pass began to match and stopped.
+
+    Attributes:
+        node: the name of the node where it stopped.
+        reason: the condition that did not hold.
+        matched: how many nodes of the pattern had matched; with all of them, an extra check refused.
+        of: how many nodes the pattern has.
+        pattern: the pattern's name, where the pass has several.
+    """
+
+    node: str
+    reason: str
+    matched: int = 0
+    of: int = 0
+    pattern: str = ""
+
+
+class PassContext:
+    """One run of one pass on one graph.
+
+    Args:
+        name: the pass.
+        graph: which graph, for people: ``graph 0 forward``.
+        target: where the graph will run.
+        backend: whose passes these are, for PyTorch's bisector.
+        explain: whether refusals are kept; without it a pass need not look for them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        graph: str = "",
+        target: Target | None = None,
+        *,
+        backend: str = "onnxrt",
+        explain: bool = False,
+    ) -> None:
+        self.name = name
+        self.graph = graph
+        self.target = target or Target()
+        self.explain = explain
+        self.matches: list[str] = []
+        self._backend = backend
+        self._refusals: dict[tuple[str, str, str], Refusal] = {}
+
+    @property
+    def stage(self) -> str:
+        return self.name.split(".", 1)[0]
+
+    def allows_pass(self) -> bool:
+        """Whether the pass runs at all; the manager asks before it."""
+        return not bisecting.is_disabled(self._backend, self.stage, lambda: f"{self.name} on {self.graph}")
+
+    def allows(self, node: object) -> bool:
+        """Asks, once for each match and right before the change, whether the pass may change the graph at ``node``.
+
+        The answer is no only while PyTorch's ``CompilerBisector`` looks for the match that breaks a model.
+
+        Args:
+            node: what is replaced: an FX node, an ONNX node, or a text that names it.
+        """
+        label = name_of(node)
+        if bisecting.is_disabled(self._backend, self.stage, lambda: f"{self.name} at {label} of {self.graph}"):
+            return False
+        self.matches.append(label)
+        return True
+
+    def refuse(self, node: object, reason: str, *, matched: int = 0, of: int = 0, pattern: str = "") -> None:
+        """Notes a near miss, if someone wants to know: see ``Refusal``."""
+        if not self.explain:
+            return
+        refusal = Refusal(name_of(node), reason, matched, of, pattern)
+        self._refusals.setdefault((refusal.node, refusal.reason, pattern), refusal)
+
+    @property
+    def refusals(self) -> list[Refusal]:
+        """The near misses, those that got furthest first; nodes that matched after all are not among them."""
+        missed = [item for item in self._refusals.values() if item.node not in self.matches]
+        return sorted(missed, key=lambda item: item.matched / max(item.of, 1), reverse=True)[:_MOST_REFUSALS]
+
+
+def name_of(node: object) -> str:
+    """What a node is called in the files of the dump: an FX node's name, an ONNX node's first result."""
+    outputs = getattr(node, "outputs", None)
+    if outputs:
+        return str(outputs[0].name)
+    return str(getattr(node, "name", None) or node)
