@@ -60,9 +60,7 @@ def _model_of(node: ir.Node, opset: int) -> ir.Model:
     """A model of one node: its inputs become the model's, of the same types and of any size."""
     inputs = [None if value is None else _input(f"input_{i}", value) for i, value in enumerate(node.inputs)]
     outputs = [ir.Value(name="" if value.name == "" else f"output_{i}") for i, value in enumerate(node.outputs)]
-    alone = ir.Node(
-        node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=outputs
-    )
+    alone = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=outputs)
     imports = {"": opset}
     imports.setdefault(node.domain, 1)
     graph = ir.Graph(
