@@ -154,7 +154,8 @@ def unknown_name(kind: str, name: object, valid: Sequence[str]) -> str:
     """The message for a misspelt name: the name, the close matches, all that is valid."""
     close = difflib.get_close_matches(str(name), valid, n=3)
     hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-    return f"unknown {kind} {name!r}.{hint} Valid {kind}s: {', '.join(valid)}"
+    plural = kind + ("es" if kind.endswith("s") else "s")
+    return f"unknown {kind} {name!r}.{hint} Valid {plural}: {', '.join(valid)}"
 
 
 def _environment(names: Sequence[str]) -> dict[str, object]:

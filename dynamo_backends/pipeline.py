@@ -209,7 +209,7 @@ class Pipeline:
     ) -> tuple[Any, list[PassResult]]:
         """Runs the passes of a stage on a graph or a region's model; counts what they did."""
         label = str(graph) if region is None else f"{graph} region {region}"
-        listener = self.observer.pass_listener(graph, region)
+        listener = self.observer.pass_listener(GraphName(graph.index) if stage == "joint" else graph, region)
         artifact, results = self.passes.run(stage, artifact, name=label, listener=listener)
         for result in results:
             if result.fired:

@@ -1,17 +1,26 @@
 """PyTorch's ``CompilerBisector`` drives our passes: which backend's, which stage's, and up to which match.
 
-Our backends stand before Inductor in the bisector's list, so that a fault of ours is found without Inductor running::
+Our backend stands before Inductor in the bisector's list, so that a fault of ours is found without Inductor running.
+The subsystems of our backend are the stages: ``joint_passes``. In a process::
 
-    python -m passes.bisecting python train.py     # the script's exit code says whether the run was right
+    import dynamo_backends                                        # makes the backend known to the bisector
+    from torch._inductor.compiler_bisector import CompilerBisector
 
-The script compiles with ``backend=os.environ["TORCH_COMPILE_BACKEND"]``, or with any backend: ``torch.compile`` takes
-the one under test. The bisector's subsystems of our backends are the stages: ``joint_passes``.
+    def is_right() -> bool:                                       # compiles anew, and says whether the result is right
+        torch._dynamo.reset()
+        return torch.allclose(torch.compile(model, backend="onnxrt")(x), model(x), atol=1e-4)
+
+    CompilerBisector.do_bisect(is_right)  # BisectionResult(backend='onnxrt', subsystem='joint_passes', ..., debug_info=
+                                          #                 'joint.attention at bmm_1 of graph 0 inference')
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from torch._inductor import compiler_bisector
 from torch._inductor.compiler_bisector import BisectSubsystem, CompilerBisector
@@ -21,13 +30,16 @@ STAGES = ("pre_grad", "joint", "post_grad", "onnx")
 
 BACKEND = "onnxrt"
 
+_BEFORE = ("eager", "aot_eager")
+"""PyTorch's backends that the bisector tries before ours; all others use parts of Inductor."""
+
 
 def register_backend(name: str = BACKEND) -> None:
     """Makes a backend known to the bisector, before Inductor, with one subsystem for each stage of passes."""
     backends = compiler_bisector.BACKENDS
     if name in backends:
         return
-    later = {key: backends.pop(key) for key in list(backends)[list(backends).index("inductor") :]}
+    later = {key: backends.pop(key) for key in list(backends) if key not in _BEFORE}
     backends[name] = [BisectSubsystem(_subsystem(stage)) for stage in STAGES]
     backends.update(later)
 
@@ -47,12 +59,62 @@ def _subsystem(stage: str) -> str:
     return f"{stage}_passes"
 
 
-def main() -> None:
-    """The bisector's own command line, with our backend in its list."""
-    register_backend()
-    sys.argv = ["bisect", "run", *sys.argv[1:]]
-    compiler_bisector.command_line_usage()
+def bisect_command(command: Sequence[str], backend: str = BACKEND) -> str | None:
+    """Runs a command again and again until the pass and the match are known that make it fail.
+
+    The command compiles with ``torch.compile``, whose backend the bisector replaces by the one under test, and exits
+    with 0 if its results are right. PyTorch's ``compiler_bisector run`` does the same, but does not know our backend.
+
+    Args:
+        command: the program and its arguments.
+        backend: ours; backends behind it in the bisector's list are not tried.
+
+    Returns:
+        The finding in words, or ``None`` if the command never failed.
+
+    Raises:
+        OSError: the command cannot be started.
+    """
+    register_backend(backend)
+    with tempfile.TemporaryDirectory() as folder, _only_up_to(backend):
+        CompilerBisector.in_process_cache = os.path.join(folder, "state")
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": CompilerBisector.in_process_cache}
+
+        def succeeds() -> bool:
+            return subprocess.run(command, env={**environment, **_instructions()}).returncode == 0
+
+        result = CompilerBisector.do_bisect(succeeds)
+    if result is None:
+        return None
+    if result.backend != backend:
+        return f"the command fails with backend {result.backend!r} already: the fault is in PyTorch or in the command"
+    if result.subsystem is None:
+        return (
+            f"the fault is in {backend}, and in none of its passes: backend='onnx_debug' says which operator is wrong"
+        )
+    return f"the fault is in {backend}, stage {result.subsystem.removesuffix('_passes')}: {result.debug_info}"
 
 
-if __name__ == "__main__":
-    main()
+def _instructions() -> dict[str, str]:
+    """What the process under test must know: the rest it reads from the bisector's files."""
+    backend, subsystem = CompilerBisector.get_backend(), CompilerBisector.get_subsystem()
+    variables = {"TORCH_COMPILE_BACKEND": backend or "", "TORCH_BISECT_BACKEND": backend or ""}
+    if backend and subsystem:
+        variables["TORCH_BISECT_SUBSYSTEM"] = subsystem
+        if CompilerBisector.get_run_state(backend, subsystem) == "test_disable":
+            variables["TORCH_BISECT_MAX"] = "-1"
+    return variables
+
+
+@contextmanager
+def _only_up_to(backend: str) -> Iterator[None]:
+    """Takes the backends behind ours out of the bisector's list for a while."""
+    backends = compiler_bisector.BACKENDS
+    names = list(backends)
+    later = {name: backends.pop(name) for name in names[names.index(backend) + 1 :]}
+    backends["inductor"] = later.get("inductor", [])  # do_bisect looks at its first subsystem when it cleans up
+    try:
+        yield
+    finally:
+        backends.pop("inductor")
+        backends.update(later)

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 from torch import fx
 
-from .bisecting import BACKEND, STAGES, register_backend
+from .bisecting import BACKEND, STAGES, bisect_command, register_backend
 from .context import PassContext, Refusal, Target
 from .registry import Pass, Switches, all_passes
 
@@ -45,6 +45,7 @@ __all__ = [
     "Switches",
     "Target",
     "all_passes",
+    "bisect_command",
     "count_nodes",
     "register_backend",
 ]
@@ -94,7 +95,7 @@ class Listener(Protocol):
         """A stage begins with this graph."""
 
     def fired(self, result: PassResult, graph: Any) -> None:
-        """A pass fired; this is the graph after it."""
+        """A pass fired; this is the graph after it, also if the check then undoes it."""
 
 
 class PassManager:
@@ -159,8 +160,7 @@ class PassManager:
             if checker is not None and before is not None and result.fired:
                 problem = checker.problem(before.graph, graph)
                 if problem is not None:
-                    graph = before.restore(graph)
-                    result = dataclasses.replace(result, undone=problem, nodes_after=result.nodes_before)
+                    result = dataclasses.replace(result, undone=problem)
                     logger.warning("pass %s on %s changed the results and is undone: %s", item.name, name, problem)
             if result.fired:
                 logger.info(
@@ -169,6 +169,8 @@ class PassManager:
                 )
                 if listener is not None:
                     listener.fired(result, graph)
+            if before is not None and result.undone:
+                graph = before.restore(graph)
             results.append(result)
         return graph, results
 

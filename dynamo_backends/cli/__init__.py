@@ -4,6 +4,9 @@
 
     dynamo-backends demo                    # a Llama forward and backward, and the verdict on each graph
     dynamo-backends demo --part attention --mixed
+    dynamo-backends passes                  # all passes, with what they do
+    dynamo-backends passes onnx_debug       # what they did in the last run dumped there
+    dynamo-backends bisect python train.py  # which pass and match makes the script fail
     dynamo-backends --version
 
 Each subcommand is a module with ``add_parser``. Exit codes: 0 all is right, 1 something is wrong with what
@@ -16,7 +19,7 @@ import argparse
 from collections.abc import Sequence
 from importlib import metadata
 
-from . import demo
+from . import bisect, demo, passes
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -28,6 +31,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {metadata.version('dynamo-backends')}")
     commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
     demo.add_parser(commands)
+    passes.add_parser(commands)
+    bisect.add_parser(commands)
     return parser
 
 

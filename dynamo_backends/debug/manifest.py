@@ -7,9 +7,12 @@ import datetime
 import json
 import platform
 import threading
+from collections.abc import Sequence
 from importlib import metadata
 
 from torch._dynamo.utils import counters
+
+from passes.manager import PassResult
 
 from ..exporter.locations import source_line
 from ..observer import GraphName
@@ -50,6 +53,12 @@ class Manifest:
         self._started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self._graphs: dict[GraphName, dict[str, object]] = {}
         self._options: dict[str, object] = {}
+        self._dynamo_graphs: dict[int, list[dict[str, object]]] = {}
+
+    def add_passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
+        """What the passes of ``pre_grad`` or ``joint`` did to a Dynamo graph; it is in the file with the next write."""
+        with self._lock:
+            self._dynamo_graphs.setdefault(graph.index, []).extend(map(_pass_as_json, results))
 
     def add_graph(self, graph: CompiledGraph, options: Options) -> None:
         """A graph that compiled, not yet run."""
@@ -71,7 +80,7 @@ class Manifest:
                     "nodes": sum(1 for node in item.region.nodes if is_operator(node)),
                     "onnx_nodes": len(item.model.graph),
                     "onnx_nodes_optimized": len(item.optimized_model.graph) if item.optimized_model else None,
-                    "passes": [dataclasses.asdict(result) for result in item.passes],
+                    "passes": [_pass_as_json(result) for result in item.passes],
                 }
                 for item in graph.regions
             ],
@@ -79,7 +88,7 @@ class Manifest:
                 {"node": node.name, "operator": str(node.target), "reason": reason, "source": source_line(node)}
                 for node, reason in in_pytorch
             ],
-            "passes": [dataclasses.asdict(result) for result in graph.passes],
+            "passes": [_pass_as_json(result) for result in graph.passes],
             "runs": 0,
             "status": "compiled",
             "verdict": None,
@@ -113,6 +122,9 @@ class Manifest:
             "started": self._started,
             "versions": {"python": platform.python_version(), **_versions()},
             "options": self._options,
+            "dynamo_graphs": [
+                {"index": index, "passes": passes} for index, passes in sorted(self._dynamo_graphs.items())
+            ],
             "graphs": [self._graphs[name] for name in sorted(self._graphs, key=lambda name: (name.index, _rank(name)))],
             "counters": dict(counters["dynamo_backends"]),
         }
@@ -121,6 +133,10 @@ class Manifest:
 
 def _rank(name: GraphName) -> int:
     return ("", "inference", "forward", "backward").index(name.direction)
+
+
+def _pass_as_json(result: PassResult) -> dict[str, object]:
+    return {**dataclasses.asdict(result), "milliseconds": round(result.milliseconds, 3)}
 
 
 def _options_as_json(options: Options) -> dict[str, object]:

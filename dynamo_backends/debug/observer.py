@@ -17,6 +17,8 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from passes.manager import PassResult
+
 from ..errors import SessionError
 from ..exporter.translate import serialize
 from ..observer import GraphName, Observer, Runner
@@ -27,6 +29,7 @@ from ..runtime.binding import InputSpec, OutputSpec
 from .compare import OK, GraphComparison, compare_run
 from .dump_folder import DumpFolder, dump_folder, graph_folder
 from .manifest import Cost, Manifest
+from .pass_diffs import PassDiffs
 from .record import Record, Run, make_record, snapshot
 from .replay import Replay
 from .tables import regions_text, side_by_side_json, side_by_side_text
@@ -66,6 +69,15 @@ class DebugObserver(Observer):
             self._folder.write_stage(name, graph, artifact)
         elif isinstance(artifact, CompiledRegion):
             self._write_region(name, artifact)
+
+    explains = True
+
+    def passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
+        self._manifest.add_passes(graph, results)
+
+    def pass_listener(self, graph: GraphName, region: int | None = None) -> PassDiffs:
+        folder = graph_folder(graph) if region is None else f"{graph_folder(graph)}/region_{region}"
+        return PassDiffs(self._folder, folder)
 
     def _write_region(self, stage: str, compiled: CompiledRegion) -> None:
         folder = _region_folder(compiled)
