@@ -75,6 +75,7 @@ from .registry import Pass
 if TYPE_CHECKING:
     from onnxscript._internal.tape_builder import TapeBuilder
     from onnxscript.rewriter import MatchResult
+    from onnxscript.rewriter._pattern_ir import GraphPattern
     from onnxscript.rewriter.pattern import Pattern
 
 __all__ = ["OnnxPattern", "apply_patterns", "constant", "infer_types", "onnx_pattern_pass"]
@@ -254,20 +255,46 @@ class _Rule:
                 f"pattern {pattern.name!r} has {len(orders)} orders of commutative operands, more than {_MOST_ORDERS}; "
                 "give it commute=False and list the orders that occur"
             )
-        self._matchers: list[Pattern] = [Pattern(order, name=pattern.name) for order in orders]
+        self._orders = [_Order(Pattern(order, name=pattern.name), _operators_above(order)) for order in orders]
 
-    def match(self, model: ir.Model, graph: ir.Graph, node: ir.Node) -> MatchResult:
-        """The match that ends in ``node``; of several failed ones that which got furthest."""
+    def match(self, model: ir.Model, graph: ir.Graph, node: ir.Node, *, explain: bool) -> MatchResult | None:
+        """The match that ends in ``node``; of several failed ones, if someone asks, the one that got furthest."""
+        removable = not self.pattern.allow_other_uses
         furthest: MatchResult | None = None
-        for matcher in self._matchers:
+        for order in self._orders:
+            if not explain and not _reads(node, order.operators):
+                continue
             seen = _Seen()
-            matcher.match(model, graph, node, check_nodes_are_removable=not self.pattern.allow_other_uses, tracer=seen)
-            if seen.match or furthest is None or seen.match.num_matched_nodes() > furthest.num_matched_nodes():
+            order.matcher.match(model, graph, node, check_nodes_are_removable=removable, tracer=seen)
+            if seen.match:
+                return seen.match
+            if furthest is None or seen.match.num_matched_nodes() > furthest.num_matched_nodes():
                 furthest = seen.match
-            if furthest:
-                break
-        assert furthest is not None
         return furthest
+
+
+@dataclasses.dataclass(frozen=True)
+class _Order:
+    """A pattern with the operands of its commutative operators in one order."""
+
+    matcher: Pattern
+    operators: Sequence[tuple[int, str]]
+    """The operators its last node reads directly, by the number of the input."""
+
+
+def _operators_above(graph: GraphPattern) -> Sequence[tuple[int, str]]:
+    above = [(i, value.producer()) for i, value in enumerate(graph.output_node.inputs) if value is not None]
+    known = [(i, producer.op_identifier()) for i, producer in above if producer is not None]
+    return [(i, identifier[1]) for i, identifier in known if identifier is not None]
+
+
+def _reads(node: ir.Node, operators: Sequence[tuple[int, str]]) -> bool:
+    inputs = node.inputs
+    for i, operator in operators:
+        producer = inputs[i].producer() if i < len(inputs) and inputs[i] is not None else None
+        if producer is None or producer.op_type != operator:
+            return False
+    return True
 
 
 class _Seen:
@@ -295,10 +322,10 @@ def _apply_rule(rule: _Rule, model: ir.Model, graph: ir.Graph, node: ir.Node, co
         context.refuse(at, reason, matched=matched, of=rule.size, pattern=pattern.name)
         return False
 
-    match = rule.match(model, graph, node)
+    match = rule.match(model, graph, node, explain=context.explain)
     if not match:
-        matched = match.num_matched_nodes()
-        if context.explain and (matched > 1 or rule.size == 1):
+        matched = 0 if match is None else match.num_matched_nodes()
+        if match is not None and (matched > 1 or rule.size == 1):
             refuse(_reason(match), matched)
         return False
     if pattern.check is not None:
