@@ -6,13 +6,17 @@ Written against PyTorch 2.13, ``torch/_functorch``.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import fx
 from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.descriptors import PlainAOTInput, ViewBaseAOTInput
 from torch._functorch._aot_autograd.logging_utils import get_aot_graph_name
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext
+from torch.utils._python_dispatch import _disable_current_modes
 
 from passes.manager import PassManager
 
@@ -20,6 +24,7 @@ from .observer import Runner
 from .options import parse_options
 from .pass_target import pass_target
 from .regions import Support
+from .verification import synthetic
 
 _GRAPH_NAME = re.compile(r"__(?P<id>\d+)_(?P<direction>forward|backward|inference)")
 
@@ -34,6 +39,32 @@ def is_recompile() -> bool:
     """Whether Dynamo is compiling a frame again because a guard of an earlier compile failed."""
     compile_id = CompileContext.current_compile_id()
     return bool(compile_id is not None and compile_id.frame_compile_id)
+
+
+def real_arguments(module: fx.GraphModule, arguments: Sequence[object]) -> list[object]:
+    """Real values for the placeholders of one of AOTAutograd's graphs, from those of Dynamo's graph.
+
+    Args:
+        module: the joint graph.
+        arguments: what Dynamo's graph is called with.
+
+    Returns:
+        One value for each placeholder. What Dynamo's graph does not take, such as the gradients of the results, is made
+        up: random numbers of the right shape, dtype and strides.
+    """
+    with _disable_current_modes():  # AOTAutograd's fake mode
+        return [_real_argument(node, arguments) for node in module.graph.find_nodes(op="placeholder")]
+
+
+def _real_argument(node: fx.Node, arguments: Sequence[object]) -> object:
+    descriptor = node.meta.get("desc")
+    if isinstance(descriptor, PlainAOTInput):
+        return arguments[descriptor.idx]
+    if isinstance(descriptor, ViewBaseAOTInput) and isinstance(descriptor.base_of, PlainAOTInput):
+        view = arguments[descriptor.base_of.idx]
+        if isinstance(view, torch.Tensor) and view._base is not None:
+            return view._base
+    return synthetic(node.meta["val"])
 
 
 def min_cut_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -27,7 +27,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import _disable_current_modes
 
-from passes.manager import PassManager, PassResult
+from passes.manager import Checker, PassManager, PassResult
 
 from . import aot
 from .aliases import read_memory_of_owners, separate_returned_views
@@ -53,6 +53,7 @@ from .regions import (
 )
 from .runtime.binding import BoundSession, InputSpec, OutputSpec
 from .runtime.session import Session
+from .verification import Evaluation, GraphChecker, ModelChecker, at_first_call
 
 logger = logging.getLogger(__name__)
 
@@ -157,16 +158,15 @@ class Pipeline:
         """
         graph = GraphName(_next_graph_number())
         self.observer.stage("dynamo", graph, module)
-        self.observer.passes(graph, self._run_passes("pre_grad", graph, module)[1])
+        checker = GraphChecker(example_inputs) if self.options.verify_passes else None
+        self.observer.passes(graph, self._run_passes("pre_grad", graph, module, checker=checker))
         self.observer.stage("pre_grad", graph, module)
 
         def compile_direction(direction: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
             name = GraphName(graph.index, direction)
 
             def compiler(aten: fx.GraphModule, inputs: Sequence[object]) -> Runner:
-                if direction == "inference":  # AOTAutograd calls no partitioner for it
-                    self._joint(name, aten)
-                return self.compile_aten_graph(name, aten)
+                return self.compile_aten_graph(name, aten, is_joint=direction == "inference")
 
             return compiler
 
@@ -174,7 +174,7 @@ class Pipeline:
             fw_compiler=compile_direction("forward"),
             bw_compiler=compile_direction("backward"),
             inference_compiler=compile_direction("inference"),
-            partition_fn=self.partitioner(graph),
+            partition_fn=self.partitioner(graph, example_inputs),
             decompositions=decomposition_table(self.options.opset),
         )
         result: Callable[..., object] = backend(module, example_inputs)
@@ -195,52 +195,88 @@ class Pipeline:
             count("graphs")
         return self.compile_aten_graph(GraphName(self._numbers_by_aot_id[aot_id], direction), module)
 
-    def partitioner(self, graph: GraphName) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
+    def partitioner(
+        self, graph: GraphName, example_inputs: Sequence[object]
+    ) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
         """AOTAutograd's ``partition_fn``: the joint passes, then the min-cut partitioner."""
 
         def partition(joint: fx.GraphModule, inputs: object, **kwargs: object) -> tuple[fx.GraphModule, fx.GraphModule]:
-            self._joint(graph, joint)
+            verify = self.options.verify_passes
+            checker = GraphChecker(aot.real_arguments(joint, example_inputs)) if verify else None
+            self._joint(graph, joint, checker)
             return aot.min_cut_partition(joint, inputs, **kwargs)
 
         return partition
 
     def _run_passes(
-        self, stage: str, graph: GraphName, artifact: Any, region: int | None = None
-    ) -> tuple[Any, list[PassResult]]:
+        self,
+        stage: str,
+        graph: GraphName,
+        artifact: Any,
+        region: int | None = None,
+        checker: Checker | None = None,
+    ) -> list[PassResult]:
         """Runs the passes of a stage on a graph or a region's model; counts what they did."""
         label = str(graph) if region is None else f"{graph} region {region}"
         listener = self.observer.pass_listener(GraphName(graph.index) if stage == "joint" else graph, region)
-        artifact, results = self.passes.run(stage, artifact, name=label, listener=listener)
+        results = self.passes.run(stage, artifact, name=label, checker=checker, listener=listener)
         for result in results:
-            if result.fired:
+            if result.undone:
+                count(f"undone pass {result.name}")
+            elif result.fired:
                 count(f"pass {result.name}", result.fired)
-        return artifact, results
+        return results
 
-    def _joint(self, graph: GraphName, module: fx.GraphModule) -> None:
-        self.observer.passes(GraphName(graph.index), self._run_passes("joint", graph, module)[1])
+    def _joint(self, graph: GraphName, module: fx.GraphModule, checker: Checker | None) -> None:
+        results = self._run_passes("joint", graph, module, checker=checker)
+        self.observer.passes(GraphName(graph.index), results)
         read_memory_of_owners(module)  # not only later: the partitioner may save a view, and its memory would be lost
         self.observer.stage("joint", GraphName(graph.index), module)
 
-    def compile_aten_graph(self, name: GraphName, module: fx.GraphModule) -> Runner:
-        """The stages from ``aten`` to ``session`` on one functional ATen graph; returns its boxed callable."""
-        with _disable_current_modes():  # AOTAutograd's fake mode, in which no real tensor can be made
-            self.observer.stage("aten", name, module)
-            _complete_meta(module)
-            passes = self._run_passes("post_grad", name, module)[1]
-            read_memory_of_owners(module)
-            separate_returned_views(module)
-            self.observer.stage("post_grad", name, module)
-            runner = self.lower(name, module, passes)
-        return aot.boxed(runner)
+    def compile_aten_graph(self, name: GraphName, module: fx.GraphModule, *, is_joint: bool = False) -> Runner:
+        """The stages from ``aten`` to ``session`` on one functional ATen graph; returns its boxed callable.
 
-    def lower(self, name: GraphName, module: fx.GraphModule, passes: list[PassResult]) -> Runner:
-        """The stages from ``regions`` to ``session``; ``fx_debug`` puts PyTorch in their place."""
-        split, regions = self._compile_regions(name, module)
+        Args:
+            name: which graph.
+            module: the graph; changed in place.
+            is_joint: whether the joint passes run too: AOTAutograd calls no partitioner for an inference graph.
+        """
+
+        def build(arguments: Sequence[object] | None) -> Runner:
+            with _disable_current_modes():  # AOTAutograd's fake mode, in which no real tensor can be made
+                checker = GraphChecker(arguments) if arguments is not None else None
+                if is_joint:
+                    self._joint(name, module, checker)
+                self.observer.stage("aten", name, module)
+                _complete_meta(module)
+                passes = self._run_passes("post_grad", name, module, checker=checker)
+                read_memory_of_owners(module)
+                separate_returned_views(module)
+                self.observer.stage("post_grad", name, module)
+                evaluation = None if arguments is None else Evaluation(module, arguments, exact=True)
+                return self.lower(name, module, passes, evaluation)
+
+        return aot.boxed(at_first_call(build) if self.options.verify_passes else build(None))
+
+    def lower(
+        self, name: GraphName, module: fx.GraphModule, passes: list[PassResult], evaluation: Evaluation | None = None
+    ) -> Runner:
+        """The stages from ``regions`` to ``session``; ``fx_debug`` puts PyTorch in their place.
+
+        Args:
+            name: which graph.
+            module: the graph after the passes of ``post_grad``.
+            passes: what these did.
+            evaluation: the graph's values on real arguments, if the passes of ``onnx`` are to be checked.
+        """
+        split, regions = self._compile_regions(name, module, evaluation)
         self._report(name, split)
         assembled = assemble(module, split, regions)
         return self.observer.runner(CompiledGraph(name, module, split, regions, assembled, passes))
 
-    def _compile_regions(self, name: GraphName, module: fx.GraphModule) -> tuple[Split, list[CompiledRegion]]:
+    def _compile_regions(
+        self, name: GraphName, module: fx.GraphModule, evaluation: Evaluation | None
+    ) -> tuple[Split, list[CompiledRegion]]:
         """Splits the graph and compiles its regions; what the runtime refuses is split off, in bounded rounds."""
         refused: dict[fx.Node, str] = {}
         for attempt in itertools.count():  # each round takes nodes from ONNX, so it ends
@@ -250,7 +286,8 @@ class Pipeline:
             before = len(refused)
             for region in split.regions:
                 try:
-                    compiled.append(self._compile_region(name, module, region, alone=len(split.regions) == 1))
+                    alone = len(split.regions) == 1
+                    compiled.append(self._compile_region(name, module, region, evaluation, alone=alone))
                 except (SessionError, TranslationError) as error:
                     count("refused_regions")
                     culprits = self._find_refused(region, error)
@@ -283,13 +320,16 @@ class Pipeline:
         return alone or dict.fromkeys(region.nodes, f"ONNX Runtime refuses the region it is in: {first_line(text)}")
 
     def _compile_region(
-        self, name: GraphName, module: fx.GraphModule, region: Region, *, alone: bool
+        self, name: GraphName, module: fx.GraphModule, region: Region, evaluation: Evaluation | None, *, alone: bool
     ) -> CompiledRegion:
         model_name = f"graph_{name.index}_{name.direction}_region_{region.index}"
         model = translate(region.nodes, region.inputs, region.outputs, opset=self.options.opset, name=model_name)
         fold_constants(model)
         compiled = CompiledRegion(name, region, model)
-        compiled.optimized_model, compiled.passes = self._run_passes("onnx", name, model.clone(), region.index)
+        inputs, outputs = _input_specs(compiled), _output_specs(compiled)
+        checker = self._model_checker(region, inputs, outputs, evaluation) if evaluation is not None else None
+        compiled.optimized_model = model.clone()
+        compiled.passes = self._run_passes("onnx", name, compiled.optimized_model, region.index, checker)
         compiled.in_pytorch = region_module(module, region)
         compiled.must_run_on_onnx = self.options.fallback == "error"
         threads = self.options.threads
@@ -300,9 +340,14 @@ class Pipeline:
             alone=alone,
             disabled_optimizers=_optimizers_to_disable(region),
         )
-        inputs, outputs = _input_specs(compiled), _output_specs(compiled)
         compiled.bound = BoundSession(session, inputs, outputs, device=_device(region), threads=threads)
         return compiled
+
+    def _model_checker(
+        self, region: Region, inputs: Sequence[InputSpec], outputs: Sequence[OutputSpec], evaluation: Evaluation
+    ) -> ModelChecker:
+        arguments, results = [item.node for item in region.inputs], [item.node for item in region.outputs]
+        return ModelChecker(evaluation, arguments, results, inputs, outputs, self.options.providers)
 
     def _check_fallback(self, split: Split) -> None:
         if self.options.fallback != "error":

@@ -3,8 +3,7 @@
 ::
 
     manager = PassManager(Switches(disable=("joint.*",)))
-    module, results = manager.run("post_grad", module)
-    for result in results:
+    for result in manager.run("post_grad", module):
         print(result.name, result.fired, result.nodes_before, result.nodes_after)
 
 Stages, in the order a compile meets them:
@@ -53,6 +52,10 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
+_MOST_MATCHES = 5
+"""Matches that the message about an undone pass names."""
+
+
 class PassError(RuntimeError):
     """A pass failed. The message names it, the graph, and the option that turns it off."""
 
@@ -68,7 +71,7 @@ class PassResult:
         milliseconds: how long it took, the numeric check not included.
         matches: where it fired, as far as it says so.
         refusals: its near misses, if they were asked for.
-        undone: why the numeric check took the change back; empty if it did not.
+        undone: why the numeric check did not let the change stand; empty if it did.
     """
 
     name: str
@@ -95,7 +98,7 @@ class Listener(Protocol):
         """A stage begins with this graph."""
 
     def fired(self, result: PassResult, graph: Any) -> None:
-        """A pass fired; this is the graph after it, also if the check then undoes it."""
+        """A pass fired; this is the graph after it, the copy if the check undoes it."""
 
 
 class PassManager:
@@ -134,18 +137,19 @@ class PassManager:
         name: str = "the graph",
         checker: Checker | None = None,
         listener: Listener | None = None,
-    ) -> tuple[Any, list[PassResult]]:
+    ) -> list[PassResult]:
         """Runs the passes of ``stage`` on ``graph``.
 
         Args:
             stage: one of ``STAGES``.
             graph: an ``fx.GraphModule``, in the stage ``onnx`` an ``onnx_ir.Model``; changed in place.
             name: which graph, for people.
-            checker: compares the results before and after each pass that fired; a pass it objects to is undone.
+            checker: compares the results of the graph with those of a copy each pass has run on; a pass it objects to
+                does not run on the graph itself.
             listener: is shown the graph around each pass that fired.
 
         Returns:
-            The graph (of a model of which a pass was undone, another object), and a result for each pass that ran.
+            A result for each pass that ran.
 
         Raises:
             KeyError: there is no such stage.
@@ -155,24 +159,33 @@ class PassManager:
         if listener is not None:
             listener.start(stage, graph)
         for item in self._by_stage[stage]:
-            before = _Snapshot(graph) if checker is not None else None
-            result = self._run_one(item, graph, name)
-            if checker is not None and before is not None and result.fired:
-                problem = checker.problem(before.graph, graph)
-                if problem is not None:
-                    result = dataclasses.replace(result, undone=problem)
-                    logger.warning("pass %s on %s changed the results and is undone: %s", item.name, name, problem)
+            trial = None
+            if checker is not None:
+                trial, result = self._try(item, graph, name, checker)
+            if trial is None or not result.undone:
+                result = self._run_one(item, graph, name)
+            if result.undone:
+                logger.warning("pass %s on %s changed the results and is undone: %s", item.name, name, result.undone)
             if result.fired:
                 logger.info(
                     "pass %s on %s: fired %d, nodes %d -> %d, %.1f ms",
                     *(item.name, name, result.fired, result.nodes_before, result.nodes_after, result.milliseconds),
                 )
                 if listener is not None:
-                    listener.fired(result, graph)
-            if before is not None and result.undone:
-                graph = before.restore(graph)
+                    listener.fired(result, trial if result.undone else graph)
             results.append(result)
-        return graph, results
+        return results
+
+    def _try(self, item: Pass, graph: Any, name: str, checker: Checker) -> tuple[Any, PassResult]:
+        """A pass on a copy of the graph: the copy, and what the pass did, with what the checker has against it."""
+        copied = _copy(graph)
+        result = self._run_one(item, copied, name)
+        problem = checker.problem(graph, copied) if result.fired else None
+        if problem is None:
+            return copied, result
+        if result.matches:
+            problem += f"; it fired at {', '.join(result.matches[:_MOST_MATCHES])}"
+        return copied, dataclasses.replace(result, undone=problem)
 
     def _run_one(self, item: Pass, graph: Any, name: str) -> PassResult:
         context = PassContext(item.name, name, self._target, backend=self._backend, explain=self._explain)
@@ -221,29 +234,13 @@ def count_nodes(graph: Any) -> int:
     )
 
 
-class _Snapshot:
-    """A graph as it is now, to compare with later and to go back to."""
-
-    def __init__(self, graph: Any) -> None:
-        if not isinstance(graph, fx.GraphModule):
-            self.graph = graph.clone()
-            return
-        self.graph = fx.GraphModule(graph, copy.deepcopy(graph.graph))
-        for name, value in _attributes(self.graph).items():
-            if isinstance(value, fx.GraphModule):  # a subgraph, which passes change in place
-                setattr(self.graph, name, copy.deepcopy(value))
-
-    def restore(self, graph: Any) -> Any:
-        """The graph as it was: an FX graph module is set back in place, of an ONNX model it is the copy."""
-        if not isinstance(graph, fx.GraphModule):
-            return self.graph
-        graph.graph = copy.deepcopy(self.graph.graph)
-        for name, value in _attributes(self.graph).items():
-            setattr(graph, name, value)
-        return graph
-
-
-def _attributes(module: fx.GraphModule) -> dict[str, object]:
-    """What a graph's ``get_attr`` nodes name, tensors and subgraphs; not what lies deeper in other modules."""
-    names = {str(node.target) for node in module.graph.find_nodes(op="get_attr")}
-    return {name: getattr(module, name) for name in names if "." not in name}
+def _copy(graph: Any) -> Any:
+    """A graph of the same nodes and tensors, whose nodes and subgraphs are its own."""
+    if not isinstance(graph, fx.GraphModule):
+        return graph.clone()
+    copied = fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    for node in copied.graph.find_nodes(op="get_attr"):
+        name = str(node.target)
+        if "." not in name and isinstance(getattr(copied, name), fx.GraphModule):
+            setattr(copied, name, _copy(getattr(copied, name)))
+    return copied

@@ -20,7 +20,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 import dynamo_backends
 from dynamo_backends.debug import suspects, tensors
-from dynamo_backends.debug.distance import distance, is_explained
+from dynamo_backends.numerics.distance import distance, is_explained
 from dynamo_backends.exporter.converters import CONVERTERS
 from passes import Pass, PassContext, registry
 

@@ -29,8 +29,8 @@ import torch
 from rich.console import Console
 from torch._dynamo.utils import counters
 
-from ..debug.distance import Distance, distance, is_explained
 from ..debug.dump_folder import dump_folder
+from ..numerics.distance import Distance, distance, is_explained
 from ..options import Options, parse_options
 
 if TYPE_CHECKING:

@@ -79,7 +79,8 @@ def read_manifest(dump: str) -> Mapping[str, Any]:
         raise ValueError(f"{path} is not a manifest: {error}") from None
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"no manifest.json in {dump}; torch.compile(..., backend='onnx_debug', options={{'dump_dir': ...}}) writes it"
+            f"no manifest.json in {dump}; torch.compile(model, backend='onnx_debug', options={{'dump_dir': {dump!r}}}) "
+            "writes it"
         ) from None
     if not isinstance(manifest, dict) or "dynamo_graphs" not in manifest:
         raise ValueError(f"{path} is not a manifest of this version of dynamo-backends")

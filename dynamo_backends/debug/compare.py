@@ -26,10 +26,10 @@ from torch.utils import _pytree as pytree
 
 from ..errors import SessionError
 from ..exporter.locations import module_path, source_line
+from ..numerics.distance import Distance, distance, is_explained, nearer
+from ..numerics.exact import Environment, run_eager, run_exact, widen
 from ..pipeline import CompiledGraph, CompiledRegion
 from ..regions import is_ordered
-from .distance import Distance, distance, is_explained, nearer
-from .exact import Environment, run_eager, run_exact, widen
 from .replay import Replay
 from .suspects import find_rewrite
 

@@ -29,6 +29,7 @@ from ..observer import GraphName, Observer, Runner
 from ..options import Options
 from ..pipeline import Pipeline
 from ..regions import Split, assemble
+from ..verification import Evaluation
 from .dump_folder import DumpFolder, dump_folder
 
 _PRINTED_STAGES = ("dynamo", "post_grad")
@@ -70,7 +71,9 @@ def graph_table(module: fx.GraphModule) -> str:
 class _PyTorchPipeline(Pipeline):
     """The pipeline with PyTorch in the place of everything after ``post_grad``."""
 
-    def lower(self, name: GraphName, module: fx.GraphModule, passes: list[PassResult]) -> Runner:
+    def lower(
+        self, name: GraphName, module: fx.GraphModule, passes: list[PassResult], evaluation: Evaluation | None = None
+    ) -> Runner:
         return assemble(module, Split([], {}), []).forward
 
 

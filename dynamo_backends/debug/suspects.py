@@ -14,10 +14,10 @@ import torch
 from torch import fx
 
 from ..exporter.translate import serialize
+from ..numerics.distance import Distance, distance
 from ..pipeline import CompiledRegion
 from ..runtime.binding import BoundSession
 from ..runtime.session import Session
-from .distance import Distance, distance
 
 OPTIMIZERS = (
     "BiasDropoutFusion",

@@ -9,10 +9,10 @@ from tabulate import tabulate
 
 from ..exporter.locations import source_line
 from ..exporter.translate import value_names
+from ..numerics.distance import Distance
 from ..pipeline import CompiledGraph
 from ..regions import Region, is_operator
 from .compare import GraphComparison, Row
-from .distance import Distance
 
 _LEGEND = """\
 mark: '=' eager's bits   '~' another rounding   '!' wrong by itself   ' ' not compared

@@ -44,10 +44,25 @@ def arguments(node: fx.Node, environment: Environment) -> tuple[tuple[object, ..
     return fx.map_arg((node.args, node.kwargs), environment.__getitem__)
 
 
+_NARROWING_METHODS = ("float", "half", "bfloat16")
+
+
 def _function(node: fx.Node) -> Callable[..., object]:
+    if node.op == "call_method":
+        name = str(node.target)
+        return lambda value, *args, **kwargs: getattr(value, name)(*args, **kwargs)
+    if node.op == "call_module":
+        assert node.graph.owning_module is not None
+        return node.graph.owning_module.get_submodule(str(node.target))
     function = _WHATEVER_THE_STRIDES.get(node.target, node.target)
     assert callable(function)
     return function
+
+
+def _exact_function(node: fx.Node) -> Callable[..., object]:
+    if node.op == "call_method" and node.target in _NARROWING_METHODS:
+        return lambda value, *args, **kwargs: value.double(*args, **kwargs)
+    return _function(node)
 
 
 def run_eager(node: fx.Node, environment: Environment) -> object:
@@ -60,13 +75,13 @@ def run_exact(node: fx.Node, environment: Environment, eager: object) -> object:
     """What PyTorch computes for a call node in float64.
 
     Args:
-        node: a call_function node.
+        node: a call node of any stage.
         environment: the float64 values of what it reads.
         eager: its result in the model's dtype, kept where float64 would not be the same function.
     """
     if node.target in _BIT_CASTS or isinstance(node.target, torch._ops.HigherOrderOperator) or not _has_float(eager):
         return pytree.tree_map(widen, eager)
-    function = _function(node)
+    function = _exact_function(node)
     args, kwargs = pytree.tree_map(_wider_dtype, arguments(node, environment))
     with _default_dtype(torch.float64):
         try:

@@ -1,0 +1,296 @@
+"""The numeric check of passes: ``options={"verify_passes": True}``.
+
+A graph is run on the real inputs before and after a pass, and in float64. The pass is right if each result after it is
+as near to float64 as before it, up to another rounding. A pass that is not is undone, and what is said of it names the
+first node that differs, its line, and both errors.
+
+Real inputs are known when a graph is called: with this option a forward, backward or inference graph goes through its
+passes and is lowered at its first call. The joint graph must be partitioned before; its gradients of the results
+(tangents) are drawn at random.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .errors import SessionError
+from .exporter.locations import source_line
+from .exporter.translate import serialize
+from .numerics.distance import Distance, distance, is_explained
+from .numerics.exact import Environment, run_eager, run_exact, widen
+from .observer import Runner
+from .runtime.binding import BoundSession, InputSpec, OutputSpec
+from .runtime.providers import Provider
+from .runtime.session import Session
+
+_SEED = 0
+"""Random operators draw the same numbers in each run of a check."""
+
+
+class Evaluation:
+    """A graph's values on real arguments: eager's, and if asked for float64's.
+
+    Args:
+        module: a graph of any stage; it is run in PyTorch, on copies of the arguments.
+        arguments: one real value for each placeholder.
+        exact: whether float64 runs beside it.
+    """
+
+    def __init__(self, module: fx.GraphModule, arguments: Sequence[object], *, exact: bool) -> None:
+        self.eager: Environment = {}
+        self.exact: Environment = {}
+        values = iter(arguments)
+        with _undisturbed():
+            for node in module.graph.nodes:
+                if node.op == "output":
+                    continue
+                if node.op in ("placeholder", "get_attr"):
+                    value = next(values) if node.op == "placeholder" else _attribute(module, str(node.target))
+                    self.eager[node] = pytree.tree_map(_copy, value)
+                    self.exact[node] = pytree.tree_map(widen, self.eager[node]) if exact else None
+                    continue
+                state = torch.get_rng_state()
+                self.eager[node] = run_eager(node, self.eager)
+                if exact:
+                    is_random = not torch.equal(state, torch.get_rng_state())
+                    eager = self.eager[node]
+                    self.exact[node] = (
+                        pytree.tree_map(widen, eager) if is_random else run_exact(node, self.exact, eager)
+                    )
+
+    @staticmethod
+    def named(environment: Environment) -> dict[str, list[object]]:
+        """The results of each node, by its name."""
+        return {node.name: pytree.tree_leaves(value) for node, value in environment.items()}
+
+
+class GraphChecker:
+    """The check of the passes on one FX graph."""
+
+    def __init__(self, arguments: Sequence[object]) -> None:
+        self._arguments = arguments
+
+    def problem(self, before: fx.GraphModule, after: fx.GraphModule) -> str | None:
+        """What a pass changed, see ``passes.manager.Checker``."""
+        with _undisturbed():
+            return self._problem(before, after)
+
+    def _problem(self, before: fx.GraphModule, after: fx.GraphModule) -> str | None:
+        old = Evaluation(before, self._arguments, exact=True)
+        try:
+            new = Evaluation(after, self._arguments, exact=False)
+        except Exception as error:  # a wrong graph fails in any way; that is what the check is there to find
+            return f"the graph does not run any more: {type(error).__name__}: {error}"
+        results_before, results_after = (_results(module) for module in (before, after))
+        if len(results_before) != len(results_after):
+            return f"the graph has {len(results_after)} results, {len(results_before)} before"
+        for result_before, result_after in zip(results_before, results_after, strict=True):
+            if not isinstance(result_before, fx.Node) or not isinstance(result_after, fx.Node):
+                if result_before is not result_after and result_before != result_after:
+                    return f"result {result_before} became {result_after}"
+                continue
+            said = _first_difference(old.eager[result_before], old.exact[result_before], new.eager[result_after])
+            if said is not None:
+                return self._first_node(old, new, after) or _at(result_after, said)
+        return None
+
+    @staticmethod
+    def _first_node(old: Evaluation, new: Evaluation, after: fx.GraphModule) -> str | None:
+        """The first node of both graphs whose value differs, in words."""
+        nodes = {node.name: node for node in old.eager}
+        for node in after.graph.nodes:
+            same = nodes.get(node.name)
+            if same is None or node not in new.eager:
+                continue
+            said = _first_difference(old.eager[same], old.exact[same], new.eager[node])
+            if said is not None:
+                return _at(node, said)
+        return None
+
+
+class ModelChecker:
+    """The check of the passes on one region's ONNX model; the runtime's own optimizations are off in it.
+
+    Args:
+        evaluation: of the graph the region is a part of.
+        arguments: the nodes of the model's inputs.
+        results: the nodes of its outputs.
+        inputs, outputs: how they are bound.
+        providers: the execution providers.
+    """
+
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        arguments: Sequence[fx.Node],
+        results: Sequence[fx.Node],
+        inputs: Sequence[InputSpec],
+        outputs: Sequence[OutputSpec],
+        providers: Sequence[Provider],
+    ) -> None:
+        self._evaluation = evaluation
+        self._arguments = [evaluation.eager[node] for node in arguments]
+        self._results = results
+        self._inputs, self._outputs = inputs, outputs
+        self._providers = providers
+
+    def problem(self, before: ir.Model, after: ir.Model) -> str | None:
+        """What a pass changed, see ``passes.manager.Checker``."""
+        with _undisturbed():
+            return self._problem(before, after)
+
+    def _problem(self, before: ir.Model, after: ir.Model) -> str | None:
+        old = self._run(before, self._outputs)
+        try:
+            new = self._run(after, self._outputs)
+        except SessionError as error:
+            return f"ONNX Runtime refuses the model: {error}"
+        for node, ours, theirs in zip(self._results, new, old, strict=True):
+            said = _first_difference(theirs, self._evaluation.exact[node], ours)
+            if said is not None:
+                return self._first_value(before, after) or _at(node, said)
+        return None
+
+    def _first_value(self, before: ir.Model, after: ir.Model) -> str | None:
+        """The first value that both models name and compute differently, in words."""
+        known = set(_observable(before))
+        common = {name: spec for name, spec in _observable(after).items() if name in known}
+        specs = list(common.values())
+        try:
+            old, new = (self._run(_exposing(model, list(common)), specs) for model in (before, after))
+        except SessionError:  # refused with its values exposed: the outputs are named instead
+            return None
+        for name, theirs, ours in zip(common, old, new, strict=True):
+            said = _first_difference(theirs, widen(theirs), ours)
+            if said is not None:
+                return f"{name}{_source_of(after, name)}: {said}"
+        return None
+
+    def _run(self, model: ir.Model, outputs: Sequence[OutputSpec]) -> list[object]:
+        session = Session(serialize(model), self._providers, threads=torch.get_num_threads(), optimize=False)
+        bound = BoundSession(session, self._inputs, outputs, device=torch.device("cpu"))
+        return list(bound(self._arguments))
+
+
+def at_first_call(build: Callable[[Sequence[object]], Runner]) -> Runner:
+    """A runner that is built from the arguments of its first call.
+
+    Args:
+        build: compiles on real arguments, and returns what runs.
+    """
+    lock = threading.Lock()
+    built: list[Runner] = []
+
+    def run(args: list[object]) -> object:
+        with lock:
+            if not built:
+                built.append(build(tuple(args)))
+        return built[0](args)
+
+    return run
+
+
+def synthetic(value: object) -> object:
+    """A real value of a fake one's type: normal random numbers, zeros for integers, the hint of a symbolic number."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value.node.require_hint()
+    if not isinstance(value, torch.Tensor):
+        return value
+    sizes, strides = ([_as_int(item) for item in items] for items in (value.shape, value.stride()))
+    result = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+    generator = torch.Generator(value.device).manual_seed(_SEED)
+    return result.normal_(generator=generator) if value.is_floating_point() else result.zero_()
+
+
+def _as_int(size: int | torch.SymInt) -> int:
+    return size if isinstance(size, int) else int(size.node.require_hint())
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No fake tensors, no gradients, and random numbers that start from one seed and leave no trace."""
+    with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        yield
+
+
+def _first_difference(before: object, exact: object, after: object) -> str | None:
+    """In words, the first of the tensors of a result that a pass made worse; ``None`` if there is none."""
+    leaves = (pytree.tree_leaves(item) for item in (before, exact, after))
+    for old, reference, new in zip(*leaves, strict=False):
+        if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+            if old != new and not (old != old and new != new):
+                return f"{new} instead of {old}"
+            continue
+        if old.dtype != new.dtype or old.shape != new.shape:
+            return f"{new.dtype} {tuple(new.shape)} instead of {old.dtype} {tuple(old.shape)}"
+        if torch.equal(old, new):
+            continue
+        before_distance, after_distance = distance(old, reference), distance(new, reference)
+        if not is_explained(after_distance, before_distance, old.dtype):
+            return _error(after_distance, before_distance)
+    return None
+
+
+def _error(after: Distance, before: Distance) -> str:
+    if after.nonfinite > before.nonfinite:
+        return f"{after.nonfinite} elements are NaN or infinite and should not be, {before.nonfinite} before the pass"
+    return f"off float64 by {after.max_abs:.3g}, {before.max_abs:.3g} before the pass"
+
+
+def _at(node: fx.Node, said: str) -> str:
+    return f"{node.name} ({source_line(node) or 'no source line'}): {said}"
+
+
+def _source_of(model: ir.Model, name: str) -> str:
+    for node in model.graph:
+        if any(value.name == name for value in node.outputs):
+            source = node.metadata_props.get("source")
+            return f" ({source})" if source else ""
+    return ""
+
+
+def _results(module: fx.GraphModule) -> list[object]:
+    return pytree.tree_leaves(module.graph.output_node().args[0])
+
+
+def _observable(model: ir.Model) -> dict[str, OutputSpec]:
+    """The values of a model that could be outputs, in execution order."""
+    return {
+        str(value.name): OutputSpec(str(value.name), ir.tensor_adapters.to_torch_dtype(value.dtype))
+        for value in _values(model)
+        if value.dtype is not None
+    }
+
+
+def _values(model: ir.Model) -> Iterator[ir.Value]:
+    for node in model.graph:
+        yield from (value for value in node.outputs if value.name)
+
+
+def _exposing(model: ir.Model, names: Sequence[str]) -> ir.Model:
+    copy = model.clone()
+    values: Mapping[str, ir.Value] = {str(value.name): value for value in _values(copy)}
+    copy.graph.outputs.clear()
+    copy.graph.outputs.extend(values[name] for name in names)
+    return copy
+
+
+def _copy(value: object) -> object:
+    """The same tensor in memory of its own: a graph may write into its arguments."""
+    return value.detach().clone() if isinstance(value, torch.Tensor) else synthetic(value)
+
+
+def _attribute(module: torch.nn.Module, name: str) -> object:
+    value: object = module
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
