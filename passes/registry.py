@@ -36,6 +36,7 @@ ENTRY_POINTS = "dynamo_backends_passes"
 
 ORDER = (
     "post_grad.remove_noops",
+    "post_grad.bfloat16_in_float32",
     "onnx.common_subexpressions",
     "onnx.remove_unused",
 )
