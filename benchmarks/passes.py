@@ -5,8 +5,8 @@
     python benchmarks/passes.py                              # all of it, into benchmarks/passes.json
     python benchmarks/passes.py --quick --models bert llama  # a look; writes no file unless --json says which
 
-Tables go to standard output in Markdown, progress to standard error. Each model is measured in a process of its own; one
-that crashes is reported and the others go on. The documentation's tables are made of ``passes.json``.
+Tables go to standard output in Markdown, progress to standard error. Each model is measured in a process of its own;
+one that crashes is reported and the others go on. The documentation's tables are made of ``passes.json``.
 """
 
 from __future__ import annotations

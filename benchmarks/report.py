@@ -145,7 +145,7 @@ def details_table(results: Mapping[str, Any]) -> str:
 
 
 def compile_table(results: Mapping[str, Any]) -> str:
-    """Each measured model: seconds to compile with and without passes, and the passes' share; then the training steps."""
+    """Each measured model, then each training step: seconds to compile with and without passes, and the passes' share."""
     rows = []
     for name, model in _measured(results).items():
         rows.append((name, *_compile_cells(model["compile"])))
