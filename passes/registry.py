@@ -37,7 +37,17 @@ ENTRY_POINTS = "dynamo_backends_passes"
 ORDER = (
     "post_grad.remove_noops",
     "post_grad.bfloat16_in_float32",
+    "onnx.lift_constants",
+    "onnx.remove_noops",
+    "onnx.fold_constants",
     "onnx.common_subexpressions",
+    "onnx.linear",
+    "onnx.layer_norm",
+    "onnx.gelu",
+    "onnx.skip_layer_norm",
+    "onnx.bias_gelu",
+    "onnx.transposed_products",
+    "onnx.merge_views",
     "onnx.remove_unused",
 )
 """Our passes in the order they run within their stage; those of other packages follow."""

@@ -1,0 +1,173 @@
+"""Recognizes layer and RMS normalization written out in elementary operators.
+
+Rule: for float32, over the last dimension, with w and b vectors of its size::
+
+    x / sqrt(mean(x * x) + e) [* w]                          -> SimplifiedLayerNormalization(x, w)
+    d / sqrt(mean(d * d) + e) [* w [+ b]], d = x - mean(x)   -> LayerNormalization(x, w, b)
+
+The square may be ``Pow`` or ``Mul``; the division ``Div`` or a product with ``Reciprocal``; factors stand in either
+order. ``SimplifiedLayerNormalization`` is ONNX Runtime's RMS normalization, which became ``RMSNormalization`` in opset
+23.
+
+Before and after (x: [B, S, H], w: [H])::
+
+    p = Pow(x, 2.0)                          y = SimplifiedLayerNormalization <axis=-1, epsilon=1e-6> (x, w)
+    m = ReduceMean <keepdims=1> (p, [-1])
+    a = Add(m, 1e-6)
+    r = Reciprocal(Sqrt(a))
+    n = Mul(x, r)
+    y = Mul(w, n)
+
+It must not fire where a value between is needed otherwise, as the gradient needs it in training; for other dtypes,
+whose rounding between the steps and whose epsilon would be others; nor over other dimensions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+
+from ..context import PassContext
+from ..onnx_graph import hidden_value, integers, new_constant, nodes_of, number, producer, sizes, substitute
+from ..registry import Pass
+
+_OF = 8
+
+
+@dataclasses.dataclass
+class _Match:
+    """What was found: the nodes from the last one backwards, and what the new node takes."""
+
+    value: ir.Value
+    epsilon: float
+    is_centered: bool
+    inside: list[ir.Node]
+    result: ir.Value
+    weight: ir.Value | None = None
+    bias: ir.Value | None = None
+
+
+def layer_norm(model: ir.Model, context: PassContext) -> int:
+    """Replaces normalizations in place; returns how many."""
+    fired = 0
+    for node in nodes_of(model, "Mul", "Div"):
+        match = _normalization(node)
+        if match is None:
+            continue
+        if match.result.dtype != ir.DataType.FLOAT:
+            context.refuse(node, f"it is of {match.result.dtype}, not float32", matched=6, of=_OF)
+            continue
+        _add_affine(match)
+        if not _is_closed(match):
+            context.refuse(node, "a value inside is needed elsewhere", matched=7, of=_OF)
+            continue
+        fired += _substitute(model, context, match)
+    return fired
+
+
+def _normalization(node: ir.Node) -> _Match | None:
+    """``value / sqrt(mean(value ** 2) + epsilon)``, ending at ``node``."""
+    for i, j in [(0, 1)] if node.op_type == "Div" else [(0, 1), (1, 0)]:
+        value, inside = node.inputs[i], [node]
+        if node.op_type == "Div":
+            root = producer(node.inputs[j], "Sqrt")
+        else:
+            inverse = producer(node.inputs[j], "Reciprocal")
+            root = None if inverse is None else producer(inverse.inputs[0], "Sqrt")
+            inside += [inverse] if inverse is not None else []
+        total = None if root is None else producer(root.inputs[0], "Add")
+        if root is None or total is None or value is None:
+            continue
+        mean, epsilon = _mean_and_number(total)
+        square = None if mean is None else producer(mean.inputs[0], "Pow", "Mul")
+        if mean is None or square is None or epsilon is None or not _is_square(square, value):
+            continue
+        inside += [root, total, mean, square]
+        center = producer(value, "Sub")
+        average = None if center is None else _mean_over_last(center.inputs[1])
+        if center is not None and average is not None and average.inputs[0] is center.inputs[0]:
+            assert center.inputs[0] is not None
+            return _Match(center.inputs[0], epsilon, True, [*inside, center, average], node.outputs[0])
+        return _Match(value, epsilon, False, inside, node.outputs[0])
+    return None
+
+
+def _mean_and_number(total: ir.Node) -> tuple[ir.Node | None, float | None]:
+    for i, j in ((0, 1), (1, 0)):
+        mean, epsilon = _mean_over_last(total.inputs[i]), number(total.inputs[j])
+        if mean is not None and epsilon is not None and epsilon >= 0:
+            return mean, epsilon
+    return None, None
+
+
+def _mean_over_last(value: ir.Value | None) -> ir.Node | None:
+    """The ``ReduceMean`` over the last dimension, which is kept, that computes a value."""
+    mean = producer(value, "ReduceMean")
+    if mean is None or mean.inputs[0] is None or mean.inputs[0].shape is None:
+        return None
+    keeps = mean.attributes.get("keepdims")
+    axes = integers(mean.inputs[1]) if len(mean.inputs) > 1 else None
+    last = len(mean.inputs[0].shape) - 1
+    return mean if axes in ([-1], [last]) and (keeps is None or keeps.as_int() == 1) else None
+
+
+def _is_square(node: ir.Node, value: ir.Value) -> bool:
+    if node.op_type == "Pow":
+        return node.inputs[0] is value and number(node.inputs[1]) == 2
+    return node.inputs[0] is value and node.inputs[1] is value
+
+
+def _add_affine(match: _Match) -> None:
+    """Extends a match by the product with a vector and the sum with another that follow it."""
+    weight = _vector_after(match, "Mul")
+    if weight is not None:
+        match.weight = weight
+        if match.is_centered:
+            match.bias = _vector_after(match, "Add")
+
+
+def _vector_after(match: _Match, operator: str) -> ir.Value | None:
+    users = match.result.uses()
+    if len(users) != 1 or match.result.is_graph_output():
+        return None
+    user, position = users[0]
+    shape = sizes(match.result)
+    if user.op_type != operator or user.domain not in ("", "ai.onnx") or shape is None:
+        return None
+    other = user.inputs[1 - position]
+    if other is None or other is match.result or sizes(other) != shape[-1:]:
+        return None
+    match.inside.insert(0, user)
+    match.result = user.outputs[0]
+    return other
+
+
+def _is_closed(match: _Match) -> bool:
+    """Whether only the result of a match is used outside of it."""
+    return all(
+        not output.is_graph_output() and all(user in match.inside for user in output.consumers())
+        for node in match.inside
+        for output in node.outputs
+        if output is not match.result
+    )
+
+
+def _substitute(model: ir.Model, context: PassContext, match: _Match) -> bool:
+    node = match.inside[0]
+    shape = sizes(match.value)
+    weight = match.weight
+    if weight is None:
+        if shape is None or not isinstance(shape[-1], int):
+            context.refuse(node, "there is no weight, and its size is not known", matched=7, of=_OF)
+            return False
+        weight = new_constant(model, f"{match.result.name}__ones", np.ones(shape[-1], np.float32))
+    operator = "LayerNormalization" if match.is_centered else "SimplifiedLayerNormalization"
+    inputs = [match.value, weight] + ([match.bias] if match.bias is not None else [])
+    attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", match.epsilon), ir.AttrInt64("stash_type", 1)]
+    new = ir.Node("", operator, inputs, attributes, outputs=[hidden_value(match.result, "normalized")])
+    return substitute(model, context, [match.result], [new], pattern=operator)
+
+
+PASS = Pass("onnx.layer_norm", "Recognizes layer and RMS normalization written out.", layer_norm)

@@ -1,0 +1,151 @@
+"""Computes a linear layer on the tensor it is given, instead of on its rows as a matrix.
+
+ATen has products of matrices only, so that PyTorch flattens the input of a linear layer and unflattens the result.
+ONNX's ``MatMul`` takes any rank, and ``FusedMatMul`` a transposed weight.
+
+Rule: a ``MatMul`` of matrices, or a ``Gemm`` with alpha = beta = 1 and the first operand as it is, whose first operand
+is a ``Reshape`` of a tensor of rank 3 or more that keeps the last dimension, and whose result is used by ``Reshape``
+only, of which
+
+1. one gives the tensor its leading dimensions back; or
+2. there is no bias (the flattening is saved).
+
+Before and after (x: [B, S, K], w: [N, K], b: [N])::
+
+    f = Reshape(x, [B * S, K])               p = com.microsoft.FusedMatMul <transB=1> (x, w)
+    t = Transpose <perm=[1, 0]> (w)          y = Add(p, b)
+    g = Gemm(f, t, b)
+    y = Reshape(g, [B, S, N])
+
+It must not fire where the matrix itself is an output, or used otherwise. ``Add`` is there to be taken by the passes
+that fuse a bias into what follows. The same speed, measured for K, N from 32 to 3072 (2 threads).
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ..context import PassContext
+from ..onnx_graph import (
+    constant,
+    erase_unused,
+    hidden_value,
+    nodes_of,
+    permutation,
+    producer,
+    reason_against,
+    sizes,
+    substitute,
+)
+from ..registry import Pass
+
+_OF = 4
+
+
+def linear(model: ir.Model, context: PassContext) -> int:
+    """Replaces products of flattened tensors in place; returns how many."""
+    return sum(_rewrite(model, context, node) for node in nodes_of(model, "Gemm", "MatMul"))
+
+
+def _rewrite(model: ir.Model, context: PassContext, node: ir.Node) -> bool:
+    flattening = producer(node.inputs[0], "Reshape")
+    if flattening is None or not _is_plain(node):
+        return False
+    value, matrix = flattening.inputs[0], sizes(node.outputs[0])
+    full, rows = sizes(value), sizes(node.inputs[0])
+    if value is None or full is None or rows is None or matrix is None or len(matrix) != 2:
+        context.refuse(node, "the shapes are not known", matched=2, of=_OF)
+        return False
+    if len(full) < 3 or len(rows) != 2 or full[-1] != rows[-1]:
+        return False  # nothing is flattened
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if bias is not None and sizes(bias) not in ([matrix[-1]], [1, matrix[-1]]):
+        context.refuse(node, "what is added is no vector", matched=2, of=_OF)
+        return False
+    views = list(node.outputs[0].consumers())
+    if node.outputs[0].is_graph_output() or not all(_takes_any_shape(user, node.outputs[0]) for user in views):
+        context.refuse(node, "the matrix itself is needed", matched=3, of=_OF)
+        return False
+    shape = [*full[:-1], matrix[-1]]
+    same = [view for view in views if sizes(view.outputs[0]) == shape]
+    if not same and bias is not None:
+        context.refuse(node, "the result is given another shape", matched=3, of=_OF)
+        return False
+    return _substitute(model, context, node, value, bias, shape, same[0] if same else None)
+
+
+def _is_plain(node: ir.Node) -> bool:
+    """Whether a node computes ``a @ b`` or ``a @ transpose(b)``, plus ``c``."""
+    get = node.attributes.get
+    numbers = [attribute.value for name in ("alpha", "beta") if (attribute := get(name)) is not None]
+    transposed = get("transA")
+    return all(item == 1 for item in numbers) and (transposed is None or transposed.value == 0)
+
+
+def _takes_any_shape(user: ir.Node, value: ir.Value) -> bool:
+    """Whether a node is a ``Reshape`` to a shape that does not depend on the one of its input."""
+    if user.op_type != "Reshape" or user.domain not in ("", "ai.onnx") or user.inputs[0] is not value:
+        return False
+    target = constant(user.inputs[1])
+    if target is None:  # computed from symbolic sizes: zeros would be empty tensors, whose sizes are all known
+        return sizes(user.outputs[0]) is not None
+    return not (target == 0).any()
+
+
+def _substitute(
+    model: ir.Model,
+    context: PassContext,
+    node: ir.Node,
+    value: ir.Value,
+    bias: ir.Value | None,
+    shape: list[int | str],
+    view: ir.Node | None,
+) -> bool:
+    product = _product(context, node, value)
+    if product is None:
+        return False
+    matrix = node.outputs[0]
+    result = matrix if view is None else view.outputs[0]
+    full = product.outputs[0]
+    full.name, full.type, full.shape = f"{result.name}__product", matrix.type, ir.Shape(shape)
+    product.metadata_props.update(node.metadata_props)
+    nodes = [product]
+    if bias is not None:
+        full = hidden_value(result, "full", shape)
+        nodes.append(ir.Node("", "Add", [product.outputs[0], bias], outputs=[full]))
+    others = [user for user in matrix.consumers() if user is not view]
+    if view is None:  # nothing has the shape of the result: it stands beside the matrix
+        stand_in = ir.Node("", "Identity", [matrix], outputs=[hidden_value(result, "full", shape)])
+        view = stand_in
+        assert node.graph is not None
+        node.graph.insert_after(node, [stand_in])
+    if not substitute(model, context, [view.outputs[0]], nodes, after=node):
+        erase_unused([view.outputs[0]] if view.op_type == "Identity" else [])
+        return False
+    for other in others:
+        other.replace_input_with(0, full)
+    erase_unused([matrix])
+    return True
+
+
+def _product(context: PassContext, node: ir.Node, value: ir.Value) -> ir.Node | None:
+    """``value @ weight`` with the weight as it lies in memory if the target can, else with the transposed one."""
+    weight = node.inputs[1]
+    transposed = node.attributes.get("transB")
+    is_transposed = transposed is not None and transposed.value == 1
+    transpose = producer(weight, "Transpose")
+    source = weight
+    if transpose is not None and permutation(transpose) == [1, 0] and not is_transposed:
+        source = transpose.inputs[0]
+    if is_transposed or source is not weight:
+        attribute = ir.AttrInt64("transB", 1)
+        reason = reason_against(context, "FusedMatMul", [value, source], attribute, domain="com.microsoft")
+        if reason is None:
+            return ir.Node("com.microsoft", "FusedMatMul", [value, source], [attribute])
+        if is_transposed:
+            context.refuse(node, f"FusedMatMul: {reason}", matched=4, of=_OF)
+            return None
+    return ir.Node("", "MatMul", [value, weight])
+
+
+PASS = Pass("onnx.linear", "Computes linear layers without flattening their input.", linear)

@@ -1,0 +1,117 @@
+"""Makes one view of a chain of views.
+
+Rule:
+
+1. a ``Reshape``, ``Squeeze``, ``Unsqueeze`` or ``Flatten`` of another one becomes one ``Reshape`` of the first input,
+   if the value between has no other use, and the last shape has at most one symbolic size and no zero (or is the
+   constant or computed argument of a ``Reshape`` that copies no size from its input);
+2. a ``Transpose`` of a ``Transpose`` becomes one, if the value between has no other use;
+3. where that leaves things as they were before the chain, nothing is left of it.
+
+Before and after (x: [2, 64, 256])::
+
+    v = Reshape(x, [128, 256])               y = Reshape(x, [2, 64, 4, 64])
+    w = Reshape(v, [2, 64, 256])
+    y = Reshape(w, [2, 64, 4, 64])
+
+It must not fire where the value between is an output of the model, as in the forward graphs of training.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ..context import PassContext
+from ..onnx_graph import (
+    constant,
+    erase_unused,
+    hidden_value,
+    is_only_used_by,
+    new_constant,
+    nodes_of,
+    permutation,
+    producer,
+    same_shape,
+    sizes,
+    substitute,
+)
+from ..registry import Pass
+
+_VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
+
+
+def merge_views(model: ir.Model, context: PassContext) -> int:
+    """Merges chains of views in place; returns how many nodes are gone."""
+    fired = 0
+    for node in nodes_of(model, "Transpose", *_VIEWS):
+        operators = ("Transpose",) if node.op_type == "Transpose" else _VIEWS
+        inner = producer(node.inputs[0], *operators)
+        if inner is None or inner.inputs[0] is None:
+            continue
+        if not is_only_used_by(inner.outputs[0], node):
+            context.refuse(node, f"{inner.outputs[0].name} is needed elsewhere", matched=1, of=2)
+            continue
+        fired += _merge_transposes(model, context, inner, node) or _merge_reshapes(model, context, inner, node)
+    return fired
+
+
+def _merge_transposes(model: ir.Model, context: PassContext, inner: ir.Node, node: ir.Node) -> int:
+    first, second = (permutation(item) if item.op_type == "Transpose" else None for item in (inner, node))
+    if first is None or second is None:
+        return 0
+    order = [first[i] for i in second]
+    if order == sorted(order):
+        return _undo(context, inner, node)
+    result = node.outputs[0]
+    attribute = ir.AttrInt64s("perm", order)
+    new = ir.Node("", "Transpose", inner.inputs, [attribute], outputs=[hidden_value(result, "merged")])
+    return int(substitute(model, context, [result], [new]))
+
+
+def _merge_reshapes(model: ir.Model, context: PassContext, inner: ir.Node, node: ir.Node) -> int:
+    if node.op_type == "Transpose":
+        return 0
+    value, result = inner.inputs[0], node.outputs[0]
+    if same_shape(value, result):
+        return _undo(context, inner, node)
+    target = _target(model, node)
+    if target is None:
+        context.refuse(node, "its shape cannot be told without what lies between", matched=2, of=2)
+        return 0
+    new = ir.Node("", "Reshape", [value, target], outputs=[hidden_value(result, "merged")])
+    return int(substitute(model, context, [result], [new]))
+
+
+def _undo(context: PassContext, inner: ir.Node, node: ir.Node) -> int:
+    """Uses the first input for the result of both; 2 nodes less."""
+    value, result = inner.inputs[0], node.outputs[0]
+    assert value is not None
+    if result.is_graph_output():
+        context.refuse(node, "the result is an output, and needs its own name", matched=2, of=2)
+        return 0
+    if not context.allows(node):
+        return 0
+    result.replace_all_uses_with(value)
+    erase_unused([result])
+    return 2
+
+
+def _target(model: ir.Model, node: ir.Node) -> ir.Value | None:
+    """The argument of a ``Reshape`` from anything to the result of ``node``."""
+    shape = sizes(node.outputs[0])
+    if shape is not None and 0 not in shape and sum(isinstance(size, str) for size in shape) <= 1:
+        array = np.array([-1 if isinstance(size, str) else size for size in shape], np.int64)
+        if node.op_type == "Reshape" and node.inputs[1] is not None:
+            given = constant(node.inputs[1])
+            if given is not None and not (given == 0).any():
+                return node.inputs[1]
+        return new_constant(model, f"{node.outputs[0].name}__shape", array)
+    if node.op_type != "Reshape":
+        return None
+    given = constant(node.inputs[1])
+    copies_sizes = (given == 0).any() if given is not None else shape is None or 0 in shape
+    return None if copies_sizes else node.inputs[1]
+
+
+PASS = Pass("onnx.merge_views", "Makes one view of a chain of views.", merge_views)

@@ -1,0 +1,144 @@
+"""Lets a matrix product read its operands transposed and scale its result.
+
+Rule:
+
+1. ``MatMul`` (as ``FusedMatMul``), ``FusedMatMul`` and ``Gemm`` take an operand that is a ``Transpose`` of the last two
+   dimensions as it lies in memory, if every user of that transposed value is such a product;
+2. ``Mul`` by a constant number, or ``Div`` by a power of two, of a float32 product that has no other use becomes the
+   product's ``alpha``, if it has none yet.
+
+Before and after (q, k: [B, H, S, D])::
+
+    t = Transpose <perm=[0, 1, 3, 2]> (k)    y = com.microsoft.FusedMatMul <transB=1, alpha=0.125> (q, k)
+    s = MatMul(q, t)
+    y = Mul(s, 0.125)
+
+It must not fire for a factor of 0 (``0 * inf``), one that is not finite, or where the transposed value stays anyway.
+``alpha`` is float32: other dtypes keep their ``Mul``. ONNX Runtime does both itself, less often.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from ..context import PassContext
+from ..onnx_graph import (
+    hidden_value,
+    is_only_used_by,
+    nodes_of,
+    number,
+    permutation,
+    producer,
+    substitute,
+)
+from ..registry import Pass
+
+_PRODUCTS = {("", "MatMul"), ("", "Gemm"), ("com.microsoft", "FusedMatMul")}
+_FLAGS = ("transA", "transB")
+
+
+def transposed_products(model: ir.Model, context: PassContext) -> int:
+    """Moves transposes and factors into products, in place; returns how many."""
+    fired = 0
+    for domain, operator in sorted(_PRODUCTS):
+        for node in nodes_of(model, operator, domain=domain):
+            fired += _transposes(model, context, node)
+    for node in nodes_of(model, "Mul", "Div"):
+        fired += _factor(model, context, node)
+    return fired
+
+
+def _transposes(model: ir.Model, context: PassContext, node: ir.Node) -> int:
+    inputs, flags = list(node.inputs), {}
+    for i, flag in enumerate(_FLAGS):
+        transpose = producer(inputs[i], "Transpose")
+        if transpose is None or not _swaps_last_two(transpose):
+            continue
+        if not _dies(transpose.outputs[0]):
+            context.refuse(node, f"{transpose.outputs[0].name} is needed elsewhere", matched=1, of=2)
+            continue
+        inputs[i] = transpose.inputs[0]
+        flags[flag] = 1 - _flag(node, flag)
+    if not flags:
+        return 0
+    operator, domain = ("Gemm", "") if node.op_type == "Gemm" else ("FusedMatMul", "com.microsoft")
+    attributes = {**node.attributes, **{flag: ir.AttrInt64(flag, to) for flag, to in flags.items()}}
+    result = node.outputs[0]
+    new = ir.Node(domain, operator, inputs, list(attributes.values()), outputs=[hidden_value(result, "product")])
+    return len(flags) if substitute(model, context, [result], [new]) else 0
+
+
+def _flag(node: ir.Node, name: str) -> int:
+    attribute = node.attributes.get(name)
+    return 0 if attribute is None else attribute.as_int()
+
+
+def _swaps_last_two(transpose: ir.Node) -> bool:
+    order = permutation(transpose)
+    if order is None or len(order) < 2:
+        return False
+    last = len(order) - 1
+    return order == [*range(last - 1), last, last - 1]
+
+
+def _dies(value: ir.Value) -> bool:
+    """Whether all that use a transposed value are products that can read it as it was."""
+    return not value.is_graph_output() and all(
+        (user.domain, user.op_type) in _PRODUCTS and (user.op_type != "Gemm" or position < 2)
+        for user, position in value.uses()
+    )
+
+
+def _factor(model: ir.Model, context: PassContext, node: ir.Node) -> int:
+    found = _product_and_factor(node)
+    if found is None:
+        return 0
+    product, factor = found
+    value = product.outputs[0]
+    if "alpha" in product.attributes and product.attributes["alpha"].value != 1:
+        return 0
+    if value.dtype != ir.DataType.FLOAT and node.outputs[0].dtype != ir.DataType.FLOAT:
+        context.refuse(node, "alpha is float32, and the product is not", matched=1, of=2)
+        return 0
+    if not math.isfinite(factor) or abs(factor) < 2.0**-126:
+        context.refuse(node, f"the factor is {factor}", matched=1, of=2)
+        return 0
+    if not is_only_used_by(value, node):
+        context.refuse(node, "the product is used without the factor too", matched=1, of=2)
+        return 0
+    attributes = {**product.attributes, "alpha": ir.AttrFloat32("alpha", factor)}
+    result = node.outputs[0]
+    new = ir.Node(
+        *("com.microsoft", "FusedMatMul", product.inputs, list(attributes.values())),
+        outputs=[hidden_value(result, "product")],
+    )
+    new.metadata_props.update({**product.metadata_props, **node.metadata_props})
+    return int(substitute(model, context, [result], [new]))
+
+
+def _product_and_factor(node: ir.Node) -> tuple[ir.Node, float] | None:
+    pairs = [(0, 1), (1, 0)] if node.op_type == "Mul" else [(0, 1)]
+    for i, j in pairs:
+        product = producer(node.inputs[i], "MatMul") or producer(node.inputs[i], "FusedMatMul", domain="com.microsoft")
+        factor = number(node.inputs[j])
+        if product is None or factor is None or _rank(node.inputs[j]) > _rank(node.outputs[0]):
+            continue
+        if node.op_type == "Div":
+            if factor == 0 or math.frexp(factor)[0] not in (0.5, -0.5):
+                continue
+            factor = 1 / factor
+        return product, factor
+    return None
+
+
+def _rank(value: ir.Value | None) -> int:
+    return 0 if value is None or value.shape is None else len(value.shape)
+
+
+PASS = Pass(
+    "onnx.transposed_products",
+    "Lets matrix products read transposed operands and scale their results.",
+    transposed_products,
+)

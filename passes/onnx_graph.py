@@ -1,0 +1,226 @@
+"""What the passes of the stage ``onnx`` that walk the graph themselves have in common.
+
+A pass looks at nodes, makes new ones, and hands both to ``substitute``, the one place where they change the graph::
+
+    for node in nodes_of(model, "Mul"):
+        sigmoid = producer(node.inputs[1], "Sigmoid")
+        if sigmoid is not None and sigmoid.inputs[0] is node.inputs[0] and is_only_used_by(sigmoid.outputs[0], node):
+            new = ir.Node("com.microsoft", "QuickGelu", [node.inputs[0]], [ir.AttrFloat32("alpha", 1.0)])
+            fired += substitute(model, context, node.outputs[:1], [new])
+
+``passes/onnx_patterns.py`` says the same with less, where a few fixed forms are all there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from .context import PassContext
+from .onnx_patterns import constant
+
+__all__ = [
+    "constant",
+    "erase_unused",
+    "hidden_value",
+    "integers",
+    "is_named",
+    "is_only_used_by",
+    "new_constant",
+    "nodes_of",
+    "number",
+    "permutation",
+    "producer",
+    "reason_against",
+    "same_shape",
+    "sizes",
+    "substitute",
+    "use_instead",
+]
+
+
+def nodes_of(model: ir.Model, *operators: str, domain: str = "") -> Iterator[ir.Node]:
+    """The nodes of these operators, those of subgraphs included; nodes erased meanwhile are left out."""
+    for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
+        if node.op_type in operators and node.graph is not None and node.domain in (domain, domain or "ai.onnx"):
+            yield node
+
+
+def producer(value: ir.Value | None, *operators: str, domain: str = "") -> ir.Node | None:
+    """The node that computes a value, if it is one of these operators."""
+    node = None if value is None else value.producer()
+    if node is None or node.op_type not in operators or node.domain not in (domain, domain or "ai.onnx"):
+        return None
+    return node
+
+
+def is_only_used_by(value: ir.Value, *nodes: ir.Node) -> bool:
+    """Whether nothing but these nodes needs a value: no other node, and not the caller of the graph."""
+    return not value.is_graph_output() and all(user in nodes for user in value.consumers())
+
+
+def sizes(value: ir.Value | None) -> list[int | str] | None:
+    """A value's shape, a symbolic dimension by its name; ``None`` if it is not known in full.
+
+    Equal names stand for equal sizes.
+    """
+    if value is None or value.shape is None:
+        return None
+    dims = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+    return None if any(dim is None for dim in dims) else dims
+
+
+def same_shape(first: ir.Value | None, second: ir.Value | None) -> bool:
+    """Whether two values are known to have one shape, whatever the symbolic dimensions are."""
+    shape = sizes(first)
+    return shape is not None and shape == sizes(second)
+
+
+def number(value: ir.Value | None) -> float | None:
+    """The one number a constant holds, whatever its rank, or ``None``."""
+    array = constant(value)
+    if array is None or array.size != 1 or array.dtype.kind not in "fiu":
+        return None
+    return float(array.reshape(-1)[0])
+
+
+def integers(value: ir.Value | None) -> list[int] | None:
+    """The integers a constant of rank 0 or 1 holds, or ``None``."""
+    array = constant(value)
+    return None if array is None or array.dtype.kind not in "iu" else [int(item) for item in array.reshape(-1)]
+
+
+def permutation(node: ir.Node) -> list[int] | None:
+    """What a ``Transpose`` does; ``None`` where it has no ``perm`` and the rank is not known."""
+    if "perm" in node.attributes:
+        return list(node.attributes["perm"].as_ints())
+    value = node.inputs[0]
+    return None if value is None or value.shape is None else list(range(len(value.shape)))[::-1]
+
+
+def is_named(value: ir.Value) -> bool:
+    """Whether a value bears the name of an FX node's result: of a step inside a translation it does not."""
+    node = value.producer()
+    if node is None:
+        return True
+    origin = node.metadata_props.get("fx_node")
+    name = value.name or ""
+    return origin is not None and (
+        name == origin or (name.startswith(f"{origin}__") and name[len(origin) + 2 :].isdigit())
+    )
+
+
+def hidden_value(result: ir.Value, what: str, shape: Sequence[int | str] | None = None) -> ir.Value:
+    """A new value on the way to ``result``, named after it, of its dtype and, unless given, of its shape."""
+    dims = result.shape if shape is None else ir.Shape(shape)
+    return ir.Value(name=f"{result.name}__{what}", type=result.type, shape=dims)
+
+
+def new_constant(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
+    """A new initializer of the model, of this name or one like it."""
+    while name in model.graph.initializers:
+        name += "_"
+    tensor = ir.tensor(array, name=name)
+    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+    model.graph.register_initializer(value)
+    return value
+
+
+def substitute(
+    model: ir.Model,
+    context: PassContext,
+    old: Sequence[ir.Value],
+    nodes: Sequence[ir.Node],
+    *,
+    new: Sequence[ir.Value] | None = None,
+    after: ir.Node | None = None,
+    pattern: str = "",
+) -> bool:
+    """Computes values by other nodes, if the target has kernels for these and the pass may change the graph.
+
+    The new values take the names, types, shapes and the place among the graph's outputs of those they replace, the new
+    nodes their metadata. What nothing uses any more is erased.
+
+    Args:
+        old: the values to compute otherwise; the first one's producer is what ``context`` is told of.
+        nodes: the new nodes, in execution order, not yet in a graph.
+        new: what takes the place of ``old``; by default the first results of the last node.
+        after: the node behind which the new ones go; by default the producer of ``old[0]``. All inputs of the new nodes
+            are computed before it, and all users of ``old`` come after it.
+        pattern: the name of the form that matched, for near misses.
+
+    Returns:
+        Whether it did.
+    """
+    root = old[0].producer()
+    assert root is not None
+    new = nodes[-1].outputs[: len(old)] if new is None else new
+    for value, before in zip(new, old, strict=True):
+        value.type, value.shape = before.type or value.type, before.shape or value.shape
+    for node in nodes:
+        reason = context.target.refuses(node)
+        if reason is not None:
+            context.refuse(root, f"{node.op_type}: {reason}", matched=1, of=1, pattern=pattern)
+            return _drop(nodes)
+    if not context.allows(root):
+        return _drop(nodes)
+    place = after or root
+    assert place.graph is not None
+    _note_origin(model, nodes, root)
+    place.graph.insert_after(place, nodes)
+    for value, before in zip(new, old, strict=True):
+        use_instead(before, value)
+    erase_unused(old)
+    return True
+
+
+def _note_origin(model: ir.Model, nodes: Sequence[ir.Node], root: ir.Node) -> None:
+    for node in nodes:
+        if not node.metadata_props:
+            node.metadata_props.update(root.metadata_props)
+        if not node.name and node.outputs[0].name:
+            node.name = f"node_{node.outputs[0].name}"
+        model.graph.opset_imports.setdefault(node.domain, 1)
+    nodes[-1].name = root.name
+
+
+def _drop(nodes: Sequence[ir.Node]) -> bool:
+    """Takes back nodes that were made but not used, so that they do not count as users of their inputs."""
+    for node in nodes:
+        for i in range(len(node.inputs)):
+            node.replace_input_with(i, None)
+    return False
+
+
+def reason_against(
+    context: PassContext, operator: str, inputs: Sequence[ir.Value | None], *attributes: ir.Attr, domain: str = ""
+) -> str | None:
+    """Why the target cannot run an operator on these inputs, or ``None``."""
+    probe = ir.Node(domain, operator, inputs, attributes)
+    reason = context.target.refuses(probe)
+    _drop([probe])
+    return reason
+
+
+def use_instead(old: ir.Value, new: ir.Value) -> None:
+    """Lets everything that uses ``old``, the graph's caller included, use ``new``, under the name of ``old``."""
+    name = old.name
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    old.name = f"{name}__replaced"
+    new.name = name
+
+
+def erase_unused(values: Iterable[ir.Value | None]) -> None:
+    """Erases the nodes that compute values nobody needs, and then those that only these needed."""
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        node = None if value is None else value.producer()
+        if node is None or node.graph is None:
+            continue
+        if any(output.is_graph_output() or output.uses() for output in node.outputs):
+            continue
+        pending.extend(node.inputs)
+        node.graph.remove(node, safe=True)
