@@ -145,7 +145,7 @@ def details_table(results: Mapping[str, Any]) -> str:
 
 
 def compile_table(results: Mapping[str, Any]) -> str:
-    """Each measured model, then each training step: seconds to compile with and without passes, and the passes' share."""
+    """Each measured model, then each training step: seconds to compile with and without passes, the passes' share."""
     rows = []
     for name, model in _measured(results).items():
         rows.append((name, *_compile_cells(model["compile"])))

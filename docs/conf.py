@@ -24,3 +24,5 @@ _GENERATED = _HERE / "_generated"
 _GENERATED.mkdir(exist_ok=True)
 (_GENERATED / "options.md").write_text(tables.options_table(), encoding="utf-8")
 (_GENERATED / "passes.md").write_text(tables.passes_table(), encoding="utf-8")
+for name, table in tables.measured_tables().items():
+    (_GENERATED / f"{name}.md").write_text(table, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The tables of the documentation that are made from the code, so that they stay true.
+"""The tables of the documentation that are made from the code and from stored measurements, so that they stay true.
 
 ``python docs/tables.py`` prints them; ``conf.py`` puts them into the pages, a test holds the README to them.
 """
@@ -6,9 +6,13 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from pathlib import Path
 
-from dynamo_backends.options import Options
-from passes.manager import all_passes
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for ``benchmarks``, which is not installed
+
+from benchmarks import report  # noqa: E402
+from dynamo_backends.options import Options  # noqa: E402
 
 
 def options_table() -> str:
@@ -18,8 +22,20 @@ def options_table() -> str:
 
 
 def passes_table() -> str:
-    """Every pass in the order it runs: name with its stage in front, one sentence; Markdown."""
-    return _table(("pass", "what it does"), [(f"`{item.name}`", item.sentence) for item in all_passes()])
+    """Every pass in the order it runs: what it does, and what it did to the measured models; Markdown."""
+    return report.passes_table(report.load_results())
+
+
+def measured_tables() -> dict[str, str]:
+    """What was measured of the passes on models, by the name of the file it goes to; Markdown."""
+    results = report.load_results()
+    return {
+        "measured_on": report.run_sentence(results),
+        "measured_models": report.models_table(results),
+        "measured_details": report.details_table(results),
+        "measured_compiling": report.compile_table(results),
+        "measured_training": report.training_table(results),
+    }
 
 
 def _table(headers: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -28,4 +44,4 @@ def _table(headers: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 if __name__ == "__main__":
-    print(options_table(), passes_table(), sep="\n")
+    print(options_table(), passes_table(), *measured_tables().values(), sep="\n")
