@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -42,7 +43,8 @@ _LIBRARIES = ("torch", "onnxruntime", "onnxscript", "onnx-ir", "transformers")
 
 def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    level = logging.DEBUG if options.verbose else logging.INFO
+    logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     settings = _settings(options)
     names = options.models or list(MODELS)
     results: dict[str, Any] = {
@@ -94,11 +96,17 @@ def measure(name: str, settings: Settings, timeout: float) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             return {"failed": f"took longer than {timeout:.0f} s"}
         if finished.returncode or not path.exists():
-            logger.info("%s", finished.stderr)
-            lines = finished.stderr.strip().splitlines() or [""]
-            return {"failed": f"exit code {finished.returncode}: {lines[-1][:300]}"}
+            logger.debug("%s", finished.stderr)
+            return {"failed": f"exit code {finished.returncode}: {_last_error(finished.stderr)}"}
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
+
+
+def _last_error(text: str) -> str:
+    """The last line that names an exception, or just the last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed)\w*: ", line)]
+    return (named or lines)[-1][:400]
 
 
 def rounded(value: Any, digits: int = 4) -> Any:
@@ -125,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, help="rounds of timing")
     parser.add_argument("--threads", type=int, help="of PyTorch and of each session; by default PyTorch's choice")
     parser.add_argument("--timeout", type=float, default=1800, metavar="SECONDS", help="for each model")
+    parser.add_argument("--verbose", action="store_true", help="show all a model that fails wrote to standard error")
     parser.add_argument("--json", type=Path, metavar="PATH", help=f"result; of a full run by default {RESULTS.name}")
     return parser
 
