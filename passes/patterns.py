@@ -216,10 +216,20 @@ class _Tracer:
     def __call__(self, function: Callable[..., Any], args: Sequence[Any], **kwargs: Any) -> fx.GraphModule:
         key = (function, tuple(map(_kind, args)))
         if any(isinstance(item, torch.SymInt) for arg in args for item in _sizes(arg)):
-            return self._trace(function, args, **kwargs)  # its symbols belong to one compile
+            return _without_ends(self._trace(function, args, **kwargs))  # its symbols belong to one compile
         if key not in self._known:
-            self._known[key] = self._trace(function, args, **kwargs)
+            self._known[key] = _without_ends(self._trace(function, args, **kwargs))
         return pattern_matcher.clone_graph(self._known[key])
+
+
+def _without_ends(module: fx.GraphModule) -> fx.GraphModule:
+    """Takes away the marks autograd leaves in a traced backward; ``joint.remove_noops`` takes them from the graphs."""
+    for target in (aten.detach.default, aten.alias.default):
+        for node in module.graph.find_nodes(op="call_function", target=target):
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+    module.recompile()
+    return module
 
 
 def _sizes(value: object) -> Sequence[object]:
