@@ -54,6 +54,7 @@ ORDER = (
     "onnx.remove_noops",
     "onnx.fold_constants",
     "onnx.common_subexpressions",
+    "onnx.attention",
     "onnx.linear",
     "onnx.layer_norm",
     "onnx.gelu",

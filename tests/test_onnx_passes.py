@@ -1,0 +1,629 @@
+"""The passes on ONNX models, but attention's: each fires on its form, keeps the results, and leaves alone what it must.
+
+Forms are written in ONNX's text format; ``rewrite`` runs passes on one and has ONNX Runtime compare the results::
+
+    after = rewrite("agraph (float[2,3] x) => (float[2,3] y) { y = Identity(x) }", "onnx.remove_noops", fires=0)
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from conftest import assert_on_onnx, assert_same_as_eager, counted
+from torch import nn
+from torch._dynamo.utils import counters
+
+from dynamo_backends.options import Options
+from dynamo_backends.pass_target import pass_target
+from dynamo_backends.regions import Support
+from passes.manager import PassManager, Switches
+
+OPTIONS = Options()
+TARGET = pass_target(OPTIONS, Support(OPTIONS.opset, OPTIONS.providers))
+
+
+def rewrite(graph: str, *names: str, fires: int, opset: int = 20, tolerance: float = 1e-6) -> ir.Model:
+    """Runs the passes, in their order, on a graph; asserts how often the last named one fired and equal results."""
+    text = f'<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1]>\n{graph}'
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text), data_prop=True))
+    before = ir.to_proto(model)
+    switches = Switches(disable=("*",), enable=("onnx.lift_constants", *names))
+    results = PassManager(switches, TARGET).run("onnx", model)
+    assert {result.name: result.fired for result in results}[names[-1]] == fires
+    after = ir.to_proto(model)
+    assert [value.name for value in after.graph.output] == [value.name for value in before.graph.output]
+    for ours, original in zip(results_of(after, before), results_of(before, before), strict=True):
+        assert ours.dtype == original.dtype and ours.shape == original.shape
+        np.testing.assert_allclose(ours, original, rtol=tolerance, atol=tolerance)
+    return model
+
+
+def results_of(model: onnx.ModelProto, feeds_of: onnx.ModelProto) -> list[np.ndarray]:
+    """What ONNX Runtime computes, not optimized, from random numbers; symbolic sizes are 2."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    random = np.random.default_rng(0)
+    feeds = {}
+    for value in feeds_of.graph.input:
+        kind = value.type.tensor_type
+        shape = [dim.dim_value or 2 for dim in kind.shape.dim]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        numbers = random.standard_normal(shape) if np.dtype(dtype).kind == "f" else random.integers(0, 2, shape)
+        feeds[value.name] = np.asarray(numbers).astype(dtype)
+    return session.run(None, feeds)
+
+
+def operators(model: ir.Model) -> dict[str, int]:
+    return dict(collections.Counter(node.op_type for node in model.graph))
+
+
+def only(*names: str) -> dict[str, object]:
+    """``torch.compile`` with these passes and no other."""
+    return {"options": {"passes": {"disable": ["*"], "enable": ["onnx.lift_constants", *names]}}}
+
+
+# Constants, no-ops, views
+
+
+def test_equal_constants_become_one_initializer() -> None:
+    model = rewrite(
+        """agraph (float[6] x) => (float[2,3] y, float[2,3] z) {
+            a = Constant <value_ints = [2, 3]> ()
+            y = Reshape(x, a)
+            b = Constant <value_ints = [2, 3]> ()
+            c = Relu(x)
+            z = Reshape(c, b)
+        }""",
+        "onnx.lift_constants",
+        fires=2,
+    )
+    assert len(model.graph.initializers) == 1
+
+
+def test_a_constant_that_is_an_output_stays_a_node() -> None:
+    rewrite(
+        "agraph (float[2] x) => (float[2] y, int64[2] a) { a = Constant <value_ints = [2, 3]> () y = Relu(x) }",
+        "onnx.lift_constants",
+        fires=0,
+    )
+
+
+NOOPS = {
+    "identity": "v = Identity(r)",
+    "cast": "v = Cast <to = 1> (r)",
+    "transpose": "v = Transpose <perm = [0, 1]> (r)",
+    "reshape": "s = Constant <value_ints = [2, 3]> () v = Reshape(r, s)",
+    "expand": "s = Constant <value_ints = [1, 3]> () v = Expand(r, s)",
+    "concat of one": "v = Concat <axis = 0> (r)",
+    "max of one": "v = Max(r)",
+    "pad by nothing": "s = Constant <value_ints = [0, 0, 0, 0]> () v = Pad(r, s)",
+    "slice of all": """s = Constant <value_ints = [0]> () e = Constant <value_ints = [9]> ()
+                       v = Slice(r, s, e, s)""",
+    "times one": "s = Constant <value_float = 1.0> () v = Mul(s, r)",
+    "divided by one": "s = Constant <value_float = 1.0> () v = Div(r, s)",
+    "minus zero": "s = Constant <value_float = 0.0> () v = Sub(r, s)",
+}
+
+CHANGES = {
+    "cast": "i = Cast <to = 7> (r) v = Cast <to = 1> (i)",
+    "transpose": "t = Transpose <perm = [1, 0]> (r) s = Constant <value_ints = [2, 3]> () v = Reshape(t, s)",
+    "slice backwards": """s = Constant <value_ints = [-1]> () e = Constant <value_ints = [-9]> ()
+                          a = Constant <value_ints = [0]> () v = Slice(r, s, e, a, s)""",
+    "shifted by a pad": "s = Constant <value_ints = [0, 1, 0, -1]> () v = Pad(r, s)",
+    "broadcast by a factor of one": """s = Constant <value = float[2,2,3] {1,1,1,1,1,1,1,1,1,1,1,1}> ()
+                                       w = Mul(r, s) i = Constant <value_int = 0> () v = Gather(w, i)""",
+    "one divided by it": "s = Constant <value_float = 1.0> () v = Div(s, r)",
+    "plus zero, which makes -0.0 a 0.0": "s = Constant <value_float = 0.0> () v = Add(r, s)",
+    "zero minus it": "s = Constant <value_float = 0.0> () v = Sub(s, r)",
+}
+
+
+@pytest.mark.parametrize("form", NOOPS.values(), ids=NOOPS)
+def test_a_noop_is_removed(form: str) -> None:
+    model = rewrite(
+        f"agraph (float[2,3] x) => (float[2,3] y) {{ r = Abs(x) {form} y = Relu(v) }}", "onnx.remove_noops", fires=1
+    )
+    assert operators(model) == {"Abs": 1, "Relu": 1}
+
+
+@pytest.mark.parametrize("form", CHANGES.values(), ids=CHANGES)
+def test_what_changes_its_input_is_no_noop(form: str) -> None:
+    rewrite(
+        f"agraph (float[2,3] x) => (float[2,3] y) {{ r = Exp(x) {form} y = Relu(v) }}", "onnx.remove_noops", fires=0
+    )
+
+
+def test_an_output_keeps_its_name_when_its_noop_goes() -> None:
+    model = rewrite(
+        "agraph (float[2,3] x) => (float[2,3] y) { r = Abs(x) y = Identity(r) }", "onnx.remove_noops", fires=1
+    )
+    assert [node.outputs[0].name for node in model.graph] == ["y"]
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        "agraph (float[2,3] x) => (float[2,3] y) { y = Identity(x) }",
+        "agraph (float[2,3] x) => (float[2,3] r, float[2,3] y) { r = Abs(x) y = Identity(r) }",
+    ],
+    ids=["of an input", "of another output"],
+)
+def test_an_output_that_equals_another_value_of_the_caller_stays_a_node(graph: str) -> None:
+    rewrite(graph, "onnx.remove_noops", fires=0)
+
+
+def test_views_with_symbolic_sizes_are_noops_where_the_sizes_are_the_same() -> None:
+    rewrite(
+        """agraph (float[n,3] x, float[m,3] w) => (float[n,3] y) {
+            r = Abs(x) s = Shape(r) v = Reshape(r, s) y = Relu(v)
+        }""",
+        "onnx.remove_noops",
+        fires=1,
+    )
+
+
+def test_known_sizes_and_integer_arithmetic_are_folded() -> None:
+    model = rewrite(
+        """agraph (float[2,4] x) => (float[2,2] y) {
+            n = Shape <start = 1, end = 2> (x)
+            two = Constant <value_ints = [2]> ()
+            half = Div(n, two)
+            one = Constant <value_ints = [1]> ()
+            y = Slice(x, half, n, one)
+        }""",
+        "onnx.fold_constants",
+        fires=2,
+    )
+    assert operators(model) == {"Slice": 1}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "c = Constant <value_floats = [1.0, 2.0]> () v = Exp(c) y = Add(x, v)",
+        "c = Constant <value_floats = [1.0, 2.0]> () b = Bernoulli <seed = 1.0> (c) y = Add(x, b)",
+        "n = Shape <start = 0, end = 1> (x) e = Expand(x, n) y = Add(x, e)",
+    ],
+    ids=["rounded by each library in its own way", "random", "symbolic"],
+)
+def test_what_is_not_known_exactly_is_not_folded(form: str) -> None:
+    rewrite(f"agraph (float[n] x) => (float[n] y) {{ {form} }}", "onnx.fold_constants", fires=0)
+
+
+def test_division_of_integers_by_zero_is_left_to_the_runtime() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 20]> agraph (int64[1] x) => (int64[1] y) {
+        a = Constant <value_ints = [1]> () b = Constant <value_ints = [0]> () c = Div(a, b) y = Add(x, c)
+    }"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    PassManager(Switches(disable=("*",), enable=("onnx.lift_constants", "onnx.fold_constants")), TARGET).run(
+        "onnx", model
+    )
+    assert operators(model) == {"Div": 1, "Add": 1}
+
+
+def test_a_chain_of_views_becomes_one() -> None:
+    model = rewrite(
+        """agraph (float[2,3,4] x) => (float[2,1,12] y) {
+            a = Constant <value_ints = [6, 4]> () v = Reshape(x, a)
+            b = Constant <value_ints = [2, 12]> () w = Reshape(v, b)
+            one = Constant <value_ints = [1]> () u = Unsqueeze(w, one)
+            y = Relu(u)
+        }""",
+        "onnx.merge_views",
+        fires=2,
+    )
+    assert operators(model) == {"Reshape": 1, "Relu": 1}
+
+
+def test_views_that_undo_each_other_vanish() -> None:
+    model = rewrite(
+        """agraph (float[n,3,4] x) => (float[n,3,4] y) {
+            t = Transpose <perm = [1, 2, 0]> (x) u = Transpose <perm = [2, 0, 1]> (t)
+            one = Constant <value_ints = [1]> () a = Unsqueeze(u, one) b = Squeeze(a, one)
+            y = Relu(b)
+        }""",
+        "onnx.merge_views",
+        fires=4,
+    )
+    assert operators(model) == {"Relu": 1}
+
+
+def test_transposes_are_composed_in_their_order() -> None:
+    model = rewrite(
+        """agraph (float[2,3,4] x) => (float[4,3,2] y) {
+            t = Transpose <perm = [1, 2, 0]> (x) y = Transpose <perm = [1, 0, 2]> (t)
+        }""",
+        "onnx.merge_views",
+        fires=1,
+    )
+    assert operators(model) == {"Transpose": 1}
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        """agraph (float[2,3] x) => (float[6] v, float[3,2] y) {
+            a = Constant <value_ints = [6]> () v = Reshape(x, a)
+            b = Constant <value_ints = [3, 2]> () y = Reshape(v, b)
+        }""",
+        """agraph (float[2,3] x) => (float[6] z, float[3,2] y) {
+            a = Constant <value_ints = [6]> () v = Reshape(x, a)
+            b = Constant <value_ints = [3, 2]> () y = Reshape(v, b)
+            z = Relu(v)
+        }""",
+    ],
+    ids=["an output", "used"],
+)
+def test_a_view_that_is_needed_is_not_merged(graph: str) -> None:
+    rewrite(graph, "onnx.merge_views", fires=0)
+
+
+# Products
+
+
+LINEAR = """agraph (float[B,S,4] x, float[6,4] w, float[6] b) => (float[B,S,6] y) {{
+    flat = Constant <value_ints = [-1, 4]> ()
+    f = Reshape(x, flat)
+    {form}
+    s = Shape(x) three = Constant <value_ints = [2]> () zero = Constant <value_ints = [0]> ()
+    lead = Slice(s, zero, three) six = Constant <value_ints = [6]> () full = Concat <axis = 0> (lead, six)
+    y = Reshape(g, full)
+}}"""
+
+STATIC = """agraph (float[2,3,4] x, float[6,4] w, float[6] b) => (float[2,3,6] y{outputs}) {{
+    flat = Constant <value_ints = [6, 4]> ()
+    f = Reshape(x, flat)
+    {form}
+    full = Constant <value_ints = [2, 3, 6]> ()
+    y = Reshape(g, full)
+}}"""
+
+LAYERS = {
+    "Gemm of a transposed weight": "t = Transpose <perm = [1, 0]> (w) g = Gemm(f, t, b)",
+    "Gemm that transposes": "g = Gemm <transB = 1> (f, w, b)",
+    "MatMul": "t = Transpose <perm = [1, 0]> (w) g = MatMul(f, t)",
+}
+
+
+@pytest.mark.parametrize("form", LAYERS.values(), ids=LAYERS)
+def test_a_linear_layer_is_computed_without_flattening(form: str) -> None:
+    model = rewrite(STATIC.format(form=form, outputs=""), "onnx.linear", fires=1)
+    assert operators(model) == ({"FusedMatMul": 1, "Add": 1} if "Gemm" in form else {"FusedMatMul": 1})
+
+
+@pytest.mark.parametrize(
+    ("form", "outputs"),
+    [
+        ("t = Transpose <perm = [1, 0]> (w) g = Gemm(f, t, b)", ", float[6,6] g"),
+        ("t = Transpose <perm = [1, 0]> (w) g = Gemm <alpha = 0.5> (f, t, b)", ""),
+        ("t = Transpose <perm = [1, 0]> (w) c = Expand(b, sizes) g = Gemm(f, t, c)", ""),
+        ("u = Transpose <perm = [1, 0]> (f) t = Transpose <perm = [1, 0]> (w) g = Gemm <transA = 1> (u, t, b)", ""),
+    ],
+    ids=["the matrix is an output", "scaled", "plus a matrix", "of a transposed input"],
+)
+def test_other_products_of_matrices_stay(form: str, outputs: str) -> None:
+    form = "sizes = Constant <value_ints = [6, 6]> () " + form
+    rewrite(STATIC.format(form=form, outputs=outputs), "onnx.linear", fires=0)
+
+
+def test_a_matrix_that_is_flattened_otherwise_is_no_linear_layer() -> None:
+    rewrite(
+        """agraph (float[2,3,4] x, float[12,6] w) => (float[2,6] y) {
+            flat = Constant <value_ints = [2, 12]> () f = Reshape(x, flat)
+            g = MatMul(f, w) full = Constant <value_ints = [2, 6]> () y = Reshape(g, full)
+        }""",
+        "onnx.linear",
+        fires=0,
+    )
+
+
+def test_heads_are_split_off_the_tensor_instead_of_the_matrix() -> None:
+    model = rewrite(
+        """agraph (float[2,3,4] x, float[6,4] w) => (float[2,3,2,3] y) {
+            flat = Constant <value_ints = [6, 4]> () f = Reshape(x, flat)
+            t = Transpose <perm = [1, 0]> (w) g = MatMul(f, t)
+            heads = Constant <value_ints = [2, 3, 2, 3]> () y = Reshape(g, heads)
+        }""",
+        "onnx.linear",
+        fires=1,
+    )
+    assert operators(model) == {"FusedMatMul": 1, "Reshape": 1}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_linear_layers_of_torch(dtype: torch.dtype, dynamic: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4, bias=False)).to(dtype).eval()
+    settings = only("onnx.linear") | {"dynamic": dynamic}
+    with torch.no_grad():
+        assert_same_as_eager(model, torch.randn(2, 3, 4, dtype=dtype), settings=settings)
+    assert counted("pass onnx.linear") == 2
+    assert_on_onnx()
+
+
+def test_products_read_transposed_operands_and_scale() -> None:
+    model = rewrite(
+        """agraph (float[2,3,4,5] q, float[2,3,4,5] k) => (float[2,3,4,4] y) {
+            t = Transpose <perm = [0, 1, 3, 2]> (k) p = MatMul(q, t)
+            scale = Constant <value_float = 0.3> () y = Mul(scale, p)
+        }""",
+        "onnx.transposed_products",
+        fires=2,
+    )
+    assert operators(model) == {"FusedMatMul": 1}
+
+
+def test_gemm_reads_its_weight_transposed() -> None:
+    model = rewrite(
+        """agraph (double[3,4] x, double[6,4] w, double[6] b) => (double[3,6] y) {
+            t = Transpose <perm = [1, 0]> (w) y = Gemm(x, t, b)
+        }""",
+        "onnx.transposed_products",
+        fires=1,
+    )
+    assert operators(model) == {"Gemm": 1}
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        """agraph (float[3,4] x, float[6,4] w) => (float[3,6] y, float[4,6] t) {
+            t = Transpose <perm = [1, 0]> (w) y = MatMul(x, t)
+        }""",
+        """agraph (float[2,3,4] x, float[4,2,6] w) => (float[2,3,6] y) {
+            t = Transpose <perm = [1, 0, 2]> (w) y = MatMul(x, t)
+        }""",
+        """agraph (float[3,4] x, float[4,6] w) => (float[3,6] y) {
+            p = MatMul(x, w) s = Constant <value_float = 0.0> () y = Mul(p, s)
+        }""",
+        """agraph (float[3,4] x, float[4,6] w) => (float[3,6] y) {
+            p = MatMul(x, w) s = Constant <value_float = 3.0> () y = Div(p, s)
+        }""",
+        """agraph (double[3,4] x, double[4,6] w) => (double[3,6] y) {
+            p = MatMul(x, w) s = Constant <value = double {0.3}> () y = Mul(p, s)
+        }""",
+        """agraph (float[3,4] x, float[4,6] w) => (float[3,6] y, float[3,6] z) {
+            p = MatMul(x, w) s = Constant <value_float = 0.5> () y = Mul(p, s) z = Relu(p)
+        }""",
+    ],
+    ids=["is an output", "other dimensions", "times zero", "divided by three", "float64 factor", "product is used"],
+)
+def test_transposes_and_factors_that_stay(graph: str) -> None:
+    rewrite(graph, "onnx.transposed_products", fires=0)
+
+
+def test_the_scale_keeps_nan_and_infinities() -> None:
+    def scaled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a @ b.transpose(-1, -2)) * 0.125
+
+    a = torch.randn(2, 3, 4)
+    a[0, 0, 0], a[1, 1, 1] = torch.inf, torch.nan
+    assert_same_as_eager(scaled, a, torch.randn(2, 3, 4), settings=only("onnx.transposed_products"))
+    assert counted("pass onnx.transposed_products") == 2
+
+
+# Normalization
+
+
+RMS = {
+    "as in Llama": "p = Pow(x, two) m = ReduceMean(p, last) a = Add(m, eps) q = Sqrt(a) r = Reciprocal(q) n = Mul(x,r)",
+    "other orders": "p = Mul(x, x) m = ReduceMean(p, two_) a = Add(eps, m) q = Sqrt(a) r = Reciprocal(q) n = Mul(r, x)",
+    "divided": "p = Mul(x, x) m = ReduceMean(p, last) a = Add(m, eps) q = Sqrt(a) n = Div(x, q)",
+}
+
+NORM = """agraph ({dtype}[2,3,4] x, {dtype}[4] w, {dtype}[4] b) => ({dtype}[2,3,4] y{outputs}) {{
+    two = Constant <value = {dtype} {{2.0}}> () eps = Constant <value = {dtype} {{0.001}}> ()
+    last = Constant <value_ints = [-1]> () two_ = Constant <value_ints = [2]> () middle = Constant <value_ints = [1]> ()
+    {form}
+}}"""
+
+
+@pytest.mark.parametrize("end", ["y = Mul(w, n)", "y = Relu(n)"], ids=["weighted", "plain"])
+@pytest.mark.parametrize("form", RMS.values(), ids=RMS)
+def test_rms_normalization_is_recognized(form: str, end: str) -> None:
+    model = rewrite(NORM.format(dtype="float", outputs="", form=f"{form} {end}"), "onnx.layer_norm", fires=1)
+    assert operators(model).get("SimplifiedLayerNormalization") == 1
+    assert len(model.graph) == 1 + ("Relu" in end)
+
+
+def test_layer_normalization_is_recognized() -> None:
+    form = """mean = ReduceMean(x, last) d = Sub(x, mean) p = Pow(d, two) m = ReduceMean(p, last) a = Add(m, eps)
+              q = Sqrt(a) n = Div(d, q) v = Mul(n, w) y = Add(v, b)"""
+    model = rewrite(NORM.format(dtype="float", outputs="", form=form), "onnx.layer_norm", fires=1, tolerance=1e-5)
+    assert operators(model) == {"LayerNormalization": 1}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "form", "outputs"),
+    [
+        ("double", RMS["divided"] + " y = Mul(n, w)", ""),
+        ("float", RMS["divided"] + " y = Mul(n, w)", ", float[2,3,1] q"),
+        ("float", RMS["divided"].replace("last", "middle") + " y = Mul(n, w)", ""),
+        ("float", "o = Abs(x) " + RMS["divided"].replace("Mul(x, x)", "Pow(o, three)") + " y = Mul(n, w)", ""),
+        ("float", RMS["divided"].replace("Mul(x, x)", "Mul(x, w)") + " y = Mul(n, w)", ""),
+    ],
+    ids=["float64", "the deviation is an output", "another dimension", "another power", "no square"],
+)
+def test_other_normalizations_stay_written_out(dtype: str, form: str, outputs: str) -> None:
+    form = f"three = Constant <value_float = 3.0> () {form}"
+    rewrite(NORM.format(dtype=dtype, outputs=outputs, form=form), "onnx.layer_norm", fires=0)
+
+
+class RmsNorm(nn.Module):
+    """As transformers writes it: computed in float32 whatever the dtype."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * wide.to(x.dtype)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_rms_normalization_of_torch(dynamic: bool) -> None:
+    with torch.no_grad():
+        settings = only("onnx.layer_norm") | {"dynamic": dynamic}
+        assert_same_as_eager(RmsNorm(8), torch.randn(2, 3, 8) * 5, settings=settings)
+    assert counted("pass onnx.layer_norm") == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_rms_normalization_of_other_dtypes_is_right(dtype: torch.dtype) -> None:
+    with torch.no_grad():
+        assert_same_as_eager(RmsNorm(8).to(dtype), torch.randn(2, 3, 8, dtype=dtype))
+
+
+SUMS = """agraph (float[2,3,4] x, float[{skip}] r, float[4] w, float[4] c, float[4] b) => ({outputs}) {{
+    {form}
+}}"""
+LAYER = "y = LayerNormalization <epsilon = 0.001> (s, w, c)"
+SIMPLIFIED = "y = SimplifiedLayerNormalization <axis = -1, epsilon = 0.001> (s, w)"
+OUT = "float[2,3,4] y"
+
+
+def test_a_residual_sum_and_its_bias_are_fused_with_the_normalization() -> None:
+    graph = SUMS.format(skip="2,3,4", outputs=OUT, form=f"v = Add(x, b) s = Add(v, r) {LAYER}")
+    assert operators(rewrite(graph, "onnx.skip_layer_norm", fires=1)) == {"SkipLayerNormalization": 1}
+
+
+def test_the_sum_before_an_rms_normalization_is_kept_where_it_is_used() -> None:
+    form = f"s = Add(x, r) e = Exp(s) {SIMPLIFIED} z = Add(s, y)"
+    graph = SUMS.format(skip="2,3,4", outputs=f"{OUT}, float[2,3,4] e, float[2,3,4] z", form=form)
+    model = rewrite(graph, "onnx.skip_layer_norm", fires=1)
+    assert operators(model) == {"SkipSimplifiedLayerNormalization": 1, "Exp": 1, "Add": 1}
+
+
+def test_a_sum_that_is_used_elsewhere_is_fused_with_a_layer_normalization_on_request() -> None:
+    graph = SUMS.format(skip="2,3,4", outputs=f"{OUT}, float[2,3,4] s", form=f"s = Add(x, r) {LAYER}")
+    rewrite(graph, "onnx.skip_layer_norm", fires=0)
+    model = rewrite(graph, "onnx.skip_layer_norm_keeping_sum", fires=1)
+    assert operators(model) == {"SkipLayerNormalization": 1}
+
+
+@pytest.mark.parametrize(
+    ("skip", "form"),
+    [
+        ("3,4", f"s = Add(x, r) {LAYER}"),
+        ("2,3,4", "s = Add(x, r) y = LayerNormalization <axis = 1> (s, k)"),
+        ("2,3,4", f"w_ = Relu(c) s = Add(x, r) {LAYER.replace('w, c', 'w_, c')}"),
+    ],
+    ids=["broadcast", "two dimensions", "computed weight"],
+)
+def test_sums_that_stay_apart(skip: str, form: str) -> None:
+    form = form.replace("s = Add", "k = Expand(w, sizes) s = Add", 1) if "(s, k)" in form else form
+    form = "sizes = Constant <value_ints = [3, 4]> () " + form
+    rewrite(SUMS.format(skip=skip, outputs=OUT, form=form), "onnx.skip_layer_norm", fires=0)
+
+
+# GELU
+
+
+GELUS = {
+    "exact": lambda x: x * 0.5 * (1.0 + torch.erf(x / 2**0.5)),
+    "exact, by product": lambda x: 0.5 * x * (1.0 + torch.erf(x * 0.7071067811865475)),
+    "half last": lambda x: (x * (1.0 + torch.erf(x / 1.4142135623730951))) * 0.5,
+    "tanh": lambda x: 0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * torch.pow(x, 3.0)))),
+    "tanh, factored": lambda x: 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x))),
+    "quick": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": lambda x: torch.sigmoid(x) * x,
+}
+SPECIAL = [0.0, -0.0, torch.inf, torch.nan, 1e-30, -20.0]
+
+
+@pytest.mark.parametrize("gelu", GELUS.values(), ids=GELUS)
+def test_gelu_is_recognized(gelu: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.cat([torch.randn(2, 506) * 3, torch.tensor(SPECIAL).expand(2, -1)], 1)
+    assert_same_as_eager(gelu, x, settings=only("onnx.gelu"))
+    assert counted("pass onnx.gelu") == 1
+
+
+@pytest.mark.parametrize(
+    "almost",
+    [
+        lambda x: x * 0.5 * (1.0 + torch.erf(x / 1.5)),
+        lambda x: x * 0.5 * (1.0 + torch.erf(x.double() / 2**0.5).float()),
+        lambda x: 0.5 * x * (1.0 + torch.tanh(0.8 * (x + 0.044715 * torch.pow(x, 3.0)))),
+        lambda x: (x + 1) * torch.sigmoid(x),
+    ],
+)
+def test_what_is_almost_gelu_stays(almost: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    assert_same_as_eager(almost, torch.randn(2, 64), settings=only("onnx.gelu"))
+    assert counted("pass onnx.gelu") == 0
+
+
+def test_gelu_of_float64_stays_written_out() -> None:
+    assert_same_as_eager(GELUS["exact"], torch.randn(2, 64, dtype=torch.float64), settings=only("onnx.gelu"))
+    assert counted("pass onnx.gelu") == 0
+
+
+BIASED = """agraph (float[2,3,4] x, float[{bias}] b) => (float[2,3,4] y{outputs}) {{
+    s = Add({operands}) y = Gelu <approximate = "{approximate}"> (s)
+}}"""
+
+
+@pytest.mark.parametrize("operands", ["x, b", "b, x"])
+def test_the_bias_is_fused_with_gelu(operands: str) -> None:
+    graph = BIASED.format(bias="4", outputs="", operands=operands, approximate="none")
+    assert operators(rewrite(graph, "onnx.bias_gelu", fires=1)) == {"BiasGelu": 1}
+
+
+@pytest.mark.parametrize(
+    ("bias", "outputs", "approximate"),
+    [("3,4", "", "none"), ("4", "", "tanh"), ("4", ", float[2,3,4] s", "none"), ("1", "", "none")],
+    ids=["a matrix", "tanh", "the sum is an output", "a number"],
+)
+def test_other_sums_before_gelu_stay(bias: str, outputs: str, approximate: str) -> None:
+    graph = BIASED.format(bias=bias, outputs=outputs, operands="x, b", approximate=approximate)
+    rewrite(graph, "onnx.bias_gelu", fires=0)
+
+
+# All together
+
+
+class Block(nn.Module):
+    """A transformer block without attention, in which all of the passes have something to do."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.norm, self.rms = nn.LayerNorm(size), RmsNorm(size)
+        self.up, self.down, self.gate = nn.Linear(size, 2 * size), nn.Linear(2 * size, size), nn.Linear(size, size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x + self.down(nn.functional.gelu(self.up(x))))
+        x = x + nn.functional.silu(self.gate(self.rms(x)))
+        return self.rms(x) + x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_all_passes_in_inference(dtype: torch.dtype, dynamic: bool) -> None:
+    # float16: four products, rounded elsewhere; float64: RmsNorm computes in float32
+    loose = {torch.float16: 2e-2, torch.float64: 1e-5}.get(dtype)
+    tolerance = None if loose is None else {"rtol": loose, "atol": loose}
+    with torch.no_grad():
+        model = Block(16).to(dtype).eval()
+        x = torch.randn(2, 5, 16, dtype=dtype)
+        assert_same_as_eager(model, x, settings={"dynamic": dynamic}, tolerance=tolerance)
+    if dtype is torch.float32:
+        assert_on_onnx()
+        for name in ("linear", "skip_layer_norm", "bias_gelu"):
+            assert counted(f"pass onnx.{name}") > 0, name
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_all_passes_in_training(dynamic: bool) -> None:
+    everything = {"options": {"passes": {"enable": ["onnx.*"]}}, "dynamic": dynamic}
+    assert_same_as_eager(Block(16), torch.randn(2, 5, 16, requires_grad=True), calls=2, settings=everything)
+    assert any(name.startswith("pass onnx.") for name in counters["dynamo_backends"])
