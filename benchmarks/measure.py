@@ -41,7 +41,7 @@ Step: TypeAlias = Callable[[Callable[..., Any]], object]
 """Calls a model once, be it compiled or not."""
 
 NO_PASSES = Switches(disable=("*",))
-_VARIANTS_AT_ONCE = 6
+_VARIANTS_AT_ONCE = 10
 """Variants that are kept and timed together; each holds the weights once more."""
 
 
@@ -51,6 +51,7 @@ class Settings:
 
     Attributes:
         rounds: rounds of timing.
+        pass_rounds: the same, of the variants without one pass.
         compiles: how often each variant is compiled, after the first.
         export: whether the export is measured.
         per_pass: whether the time that each pass gains is measured.
@@ -59,6 +60,7 @@ class Settings:
     """
 
     rounds: int = 21
+    pass_rounds: int = 11
     compiles: int = 3
     export: bool = True
     per_pass: bool = True
@@ -258,7 +260,7 @@ class Measurement:
             variants = {name: compile_variant(self.model, self._call, toggles[name]) for name in batch}
             timed = {"default": default, "default again": again, **variants}
             functions = {name: functools.partial(variant.call, **self.inputs) for name, variant in timed.items()}
-            rounds = milliseconds_by_round(functions, self.settings.rounds)
+            rounds = milliseconds_by_round(functions, self.settings.pass_rounds)
             if not noise:
                 noise = _gained(rounds["default again"], rounds["default"])
             for name, variant in variants.items():
@@ -376,7 +378,7 @@ def main() -> None:
     settings = Settings(**json.loads(settings_text))
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    with dynamo_config.patch(recompile_limit=4 * _VARIANTS_AT_ONCE):  # each variant is another entry for the same code
+    with dynamo_config.patch(recompile_limit=2 * _VARIANTS_AT_ONCE):  # each variant is another entry for the same code
         result = Measurement(name, settings).run()
     result["threads"] = torch.get_num_threads()
     Path(path).write_text(json.dumps(result), encoding="utf-8")

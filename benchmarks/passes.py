@@ -37,7 +37,7 @@ from passes.manager import all_passes  # noqa: E402
 
 logger = logging.getLogger("benchmarks.passes")
 
-_QUICK = Settings(rounds=5, compiles=1, per_pass=False)
+_QUICK = Settings(rounds=5, pass_rounds=5, compiles=1, per_pass=False)
 _LIBRARIES = ("torch", "onnxruntime", "onnxscript", "onnx-ir", "transformers")
 
 
@@ -130,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         default=None,
         help="compile and time the model without each pass that fired (the default, but for --quick)",
     )
-    parser.add_argument("--rounds", type=int, help="rounds of timing")
+    parser.add_argument("--rounds", type=int, help="rounds of timing, of single passes too")
     parser.add_argument("--threads", type=int, help="of PyTorch and of each session; by default PyTorch's choice")
     parser.add_argument("--timeout", type=float, default=1800, metavar="SECONDS", help="for each model")
     parser.add_argument("--verbose", action="store_true", help="show all a model that fails wrote to standard error")
@@ -143,6 +143,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     return dataclasses.replace(
         settings,
         rounds=options.rounds or settings.rounds,
+        pass_rounds=options.rounds or settings.pass_rounds,
         export=not options.no_export,
         per_pass=settings.per_pass if options.per_pass is None else options.per_pass,
         training=not options.no_training,
