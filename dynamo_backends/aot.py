@@ -72,8 +72,11 @@ def min_cut_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> t
 
     Views are recomputed in the backward rather than handed over: there they cost nothing, and the runtime folds a
     transposition into the product that reads it.
+
+    Equal subexpressions are the pass ``joint.common_subexpressions``'s to merge: the partitioner of PyTorch 2.13 merges
+    two equal ``randn_like``, ``randint_like`` or ``exponential`` too (its list of random operators lacks them).
     """
-    with functorch_config.patch(recompute_views=True):
+    with functorch_config.patch(recompute_views=True, cse=False):
         return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
 

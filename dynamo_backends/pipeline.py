@@ -429,11 +429,16 @@ def _output_specs(compiled: CompiledRegion) -> list[OutputSpec]:
 
 
 def _optimizers_to_disable(region: Region) -> tuple[str, ...]:
-    """ONNX Runtime 1.31 moves a float64 scale into the float32 attribute ``alpha`` of ``FusedMatMul``, rounded."""
+    """Optimizers of ONNX Runtime 1.31 that change results.
+
+    ``NoopElimination`` makes ``x`` of ``x + 0``, where ``-0.0 + 0`` is ``0.0`` (our ``remove_noops`` remove the rest of
+    what it does). ``MatMulScaleFusion`` moves a float64 scale into the float32 attribute ``alpha`` of ``FusedMatMul``,
+    rounded.
+    """
     is_double = any(
         isinstance(v := node.meta.get("val"), torch.Tensor) and v.dtype is torch.float64 for node in region.nodes
     )
-    return ("MatMulScaleFusion",) if is_double else ()
+    return ("NoopElimination", "MatMulScaleFusion") if is_double else ("NoopElimination",)
 
 
 def _device(region: Region) -> torch.device:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.utils import detect_fake_mode
+from torch._library.utils import is_impure
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -31,14 +33,23 @@ def value_of(node: object) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
-def call(before: fx.Node, target: Any, args: tuple, kwargs: dict[str, Any] | None = None) -> fx.Node:
+def call(
+    before: fx.Node, target: Any, args: tuple, kwargs: dict[str, Any] | None = None, *, value: object = None
+) -> fx.Node:
     """A new node right before ``before``, with its source line and the like, and ``meta["val"]``.
+
+    Args:
+        before: the node it stands before.
+        target, args, kwargs: what it calls.
+        value: its ``meta["val"]`` where that is known; otherwise the operator is run on fake tensors, which takes about
+            a millisecond.
 
     Raises:
         Exception: whatever the operator raises on these arguments; then the graph is as it was.
     """
     kwargs = kwargs or {}
-    value = fake_result(target, args, kwargs)
+    if value is None:
+        value = fake_result(target, args, kwargs)
     with before.graph.inserting_before(before):
         node = before.graph.call_function(target, args, kwargs)
     node.meta = {**origin(before), "val": value}
@@ -93,7 +104,7 @@ def erase_unused(nodes: Sequence[fx.Node]) -> None:
 
 def known_equal(first: object, second: object) -> bool:
     """Whether two sizes are equal whatever the symbols in them are; symbols get no guards."""
-    return type(first) is type(second) is int and first == second or statically_known_true(first == second)  # type: ignore[arg-type]
+    return type(first) is type(second) is int and first == second or statically_known_true(first == second)
 
 
 def same_sizes(first: Sequence[object], second: Sequence[object]) -> bool:
@@ -101,8 +112,8 @@ def same_sizes(first: Sequence[object], second: Sequence[object]) -> bool:
 
 
 def same_tensor(first: object, second: object) -> bool:
-    """Whether two nodes return tensors of one dtype, device, shape and strides."""
-    a, b = value_of(first), value_of(second)
+    """Whether two nodes return tensors, or two values are, of one dtype, device, shape and strides."""
+    a, b = (item if isinstance(item, torch.Tensor) else value_of(item) for item in (first, second))
     if a is None or b is None or a.layout is not torch.strided or b.layout is not torch.strided:
         return False
     return (
@@ -179,20 +190,28 @@ def is_pure(node: fx.Node) -> bool:
     """Whether a node is an operator that only computes: it draws no random numbers, has no side effects, and its
     result's shape and values depend on its arguments alone.
 
-    Of operators of higher order, whose subgraphs may do anything, it is not known.
+    Of operators of higher order, whose subgraphs may do anything, and of other packages' operators it is not known.
     """
     if node.op != "call_function":
         return False
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        return not (
-            target._schema.is_mutable
-            or target in _UNINITIALIZED
-            or torch.Tag.nondeterministic_seeded in target.tags
-            or torch.Tag.data_dependent_output in target.tags
-            or torch.Tag.dynamic_output_shape in target.tags
-            or node.is_impure()
-        )
+    if isinstance(node.target, torch._ops.OpOverload):
+        return _is_pure_operator(node.target)
+    return is_python_function(node.target)
+
+
+@functools.cache
+def _is_pure_operator(target: torch._ops.OpOverload) -> bool:
+    return target.namespace in ("aten", "prims") and not (
+        target in _UNINITIALIZED
+        or torch.Tag.nondeterministic_seeded in target.tags
+        or torch.Tag.data_dependent_output in target.tags
+        or torch.Tag.dynamic_output_shape in target.tags
+        or is_impure(target)
+    )
+
+
+def is_python_function(target: object) -> bool:
+    """Whether a node's target computes with sizes, or takes one of several results."""
     return getattr(target, "__module__", "") in ("_operator", "operator", "math")
 
 

@@ -38,6 +38,8 @@ ORDER = (
     "joint.remove_noops",
     "joint.fold_uniform_constants",
     "joint.canonical_aten",
+    "joint.common_subexpressions",
+    "joint.attention",
     "joint.pad_matmul",
     "post_grad.remove_noops",
     "post_grad.find_layer_norm",
@@ -55,6 +57,7 @@ ORDER = (
     "onnx.fold_constants",
     "onnx.common_subexpressions",
     "onnx.attention",
+    "onnx.merge_views",
     "onnx.linear",
     "onnx.layer_norm",
     "onnx.gelu",
@@ -62,7 +65,6 @@ ORDER = (
     "onnx.skip_layer_norm_keeping_sum",
     "onnx.bias_gelu",
     "onnx.transposed_products",
-    "onnx.merge_views",
     "onnx.remove_unused",
 )
 """Our passes in the order they run within their stage; those of other packages follow."""

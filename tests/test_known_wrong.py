@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from conftest import compiled, counted
+from conftest import assert_on_onnx, assert_same_as_eager, compiled, counted
 from onnx import TensorProto, helper
 from operators import difference
 
@@ -229,3 +229,9 @@ def test_an_index_that_eager_refuses_is_refused(function: object, index: list[in
 def test_an_index_of_advanced_indexing_counts_from_the_end() -> None:
     x, index = torch.randn(4, 5), torch.tensor([0, -1])
     torch.testing.assert_close(compiled(lambda x, i: x[i])(x, index), x[index])
+
+
+def test_signed_zeros() -> None:
+    """PyTorch's recorder takes -0.0 for 0.0 among constants, ONNX Runtime's NoopElimination x + 0 for x."""
+    assert_same_as_eager(lambda x: (x / 0.0, x / -0.0, 1 / (x * -0.0), 1 / (-(x - x) + 0), 1 / -(x - x)), torch.ones(3))
+    assert_on_onnx()

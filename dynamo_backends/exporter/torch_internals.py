@@ -70,6 +70,24 @@ def opset_object(opset: int) -> onnxscript.values.Opset:
     return onnxscript.values.Opset("", opset)
 
 
+class Constants(dict[Any, ir.Value]):
+    """The constants of one model by number and type, as PyTorch's recorder shares them; but ``-0.0`` is not ``0.0``.
+
+    The recorder of PyTorch 2.13 takes one for the other, as they are equal keys; here each ``-0.0`` is a new constant.
+    """
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return default if _is_negative_zero(key[0]) else super().get(key, default)
+
+    def __setitem__(self, key: Any, value: ir.Value) -> None:
+        if not _is_negative_zero(key[0]):
+            super().__setitem__(key, value)
+
+
+def _is_negative_zero(number: object) -> bool:
+    return isinstance(number, float) and number == 0 and math.copysign(1, number) < 0
+
+
 class Recorder(_building.OpRecorder):
     """Records the ONNX nodes that a translation function emits, and infers the element type of each result.
 

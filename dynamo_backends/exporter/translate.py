@@ -125,7 +125,7 @@ class _Translation:
         self.model = ir.Model(graph, ir_version=IR_VERSION, producer_name="dynamo-backends")
         self.graph = graph
         self.values: dict[fx.Node, Values] = {}
-        self.constants: dict[object, ir.Value] = {}
+        self.constants = torch_internals.Constants()
 
     def run(self, nodes: Sequence[fx.Node], inputs: Sequence[Input], outputs: Sequence[Output]) -> ir.Model:
         for item in inputs:

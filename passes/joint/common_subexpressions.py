@@ -1,0 +1,63 @@
+"""Computes equal subexpressions once.
+
+Rule: a node with the operator and arguments of an earlier one becomes that one; numbers are equal if their types are,
+and ``0.0`` is not ``-0.0``::
+
+    a = sin(x); b = sin(x); y = a + b
+    a = sin(x); y = a + a
+
+Not for
+
+1. operators that draw random numbers, have side effects, run a subgraph, or whose result's shape depends on data;
+2. operators separated by one that changes memory: what both read may have changed between them;
+3. results of the graph, and what these are views of: in eager they are tensors of their own.
+
+It stands in for the one in PyTorch's min-cut partitioner (``torch/_functorch/compile_utils.py: fx_graph_cse``), which
+knows random operators by a list that lacks ``randn_like``, so that two draws become one. PyTorch's ``CSEPass``
+(``torch/fx/passes/dialect/common/cse_pass.py``) has that list too, and would merge results of the graph.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from ..context import PassContext
+from ..editing import changes_memory, is_pure, remove, shared_memory
+from ..registry import Pass
+
+
+def common_subexpressions(module: fx.GraphModule, context: PassContext) -> int:
+    """Merges equal nodes in place; returns how many are gone."""
+    kept = shared_memory(module.graph)
+    known: dict[object, fx.Node] = {}
+    fired = 0
+    for node in list(module.graph.nodes):
+        if changes_memory(node):
+            known.clear()
+        if not is_pure(node) or "val" not in node.meta:
+            continue
+        key = (node.target, _key(node.args), _key(node.kwargs))
+        first = known.setdefault(key, node)
+        if first is node:
+            continue
+        if node in kept:
+            context.refuse(node, f"it equals {first.name}, but its memory is returned", matched=1, of=1)
+        elif context.allows(node):
+            remove(node, first)
+            fired += 1
+    if fired:
+        module.recompile()
+    return fired
+
+
+def _key(argument: object) -> object:
+    if isinstance(argument, fx.Node):
+        return argument
+    if isinstance(argument, (list, tuple)):
+        return tuple(_key(item) for item in argument)
+    if isinstance(argument, dict):
+        return tuple((name, _key(item)) for name, item in sorted(argument.items()))
+    return type(argument), repr(argument)
+
+
+PASS = Pass("joint.common_subexpressions", "Computes equal subexpressions once.", common_subexpressions)
