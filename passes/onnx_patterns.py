@@ -162,7 +162,7 @@ def constant(value: ir.Value | None) -> np.ndarray | None:
 
 
 def infer_types(nodes: Iterable[ir.Node], opset: int) -> None:
-    """Gives results of nodes their dtype and shape, as far as ONNX's schemas tell; in place.
+    """Gives results of nodes the dtype and shape they lack, as far as ONNX's schemas tell; in place.
 
     Results of operators of other domains get the dtype of the first input, as nearly all have it.
 
@@ -171,7 +171,7 @@ def infer_types(nodes: Iterable[ir.Node], opset: int) -> None:
         opset: the version of ONNX's own operators.
     """
     for node in nodes:
-        if any(output.type is None for output in node.outputs):
+        if any(output.type is None or output.shape is None for output in node.outputs):
             _infer_types(node, opset)
 
 
@@ -179,10 +179,10 @@ def _infer_types(node: ir.Node, opset: int) -> None:
     known = _inferred(node, opset) if node.domain in ("", "ai.onnx") else {}
     first = next((value.type for value in node.inputs if value is not None and value.type is not None), None)
     for i, output in enumerate(node.outputs):
-        if output.type is None and f"output_{i}" in known:
+        if f"output_{i}" in known:
             proto = known[f"output_{i}"]
-            output.type = ir.serde.deserialize_type_proto_for_type(proto)
-            output.shape = ir.serde.deserialize_type_proto_for_shape(proto)
+            output.type = output.type or ir.serde.deserialize_type_proto_for_type(proto)
+            output.shape = output.shape or ir.serde.deserialize_type_proto_for_shape(proto)
         elif output.type is None and node.domain not in ("", "ai.onnx"):
             output.type = first
 

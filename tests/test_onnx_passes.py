@@ -270,15 +270,6 @@ def test_a_view_that_is_needed_is_not_merged(graph: str) -> None:
 # Products
 
 
-LINEAR = """agraph (float[B,S,4] x, float[6,4] w, float[6] b) => (float[B,S,6] y) {{
-    flat = Constant <value_ints = [-1, 4]> ()
-    f = Reshape(x, flat)
-    {form}
-    s = Shape(x) three = Constant <value_ints = [2]> () zero = Constant <value_ints = [0]> ()
-    lead = Slice(s, zero, three) six = Constant <value_ints = [6]> () full = Concat <axis = 0> (lead, six)
-    y = Reshape(g, full)
-}}"""
-
 STATIC = """agraph (float[2,3,4] x, float[6,4] w, float[6] b) => (float[2,3,6] y{outputs}) {{
     flat = Constant <value_ints = [6, 4]> ()
     f = Reshape(x, flat)
@@ -315,7 +306,27 @@ def test_other_products_of_matrices_stay(form: str, outputs: str) -> None:
     rewrite(STATIC.format(form=form, outputs=outputs), "onnx.linear", fires=0)
 
 
-def test_a_matrix_that_is_flattened_otherwise_is_no_linear_layer() -> None:
+def test_a_tensor_with_other_last_dimensions_is_given_those_of_the_result() -> None:
+    model = rewrite(
+        """agraph (float[2,3,2,2] x, float[6,4] w, float[6] b) => (float[2,3,6] y) {
+            flat = Constant <value_ints = [6, 4]> () f = Reshape(x, flat)
+            t = Transpose <perm = [1, 0]> (w) g = Gemm(f, t, b)
+            full = Constant <value_ints = [2, 3, 6]> () y = Reshape(g, full)
+        }""",
+        "onnx.linear",
+        fires=1,
+    )
+    assert operators(model) == {"Reshape": 1, "FusedMatMul": 1, "Add": 1}
+
+
+def test_heads_that_are_split_and_joined_again_are_not_in_the_way() -> None:
+    form = """t = Transpose <perm = [1, 0]> (w) p = Gemm(f, t, b)
+              heads = Constant <value_ints = [2, 3, 2, 3]> () g = Reshape(p, heads)"""
+    model = rewrite(STATIC.format(form=form, outputs=""), "onnx.linear", fires=1)
+    assert operators(model) == {"FusedMatMul": 1, "Add": 1}
+
+
+def test_a_matrix_whose_rows_are_not_split_is_no_linear_layer() -> None:
     rewrite(
         """agraph (float[2,3,4] x, float[12,6] w) => (float[2,6] y) {
             flat = Constant <value_ints = [2, 12]> () f = Reshape(x, flat)

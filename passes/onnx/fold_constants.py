@@ -6,6 +6,8 @@ Rule: these nodes become constants:
 2. nodes whose inputs are all constant, up to 4 MiB of results, of the operators in ``_EXACT``: those that move data,
    compare, compute integers or round correctly, so that the result does not depend on who computes it.
 
+Shapes that the translation left open, of values between the nodes of one operator, are inferred first.
+
 Before and after (x: [2, 3, 4])::
 
     s = Shape <start=1, end=2> (x)           y = Slice(x, [1], [3], [1])
@@ -26,6 +28,7 @@ import onnx_ir as ir
 
 from ..context import PassContext
 from ..onnx_graph import constant, erase_unused, new_constant
+from ..onnx_patterns import infer_types
 from ..registry import Pass
 
 _MOST_BYTES = 4 * 2**20
@@ -44,7 +47,9 @@ _EXACT = frozenset(
 def fold_constants(model: ir.Model, context: PassContext) -> int:
     """Folds in place; returns how many nodes are gone."""
     fired = 0
+    opset = model.opset_imports.get("", 1)
     for node in list(model.graph):
+        infer_types([node], opset)
         if node.domain not in ("", "ai.onnx") or any(output.is_graph_output() for output in node.outputs):
             continue
         arrays = _known_sizes(node) if node.op_type in ("Shape", "Size") else _computed(model, node)

@@ -4,11 +4,13 @@ ATen has products of matrices only, so that PyTorch flattens the input of a line
 ONNX's ``MatMul`` takes any rank, and ``FusedMatMul`` a transposed weight.
 
 Rule: a ``MatMul`` of matrices, or a ``Gemm`` with alpha = beta = 1 and the first operand as it is, whose first operand
-is a ``Reshape`` of a tensor of rank 3 or more that keeps the last dimension, and whose result is used by ``Reshape``
-only, of which
+is a ``Reshape`` of a tensor, and whose result is used by ``Reshape`` only, is computed on that tensor where
 
-1. one gives the tensor its leading dimensions back; or
-2. there is no bias (the flattening is saved).
+1. the tensor has rank 3 or more and the last dimension of the matrix, and one of these, or the only ``Reshape`` after
+   it, gives it its leading dimensions back; or
+2. the same, but none does, and there is no bias (the flattening is saved);
+3. the tensor has another last dimension, this product alone uses the matrix, and one of these splits its rows: the
+   tensor is reshaped to these leading dimensions instead.
 
 Before and after (x: [B, S, K], w: [N, K], b: [N])::
 
@@ -23,6 +25,7 @@ that fuse a bias into what follows. The same speed, measured for K, N from 32 to
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from ..context import PassContext
@@ -30,6 +33,8 @@ from ..onnx_graph import (
     constant,
     erase_unused,
     hidden_value,
+    is_only_used_by,
+    new_constant,
     nodes_of,
     permutation,
     producer,
@@ -53,11 +58,9 @@ def _rewrite(model: ir.Model, context: PassContext, node: ir.Node) -> bool:
         return False
     value, matrix = flattening.inputs[0], sizes(node.outputs[0])
     full, rows = sizes(value), sizes(node.inputs[0])
-    if value is None or full is None or rows is None or matrix is None or len(matrix) != 2:
-        context.refuse(node, "the shapes are not known", matched=2, of=_OF)
+    if value is None or full is None or rows is None or matrix is None or len(rows) != 2 or len(matrix) != 2:
+        context.refuse(node, "the shapes are not known, or not those of matrices", matched=2, of=_OF)
         return False
-    if len(full) < 3 or len(rows) != 2 or full[-1] != rows[-1]:
-        return False  # nothing is flattened
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if bias is not None and sizes(bias) not in ([matrix[-1]], [1, matrix[-1]]):
         context.refuse(node, "what is added is no vector", matched=2, of=_OF)
@@ -66,12 +69,45 @@ def _rewrite(model: ir.Model, context: PassContext, node: ir.Node) -> bool:
     if node.outputs[0].is_graph_output() or not all(_takes_any_shape(user, node.outputs[0]) for user in views):
         context.refuse(node, "the matrix itself is needed", matched=3, of=_OF)
         return False
+    last_views = [_last_view(view) for view in views]
+    if full[-1] != rows[-1]:
+        return _unflatten(model, context, node, flattening, last_views)
+    if len(full) < 3:
+        return False  # nothing is flattened
     shape = [*full[:-1], matrix[-1]]
-    same = [view for view in views if sizes(view.outputs[0]) == shape]
+    same = [view for view in last_views if sizes(view.outputs[0]) == shape]
     if not same and bias is not None:
         context.refuse(node, "the result is given another shape", matched=3, of=_OF)
         return False
     return _substitute(model, context, node, value, bias, shape, same[0] if same else None)
+
+
+def _unflatten(model: ir.Model, context: PassContext, node: ir.Node, flattening: ir.Node, views: list[ir.Node]) -> bool:
+    """Gives the tensor the leading dimensions that the result will have."""
+    value, rows, columns = flattening.inputs[0], sizes(node.inputs[0]), sizes(node.outputs[0])
+    assert value is not None and rows is not None and columns is not None and node.graph is not None
+    shapes = [
+        shape for view in views if (shape := sizes(view.outputs[0])) and len(shape) > 2 and shape[-1] == columns[-1]
+    ]
+    if not shapes or not is_only_used_by(flattening.outputs[0], node):
+        return False
+    lead = shapes[0][:-1]
+    target = [*lead, rows[-1]]
+    if 0 in target or sum(isinstance(size, str) for size in target) > 1:
+        context.refuse(node, f"the shape {target} cannot be written down", matched=3, of=_OF)
+        return False
+    view = next(view for view in views if sizes(view.outputs[0]) == shapes[0])
+    name = f"{flattening.outputs[0].name}__full"
+    array = np.array([-1 if isinstance(size, str) else size for size in target], np.int64)
+    argument = new_constant(model, f"{name}__shape", array)
+    full = ir.Value(name=name, type=value.type, shape=ir.Shape(target))
+    reshape = ir.Node("", "Reshape", [value, argument], outputs=[full], name=f"node_{name}")
+    reshape.metadata_props.update(flattening.metadata_props)
+    node.graph.insert_before(node, [reshape])
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    fired = _substitute(model, context, node, full, bias, [*lead, columns[-1]], view)
+    erase_unused([full])
+    return fired
 
 
 def _is_plain(node: ir.Node) -> bool:
@@ -80,6 +116,16 @@ def _is_plain(node: ir.Node) -> bool:
     numbers = [attribute.value for name in ("alpha", "beta") if (attribute := get(name)) is not None]
     transposed = get("transA")
     return all(item == 1 for item in numbers) and (transposed is None or transposed.value == 0)
+
+
+def _last_view(view: ir.Node) -> ir.Node:
+    """The ``Reshape`` that alone uses a ``Reshape``, else that one: heads that were split, and are not after all."""
+    users = view.outputs[0].uses()
+    if len(users) == 1 and not view.outputs[0].is_graph_output():
+        user, position = users[0]
+        if user.op_type == "Reshape" and user.domain in ("", "ai.onnx") and position == 0:
+            return user
+    return view
 
 
 def _takes_any_shape(user: ir.Node, value: ir.Value) -> bool:
@@ -113,7 +159,7 @@ def _substitute(
     if bias is not None:
         full = hidden_value(result, "full", shape)
         nodes.append(ir.Node("", "Add", [product.outputs[0], bias], outputs=[full]))
-    others = [user for user in matrix.consumers() if user is not view]
+    others = [user for user in matrix.consumers() if view is None or _last_view(user) is not view]
     if view is None:  # nothing has the shape of the result: it stands beside the matrix
         stand_in = ir.Node("", "Identity", [matrix], outputs=[hidden_value(result, "full", shape)])
         view = stand_in
