@@ -83,10 +83,15 @@ def _leaves(values: object) -> list[Any]:
 
 def replace(node: fx.Node, new: fx.Node) -> None:
     """Puts ``new``, made for this, in the place of ``node``, whose name it takes."""
-    name = node.name
     node.replace_all_uses_with(new)
+    take_name(new, node)
+
+
+def take_name(new: fx.Node, node: fx.Node) -> None:
+    """Erases ``node``, which has no users, and gives its name to ``new``; ``fx.Node._rename`` would find it taken."""
     node.graph.erase_node(node)
-    new._rename(name)
+    new.name = node.name
+    new.graph._graph_namespace._rename_object(new, node.name)
 
 
 def remove(node: fx.Node, argument: fx.Node) -> None:

@@ -39,6 +39,7 @@ from ..editing import (
     replace,
     same_sizes,
     shared_memory,
+    take_name,
     value_of,
 )
 from ..registry import Pass
@@ -218,7 +219,6 @@ class _Rewrite:
             if candidate.meta["val"].dtype is not value_of(node).dtype:  # type: ignore[union-attr]
                 candidate._rename(f"{node.name}_in_float32")
             return
-        name = node.name
         for user in list(node.users):
             user.replace_input_with(node, candidate)
             if user.target is not operator.getitem:
@@ -229,8 +229,7 @@ class _Rewrite:
                 item = call(user, operator.getitem, user.args)
                 replace(user, self._narrowed(item, user))
                 item._rename(f"{user.name}_in_float32")
-        node.graph.erase_node(node)
-        candidate._rename(name)
+        take_name(candidate, node)
 
     def _narrowed(self, wide: fx.Node, like: fx.Node) -> fx.Node:
         """A cast of ``wide`` to the dtype of ``like``, or ``wide`` itself."""

@@ -92,7 +92,8 @@ def _merged(
             return None, []
         return aten.permute.default, [first[i] for i in second]
     if node.target in _KEEP_ORDER and inner.target in _KEEP_ORDER:
-        return aten.view.default, _sizes(node, result)
+        sizes = _sizes(node, result)
+        return (None, []) if sizes is None else (aten.view.default, sizes)
     if node.target is aten.expand.default and inner.target is aten.expand.default:
         sizes = node.args[1]
         assert isinstance(sizes, (list, tuple))
@@ -103,12 +104,16 @@ def _merged(
     return None, []
 
 
-def _sizes(node: fx.Node, result: torch.Tensor) -> list[object]:
+def _sizes(node: fx.Node, result: torch.Tensor) -> list[object] | None:
+    """The sizes to view as, at most one of them left open as -1; ``None`` if more are symbolic and no node has them."""
     if node.target in _RESHAPES:
         sizes = node.args[1]
         assert isinstance(sizes, (list, tuple))
         return list(sizes)
-    return list(result.shape)
+    known = [size if isinstance(size, int) else -1 for size in result.shape]
+    if known.count(-1) > 1 or (-1 in known and 0 in known):
+        return None
+    return list(known)
 
 
 def permutation(node: fx.Node) -> list[int] | None:
