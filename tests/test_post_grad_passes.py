@@ -1,4 +1,4 @@
-"""The passes of the stage ``post_grad``: each fires where its rule says, alone, and results and gradients stay eager's."""
+"""The passes of the stage ``post_grad``: each fires alone where its rule says; results and gradients stay eager's."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class TestMergeViews:
         assert_on_onnx()
 
     def test_permutations(self, graphs: list[fx.GraphModule]) -> None:
-        function = lambda x: (x * 2).permute(1, 2, 0).transpose(0, -1).transpose(1, 2).exp()  # noqa: E731
+        function = lambda x: (x * 2).permute(1, 2, 0).transpose(0, -1).exp()  # noqa: E731
         with torch.no_grad():
-            assert alone(function, double(2, 3, 4), name=self.NAME) == 2
+            assert alone(function, double(2, 3, 4), name=self.NAME) == 1
         assert operators(graphs[0]) == ["mul", "permute", "exp"]
 
     def test_what_undoes_each_other_is_gone(self, graphs: list[fx.GraphModule]) -> None:
@@ -105,8 +105,7 @@ class TestMergeViews:
             return y, y.t().t(), y.view(12).view(3, 4), y.t().t().t(), x.t().t(), x.view(12).view(2, 6), x.t()
 
         assert_same_as_eager(function, double(3, 4), settings=only(self.NAME))
-        with torch.no_grad():
-            assert_same_as_eager(function, double(3, 4), settings=only(self.NAME))
+        assert_same_as_eager(function, torch.randn(3, 4), settings=only(self.NAME))
 
     def test_dynamic_shapes(self) -> None:
         function = lambda x: (x * 2).t().t().view(-1).view(x.shape[0], 2, 2).unsqueeze(-1).exp()  # noqa: E731
@@ -156,11 +155,10 @@ class TestMergeCasts:
         function = lambda x: (x * 2).t().double().float().exp()  # noqa: E731
         assert_same_as_eager(function, torch.randn(3, 4), settings=only(self.NAME))
 
-    @pytest.mark.parametrize(
-        "narrow", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.float16, torch.bfloat16]
-    )
+    @pytest.mark.parametrize("name", ["bool", "uint8", "int8", "int16", "float16", "bfloat16"])
     @pytest.mark.parametrize("wide", [torch.int8, torch.int16, torch.float16, torch.bfloat16, torch.float32])
-    def test_holds_all_is_what_casting_there_and_back_says(self, wide: torch.dtype, narrow: torch.dtype) -> None:
+    def test_holds_all_is_what_casting_there_and_back_says(self, wide: torch.dtype, name: str) -> None:
+        narrow = getattr(torch, name)
         bits = torch.arange(2**16).to(torch.int32).to(torch.uint16)
         if narrow is torch.bool:
             values = torch.tensor([False, True])
