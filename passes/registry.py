@@ -55,6 +55,7 @@ ORDER = (
     "onnx.lift_constants",
     "onnx.fold_constants",
     "onnx.remove_noops",
+    "onnx.gathers",
     "onnx.common_subexpressions",
     "onnx.attention",
     "onnx.merge_views",

@@ -267,6 +267,90 @@ def test_a_view_that_is_needed_is_not_merged(graph: str) -> None:
     rewrite(graph, "onnx.merge_views", fires=0)
 
 
+def test_slices_of_different_dimensions_become_one() -> None:
+    model = rewrite(
+        """agraph (float[6,5] x) => (float[3,2] y, float[3,3] z) {
+            zero = Constant <value_ints = [0]> () one = Constant <value_ints = [1]> ()
+            two = Constant <value_ints = [2]> ()
+            last = Constant <value_ints = [-1]> () end = Constant <value_ints = [9]> ()
+            v = Slice(x, zero, end, zero, two)
+            y = Slice(v, one, end, last, two)
+            z = Slice(v, zero, end, one, two)
+        }""",
+        "onnx.merge_views",
+        fires=2,
+    )
+    assert operators(model) == {"Slice": 2}
+
+
+def test_slices_of_one_dimension_stay() -> None:
+    rewrite(
+        """agraph (float[6,5] x) => (float[2,5] y) {
+            zero = Constant <value_ints = [0]> () one = Constant <value_ints = [1]> ()
+            four = Constant <value_ints = [4]> () three = Constant <value_ints = [3]> ()
+            v = Slice(x, one, four, zero)
+            y = Slice(v, one, three, zero)
+        }""",
+        "onnx.merge_views",
+        fires=0,
+    )
+
+
+# Gathers
+
+
+def test_a_table_is_read_by_a_gather() -> None:
+    model = rewrite(
+        """agraph (float[5,3] x, int64[4] i) => (float[4,3] y) {
+            last = Constant <value_ints = [-1]> () u = Unsqueeze(i, last) y = GatherND(x, u)
+        }""",
+        "onnx.gathers",
+        fires=1,
+    )
+    assert operators(model) == {"Gather": 1}
+
+
+def test_a_gather_of_everything_in_order_is_a_view() -> None:
+    model = rewrite(
+        """agraph (float[2,2,3] x) => (float[2,1,2,3] y) {
+            i = Constant <value = int64[2,1,2,2] {0,0, 0,1, -1,0, 1,-1}> () y = GatherND(x, i)
+        }""",
+        "onnx.gathers",
+        fires=1,
+    )
+    assert operators(model) == {"Reshape": 1}
+
+
+@pytest.mark.parametrize("order", ["{0,0, 1,0, 0,1, 1,1}", "{0,0, 0,1, 0,1, 1,1}"], ids=["out of order", "twice"])
+def test_a_gather_of_something_else_stays(order: str) -> None:
+    rewrite(
+        f"agraph (float[2,2] x) => (float[4] y) {{ i = Constant <value = int64[4,2] {order}> () y = GatherND(x, i) }}",
+        "onnx.gathers",
+        fires=0,
+    )
+
+
+@pytest.mark.parametrize(("indices", "fires"), [("[0, 1, 2]", 1), ("[0, 2, 1]", 0), ("[0, 1]", 0)])
+def test_positions_that_are_all_positions_need_no_gather(indices: str, fires: int) -> None:
+    count = indices.count(",") + 1
+    rewrite(
+        f"""agraph (float[3,2] x) => (float[{count},2] y) {{
+            r = Abs(x) i = Constant <value_ints = {indices}> () g = Gather <axis = 0> (r, i) y = Relu(g)
+        }}""",
+        "onnx.gathers",
+        fires=fires,
+    )
+
+
+def test_indexing_of_torch() -> None:
+    def look_up(table: torch.Tensor, index: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = torch.arange(2)[:, None, None, None]
+        return table[index], mask[batch, torch.arange(4)[None, None, None, :]]
+
+    index = torch.tensor([0, -1, 2])
+    assert_same_as_eager(look_up, torch.randn(5, 3), index, torch.randn(2, 4), settings=only("onnx.gathers"))
+
+
 # Products
 
 

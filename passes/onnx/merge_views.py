@@ -6,7 +6,8 @@ Rule:
    if the value between has no other use, and the last shape has at most one symbolic size and no zero (or is the
    constant or computed argument of a ``Reshape`` that copies no size from its input);
 2. a ``Transpose`` of a ``Transpose`` becomes one, if the value between has no other use;
-3. where that leaves things as they were before the chain, nothing is left of it.
+3. a ``Slice`` of a ``Slice`` of other dimensions becomes one, if all users of the value between are such;
+4. where that leaves things as they were before the chain, nothing is left of it.
 
 Before and after (x: [2, 64, 256])::
 
@@ -27,6 +28,7 @@ from ..onnx_graph import (
     constant,
     erase_unused,
     hidden_value,
+    integers,
     is_only_used_by,
     new_constant,
     nodes_of,
@@ -43,7 +45,7 @@ _VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 
 def merge_views(model: ir.Model, context: PassContext) -> int:
     """Merges chains of views in place; returns how many nodes are gone."""
-    fired = 0
+    fired = sum(_merge_slices(model, context, node) for node in nodes_of(model, "Slice"))
     for node in nodes_of(model, "Transpose", *_VIEWS):
         operators = ("Transpose",) if node.op_type == "Transpose" else _VIEWS
         inner = producer(node.inputs[0], *operators)
@@ -81,6 +83,36 @@ def _merge_reshapes(model: ir.Model, context: PassContext, inner: ir.Node, node:
         return 0
     new = ir.Node("", "Reshape", [value, target], outputs=[hidden_value(result, "merged")])
     return int(substitute(model, context, [result], [new]))
+
+
+def _merge_slices(model: ir.Model, context: PassContext, node: ir.Node) -> int:
+    inner = producer(node.inputs[0], "Slice")
+    first, second = _bounds(inner), _bounds(node)
+    if inner is None or first is None or second is None:
+        return 0
+    value, result = inner.outputs[0], node.outputs[0]
+    others = [_bounds(user) for user in value.consumers()]
+    if value.is_graph_output() or any(other is None or set(other[2]) & set(first[2]) for other in others):
+        context.refuse(node, f"{value.name} is needed elsewhere", matched=1, of=2)
+        return 0
+    merged = [np.array([*one, *other], np.int64) for one, other in zip(first, second, strict=True)]
+    names = (f"{result.name}__{what}" for what in ("starts", "ends", "axes", "steps"))
+    arguments = [new_constant(model, name, array) for name, array in zip(names, merged, strict=True)]
+    new = ir.Node("", "Slice", [inner.inputs[0], *arguments], outputs=[hidden_value(result, "merged")])
+    return int(substitute(model, context, [result], [new]))
+
+
+def _bounds(node: ir.Node | None) -> list[list[int]] | None:
+    """Starts, ends, axes from the front, and steps of a ``Slice``, if they are constant."""
+    if node is None or node.op_type != "Slice" or node.domain not in ("", "ai.onnx"):
+        return None
+    shape = sizes(node.inputs[0])
+    starts, ends = integers(node.inputs[1]), integers(node.inputs[2])
+    if starts is None or ends is None or shape is None:
+        return None
+    axes = integers(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] else list(range(len(starts)))
+    steps = integers(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] else [1] * len(starts)
+    return None if axes is None or steps is None else [starts, ends, [axis % len(shape) for axis in axes], steps]
 
 
 def _undo(context: PassContext, inner: ir.Node, node: ir.Node) -> int:
