@@ -27,6 +27,7 @@ from typing import Any, Protocol
 
 from torch import fx
 
+from . import operators
 from .bisecting import BACKEND, STAGES, bisect_command, register_backend
 from .context import PassContext, Refusal, Target
 from .registry import Pass, Switches, all_passes
@@ -46,6 +47,7 @@ __all__ = [
     "all_passes",
     "bisect_command",
     "count_nodes",
+    "operators",
     "register_backend",
 ]
 
