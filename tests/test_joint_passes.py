@@ -86,6 +86,10 @@ class TestRemoveNoops:
     def test_integers_and_floats_promote(self) -> None:
         assert alone(lambda x: (x * 1.0) + (x + 0.0) + (x / 1), torch.arange(6) + 1, name=self.NAME) == 0
 
+    def test_an_integer_has_no_negative_zero(self) -> None:
+        function = lambda x: 1 / (-(x - x) + torch.full((3,), -0.0, dtype=torch.int64))  # noqa: E731
+        assert_same_as_eager(function, torch.randn(3))
+
     def test_broadcasting_is_no_noop(self) -> None:
         assert alone(lambda x: (x.sin() * torch.ones(3, 4)).cos(), torch.randn(4), name=self.NAME) == 0
 
@@ -170,6 +174,11 @@ class TestFoldUniformConstants:
             return x + 1, one, one.expand(2, 3), one + 1, one.clone()
 
         assert_same_as_eager(function, double(3), settings=only(self.NAME))
+
+    def test_a_division_by_zero_is_the_calls_to_raise(self) -> None:
+        function = lambda x: x + torch.full((3,), 1) // torch.full((3,), 0)  # noqa: E731
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            compiled(function)(torch.arange(3))
 
     def test_symbolic_sizes_are_left(self) -> None:
         function = lambda x: x * (torch.ones(x.shape[0], 1) + 1)  # noqa: E731

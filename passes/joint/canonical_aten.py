@@ -12,7 +12,8 @@ Rule::
 Each pair runs the same kernel on the same memory: ``mul.Scalar`` wraps its number for ``mul.Tensor`` in eager too, and
 min-cut partitioning knows ``permute`` and ``view`` as views that are cheap to compute again.
 
-Not if the result would have another dtype or strides, such as that of a ``reshape`` that copies.
+Not if the result would have another dtype or strides, such as that of a ``reshape`` that copies. Off by default: our
+own passes know the spellings, and alone it makes no graph smaller; it is for patterns that other packages bring.
 """
 
 from __future__ import annotations
@@ -139,4 +140,9 @@ _MAY_DIFFER = {aten.reshape.default, prims.convert_element_type.default}
 """Operators whose other spelling need not fit the argument, or lie in memory as they do; the others are the same."""
 
 
-PASS = Pass("joint.canonical_aten", "Writes alike operators in one way: t and transpose as permute.", canonical_aten)
+PASS = Pass(
+    "joint.canonical_aten",
+    "Writes alike operators in one way: t and transpose as permute.",
+    canonical_aten,
+    default=False,
+)

@@ -102,7 +102,10 @@ def _number(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> tuple[torch.Te
     if {"device", "memory_format"} & set(node.kwargs):
         return None, False
     args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
-    result = node.target(*args, **kwargs)
+    try:
+        result = node.target(*args, **kwargs)
+    except (RuntimeError, ZeroDivisionError):  # an integer division by zero, which is the call's to raise
+        return None, False
     if not isinstance(result, torch.Tensor) or result.dtype != value.dtype or result.ndim != value.ndim:
         return None, False
     return result, False

@@ -150,6 +150,7 @@ def _only_one(node: fx.Node) -> fx.Node | None:
 
 def uniform_number(argument: object) -> int | float | None:
     """The number an argument is, or is full of, ``None`` if that is not known."""
+    value = value_of(argument)
     if isinstance(argument, fx.Node) and argument.op == "call_function":
         if argument.target is aten.full.default and len(argument.args) > 1:
             argument = argument.args[1]
@@ -159,7 +160,9 @@ def uniform_number(argument: object) -> int | float | None:
             argument = 1
         elif argument.target in _ZEROS:
             argument = 0
-    return argument if isinstance(argument, (int, float)) else None
+    if not isinstance(argument, (int, float)):
+        return None
+    return argument if value is None or value.is_floating_point() or math.isnan(argument) else int(argument)
 
 
 _ONES = {aten.ones.default, aten.ones_like.default, aten.new_ones.default}

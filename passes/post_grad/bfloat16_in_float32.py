@@ -56,6 +56,12 @@ _SEES_DTYPE = {
     aten.linspace.default,
     aten.logspace.default,
 }
+_VIEWS = {
+    *(aten.t.default, aten.transpose.int, aten.permute.default),
+    *(aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default),
+}
+"""Views that any tensor has, however it lies in memory, and that are no larger before than after."""
+
 _SMOOTH = {
     *(aten.add, aten.sub, aten.rsub, aten.mul, aten.div, aten.addcmul, aten.addcdiv, aten.lerp),
     *(aten.leaky_relu, aten.elu, aten.celu, aten.softplus, aten.logit),
@@ -86,6 +92,7 @@ def bfloat16_in_float32(module: fx.GraphModule, context: PassContext) -> int:
         elif reason:
             context.refuse(node, reason, matched=1, of=2)
     if fired:
+        erase_unused([node for node in nodes if node.target in _VIEWS and not node._erased])
         module.recompile()
     return fired
 
@@ -182,16 +189,24 @@ class _Rewrite:
         return argument
 
     def _widened(self, value: fx.Node) -> fx.Node:
-        """``value`` in float32: one cast for all who read it, as early as it can be."""
+        """``value`` in float32: one cast for all who read it, as early as it can be.
+
+        What is cast is what ``value`` is a view of, so that a transposition stays next to the product that reads it.
+        """
         if value not in self.wide:
             following = value.next
             while following.op == "placeholder":
                 following = following.next
-            cast = call(following, aten._to_copy.default, (value,), {"dtype": torch.float32})
-            cast.meta = {**origin(value), "val": cast.meta["val"]}
-            cast._rename(f"{value.name}_in_float32")
-            self.wide[value] = cast
-            self.made.append(cast)
+            source = value.args[0] if value.op == "call_function" and value.target in _VIEWS else None
+            if isinstance(source, fx.Node):
+                args: tuple = (self._widened(source), *value.args[1:])
+                new = call(following, value.target, args, dict(value.kwargs))
+            else:
+                new = call(following, aten._to_copy.default, (value,), {"dtype": torch.float32})
+            new.meta = {**origin(value), "val": new.meta["val"]}
+            new._rename(f"{value.name}_in_float32")
+            self.wide[value] = new
+            self.made.append(new)
         return self.wide[value]
 
     def _differs(self, candidate: fx.Node) -> str | None:

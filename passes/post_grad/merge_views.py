@@ -31,7 +31,7 @@ from ..registry import Pass
 
 aten = torch.ops.aten
 
-_RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
+_RESHAPES = {aten.view.default, aten._unsafe_view.default}  # not reshape, which may copy
 _KEEP_ORDER = {*_RESHAPES, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default}
 _PERMUTES = {aten.permute.default, aten.transpose.int, aten.t.default}
 
