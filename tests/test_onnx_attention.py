@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -35,10 +35,12 @@ def fired() -> int:
     return counted("pass onnx.attention")
 
 
-def check(function: Callable[..., object], *args: object, times: int = 1, settings: object = None) -> None:
+def check(
+    function: Callable[..., object], *args: object, times: int = 1, settings: Mapping[str, object] = SETTINGS
+) -> None:
     """The pass fires so often, and the results are eager's."""
     with torch.no_grad():
-        assert_same_as_eager(function, *args, settings=settings or SETTINGS)
+        assert_same_as_eager(function, *args, settings=settings)
     assert fired() == times
 
 

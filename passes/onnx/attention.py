@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -60,6 +61,7 @@ _LOW = -3e38
 """Hides a score as well as the lowest float32 does: any score added to it is lost."""
 
 _SWAPS_HEADS = [0, 2, 1, 3]
+_SWAPS_LAST = [0, 1, 3, 2]
 _NODES = 4  # product, mask or scale, softmax, product: what a near miss is counted in
 
 _STEPS = ("MatMul", "Reshape", "Mul", "Div", "Add", "Where")
@@ -292,9 +294,34 @@ def _heads(value: ir.Value | None, what: str) -> _Heads:
     batch, heads, length, features = shape
     if not isinstance(heads, int) or not isinstance(features, int):
         raise _NotAttention(f"the heads and features of {what} are not known: {shape}", 3)
-    node = producer(value, "Transpose")
-    swapped = node is not None and permutation(node) == _SWAPS_HEADS
-    return _Heads(value, node.inputs[0] if node is not None and swapped else None, batch, heads, length, features)
+    by_position = next((source for source, order in _transposed_from(value) if order == _SWAPS_HEADS), None)
+    return _Heads(value, by_position, batch, heads, length, features)
+
+
+def _transposed_from(value: ir.Value) -> Iterator[tuple[ir.Value, list[int]]]:
+    """The values that ``value`` is a transpose of, nearest first, and how.
+
+    ``Reshape`` to [B * H, X, Y], ``Transpose`` of X and Y, and ``Reshape`` back count as a transpose.
+    """
+    order = [0, 1, 2, 3]
+    while True:
+        node = producer(value, "Transpose", "Reshape")
+        if node is None:
+            return
+        step: list[int] | None = None
+        inner: ir.Value | None = None
+        if node.op_type == "Transpose":
+            step, inner = permutation(node), node.inputs[0]
+            if step == [0, 2, 1]:
+                step, inner = _SWAPS_LAST, _batches_apart(inner)
+        else:
+            turn = producer(_batches_apart_by(node), "Transpose")
+            if turn is not None and permutation(turn) == [0, 2, 1]:
+                step, inner = _SWAPS_LAST, _batches_apart(turn.inputs[0])
+        if inner is None or step is None or len(step) != 4:
+            return
+        value, order = inner, [step[i] for i in order]
+        yield value, order
 
 
 def _dtype(value: ir.Value) -> ir.DataType | None:
@@ -313,21 +340,24 @@ def _known_sizes(value: ir.Value) -> _SIZES | None:
 
 def _keys_and_values(transposed: ir.Value, values: ir.Value | None, heads: int) -> tuple[_Heads, _Heads, float]:
     """k and v, unrepeated if they are repeated for ``heads`` heads of queries, and the number k is scaled by."""
-    node = producer(transposed, "Transpose")
-    order = None if node is None else permutation(node)
-    if node is None or order not in ([0, 1, 3, 2], [0, 2, 3, 1], [0, 2, 1]):
-        raise _NotAttention(f"{transposed.name} is no transposed k", 2)
-    keys, scale = _unscaled(node.inputs[0])
-    fewer_keys, fewer_values = _unrepeated(keys, heads), _unrepeated(values, heads)
-    if fewer_keys is not None and fewer_values is not None:
-        return _heads(fewer_keys, "k"), _heads(fewer_values, "v"), scale
+    sources = list(_transposed_from(transposed))
+    keys = next((source for source, order in sources if order == _SWAPS_LAST), None)
+    apart = next((source for source, order in sources if order == [0, 2, 3, 1]), None)
+    scale = 1.0
+    if keys is not None:
+        keys, scale = _unscaled(keys)
+        fewer_keys, fewer_values = _unrepeated(keys, heads), _unrepeated(values, heads)
+        if fewer_keys is not None and fewer_values is not None:
+            return _heads(fewer_keys, "k"), _heads(fewer_values, "v"), scale
     value = _heads(_batches_apart(values), "v")
-    if order != [0, 2, 3, 1]:
-        return _heads(_batches_apart(keys), "k"), value, scale
-    shape = _known_sizes(keys)
+    if keys is not None:
+        return _heads(keys, "k"), value, scale
+    if apart is None:
+        raise _NotAttention(f"{transposed.name} is no transposed k", 2)
+    shape = _known_sizes(apart)
     if shape is None or len(shape) != 4 or not isinstance(shape[2], int) or not isinstance(shape[3], int):
         raise _NotAttention(f"the shape of k is not known: {shape}", 3)
-    return _Heads(None, keys, shape[0], shape[2], shape[1], shape[3]), value, scale
+    return _Heads(None, apart, shape[0], shape[2], shape[1], shape[3]), value, 1.0
 
 
 def _unrepeated(value: ir.Value | None, heads: int) -> ir.Value | None:
@@ -664,8 +694,8 @@ class _Fusion:
         *attributes: ir.Attr,
         of: ir.Value | None = None,
     ) -> ir.Value:
-        whole = self._found.result if of is None else of
-        result = ir.Value(name=f"{whole.name}__{what}", shape=ir.Shape(shape))
+        number = f"_{len(self._new)}" if of is not None else ""  # an operand may be that of several attentions
+        result = ir.Value(name=f"{self._found.result.name}__{what}{number}", shape=ir.Shape(shape))
         result.type = ir.TensorType(ir.DataType.FLOAT) if of is None or of.type is None else of.type
         self._new.append(ir.Node("", operator, inputs, attributes, outputs=[result]))
         return result
