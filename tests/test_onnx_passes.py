@@ -395,12 +395,42 @@ def test_a_tensor_with_other_last_dimensions_is_given_those_of_the_result() -> N
         """agraph (float[2,3,2,2] x, float[6,4] w, float[6] b) => (float[2,3,6] y) {
             flat = Constant <value_ints = [6, 4]> () f = Reshape(x, flat)
             t = Transpose <perm = [1, 0]> (w) g = Gemm(f, t, b)
-            full = Constant <value_ints = [2, 3, 6]> () y = Reshape(g, full)
+            full = Constant <value_ints = [2, 3, 6]> () v = Reshape(g, full) y = Gelu(v)
         }""",
         "onnx.linear",
         fires=1,
     )
-    assert operators(model) == {"Reshape": 1, "FusedMatMul": 1, "Add": 1}
+    assert operators(model) == {"Reshape": 1, "FusedMatMul": 1, "Add": 1, "Gelu": 1}
+
+
+@pytest.mark.parametrize(
+    ("form", "shape"),
+    [("y = Reshape(g, full)", "2,3,2,2"), ("r = Reshape(g, full) y = Relu(r)", "2,3,2,2")],
+    ids=["an output", "followed by no sum"],
+)
+def test_a_bias_is_not_taken_apart_where_that_saves_no_node(form: str, shape: str) -> None:
+    rewrite(
+        f"""agraph (float[{shape}] x, float[6,4] w, float[6] b) => (float[2,3,6] y) {{
+            flat = Constant <value_ints = [6, 4]> () f = Reshape(x, flat)
+            t = Transpose <perm = [1, 0]> (w) g = Gemm(f, t, b)
+            full = Constant <value_ints = [2, 3, 6]> () {form}
+        }}""",
+        "onnx.linear",
+        fires=0,
+    )
+
+
+@pytest.mark.parametrize(("rows", "fires"), [(64, 1), (256, 0)])
+def test_a_bias_is_not_taken_apart_for_many_rows_of_few_columns(rows: int, fires: int) -> None:
+    rewrite(
+        f"""agraph (float[2,{rows},4] x, float[6,4] w, float[6] b) => (float[2,{rows},6] y) {{
+            flat = Constant <value_ints = [{2 * rows}, 4]> () f = Reshape(x, flat)
+            t = Transpose <perm = [1, 0]> (w) g = Gemm(f, t, b)
+            full = Constant <value_ints = [2, {rows}, 6]> () y = Reshape(g, full)
+        }}""",
+        "onnx.linear",
+        fires=fires,
+    )
 
 
 def test_heads_that_are_split_and_joined_again_are_not_in_the_way() -> None:
