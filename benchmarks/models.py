@@ -1,7 +1,7 @@
 """The models the passes are measured on: ``transformers`` configurations with random weights, and inputs for them.
 
-Head sizes, sequence lengths and image sizes are real; depth, width and vocabulary are cut so that a call takes some tens
-of milliseconds: what passes change must not drown in matrix products. Nothing is downloaded.
+Head sizes, sequence lengths and image sizes are real; depth, width and vocabulary are cut so that a call takes some
+tens of milliseconds: what passes change must not drown in matrix products. Nothing is downloaded.
 """
 
 from __future__ import annotations
