@@ -17,7 +17,10 @@ from dynamo_backends.options import Options  # noqa: E402
 
 def options_table() -> str:
     """Every option of the backends: name, default, what it does; Markdown."""
-    rows = [(f"`{item.name}`", f"`{item.default!r}`", item.metadata["help"]) for item in dataclasses.fields(Options)]
+    defaults = dataclasses.asdict(Options())  # ``passes`` as its user writes it
+    rows = [
+        (f"`{item.name}`", f"`{defaults[item.name]!r}`", item.metadata["help"]) for item in dataclasses.fields(Options)
+    ]
     return _table(("option", "default", "what it does"), rows)
 
 
