@@ -218,6 +218,17 @@ def test_the_debug_backend_finds_no_fault(full: bool, tmp_path: Path) -> None:
     assert graph["verdict"] == "ok", graph["verdict"]
 
 
+@pytest.mark.parametrize("full", [True, False], ids=["full", "autocast"])
+def test_the_debug_backend_finds_no_fault_in_training(full: bool, tmp_path: Path) -> None:
+    model, inputs = model_and_inputs("vit", full)
+    without_dropout(model)
+    with autocast(full):
+        loss = scalar(torch.compile(model, backend="onnx_debug", options={"dump_dir": str(tmp_path)})(**inputs))
+    loss.backward()
+    manifest = json.loads((tmp_path / "latest" / "manifest.json").read_text())
+    assert {graph["direction"]: graph["verdict"] for graph in manifest["graphs"]} == {"forward": "ok", "backward": "ok"}
+
+
 def test_it_can_be_turned_off() -> None:
     settings = {"options": {"passes": {"disable": ["post_grad.bfloat16_in_float32"]}}}
     assert_same_as_eager(lambda x, w: x @ w, bf16(4, 8), bf16(8, 3), settings=settings)
