@@ -221,6 +221,13 @@ def test_not_where_a_product_is_returned() -> None:
     check(rotated, torch.randn(B, H, S, D), frequencies(), times=0)
 
 
+def test_not_of_scalars() -> None:
+    def sums(x, y):
+        return x * y + torch.cat((-x[None], x[None])) * y
+
+    check(sums, torch.tensor(2.0), torch.tensor(3.0), times=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 def test_not_in_other_dtypes(dtype: torch.dtype) -> None:
     x, f = torch.randn(B, H, S, D).to(dtype), frequencies().to(dtype)

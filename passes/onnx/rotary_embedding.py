@@ -119,7 +119,7 @@ def _parts(straight: ir.Node | None, turned: ir.Node | None) -> tuple[ir.Value, 
 def _rotation_of(value: ir.Value | None, x: ir.Value | None) -> bool | None:
     """Whether ``value`` is x with neighbours rotated (``True``) or halves (``False``); ``None`` if neither."""
     shape = sizes(x)
-    if x is None or shape is None or not isinstance(shape[-1], int) or shape[-1] % 2:
+    if x is None or not shape or not isinstance(shape[-1], int) or shape[-1] % 2:
         return None
     features, rank = shape[-1], len(shape)
     paired = producer(value, "Reshape")
@@ -150,7 +150,7 @@ def _rotation_of(value: ir.Value | None, x: ir.Value | None) -> bool | None:
 def _slice_of(value: ir.Value | None, x: ir.Value) -> tuple[int, int, int] | None:
     """Start, end and step along the last dimension, if ``value`` is such a part of x."""
     shape = sizes(x)
-    if shape is None or not isinstance(shape[-1], int):
+    if not shape or not isinstance(shape[-1], int):
         return None
     size, rank = shape[-1], len(shape)
     node = producer(value, "Slice", "Split")
@@ -160,7 +160,7 @@ def _slice_of(value: ir.Value | None, x: ir.Value) -> tuple[int, int, int] | Non
         parts = [sizes(output) for output in node.outputs]
         if node.attributes.get_int("axis", 0) not in (-1, rank - 1) or None in parts:
             return None
-        lengths = [0 if part is None else part[-1] for part in parts]
+        lengths = [part[-1] if part else 0 for part in parts]
         if value is None or not all(isinstance(length, int) for length in lengths):
             return None
         start = sum(int(length) for length in lengths[: value.index()])
@@ -338,7 +338,7 @@ class _Fusion:
     def _make_half(self, value: ir.Value, interleaved: bool) -> ir.Value:
         array = constant(value)
         shape = sizes(value)
-        if shape is None or not isinstance(shape[-1], int) or shape[-1] % 2:
+        if not shape or not isinstance(shape[-1], int) or shape[-1] % 2:
             raise _NotRotary(f"the shape of {value.name} is not known: {shape}")
         half = shape[-1] // 2
         if array is not None:
