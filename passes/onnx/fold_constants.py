@@ -102,7 +102,8 @@ def _computed(model: ir.Model, node: ir.Node) -> list[np.ndarray] | None:
     alone = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", version)])
     feeds = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
     try:
-        results = onnx.reference.ReferenceEvaluator(alone).run(None, feeds)
+        with np.errstate(all="ignore"):
+            results = onnx.reference.ReferenceEvaluator(alone).run(None, feeds)
     except (ArithmeticError, IndexError, RuntimeError, TypeError, ValueError):
         return None  # the runtime says what is wrong with it, or can do it
     folded = [np.asarray(result) for result in results]
@@ -113,9 +114,14 @@ def _computed(model: ir.Model, node: ir.Node) -> list[np.ndarray] | None:
 
 
 def _is_delicate(node: ir.Node, arrays: list[np.ndarray | None]) -> bool:
-    """Types that numpy does not compute with, and integers divided by zero."""
+    """Types that numpy does not compute with, integers divided by zero, and numbers no integer can hold."""
     if any(array is not None and array.dtype.kind not in "biuf" for array in arrays):
         return True
+    first = arrays[0]
+    if node.op_type in ("Cast", "CastLike") and first is not None and first.dtype.kind == "f":
+        result = node.outputs[0].dtype
+        is_float = result is not None and result.is_floating_point()
+        return not is_float and not bool(((first >= 0) & (first < 2**7)).all())
     divisor = arrays[1] if node.op_type in ("Div", "Mod") else None
     return divisor is not None and divisor.dtype.kind in "iu" and bool((divisor == 0).any())
 
