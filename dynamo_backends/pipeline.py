@@ -140,7 +140,12 @@ class Pipeline:
         self.options = options
         self.observer = observer
         self.support = Support(options.opset, options.providers)
-        self.passes = PassManager(options.passes, pass_target(options, self.support), explain=observer.explains)
+        self.passes = PassManager(
+            options.passes,
+            pass_target(options, self.support),
+            explain=observer.explains,
+            strict=options.fallback == "error",
+        )
         self._numbers_by_aot_id: dict[str, int] = {}
 
     def compile_dynamo_graph(self, module: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:

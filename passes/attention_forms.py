@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .editing import known_equal, same_sizes, value_of
 
@@ -158,7 +159,8 @@ def _down(softmax: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None, float, li
             if isinstance(other, fx.Node):
                 kept = other
             else:
-                kept_scale *= float(other)
+                assert isinstance(other, (int, float))
+                kept_scale *= other
             dropped = step
         node = step
 
@@ -203,8 +205,9 @@ def _is_dropout_step(user: fx.Node, node: fx.Node, has_mask: bool) -> bool:
     other = _other(user, node)
     if isinstance(other, fx.Node):
         mask, value = value_of(other), value_of(node)
-        is_mask = mask is not None and value is not None and mask.dtype is torch.bool
-        return not has_mask and is_mask and same_sizes(mask.shape, value.shape)
+        if has_mask or mask is None or value is None:
+            return False
+        return mask.dtype is torch.bool and same_sizes(mask.shape, value.shape)
     return has_mask and isinstance(other, (int, float))
 
 
@@ -382,5 +385,6 @@ def constant_of(node: object) -> float | None:
         for part in str(node.target).split("."):
             value = getattr(value, part, None)
         if isinstance(value, torch.Tensor) and value.numel() == 1 and not hasattr(value, "fake_mode"):
-            return float(value.item())
+            with unset_fake_temporarily():  # a compile's fake mode reads no real number
+                return float(value.item())
     return None

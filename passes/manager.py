@@ -22,7 +22,7 @@ import copy
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from torch import fx
@@ -60,6 +60,13 @@ _MOST_MATCHES = 5
 
 class PassError(RuntimeError):
     """A pass failed. The message names it, the graph, and the option that turns it off."""
+
+    def __init__(self, name: str, graph: str, error: Exception) -> None:
+        super().__init__(
+            f"pass {name!r} failed on {graph}: {type(error).__name__}: {error}. Turn it off with "
+            f"options={{'passes': {{'disable': [{name!r}]}}}}"
+        )
+        self.name = name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +118,7 @@ class PassManager:
         target: where the graphs will run.
         backend: the backend's name, for PyTorch's bisector.
         explain: whether near misses are kept.
+        strict: whether a pass that raises an error ends the compile; else it is left out, with a warning.
     """
 
     def __init__(
@@ -120,12 +128,14 @@ class PassManager:
         *,
         backend: str = BACKEND,
         explain: bool = False,
+        strict: bool = False,
     ) -> None:
         register_backend(backend)
         switches = switches or Switches()
         self._target = target or Target()
         self._backend = backend
         self._explain = explain
+        self._strict = strict
         self._by_stage: dict[str, list[Pass]] = {stage: [] for stage in STAGES}
         for item in all_passes():
             if switches.is_on(item):
@@ -155,12 +165,31 @@ class PassManager:
 
         Raises:
             KeyError: there is no such stage.
-            PassError: a pass raised an error.
+            PassError: a pass raised an error, and the manager is strict.
         """
+        passes = list(self._by_stage[stage])
+        failed: list[PassResult] = []
+        while passes:
+            saved = _copy(graph)
+            if listener is not None:
+                listener.start(stage, graph)
+            try:
+                return [*self._run_all(passes, graph, name, checker, listener), *failed]
+            except PassError as error:
+                if self._strict:
+                    raise
+                logger.warning("%s. It is left out", error, exc_info=True)
+                _restore(graph, saved)
+                passes = [item for item in passes if item.name != error.name]
+                nodes = count_nodes(graph)
+                failed.append(PassResult(error.name, 0, nodes, nodes, 0.0, undone=f"it failed: {error.__cause__!r}"))
+        return failed
+
+    def _run_all(
+        self, passes: Sequence[Pass], graph: Any, name: str, checker: Checker | None, listener: Listener | None
+    ) -> list[PassResult]:
         results = []
-        if listener is not None:
-            listener.start(stage, graph)
-        for item in self._by_stage[stage]:
+        for item in passes:
             trial = None
             if checker is not None:
                 trial, result = self._try(item, graph, name, checker)
@@ -198,11 +227,8 @@ class PassManager:
             for part in _with_subgraphs(graph) if item.visits_subgraphs else [graph]:
                 try:
                     fired += _checked_count(item.run(part, context))
-                except Exception as error:
-                    raise PassError(
-                        f"pass {item.name!r} failed on {name}: {type(error).__name__}: {error}. Turn it off with "
-                        f"options={{'passes': {{'disable': [{item.name!r}]}}}}"
-                    ) from error
+                except Exception as error:  # whatever goes wrong in a pass, anyone's, is told of the pass
+                    raise PassError(item.name, name, error) from error
         elapsed = (time.perf_counter() - start) * 1e3
         return PassResult(item.name, fired, before, count_nodes(graph), elapsed, context.matches, context.refusals)
 
@@ -241,8 +267,25 @@ def _copy(graph: Any) -> Any:
     if not isinstance(graph, fx.GraphModule):
         return graph.clone()
     copied = fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    for old, new in zip(graph.graph.nodes, copied.graph.nodes, strict=True):
+        if hasattr(old, "_dynamo_source"):  # AOTAutograd asks for it; torch.fx does not copy it
+            new._dynamo_source = old._dynamo_source
     for node in copied.graph.find_nodes(op="get_attr"):
         name = str(node.target)
         if "." not in name and isinstance(getattr(copied, name), fx.GraphModule):
             setattr(copied, name, _copy(getattr(copied, name)))
     return copied
+
+
+def _restore(graph: Any, saved: Any) -> None:
+    """Makes a graph what its copy ``saved`` is; the copy must not be used any more."""
+    if not isinstance(graph, fx.GraphModule):
+        graph.graph = saved.graph
+        graph.functions.clear()
+        graph.functions.update(saved.functions)
+        return
+    for node in saved.graph.find_nodes(op="get_attr"):
+        name = str(node.target)
+        if "." not in name:
+            setattr(graph, name, getattr(saved, name))
+    graph.graph = saved.graph

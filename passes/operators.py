@@ -133,7 +133,7 @@ def _attention_backward(
     scaled = grad_scores * scale if scale != 1.0 else grad_scores
     grad_query, grad_key = torch.matmul(scaled, key), torch.matmul(scaled.transpose(-2, -1), query)
     results = grad_query, grad_key, grad_value, grad_scores
-    return tuple(item.contiguous() for item in results)  # type: ignore[return-value]
+    return tuple(item.contiguous() for item in results)
 
 
 _library.impl("attention", _attention, "CompositeExplicitAutograd")

@@ -44,7 +44,8 @@ def find_attention(module: fx.GraphModule, context: PassContext) -> int:
             context.refuse(error.node, error.reason, matched=error.matched, of=PARTS)
             continue
         if context.allows(found.value_product):
-            _replace(found)
+            result = call(found.value_product, attention, *operands(found, found.value_product))
+            put_in_place(found.value_product, result, product_sizes(found))
             fired += 1
     if fired:
         module.graph.eliminate_dead_code()
@@ -65,34 +66,20 @@ def _check_users(found: Forward) -> None:
             raise NotAttention(node, "the graph needs a value between the two products, as a backward does", PARTS)
 
 
-def _replace(found: Forward) -> None:
-    product = found.value_product
-    arguments = operands(found, product)
-    result = call(product, attention, arguments.tensors, arguments.numbers)
-    put_in_place(product, result)
-
-
-class Operands:
-    """The arguments of the operator, as nodes that stand before a given one."""
-
-    def __init__(self, tensors: tuple[fx.Node | None, ...], numbers: dict[str, float]) -> None:
-        self.tensors = tensors
-        self.numbers = numbers
-
-
-def operands(found: Forward, before: fx.Node) -> Operands:
-    """Makes the operator's arguments of what was found: operands with the leading dimensions of the scores."""
+def operands(found: Forward, before: fx.Node) -> tuple[tuple[fx.Node | None, ...], dict[str, float]]:
+    """The operator's arguments, tensors and numbers: operands with the leading dimensions of the scores."""
     *leading, rows, columns = found.sizes
-    query = shaped(found.query, [*leading, rows, last_size(found.query)], before)
-    key = shaped(transposed(found.key_transposed, before), None, before)
-    key = shaped(key, [*leading, columns, last_size(key)], before)
-    value = shaped(found.value, [*leading, columns, last_size(found.value)], before)
+    query = shaped(found.query, [*leading, rows, size_of(found.query, -1, before)], before)
+    key = transposed(found.key_transposed, before)
+    key = shaped(key, [*leading, columns, size_of(found.query, -1, before)], before)
+    value = shaped(found.value, [*leading, columns, size_of(found.value, -1, before)], before)
     bias: fx.Node | None = None
     for item in found.biases:
         bias = item if bias is None else call(before, aten.add.Tensor, (bias, item))
     hidden = found.hidden
     if hidden is not None and found.is_shown:
         hidden = call(before, aten.logical_not.default, (hidden,))
+    kept = None if found.kept is None else shaped(found.kept, [*leading, rows, columns], before)
     numbers = {
         "scale": found.scale,
         "fill": found.fill,
@@ -103,24 +90,28 @@ def operands(found: Forward, before: fx.Node) -> Operands:
     }
     defaults = {"scale": 1.0, "fill": 0.0, "kept_scale": 1.0, "upcast": False, "fill_first": False, "safe": False}
     given = {name: number for name, number in numbers.items() if number != defaults[name]}
-    kept = None if found.kept is None else shaped(found.kept, [*leading, rows, columns], before)
-    return Operands((query, key, value, bias, hidden, kept), given)
+    return (query, key, value, bias, hidden, kept), given
 
 
-def last_size(node: fx.Node) -> object:
-    """The size of the last dimension."""
+def product_sizes(found: Forward) -> list[object]:
+    """The sizes of the product with the value, as arguments for ``view``, of nodes that stay."""
+    value, before = found.value, found.value_product
+    tensor = value_of(value)
+    assert tensor is not None
+    batch = [size_of(value, dim, before) for dim in range(tensor.ndim - 2)]
+    return [*batch, found.sizes[-2], size_of(value, -1, before)]
+
+
+def size_of(node: fx.Node, dim: int, before: fx.Node) -> object:
+    """A size of a tensor, as an argument: a number, or a node that computes it."""
     value = value_of(node)
     assert value is not None
-    size = value.shape[-1]
-    if not isinstance(size, int):
-        raise NotAttention(node, "the number of features is not known before the call", PARTS)
-    return size
+    size = value.shape[dim]
+    return size if isinstance(size, int) else call(before, aten.sym_size.int, (node, dim % value.ndim), value=size)
 
 
-def shaped(node: fx.Node, sizes: list[object] | None, before: fx.Node) -> fx.Node:
+def shaped(node: fx.Node, sizes: list[object], before: fx.Node) -> fx.Node:
     """A node viewed with these sizes: what it is a view of, where that has them."""
-    if sizes is None:
-        return node
     value = value_of(node)
     assert value is not None
     if len(sizes) == value.ndim:
@@ -143,39 +134,28 @@ def transposed(node: fx.Node, before: fx.Node) -> fx.Node:
     return call(before, aten.permute.default, (node, order))
 
 
-def put_in_place(product: fx.Node, result: fx.Node) -> None:
-    """Lets the users of the product read the operator's result, through a view where they do not view it that way."""
-    wanted = value_of(result)
-    assert wanted is not None
+def put_in_place(product: fx.Node, result: fx.Node, sizes: list[object]) -> None:
+    """Lets the users of a product read the operator's result, through a view where they do not view it that way.
+
+    Args:
+        product: the product that goes.
+        result: the operator's result.
+        sizes: the product's, as arguments for ``view``.
+    """
+    wanted, value = value_of(result), value_of(product)
+    assert wanted is not None and value is not None
     views = []
     for user in list(product.users):
-        value = value_of(user)
+        viewed = value_of(user)
         is_view = user.target in (aten.view.default, aten._unsafe_view.default)
-        if is_view and value is not None and same_sizes(value.shape, wanted.shape):
+        if is_view and viewed is not None and same_sizes(viewed.shape, wanted.shape):
             user.replace_all_uses_with(result)
             views.append(user)
     erase_unused(views)
     if product.users:
-        value = value_of(product)
-        assert value is not None
         if value.ndim != wanted.ndim:
-            sizes = _product_sizes(product)
             result = call(product, aten.view.default, (result, sizes))
         product.replace_all_uses_with(result)
-
-
-def _product_sizes(product: fx.Node) -> list[object]:
-    """The sizes of a product's result, as arguments for ``view``."""
-    probabilities, right = product.args
-    assert isinstance(probabilities, fx.Node) and isinstance(right, fx.Node)
-    value = value_of(product)
-    assert value is not None
-    sizes: list[object] = list(value.shape)
-    if probabilities.target in (aten.view.default, aten._unsafe_view.default, aten.reshape.default):
-        sizes = [*list(probabilities.args[1])[:-1], last_size(right)]
-    if not all(isinstance(size, (int, fx.Node)) for size in sizes):
-        raise NotAttention(product, "its size is not known before the call", PARTS)
-    return sizes
 
 
 PASS = Pass("joint.attention", "Writes attention that is written out as one operator.", find_attention)

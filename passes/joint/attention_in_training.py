@@ -23,7 +23,7 @@ from ..context import PassContext
 from ..editing import call, same_sizes, value_of
 from ..operators import attention, attention_backward
 from ..registry import Pass
-from .attention import last_size, operands, put_in_place, shaped, softmaxes, transposed
+from .attention import operands, product_sizes, put_in_place, shaped, size_of, softmaxes, transposed
 
 aten = torch.ops.aten
 
@@ -212,7 +212,9 @@ def _after_softmax(forward: Forward, node: fx.Node, inside: set[fx.Node]) -> fx.
     if product.target is not aten.mul.Tensor or set(product.args) != {node, p}:
         raise _stop(product, "no derivative of the softmax")
     total = next((u for u in product.users if u.target is aten.sum.dim_IntList), None)
-    rank = value_of(p).ndim
+    probabilities = value_of(p)
+    assert probabilities is not None
+    rank = probabilities.ndim
     if total is None or [dim % rank for dim in total.args[1]] != [rank - 1] or total.args[2:] != (True,):
         raise _stop(product, "no sum over the rows")
     share = _only_user(total)
@@ -302,19 +304,19 @@ def _check_users(forward: Forward, backward: _Backward) -> None:
 
 
 def _replace(forward: Forward, backward: _Backward) -> None:
-    arguments = operands(forward, forward.value_product)
-    result = call(forward.value_product, attention, arguments.tensors, arguments.numbers)
-    put_in_place(forward.value_product, result)
-    first = min((backward.of_value, *_products_of(backward)))
+    tensors, numbers = operands(forward, forward.value_product)
+    result = call(forward.value_product, attention, tensors, numbers)
+    put_in_place(forward.value_product, result, product_sizes(forward))
+    first = min(node for node in backward.inside if node.target in _PRODUCTS)
     *leading, rows, _ = forward.sizes
-    grad = shaped(backward.grad, [*leading, rows, last_size(backward.grad)], first)
-    gradients = call(first, attention_backward, (grad, *arguments.tensors), arguments.numbers)
+    grad = shaped(backward.grad, [*leading, rows, size_of(backward.grad, -1, first)], first)
+    gradients = call(first, attention_backward, (grad, *tensors), numbers)
     query, key, value, scores = (
         call(first, operator.getitem, (gradients, i), value=item) for i, item in enumerate(gradients.meta["val"])
     )
-    put_in_place(backward.of_value, value)
-    put_in_place(backward.of_query, query)
-    put_in_place(backward.of_key, transposed(key, first))
+    places = ((backward.of_value, value), (backward.of_query, query), (backward.of_key, transposed(key, first)))
+    for product, gradient in places:
+        put_in_place(product, gradient, _sizes(product))
     outside = [user for user in backward.of_scores.users if user not in backward.inside]
     if outside:
         known, wanted = value_of(scores), value_of(backward.of_scores)
@@ -324,8 +326,10 @@ def _replace(forward: Forward, backward: _Backward) -> None:
         backward.of_scores.replace_all_uses_with(scores, delete_user_cb=lambda user: user in outside)
 
 
-def _products_of(backward: _Backward) -> list[fx.Node]:
-    return [node for node in backward.inside if node.target in _PRODUCTS]
+def _sizes(node: fx.Node) -> list[object]:
+    value = value_of(node)
+    assert value is not None
+    return list(value.shape)
 
 
 PASS = Pass(

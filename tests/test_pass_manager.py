@@ -1,0 +1,362 @@
+"""The pass manager: order, switches, what it reports, what it does with passes that fail, and PyTorch's bisector."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+import torch
+from conftest import assert_same_as_eager, compiled, counted
+from torch import fx
+from torch._inductor.compiler_bisector import CompilerBisector
+
+from dynamo_backends.cli import main
+from dynamo_backends.debug.dump_folder import latest_run
+from passes import Pass, PassContext, register, registry, unregister
+from passes.bisecting import BACKEND
+from passes.manager import STAGES, PassManager, Switches, all_passes
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def plant() -> Iterator[Callable[..., None]]:
+    """Registers a pass for the length of a test."""
+    names: list[str] = []
+
+    def add(name: str, function: Callable[..., int], *, default: bool = True) -> None:
+        names.append(name)
+        register(Pass(name, "Planted by a test.", function, default))
+
+    yield add
+    for name in names:
+        unregister(name)
+
+
+def nothing(graph: object, context: PassContext) -> int:
+    return 0
+
+
+def third_sine_becomes_cosine(module: fx.GraphModule, context: PassContext) -> int:
+    """Wrong at its third match only."""
+    fired = 0
+    for node in module.graph.find_nodes(op="call_function", target=aten.sin.default):
+        if context.allows(node):
+            fired += 1
+            if fired == 3:
+                node.target = aten.cos.default
+    module.recompile()
+    return fired
+
+
+# The list
+
+
+def test_each_pass_has_a_stage_a_sentence_and_its_place() -> None:
+    passes = all_passes()
+    assert [item.name for item in passes] == sorted(registry.ORDER, key=lambda name: STAGES.index(name.split(".")[0]))
+    for item in passes:
+        assert item.stage in STAGES
+        assert item.sentence.endswith(".") and len(item.sentence) > 20
+        assert sys.modules[f"passes.{item.name}"].__doc__, f"{item.name} does not tell its rule"
+
+
+def test_passes_of_other_packages_follow_ours(plant: Callable[..., None]) -> None:
+    plant("joint.mine", nothing)
+    names = [item.name for item in all_passes() if item.stage == "joint"]
+    assert names[-1] == "joint.mine" and len(names) > 1
+
+
+# Switches
+
+
+@pytest.mark.parametrize(
+    ("switches", "on"),
+    [
+        ({}, {"joint.a", "joint.b", "onnx.c"}),
+        ({"disable": ["joint.*"]}, {"onnx.c"}),
+        ({"disable": ["*"]}, set()),
+        ({"disable": ["*"], "enable": ["joint.a"]}, {"joint.a"}),
+        ({"disable": ["*"], "enable": ["joint.*"]}, {"joint.a", "joint.b"}),
+        ({"disable": ["joint.a"], "enable": ["joint.*"]}, {"joint.b", "onnx.c"}),
+        ({"enable": ["onnx.off"]}, {"joint.a", "joint.b", "onnx.c", "onnx.off"}),
+    ],
+)
+def test_the_most_specific_switch_decides(switches: dict[str, list[str]], on: set[str]) -> None:
+    passes = [Pass(name, "A test's.", nothing, default=name != "onnx.off") for name in ("joint.a", "joint.b", "onnx.c")]
+    passes.append(Pass("onnx.off", "A test's.", nothing, default=False))
+    chosen = Switches(**{key: tuple(names) for key, names in switches.items()})
+    assert {item.name for item in passes if chosen.is_on(item)} == on
+
+
+BAD_SWITCHES = {
+    "unknown name": ({"disable": ["joint.remove_nops"]}, "Did you mean 'joint.remove_noops'"),
+    "without stage": ({"disable": ["remove_noops"]}, "Did you mean 'joint.remove_noops'|Did you mean .*remove_noops"),
+    "pattern that fits nothing": ({"enable": ["jont.*"]}, "no pass fits 'jont.*'"),
+    "unknown key": ({"disabled": ["joint.*"]}, "unknown key 'disabled'. Did you mean 'disable'"),
+    "no list": ({"disable": "joint.*"}, "takes a list of names"),
+    "no names": ({"disable": [1]}, "takes names of passes"),
+    "no dict": (["joint.*"], "expected {'disable'"),
+    "both": ({"disable": ["joint.*"], "enable": ["joint.*"]}, "both disabled and enabled"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SWITCHES)
+def test_bad_switches_are_errors(case: str) -> None:
+    value, said = BAD_SWITCHES[case]
+    with pytest.raises(Exception, match=said):
+        compiled(torch.relu, options={"passes": value})(torch.ones(2))
+
+
+def test_switches_of_a_compile() -> None:
+    with torch.no_grad():
+        compiled(lambda x: (x + 1).detach() * 2)(torch.ones(3))
+        assert any(event.startswith("pass ") for event in torch._dynamo.utils.counters["dynamo_backends"])
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        compiled(lambda x: (x + 1).detach() * 2, options={"passes": {"disable": ["*"]}})(torch.ones(3))
+        assert not any(event.startswith("pass ") for event in torch._dynamo.utils.counters["dynamo_backends"])
+
+
+@pytest.mark.parametrize("text", ['{"disable": ["post_grad.*", "joint.*"]}', "-post_grad.*, -joint.*"])
+def test_switches_in_the_environment(text: str, monkeypatch: pytest.MonkeyPatch, plant: Callable[..., None]) -> None:
+    ran = []
+    plant("post_grad.seen", lambda graph, context: ran.append("post_grad") or 0)
+    plant("onnx.seen", lambda graph, context: ran.append("onnx") or 0)
+    monkeypatch.setenv("DYNAMO_BACKENDS_PASSES", text)
+    compiled(torch.relu)(torch.ones(3))
+    assert ran == ["onnx"]
+
+
+@pytest.mark.parametrize("text", ["joint.*", "{", "-jont.*"])
+def test_a_bad_environment_is_an_error(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAMO_BACKENDS_PASSES", text)
+    with pytest.raises(Exception, match="DYNAMO_BACKENDS_PASSES"):
+        compiled(torch.relu)(torch.ones(3))
+
+
+# Running
+
+
+def test_subgraphs_are_visited(plant: Callable[..., None]) -> None:
+    seen: list[int] = []
+
+    def count_sines(module: fx.GraphModule, context: PassContext) -> int:
+        found = len(module.graph.find_nodes(op="call_function", target=aten.sin.default))
+        seen.append(found)
+        return found
+
+    plant("post_grad.count", count_sines)
+
+    def branches(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin().sin(), lambda x: x.cos(), (x,)).sin()
+
+    with torch.no_grad():
+        assert_same_as_eager(branches, torch.randn(3))
+    assert sorted(seen) == [0, 1, 2]
+    assert counted("pass post_grad.count") == 3
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_pass_that_fails_is_left_out(
+    stage: str, plant: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    def spoil(graph: fx.GraphModule | ir.Model, context: PassContext) -> int:
+        """Breaks the graph, then fails."""
+        if isinstance(graph, fx.GraphModule):
+            for node in list(graph.graph.nodes):
+                if node.op == "call_function":
+                    node.target = torch.neg
+        else:
+            for node in graph.graph:
+                node.op_type = "Neg"
+        raise KeyError("lost")
+
+    plant(f"{stage}.spoil", spoil)
+    with caplog.at_level(logging.WARNING, "passes.manager"):
+        assert_same_as_eager(lambda x: torch.sin(x) * 2, torch.randn(3, requires_grad=True))
+    assert f"pass '{stage}.spoil' failed" in caplog.text and "KeyError: 'lost'" in caplog.text
+    assert "'disable'" in caplog.text
+
+
+def test_a_pass_that_fails_is_an_error_when_fallback_is(plant: Callable[..., None]) -> None:
+    def fail(graph: object, context: PassContext) -> int:
+        raise KeyError("lost")
+
+    plant("post_grad.fail", fail)
+    with pytest.raises(Exception, match=r"pass 'post_grad.fail' failed on graph \d+ inference: KeyError: 'lost'"):
+        compiled(torch.sin, options={"fallback": "error"})(torch.ones(3))
+
+
+@pytest.mark.parametrize("result", [None, True, 1.0])
+def test_a_pass_says_how_often_it_fired(result: object) -> None:
+    item = Pass("post_grad.mine", "A test's.", lambda graph, context: result)
+    manager = PassManager(strict=True)
+    manager._by_stage["post_grad"] = [item]
+    with pytest.raises(RuntimeError, match="a pass returns how many times it fired"):
+        manager.run("post_grad", fx.symbolic_trace(lambda x: x + 1))
+
+
+# Reports
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> Path:
+    function = torch.compile(
+        lambda x: (torch.relu(x) + 0).detach() * 2, backend="onnx_debug", options={"dump_dir": str(tmp_path)}
+    )
+    with torch.no_grad():
+        function(torch.randn(3))
+    return tmp_path
+
+
+def test_the_manifest_has_each_pass(dump: Path) -> None:
+    manifest = json.loads((latest_run(dump) / "manifest.json").read_text())
+    (dynamo,), (graph,) = manifest["dynamo_graphs"], manifest["graphs"]
+    results = [*dynamo["passes"], *graph["passes"], *graph["regions"][0]["passes"]]
+    assert [result["name"] for result in results] == [item.name for item in all_passes() if item.default]
+    (removed,) = [result for result in results if result["name"] == "post_grad.remove_noops"]
+    for result in results:
+        assert result["nodes_before"] >= result["nodes_after"] and result["milliseconds"] >= 0
+    fired = {result["name"]: result["nodes_before"] - result["nodes_after"] for result in results if result["fired"]}
+    assert fired and removed["nodes_before"] > 0
+
+
+def test_a_diff_for_each_pass_that_fired(dump: Path) -> None:
+    diffs = {path.name: path.read_text() for path in latest_run(dump).rglob("*.diff")}
+    manifest = json.loads((latest_run(dump) / "manifest.json").read_text())
+    (graph,) = manifest["graphs"]
+    results = [*manifest["dynamo_graphs"][0]["passes"], *graph["passes"], *graph["regions"][0]["passes"]]
+    assert set(diffs) == {f"{result['name']}.diff" for result in results if result["fired"]}
+    text = next(text for text in diffs.values() if "detach" in text)
+    changed = [line for line in text.splitlines()[2:] if line.startswith(("-", "+"))]
+    assert any("detach" in line and line.startswith("-") for line in changed)
+    assert "fired 1, nodes" in text.splitlines()[1]
+
+
+def test_the_command_lists_all_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["passes"]) == 0
+    printed = capsys.readouterr().out
+    for item in all_passes():
+        (line,) = [line for line in printed.splitlines() if f" {item.name} " in line]
+        assert item.sentence in line and line.startswith(item.stage) and (" on " if item.default else " off ") in line
+
+
+def test_the_command_shows_what_passes_did(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for given in (dump, latest_run(dump), latest_run(dump) / "manifest.json"):
+        assert main(["passes", str(given)]) == 0
+        printed = capsys.readouterr().out
+        lines = {line.split()[0]: line.split() for line in printed.splitlines() if "." in line.split(" ")[0]}
+        assert set(lines) >= {item.name for item in all_passes() if item.default}
+
+
+def test_the_command_on_what_is_not_there(dump: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["passes", str(tmp_path / "nowhere")]) == 2
+    assert "no manifest.json" in capsys.readouterr().err
+    assert main(["passes", str(dump), "--why", "joint.atention"]) == 2
+    assert "Did you mean 'joint.attention'" in capsys.readouterr().err
+    assert main(["passes", str(dump), "--why", "joint.pad_matmul"]) == 2
+    assert "did not run" in capsys.readouterr().err
+    assert main(["passes", "--why", "joint.attention"]) == 2
+    assert "needs a dump" in capsys.readouterr().err
+
+
+def test_the_command_tells_why_a_pass_did_not_fire(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def almost(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.tanh(q @ k.transpose(-2, -1)), -1) @ v
+
+    arguments = [torch.randn(2, 4, 8, 16) for _ in range(3)]
+    with torch.no_grad():
+        torch.compile(almost, backend="onnx_debug", options={"dump_dir": str(tmp_path)})(*arguments)
+    assert main(["passes", str(tmp_path), "--why", "joint.attention"]) == 0
+    printed = capsys.readouterr().out
+    assert "joint.attention fired 0 times." in printed
+    assert "at tanh: 2 of 4 nodes matched, then: tanh is aten.tanh.default, which attention has no place for" in printed
+
+
+# PyTorch's bisector
+
+
+def waves(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(6):
+        x = torch.sin(x) + 1
+    return x
+
+
+def test_the_bisector_names_pass_and_match(
+    plant: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant("post_grad.bad", third_sine_becomes_cosine)
+    x = torch.randn(3)
+
+    def no_inductor(*args: object, **kwargs: object) -> None:
+        raise AssertionError("Inductor ran")
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", no_inductor)
+
+    def is_right() -> bool:
+        torch._dynamo.reset()
+        with torch.no_grad():
+            return torch.allclose(torch.compile(waves, backend="onnxrt")(x), waves(x))
+
+    result = CompilerBisector.do_bisect(is_right)
+    assert result is not None
+    assert (result.backend, result.subsystem) == (BACKEND, "post_grad_passes")
+    assert result.debug_info is not None
+    assert result.debug_info.startswith("post_grad.bad at sin_2 of graph")
+
+
+SCRIPT = """
+    import sys, torch
+    from passes import register_pass
+
+    @register_pass("onnx.bad", "Turns the fourth sine into a cosine.")
+    def bad(model, context):
+        fired = 0
+        for node in model.graph:
+            if node.op_type == "Sin" and context.allows(node):
+                fired += 1
+                if fired == 4:
+                    node.op_type = "Cos"
+        return fired
+
+    def f(x):
+        for _ in range(6):
+            x = torch.sin(x) + 1
+        return x
+
+    x = torch.randn(3)
+    with torch.no_grad():
+        sys.exit(not torch.allclose(torch.compile(f, backend="onnxrt")(x), f(x)))
+"""
+
+
+def test_the_command_bisects_a_script(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    command = [sys.executable, "-m", "dynamo_backends.cli", "bisect", sys.executable, str(script)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, cwd=tmp_path)
+    assert run.returncode == 1, run.stderr
+    said = run.stdout.splitlines()[-1]
+    assert said.startswith("the fault is in onnxrt, stage onnx: onnx.bad at sin_3 of graph 0 inference region 0")
+
+
+@pytest.mark.parametrize(("code", "said"), [("0", "no issue found"), ("1", "fails with backend 'eager' already")])
+def test_the_command_bisects_what_is_not_ours(code: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bisect", sys.executable, "-c", f"raise SystemExit({code})"]) == int(code)
+    assert said in capsys.readouterr().out
+
+
+def test_bisect_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bisect"]) == 2
+    assert main(["bisect", "/no/such/program"]) == 2
+    assert "/no/such/program" in capsys.readouterr().err
