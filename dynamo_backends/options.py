@@ -42,7 +42,7 @@ class Options:
         },
     )
     opset: int = dataclasses.field(
-        default=20,
+        default=23,
         metadata={"help": "ONNX opset of the models; at least 18, at most what this ONNX Runtime loads."},
     )
     fallback: str = dataclasses.field(

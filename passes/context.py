@@ -47,7 +47,7 @@ class Target:
     """
 
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
-    opset: int = 20
+    opset: int = 23
     decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = dict
     refuses: Callable[[ir.Node], str | None] = _nothing_known
     refuses_operator: Callable[[fx.Node], str | None] = _nothing_known

@@ -96,7 +96,7 @@ def _decompositions(opset: int) -> dict[object, Callable[..., object]]:
     return table
 
 
-def decomposition_table(opset: int = 20) -> dict[object, Callable[..., object]]:
+def decomposition_table(opset: int = 23) -> dict[object, Callable[..., object]]:
     """The decompositions our backends use, for ``aot_autograd(decompositions=...)``: ATen overload to function.
 
     Args:
