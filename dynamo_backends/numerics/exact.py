@@ -27,9 +27,29 @@ _WIDER = {
 
 _BIT_CASTS = {torch.ops.aten.view.dtype}
 
-_WHATEVER_THE_STRIDES = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
-"""What computes the same values where a kernel's strides are not those of its fake result, which made the graph:
-batch normalization of a transposed tensor in training, in PyTorch 2.13."""
+
+def _layer_norm_backward(
+    grad: torch.Tensor,
+    input: torch.Tensor,
+    shape: list[int],
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    *rest: object,
+) -> object:
+    """With the statistics in the weight's dtype, as the kernel wants them of a half input with float32 weights."""
+    if weight is not None:
+        mean, rstd = mean.to(weight.dtype), rstd.to(weight.dtype)
+    return torch.ops.aten.native_layer_norm_backward.default(grad, input, shape, mean, rstd, weight, *rest)
+
+
+_WHATEVER_THE_FAKE_RESULT = {
+    torch.ops.aten.view.default: torch.ops.aten.reshape.default,
+    torch.ops.aten.native_layer_norm_backward.default: _layer_norm_backward,
+}
+"""What computes the same values where an argument is not what its fake tensor, which made the graph, foretold (PyTorch
+2.13): the strides of batch normalization of a transposed tensor in training; the dtype of layer normalization's
+statistics, float32 for a half input with float32 weights and half according to the fake tensor."""
 
 
 def widen(value: object) -> object:
@@ -54,7 +74,7 @@ def _function(node: fx.Node) -> Callable[..., object]:
     if node.op == "call_module":
         assert node.graph.owning_module is not None
         return node.graph.owning_module.get_submodule(str(node.target))
-    function = _WHATEVER_THE_STRIDES.get(node.target, node.target)
+    function = _WHATEVER_THE_FAKE_RESULT.get(node.target, node.target)
     assert callable(function)
     return function
 
