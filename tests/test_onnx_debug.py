@@ -20,8 +20,8 @@ from torch._dynamo.backends.common import aot_autograd
 
 import dynamo_backends
 from dynamo_backends.debug import suspects, tensors
-from dynamo_backends.numerics.distance import distance, is_explained
 from dynamo_backends.exporter.converters import CONVERTERS
+from dynamo_backends.numerics.distance import distance, is_explained
 from passes import Pass, PassContext, registry
 
 

@@ -16,8 +16,9 @@ from conftest import assert_same_as_eager, compiled, counted
 from torch._dynamo.utils import counters
 
 from dynamo_backends import decomposition_table
-from passes import PassContext, patterns, register, unregister
-from passes.patterns import Match, Pattern, pattern_pass
+from passes import PassContext, register, stored_patterns, unregister
+from passes.matching import Match, stored_texts
+from passes.patterns import Pattern, pattern_pass
 from passes.registry import Pass, all_passes
 
 F = torch.nn.functional
@@ -192,9 +193,22 @@ def compiled_graph(function: Callable[..., object], *args: torch.Tensor) -> torc
 
 
 def test_stored_patterns_are_current() -> None:
-    stored = Path(patterns.__file__).with_name("stored_patterns.py").read_text()
-    assert stored == patterns.stored_text(all_passes()), "write them anew: python -m passes.patterns"
-    assert stored == patterns.stored_text(all_passes(), decomposition_table), "a decomposition takes them apart"
+    stored = stored_patterns.FILE.read_text()
+    how = "write them anew: python -m passes.stored_patterns"
+    assert stored == stored_patterns.as_text(stored_texts(all_passes())), how
+    assert stored == stored_patterns.as_text(stored_texts(all_passes(), decomposition_table)), "they are taken apart"
+
+
+def test_the_matcher_is_not_imported_for_graphs_it_has_nothing_for() -> None:
+    script = """
+        import sys, torch
+        with torch.no_grad():
+            torch.compile(lambda x: torch.relu(x) * 2 + 1, backend="onnxrt")(torch.ones(3))
+        print("torch._inductor.pattern_matcher" in sys.modules)
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    assert subprocess.check_output(command, env=environment, text=True).strip() == "False"
 
 
 def test_all_patterns_are_registered_within_a_tenth_of_a_second() -> None:
@@ -203,7 +217,7 @@ def test_all_patterns_are_registered_within_a_tenth_of_a_second() -> None:
         import time, torch
         from torch._dynamo.utils import counters
         torch.compile(lambda x: x + 1, backend="onnxrt", options={"passes": {"disable": ["*"]}})(torch.ones(3))
-        from passes import PassContext
+        from passes import PassContext, matching
         from passes.registry import all_passes
         import onnx_ir as ir
         empty = torch.fx.symbolic_trace(lambda x: x)
@@ -211,7 +225,7 @@ def test_all_patterns_are_registered_within_a_tenth_of_a_second() -> None:
         for item in all_passes():
             graph = ir.Model(ir.Graph([], [], nodes=[], opset_imports={"": 20}), ir_version=10)
             start = time.perf_counter()
-            item.run(graph if item.stage == "onnx" else empty, PassContext(item.name))
+            item.run(graph if item.stage == "onnx" else empty, PassContext(item.name, explain=True))
             total += time.perf_counter() - start
         print(total)
     """

@@ -16,10 +16,14 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import TYPE_CHECKING
 
 import torch
 
-from ..patterns import Match, Pattern, pattern_pass
+from ..patterns import Pattern, pattern_pass
+
+if TYPE_CHECKING:
+    from torch._inductor.pattern_matcher import Match
 
 _ERF = {"half": 0.51234, "scale": 0.71234, "one": 1.1234}
 _TANH = {"half": 0.51234, "outer": 0.79234, "inner": 0.0441234, "one": 1.1234}

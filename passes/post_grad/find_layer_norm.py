@@ -12,10 +12,14 @@ root.
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import torch
 
-from ..patterns import Match, Pattern, pattern_pass
+from ..patterns import Pattern, pattern_pass
+
+if TYPE_CHECKING:
+    from torch._inductor.pattern_matcher import Match
 
 _EPSILON = {"eps": 0.00123}
 

@@ -9,9 +9,14 @@ Infinities: a row of -inf alone is NaN either way.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from ..patterns import Match, Pattern, pattern_pass
+from ..patterns import Pattern, pattern_pass
+
+if TYPE_CHECKING:
+    from torch._inductor.pattern_matcher import Match
 
 
 def _search(x: torch.Tensor) -> torch.Tensor:
