@@ -222,9 +222,16 @@ class _Rules:
             else:
                 self._by_operator.setdefault(rule.operator, []).append(rule)
 
-    def at(self, node: ir.Node) -> Sequence[_Rule]:
-        """Those that may match at a node, in their order."""
+    def at(self, node: ir.Node, present: set[str] | None) -> Sequence[_Rule]:
+        """Those that may match at a node, in their order.
+
+        Args:
+            node: the last node of a match.
+            present: all operators of the model, if rules of which one is missing are not wanted.
+        """
         rules = self._by_operator.get((node.domain, node.op_type, node.overload), [])
+        if present is not None:
+            rules = [rule for rule in rules if rule.operators <= present]
         if not self._any_operator:
             return rules
         return sorted([*rules, *self._any_operator], key=lambda rule: rule.rank)
@@ -249,6 +256,7 @@ class _Rule:
         self.size: int = graph.num_nodes()
         self.operator: ir.OperatorIdentifier | None = graph.output_node.op_identifier()
         self.results: int = graph.num_outputs
+        self.operators = _operators_of(graph)
         orders = graph.commute() if pattern.commute else [graph]
         if len(orders) > _MOST_ORDERS:
             raise ValueError(
@@ -282,6 +290,17 @@ class _Order:
     """The operators its last node reads directly, by the number of the input."""
 
 
+def _operators_of(graph: GraphPattern) -> frozenset[str]:
+    """The operators of a pattern, none if it leaves a choice among them."""
+    from onnxscript.rewriter._pattern_ir import OrValue
+
+    inputs = [value for node in graph for value in node.inputs]
+    if any(isinstance(value, OrValue) for value in inputs):
+        return frozenset()
+    identifiers = [node.op_identifier() for node in graph]
+    return frozenset(identifier[1] for identifier in identifiers if identifier is not None)
+
+
 def _operators_above(graph: GraphPattern) -> Sequence[tuple[int, str]]:
     above = [(i, value.producer()) for i, value in enumerate(graph.output_node.inputs) if value is not None]
     known = [(i, producer.op_identifier()) for i, producer in above if producer is not None]
@@ -308,10 +327,12 @@ class _Seen:
 
 def _apply(model: ir.Model, context: PassContext, rules: _Rules) -> int:
     fired = 0
-    for graph in (model.graph, *model.graph.subgraphs()):
-        for node in [node for node in graph if rules.at(node)]:
+    graphs = (model.graph, *model.graph.subgraphs())
+    present = None if context.explain else {node.op_type for graph in graphs for node in graph}
+    for graph in graphs:
+        for node in [node for node in graph if rules.at(node, present)]:
             if node.graph is graph:  # not removed by a match before
-                fired += any(_apply_rule(rule, model, graph, node, context) for rule in rules.at(node))
+                fired += any(_apply_rule(rule, model, graph, node, context) for rule in rules.at(node, present))
     return fired
 
 

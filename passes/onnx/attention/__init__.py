@@ -1,0 +1,66 @@
+"""Computes attention by one operator, ONNX's ``Attention`` of opset 23.
+
+Rule: ``MatMul(Softmax(scores), v)`` with ``scores = MatMul(q, k^T)`` becomes one ``Attention``, where
+
+1. q, k and v have four dimensions, [batch, heads, length, features], and known numbers of heads and features;
+2. constant positive numbers that scale q, k or the product become the attribute ``scale``;
+3. one mask may be added to the scaled product, or hide scores by a ``Where`` with a very low number;
+4. keys and values that ``Expand`` repeats for groups of queries are read unrepeated;
+5. where q, k and v are transposed from [batch, length, heads, features] and the result is transposed back, the
+   operator does that too: it reads and writes [batch, length, heads * features].
+
+Before and after, for two heads of eight features::
+
+    q = Transpose <perm=[0, 2, 1, 3]> (Reshape(x, [0, 0, 2, 8]))    y = Attention <q_num_heads=2, kv_num_heads=2,
+    k = Transpose <perm=[0, 2, 3, 1]> (Reshape(z, [0, 0, 2, 8]))               scale=0.3535> (x, z, w, mask)
+    v = Transpose <perm=[0, 2, 1, 3]> (Reshape(w, [0, 0, 2, 8]))
+    s = Softmax(Add(Mul(MatMul(q, k), 0.3535), mask))
+    y = Reshape(Transpose <perm=[0, 2, 1, 3]> (MatMul(s, v)), [0, 0, 16])
+
+Rows that the mask hides altogether: eager's ``scaled_dot_product_attention`` gives 0 (the translation has a ``Where``
+for it), a written-out softmax gives the mean of v for a mask of finite numbers and NaN for one of -inf. ONNX Runtime's
+kernel gives 0 for -inf *and for the lowest float32*, the number most masks are made of. So the mask is raised to
+-3e38 and a ``Where`` puts 0 or NaN into such rows; neither is done where constants show that there is no such row.
+
+It must not fire
+
+- where the scores or probabilities have other users, as in the forward graphs of training;
+- where the mask has no row for each query (one such is expanded if the sizes are known), or two masks are added;
+- with fewer heads than threads: the kernel gives each thread whole heads, the separate products share them finer.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ...context import PassContext
+from ...onnx_graph import nodes_of, producer
+from ...registry import Pass
+from .finding import NotAttention, batches_apart, find_attention
+from .fusion import Fusion
+from .masks import Masks
+
+_FIRST_OPSET = 23
+_NODES = 4  # product, mask or scale, softmax, product: what a near miss is counted in
+
+
+def fuse_attention(model: ir.Model, context: PassContext) -> int:
+    """Replaces written-out attention in place; returns how often."""
+    fired = 0
+    masks = Masks(model, context)
+    for node in nodes_of(model, "MatMul"):
+        softmax = producer(batches_apart(node.inputs[0]), "Softmax")
+        if softmax is None or node.graph is not model.graph:
+            continue
+        if model.opset_imports.get("", 1) < _FIRST_OPSET:
+            context.refuse(node, f"ONNX has Attention from opset {_FIRST_OPSET} on", matched=_NODES, of=_NODES)
+            continue
+        try:
+            found = find_attention(node, softmax)
+            fired += Fusion(model, context, masks, found).run()
+        except NotAttention as no:
+            context.refuse(node, str(no), matched=no.matched, of=_NODES)
+    return fired
+
+
+PASS = Pass("onnx.attention", "Computes attention by one operator, ONNX's Attention of opset 23.", fuse_attention)

@@ -1,0 +1,337 @@
+"""Finds attention that is written out in an ONNX graph: its operands, scale, mask and guard."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from ...onnx_graph import constant, integers, is_only_used_by, number, permutation, producer, sizes
+
+_LOWEST = float(np.finfo(np.float32).min)
+_SWAPS_HEADS = [0, 2, 1, 3]
+_SWAPS_LAST = [0, 1, 3, 2]
+_NODES = 4  # product, mask or scale, softmax, product: what a near miss is counted in
+_STEPS = ("MatMul", "Reshape", "Mul", "Div", "Add", "Where")
+"""What lies between the product of q and k and the softmax."""
+_SIZES = list[int | str]
+
+
+class NotAttention(Exception):
+    """Why a product of a softmax is no attention this pass can make one operator of."""
+
+    def __init__(self, reason: str, matched: int) -> None:
+        super().__init__(reason)
+        self.matched = matched
+
+
+@dataclasses.dataclass(frozen=True)
+class Heads:
+    """Queries, keys or values.
+
+    Attributes:
+        by_head: [batch, heads, length, features], if such a value is there.
+        by_position: [batch, length, heads, features], if ``by_head`` is its transpose.
+    """
+
+    by_head: ir.Value | None
+    by_position: ir.Value | None
+    batch: int | str
+    heads: int
+    length: int | str
+    features: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Mask:
+    """What is added to the scores, as it stands in the graph.
+
+    Attributes:
+        value: the mask, or with ``low`` the condition.
+        low: what a ``Where`` puts in place of hidden scores.
+        keep: whether the scores are kept where the condition holds, rather than hidden.
+    """
+
+    value: ir.Value
+    low: float | None = None
+    keep: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """One attention as it is written out."""
+
+    query: Heads
+    key: Heads
+    value: Heads
+    scale: float
+    mask: Mask | None
+    guard: ir.Node | None
+    """``Where(visible, result, 0)`` around the result."""
+    result: ir.Value
+
+
+def find_attention(product: ir.Node, softmax: ir.Node) -> Attention:
+    """What the product of a softmax and v computes. Raises ``NotAttention``."""
+    flat = product.inputs[0]
+    user = product if flat is None or flat is softmax.outputs[0] else flat.producer()
+    assert flat is not None and user is not None
+    if not is_only_used_by(flat, product) or not is_only_used_by(softmax.outputs[0], user):
+        raise NotAttention("the probabilities are needed elsewhere", 2)
+    axis = softmax.attributes.get_int("axis", -1)
+    if axis not in (-1, 3):
+        raise NotAttention(f"the softmax is over dimension {axis}", 2)
+    scores, scale, mask = _find_scores(softmax)
+    query_value, by_query = _unscaled(batches_apart(scores.inputs[0]))
+    transposed, by_key = _unscaled(batches_apart(scores.inputs[1]))
+    if dtype_of(query_value) != ir.DataType.FLOAT:
+        raise NotAttention(f"the scores are {dtype_of(query_value)}", 3)
+    query = _heads(query_value, "q")
+    key, value, by_inner = _keys_and_values(transposed, product.inputs[1], query.heads)
+    scale *= by_query * by_key * by_inner
+    if not (scale > 0 and math.isfinite(scale)):
+        raise NotAttention(f"the scores are scaled by {scale}", 3)
+    if query.features != key.features or key.length != value.length or key.heads != value.heads:
+        raise NotAttention("the sizes of q, k and v do not go together", 3)
+    if not query.batch == key.batch == value.batch:
+        raise NotAttention("q, k and v have different batch sizes", 3)
+    if query.heads % key.heads:
+        raise NotAttention(f"{query.heads} heads of queries cannot share {key.heads} heads of keys", 3)
+    if 0 in (query.batch, query.length, key.length, query.features, value.features):
+        raise NotAttention("there is nothing to attend to", 3)
+    least = query.heads * (query.batch if isinstance(query.batch, int) else 1)
+    if least < torch.get_num_threads():
+        raise NotAttention(f"{least} heads are fewer than {torch.get_num_threads()} threads", _NODES)
+    result: ir.Value = product.outputs[0]
+    if flat is not softmax.outputs[0]:
+        users = result.consumers()
+        if len(users) != 1 or result.is_graph_output() or _batches_apart_by(users[0]) is not result:
+            raise NotAttention("the result is not taken apart into batches and heads", 3)
+        result = users[0].outputs[0]
+    if sizes(result) not in (None, [query.batch, query.heads, query.length, value.features]):
+        raise NotAttention(f"the result is {sizes(result)}", 3)
+    guard, mask = _find_guard(result, mask)
+    return Attention(query, key, value, scale, mask, guard, result)
+
+
+def batches_apart(value: ir.Value | None) -> ir.Value | None:
+    """[B, H, X, Y] of which ``value`` is the reshape to [B * H, X, Y], as ``torch.matmul`` makes it; else ``value``."""
+    node = producer(value, "Reshape")
+    if node is None or value is None:
+        return value
+    before, after = sizes(node.inputs[0]), sizes(value)
+    if before is None or after is None or len(before) != 4 or len(after) != 3 or before[2:] != after[1:]:
+        return value
+    return node.inputs[0]
+
+
+def _batches_apart_by(node: ir.Node) -> ir.Value | None:
+    """[B * H, X, Y] that ``node`` reshapes to [B, H, X, Y]."""
+    if node.op_type != "Reshape":
+        return None
+    before, after = sizes(node.inputs[0]), sizes(node.outputs[0])
+    if before is None or after is None or len(before) != 3 or len(after) != 4 or before[1:] != after[2:]:
+        return None
+    return node.inputs[0]
+
+
+def _find_scores(softmax: ir.Node) -> tuple[ir.Node, float, Mask | None]:
+    """The product of q and k^T, the number it is scaled by, and the mask."""
+    scale, mask = 1.0, None
+    user, value = softmax, softmax.inputs[0]
+    while True:
+        node = producer(value, *_STEPS)
+        if value is None or node is None:
+            inner = None if value is None else value.producer()
+            raise NotAttention(f"{'a value' if inner is None else inner.op_type} is no product of q and k", 1)
+        if not is_only_used_by(value, user):
+            raise NotAttention(f"the scores {value.name} are needed elsewhere", 2)
+        user = node
+        if node.op_type == "MatMul":
+            return node, scale, mask
+        if node.op_type == "Reshape":
+            value = _batches_apart_by(node)
+            if value is None or producer(value, "MatMul") is None:
+                raise NotAttention(f"the scores are reshaped to {sizes(node.outputs[0])}", 2)
+            continue
+        if node.op_type in ("Mul", "Div"):
+            value, factor = _unscaled(value)
+            if value is node.outputs[0]:
+                raise NotAttention(f"the scores {node.outputs[0].name} are multiplied by no constant number", 2)
+            scale *= factor
+            continue
+        if scale != 1.0:
+            raise NotAttention("the mask is scaled with the scores", 2)
+        if mask is not None:
+            raise NotAttention("two masks are added to the scores", 2)
+        value, mask = _unmasked(node)
+
+
+def _unmasked(node: ir.Node) -> tuple[ir.Value, Mask]:
+    """The scores an ``Add`` or ``Where`` masks, and the mask."""
+    inputs = [item for item in node.inputs if item is not None]
+    if node.op_type == "Add":
+        scores, other = inputs if leads_to_product(inputs[0]) else reversed(inputs)
+        return scores, Mask(other)
+    for scores, other in ((inputs[1], inputs[2]), (inputs[2], inputs[1])):
+        low = number(other)
+        if low is not None:
+            if low > -1e30:
+                raise NotAttention(f"hidden scores are {low}, which a mask cannot add up to", 2)
+            return scores, Mask(inputs[0], low, keep=scores is inputs[1])
+    raise NotAttention("a Where chooses among scores", 2)
+
+
+def leads_to_product(value: ir.Value | None, depth: int = 5) -> bool:
+    node = producer(value, *_STEPS)
+    if node is None or depth == 0:
+        return False
+    return node.op_type == "MatMul" or any(leads_to_product(item, depth - 1) for item in node.inputs)
+
+
+def raised(mask: ir.Value) -> ir.Value:
+    """A mask before it was raised to the lowest finite number, by the translation."""
+    node = producer(mask, "Max")
+    if node is None or len(node.inputs) != 2 or node.inputs[0] is None:
+        return mask
+    return node.inputs[0] if number(node.inputs[1]) == _LOWEST else mask
+
+
+def _unscaled(value: ir.Value | None) -> tuple[ir.Value, float]:
+    """A value without the constant number it is multiplied by, and that number."""
+    assert value is not None
+    node = producer(value, "Mul", "Div")
+    if node is None or node.inputs[0] is None or node.inputs[1] is None:
+        return value, 1.0
+    first, second = node.inputs[0], node.inputs[1]
+    factor = number(second)
+    if factor is not None:
+        return first, factor if node.op_type == "Mul" else 1 / factor if factor else math.inf
+    factor = number(first)
+    if factor is not None and node.op_type == "Mul":
+        return second, factor
+    return value, 1.0
+
+
+def _heads(value: ir.Value | None, what: str) -> Heads:
+    if value is None:
+        raise NotAttention(f"{what} is missing", 3)
+    shape = known_sizes(value)
+    if shape is None or len(shape) != 4:
+        raise NotAttention(f"{what} is {'of unknown shape' if shape is None else shape}, not of four dimensions", 3)
+    batch, heads, length, features = shape
+    if not isinstance(heads, int) or not isinstance(features, int):
+        raise NotAttention(f"the heads and features of {what} are not known: {shape}", 3)
+    by_position = next((source for source, order in _transposed_from(value) if order == _SWAPS_HEADS), None)
+    return Heads(value, by_position, batch, heads, length, features)
+
+
+def _transposed_from(value: ir.Value) -> Iterator[tuple[ir.Value, list[int]]]:
+    """The values that ``value`` is a transpose of, nearest first, and how.
+
+    ``Reshape`` to [B * H, X, Y], ``Transpose`` of X and Y, and ``Reshape`` back count as a transpose.
+    """
+    order = [0, 1, 2, 3]
+    while True:
+        node = producer(value, "Transpose", "Reshape")
+        if node is None:
+            return
+        step: list[int] | None = None
+        inner: ir.Value | None = None
+        if node.op_type == "Transpose":
+            step, inner = permutation(node), node.inputs[0]
+            if step == [0, 2, 1]:
+                step, inner = _SWAPS_LAST, batches_apart(inner)
+        else:
+            turn = producer(_batches_apart_by(node), "Transpose")
+            if turn is not None and permutation(turn) == [0, 2, 1]:
+                step, inner = _SWAPS_LAST, batches_apart(turn.inputs[0])
+        if inner is None or step is None or len(step) != 4:
+            return
+        value, order = inner, [step[i] for i in order]
+        yield value, order
+
+
+def dtype_of(value: ir.Value) -> ir.DataType | None:
+    cast = producer(value, "Cast")
+    return value.dtype if cast is None else ir.DataType(cast.attributes.get_int("to"))
+
+
+def known_sizes(value: ir.Value) -> _SIZES | None:
+    """A value's shape, if need be from before a ``Cast`` inside a translation."""
+    node = producer(value, "Cast", "Identity")
+    shape = sizes(value)
+    if shape is None and node is not None and node.inputs[0] is not None:
+        return known_sizes(node.inputs[0])
+    return shape
+
+
+def _keys_and_values(transposed: ir.Value, values: ir.Value | None, heads: int) -> tuple[Heads, Heads, float]:
+    """k and v, unrepeated if they are repeated for ``heads`` heads of queries, and the number k is scaled by."""
+    sources = list(_transposed_from(transposed))
+    keys = next((source for source, order in sources if order == _SWAPS_LAST), None)
+    apart = next((source for source, order in sources if order == [0, 2, 3, 1]), None)
+    scale = 1.0
+    if keys is not None:
+        keys, scale = _unscaled(keys)
+        fewer_keys, fewer_values = _unrepeated(keys, heads), _unrepeated(values, heads)
+        if fewer_keys is not None and fewer_values is not None:
+            return _heads(fewer_keys, "k"), _heads(fewer_values, "v"), scale
+    value = _heads(batches_apart(values), "v")
+    if keys is not None:
+        return _heads(keys, "k"), value, scale
+    if apart is None:
+        raise NotAttention(f"{transposed.name} is no transposed k", 2)
+    shape = known_sizes(apart)
+    if shape is None or len(shape) != 4 or not isinstance(shape[2], int) or not isinstance(shape[3], int):
+        raise NotAttention(f"the shape of k is not known: {shape}", 3)
+    return Heads(None, apart, shape[0], shape[2], shape[1], shape[3]), value, 1.0
+
+
+def _unrepeated(value: ir.Value | None, heads: int) -> ir.Value | None:
+    """[B, heads / n, L, D] of ``Reshape(Expand([B, heads / n, 1, L, D]))``, which repeats each head n times."""
+    value = batches_apart(value)
+    reshape = producer(value, "Reshape")
+    expand = None if reshape is None else producer(reshape.inputs[0], "Expand")
+    single = None if expand is None else producer(expand.inputs[0], "Unsqueeze", "Reshape")
+    if value is None or expand is None or single is None or single.inputs[0] is None:
+        return None
+    inner = single.inputs[0]
+    shape, after, before = known_sizes(inner), sizes(expand.outputs[0]), sizes(single.outputs[0])
+    if shape is None or len(shape) != 4 or after is None or len(after) != 5:
+        return None
+    batch, fewer, length, features = shape
+    repeats = after[2]
+    if not isinstance(fewer, int) or not isinstance(repeats, int) or fewer * repeats != heads:
+        return None
+    if before != [batch, fewer, 1, length, features] or after != [batch, fewer, repeats, length, features]:
+        return None
+    result = sizes(value)
+    is_flat = result is not None and len(result) == 3 and result[1:] == [length, features]
+    return inner if is_flat or result == [batch, heads, length, features] else None
+
+
+def _find_guard(result: ir.Value, mask: Mask | None) -> tuple[ir.Node | None, Mask | None]:
+    """The ``Where`` around the result that sets rows to 0 which the mask hides altogether, and the mask before the
+    translation raised it; without one, ``None`` and the mask as it is."""
+    users = result.consumers()
+    if mask is None or mask.low is not None or len(users) != 1 or result.is_graph_output():
+        return None, mask
+    where = users[0]
+    if where.op_type != "Where" or where.inputs[1] is not result or number(where.inputs[2]) != 0:
+        return None, mask
+    always = constant(where.inputs[0])
+    if always is not None and always.all():
+        return where, mask
+    greater = producer(where.inputs[0], "Greater")
+    highest = None if greater is None else producer(greater.inputs[0], "ReduceMax")
+    if greater is None or highest is None or number(greater.inputs[1]) != -math.inf:
+        return None, mask
+    seen = raised(mask.value)
+    if highest.inputs[0] is not seen or integers(highest.inputs[1]) != [-1]:
+        return None, mask
+    return where, Mask(seen)
