@@ -292,10 +292,10 @@ class _Order:
 
 def _operators_of(graph: GraphPattern) -> frozenset[str]:
     """The operators of a pattern, none if it leaves a choice among them."""
-    from onnxscript.rewriter._pattern_ir import OrValue
+    from onnxscript.rewriter import _pattern_ir
 
-    inputs = [value for node in graph for value in node.inputs]
-    if any(isinstance(value, OrValue) for value in inputs):
+    choices = (_pattern_ir.BacktrackingOr, _pattern_ir.OpIdDispatchOr)
+    if any(isinstance(value, choices) for node in graph for value in node.inputs):
         return frozenset()
     identifiers = [node.op_identifier() for node in graph]
     return frozenset(identifier[1] for identifier in identifiers if identifier is not None)
