@@ -119,7 +119,8 @@ def hidden_value(result: ir.Value, what: str, shape: Sequence[int | str] | None 
 
 
 def new_constant(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
-    """A new initializer of the model, of this name or one like it."""
+    """A new initializer of the model, of a name like this one; the point keeps it apart from those of FX nodes."""
+    name = f"constant.{name}"
     while name in model.graph.initializers:
         name += "_"
     tensor = ir.tensor(array, name=name)
