@@ -69,7 +69,7 @@ def test_two_functions_make_a_pass():
     assert item.run(model, context()) == 1
     assert operators(model) == ["QuickGelu"]
     assert model.opset_imports["com.microsoft"] == 1
-    np.testing.assert_allclose(run(model, x=x)[0], expected, rtol=1e-6)
+    np.testing.assert_allclose(run(model, x=x)[0], expected, rtol=1e-6)  # float32, another kernel
 
 
 def test_the_result_keeps_name_type_and_metadata():
@@ -217,7 +217,7 @@ def test_several_results():
     expected = run(model, x=x)
     assert apply_patterns(model, context(), [pattern]) == 1
     for ours, before in zip(run(model, x=x), expected, strict=True):
-        np.testing.assert_allclose(ours, before, rtol=1e-6)
+        np.testing.assert_allclose(ours, before, rtol=1e-6)  # float32, another kernel
 
 
 def test_results_that_would_wait_for_each_other_are_refused():
@@ -245,7 +245,7 @@ def test_subgraphs_are_searched_too():
     )
     assert apply_patterns(model, context(), [SILU]) == 1
     x = np.ones(4, np.float32)
-    np.testing.assert_allclose(run(model, c=np.array(True), x=x)[0], 1 / (1 + np.exp(-x)), rtol=1e-6)
+    np.testing.assert_allclose(run(model, c=np.array(True), x=x)[0], 1 / (1 + np.exp(-x)), rtol=1e-6)  # float32
 
 
 def test_patterns_are_made_when_a_graph_first_needs_them_and_once():

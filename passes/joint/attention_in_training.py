@@ -174,7 +174,7 @@ def _after_dropout(forward: Forward, node: fx.Node, inside: set[fx.Node]) -> fx.
             raise _stop(user, "no product with dropout's mask")
         other = user.args[1] if user.args[0] is node else user.args[0]
         if isinstance(other, fx.Node):
-            mask, number = _mask_and_number(forward, other, inside)
+            mask, number = _mask_and_number(forward, other)
             if mask is not forward.kept or has_mask:
                 raise _stop(user, "another mask than dropout's")
             has_mask, scale = True, scale * number
@@ -182,12 +182,10 @@ def _after_dropout(forward: Forward, node: fx.Node, inside: set[fx.Node]) -> fx.
             scale *= other
         inside.add(user)
         node = user
-        if has_mask and scale == forward.kept_scale:
-            break
     return _after_views(node, inside)
 
 
-def _mask_and_number(forward: Forward, node: fx.Node, inside: set[fx.Node]) -> tuple[fx.Node, float]:
+def _mask_and_number(forward: Forward, node: fx.Node) -> tuple[fx.Node, float]:
     number = 1.0
     while node is not forward.kept:
         first, second = (*node.args, None)[:2]
