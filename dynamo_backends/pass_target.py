@@ -11,9 +11,10 @@ from torch import fx
 from passes.manager import Target
 
 from .exporter.decompositions import decomposition_table
-from .exporter.translate import IR_VERSION, serialize
+from .exporter.translate import IR_VERSION
 from .options import Options
 from .regions import Support, first_line
+from .runtime.kernels import fault_in
 from .runtime.providers import Provider, provider_name
 from .runtime.session import refusal
 
@@ -29,7 +30,13 @@ def pass_target(options: Options, support: Support) -> Target:
         decompositions=functools.partial(decomposition_table, options.opset),
         refuses=functools.partial(_refuses, options.providers, options.opset),
         refuses_operator=_refuses_operator(support),
+        objection=_objection,
     )
+
+
+def _objection(model: ir.Model) -> str | None:
+    found = fault_in(model)
+    return None if found is None else f"{found[0].name or found[0].op_type}: {found[1].reason}"
 
 
 def _refuses_operator(support: Support) -> Callable[[fx.Node], str | None]:
@@ -40,7 +47,7 @@ def _refuses(providers: Sequence[Provider], opset: int, node: ir.Node) -> str | 
     """Why the first provider has no kernel for a node whose inputs have types; asked by a session of it alone."""
     key = (repr(providers), opset, _signature(node))
     if key not in _known:
-        said = refusal(serialize(_model_of(node, opset)), providers, only_first=True)
+        said = refusal(_model_of(node, opset), providers, only_first=True)
         _known[key] = None if said is None else first_line(said)
     return _known[key]
 

@@ -31,10 +31,10 @@ from passes.manager import Checker, PassManager, PassResult
 
 from . import aot
 from .aliases import read_memory_of_owners, separate_returned_views
-from .errors import SessionError, TranslationError, UnsupportedOperatorError
+from .errors import KernelFaultError, SessionError, TranslationError, UnsupportedOperatorError
 from .exporter.decompositions import decomposition_table
 from .exporter.locations import source_line
-from .exporter.translate import fold_constants, serialize, translate, value_names
+from .exporter.translate import fold_constants, translate, value_names
 from .observer import GraphName, Observer, Runner
 from .options import Options
 from .pass_target import pass_target
@@ -312,6 +312,9 @@ class Pipeline:
 
     def _find_refused(self, region: Region, error: Exception) -> dict[fx.Node, str]:
         """The nodes the runtime refuses: those its error names, else those that fail alone, else the whole region."""
+        if isinstance(error, KernelFaultError):
+            culprits = [node for node in region.nodes if node.name == error.fx_node] or region.nodes
+            return {producer_of(node): error.reason for node in culprits}
         text = str(error)
         reason = refusal_reason(text)
         named = [node for node in region.nodes if any(f"node_{name}" in _words(text) for name in value_names(node))]
@@ -339,7 +342,7 @@ class Pipeline:
         compiled.must_run_on_onnx = self.options.fallback == "error"
         threads = self.options.threads
         session = Session(
-            serialize(compiled.optimized_model),
+            compiled.optimized_model,
             self.options.providers,
             threads=threads or torch.get_num_threads(),
             alone=alone,

@@ -21,14 +21,21 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from .aliases import IN_PYTORCH, SHARED_MEMORY, is_view
 from .errors import TranslationError
-from .exporter.known_wrong import RANDOM, UNINITIALIZED, draws_random_numbers
-from .exporter.translate import Input, Output, find_translation, fold_constants, serialize, translate
+from .exporter.known_wrong import (
+    RANDOM,
+    REPEATED_INDICES,
+    UNINITIALIZED,
+    draws_random_numbers,
+    reason_not_to_translate,
+)
+from .exporter.translate import Input, Output, find_translation, fold_constants, translate
 from .layout import ROW_MAJOR, Layout, layout_of
+from .runtime.kernels import fault_in
 from .runtime.providers import Provider, provider_name
 from .runtime.session import refusal
 
 VIEWS_ONLY = "views and shapes alone cost less in PyTorch than the call of a session"
-BY_DESIGN = frozenset({VIEWS_ONLY, SHARED_MEMORY, RANDOM, UNINITIALIZED})
+BY_DESIGN = frozenset({VIEWS_ONLY, SHARED_MEMORY, RANDOM, UNINITIALIZED, REPEATED_INDICES})
 """Reasons that are no lack of ours: such nodes are counted and listed, but neither warned of nor an error."""
 
 _CUDA_PROVIDERS = {"CUDAExecutionProvider", "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider"}
@@ -112,6 +119,8 @@ class Support:
             producer = node.args[0]
             if isinstance(producer.meta.get("val"), (tuple, list)):
                 return self.reason_against(producer)
+        if "val" in node.meta and (reason := reason_not_to_translate(node)) is not None:
+            return reason
         if find_translation(node.target, self.opset) is None:
             return "no translation to ONNX"
         if is_ordered(node) and not draws_random_numbers(node):
@@ -124,7 +133,7 @@ class Support:
             return f"no execution provider in {names} for {elsewhere.pop()}"
         if len(_devices(node)) > 1:
             return "it copies between devices"
-        key = (self._configuration, signature(node))
+        key = (self._configuration, torch.are_deterministic_algorithms_enabled(), signature(node))
         if key not in self._known:
             self._known[key] = self.ask(node)
         return self._known[key]
@@ -134,9 +143,12 @@ class Support:
         inputs = [Input(arg) for arg in node.all_input_nodes]
         try:
             model = translate([node], inputs, results_of(node), opset=self.opset, name=node.name)
-            refused = refusal(serialize(model), self.providers)
+            fault = fault_in(model)
+            if fault is not None:
+                return fault[1].reason
+            refused = refusal(model, self.providers)
             if refused is not None:
-                refused = refusal(serialize(fold_constants(model)), self.providers)
+                refused = refusal(fold_constants(model), self.providers)
         except TranslationError as error:
             return str(error).split(": ", 1)[-1]
         return None if refused is None else refusal_reason(refused)

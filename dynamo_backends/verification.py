@@ -23,7 +23,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .errors import SessionError
 from .exporter.locations import source_line
-from .exporter.translate import serialize
 from .numerics.distance import Distance, distance, is_explained
 from .numerics.exact import Environment, run_eager, run_exact, widen
 from .observer import Runner
@@ -175,7 +174,7 @@ class ModelChecker:
         return None
 
     def _run(self, model: ir.Model, outputs: Sequence[OutputSpec]) -> list[object]:
-        session = Session(serialize(model), self._providers, threads=torch.get_num_threads(), optimize=False)
+        session = Session(model, self._providers, threads=torch.get_num_threads(), optimize=False)
         bound = BoundSession(session, self._inputs, outputs, device=torch.device("cpu"))
         return list(bound(self._arguments))
 

@@ -44,6 +44,7 @@ class Target:
         decompositions: gives the table AOTAutograd uses, from ATen overload to function; patterns are traced with it.
         refuses: says why the providers cannot run an ONNX node, whose inputs have types and shapes, or ``None``.
         refuses_operator: the same for an FX node of the stage ``post_grad``.
+        objection: says why a whole ONNX model must not run, or ``None``: asked after each pass of the stage ``onnx``.
     """
 
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
@@ -51,6 +52,7 @@ class Target:
     decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = dict
     refuses: Callable[[ir.Node], str | None] = _nothing_known
     refuses_operator: Callable[[fx.Node], str | None] = _nothing_known
+    objection: Callable[[ir.Model], str | None] = _nothing_known
 
     @property
     def is_cpu(self) -> bool:

@@ -230,6 +230,8 @@ class PassManager:
                 except Exception as error:  # whatever goes wrong in a pass, anyone's, is told of the pass
                     raise PassError(item.name, name, error) from error
         elapsed = (time.perf_counter() - start) * 1e3
+        if fired and not isinstance(graph, fx.GraphModule) and (said := self._target.objection(graph)) is not None:
+            raise PassError(item.name, name, ValueError(f"the model it made must not run: {said}"))
         return PassResult(item.name, fired, before, count_nodes(graph), elapsed, context.matches, context.refusals)
 
 

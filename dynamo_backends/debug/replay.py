@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ..errors import SessionError, TranslationError
-from ..exporter.translate import Input, Output, fold_constants, serialize, translate
+from ..exporter.translate import Input, Output, fold_constants, translate
 from ..regions import Region, results_of, signature
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.providers import Provider
@@ -62,7 +62,7 @@ class Replay:
     def _bind(self, nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[Output]) -> BoundSession:
         model = translate(nodes, [Input(node) for node in inputs], outputs, opset=self._opset, name="replay")
         fold_constants(model)
-        session = Session(serialize(model), self._providers, threads=torch.get_num_threads(), optimize=False)
+        session = Session(model, self._providers, threads=torch.get_num_threads(), optimize=False)
         input_specs = [
             InputSpec(str(value.name), _dtype(node)) for node, value in zip(inputs, model.graph.inputs, strict=True)
         ]

@@ -13,7 +13,6 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
-from ..exporter.translate import serialize
 from ..numerics.distance import Distance, distance
 from ..pipeline import CompiledRegion
 from ..runtime.binding import BoundSession
@@ -125,7 +124,7 @@ class _Search:
     def _run(self, model: ir.Model | None, *, optimize: bool = True, disabled: Sequence[str] = ()) -> torch.Tensor:
         assert model is not None
         session = Session(
-            serialize(model),
+            model,
             self._bound.session.providers,
             threads=torch.get_num_threads(),
             optimize=optimize,

@@ -19,6 +19,7 @@ from torch import _decomp
 
 from ..layout import layout_of
 from .converters import CONVERTERS
+from .known_wrong import SUMS_AT_INDICES
 from .torch_internals import torchlib_operators
 
 aten = torch.ops.aten
@@ -34,7 +35,7 @@ _DECOMPOSE_ANYWAY = {
     aten.nll_loss2d_forward.default,
 }
 
-_NEVER = {
+_NEVER = SUMS_AT_INDICES | {  # theirs add by index_put, in PyTorch slower than the kernel of each
     # They mark constants and ends of autograd for AOTAutograd, which meets real tensors in them: a decomposition then
     # fails ("convert all Tensors to FakeTensors first"). post_grad.remove_noops takes them away afterwards.
     aten.alias.default,

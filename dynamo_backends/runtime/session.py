@@ -11,10 +11,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+import onnx_ir as ir
 import onnxruntime
 from onnxruntime.capi import _pybind_state as ort_c
 
 from ..errors import SessionError
+from .kernels import serialized
 from .providers import Provider, provider_name
 
 ORT_ERRORS: tuple[type[BaseException], ...] = (
@@ -47,7 +49,7 @@ def session_options(threads: int, *, alone: bool = True, optimize: bool = True) 
     return options
 
 
-def create_session(
+def _create_session(
     model: bytes,
     providers: Sequence[Provider],
     options: onnxruntime.SessionOptions,
@@ -66,11 +68,11 @@ def create_session(
         raise SessionError(str(error)) from error
 
 
-def refusal(model: bytes, providers: Sequence[Provider], *, only_first: bool = False) -> str | None:
+def refusal(model: ir.Model, providers: Sequence[Provider], *, only_first: bool = False) -> str | None:
     """What the runtime says against a model, or ``None`` if it would run it unoptimized on one thread.
 
     Args:
-        model: the serialized model.
+        model: the model.
         providers: in the order of preference.
         only_first: whether all nodes must be the first provider's; without it the CPU provider may take some.
     """
@@ -78,18 +80,23 @@ def refusal(model: bytes, providers: Sequence[Provider], *, only_first: bool = F
     if only_first and provider_name(providers[0]) != "CPUExecutionProvider":
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     try:
-        create_session(model, providers, options)
+        _create_session(serialized(model), providers, options)
     except SessionError as error:
         return str(error)
     return None
 
 
 class Session:
-    """The sessions of one model, by number of threads; each is made when it is first asked for."""
+    """The sessions of one model, by number of threads; each is made when it is first asked for.
+
+    Raises:
+        KernelFaultError: a kernel that is known to be wrong would run.
+        SessionError: ONNX Runtime refused the model.
+    """
 
     def __init__(
         self,
-        model: bytes,
+        model: ir.Model,
         providers: Sequence[Provider],
         *,
         threads: int,
@@ -97,7 +104,7 @@ class Session:
         optimize: bool = True,
         disabled_optimizers: Sequence[str] = (),
     ) -> None:
-        self.model = model
+        self._model = serialized(model)
         self.providers = tuple(providers)
         self._alone = alone
         self._optimize = optimize
@@ -107,7 +114,7 @@ class Session:
 
     def _create(self, threads: int) -> onnxruntime.InferenceSession:
         options = session_options(threads, alone=self._alone, optimize=self._optimize)
-        return create_session(self.model, self.providers, options, self._disabled_optimizers)
+        return _create_session(self._model, self.providers, options, self._disabled_optimizers)
 
     def __call__(self, threads: int) -> onnxruntime.InferenceSession:
         """The session whose pool has ``threads`` threads."""
@@ -123,4 +130,4 @@ class Session:
         """Writes the model with ONNX Runtime's layouts, fusions and internal operators to ``path``."""
         options = session_options(1)
         options.optimized_model_filepath = path
-        create_session(self.model, self.providers, options)
+        _create_session(self._model, self.providers, options)

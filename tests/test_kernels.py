@@ -1,0 +1,181 @@
+"""Kernels that are known to be wrong do not run, whoever wrote the node: a translation, a pass, a function."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+import onnx_ir as ir
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import assert_on_onnx, assert_same_as_eager, compiled, counted
+from onnxscript import opset18 as op
+
+from dynamo_backends import SessionError
+from dynamo_backends.errors import KernelFaultError
+from dynamo_backends.exporter.converters import CONVERTERS
+from dynamo_backends.regions import Support
+from dynamo_backends.runtime.kernels import fault_in
+from dynamo_backends.runtime.session import Session, refusal
+from passes import Pass, PassContext, register, unregister
+
+aten = torch.ops.aten
+CPU = ("CPUExecutionProvider",)
+LOSES_SUMS = "ScatterND with a reduction"
+
+
+def model_of(text: str) -> ir.Model:
+    return ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 18, "local" : 1]>\n{text}')
+
+
+SIGNATURE = "g (float[4] d, int64[3,1] i, float[3] u) => (float[4] y)"
+RACING = {
+    "add": SIGNATURE + ' { y = ScatterND<reduction="add">(d, i, u) }',
+    "mul": SIGNATURE + ' { y = ScatterND<reduction="mul">(d, i, u) }',
+    "in a branch": """g (float[4] d, int64[3,1] i, float[3] u, bool c) => (float[4] y) {
+        y = If(c) <then_branch = t () => (float[4] a) { a = ScatterND<reduction="max">(d, i, u) },
+                   else_branch = e () => (float[4] b) { b = Identity(d) }>
+    }""",
+    "in a function": SIGNATURE
+    + """ { y = local.add(d, i, u) }
+    <domain: "local", opset_import: ["" : 18]>
+    add (d, i, u) => (y) { y = ScatterND<reduction="add">(d, i, u) }""",
+    "as the caller says": SIGNATURE
+    + """ { y = local.add<how="add">(d, i, u) }
+    <domain: "local", opset_import: ["" : 18]>
+    add <how> (d, i, u) => (y) { y = ScatterND<reduction: string = @how>(d, i, u) }""",
+}
+
+
+@pytest.mark.parametrize("text", RACING.values(), ids=RACING)
+def test_a_model_with_a_racing_kernel_is_not_run(text: str) -> None:
+    with pytest.raises(KernelFaultError, match=LOSES_SUMS):
+        Session(model_of(text), CPU, threads=1)
+    assert LOSES_SUMS in str(refusal(model_of(text), CPU))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SIGNATURE + " { y = ScatterND(d, i, u) }",
+        SIGNATURE + ' { y = ScatterND<reduction="none">(d, i, u) }',
+        'g (float[4] d, int64[3] i, float[3] u) => (float[4] y) { y = ScatterElements<reduction="add">(d, i, u) }',
+    ],
+)
+def test_other_scatters_run(text: str) -> None:
+    assert fault_in(model_of(text)) is None
+    assert refusal(model_of(text), CPU) is None
+
+
+@pytest.fixture
+def translation(monkeypatch: pytest.MonkeyPatch) -> Callable[[object, Callable[..., object]], None]:
+    """Puts a translation in place of ours or torchlib's."""
+    monkeypatch.setattr(Support, "_known", {})
+
+    def add(target: object, function: Callable[..., object]) -> None:
+        monkeypatch.setitem(CONVERTERS, target, function)
+
+    return add
+
+
+def doubling_by_a_race(x: ir.Value) -> object:
+    """``x + x`` of [3], right on one thread."""
+    index = op.Constant(value_ints=[0, 1, 2])
+    return op.ScatterND(x, op.Unsqueeze(index, [1]), x, reduction="add")
+
+
+def test_a_translation_with_a_racing_kernel_runs_in_pytorch(
+    translation: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    translation(aten.sinh.default, doubling_by_a_race)
+    with caplog.at_level(logging.WARNING, "dynamo_backends"):
+        assert_same_as_eager(lambda x: x.sinh().exp(), torch.randn(3))
+    assert counted("fallback aten.sinh.default") == 1
+    assert counted("nodes_on_onnx") == 1
+    assert LOSES_SUMS in caplog.text
+
+
+def test_a_translation_with_a_racing_kernel_is_an_error_when_fallback_is(translation: Callable[..., None]) -> None:
+    translation(aten.sinh.default, doubling_by_a_race)
+    with pytest.raises(Exception, match=rf"'sinh'.* at .*test_kernels.py:\d+ cannot run .*{LOSES_SUMS}"):
+        compiled(lambda x: x.sinh().exp(), options={"fallback": "error"})(torch.randn(3))
+
+
+@pytest.fixture(params=[True, False], ids=["counted", "not counted"])
+def racing_pass(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """A pass that makes every ``Neg`` a scatter; half of the time it does not say that it fired."""
+    says_so = request.param
+
+    def scatter(model: ir.Model, context: PassContext) -> int:
+        fired = 0
+        for node in list(model.graph):
+            if node.op_type == "Neg":
+                (x,) = node.inputs
+                index = ir.node("Constant", [], {"value": ir.tensor([[0], [1], [2]])})
+                racing = ir.node("ScatterND", [x, index.outputs[0], x], {"reduction": "add"}, name="planted")
+                ir.convenience.replace_nodes_and_values(
+                    model.graph, node, [node], [index, racing], node.outputs, racing.outputs
+                )
+                fired += 1
+        return fired if says_so else 0
+
+    register(Pass("onnx.scatter", "Planted by a test.", scatter))
+    yield says_so
+    unregister("onnx.scatter")
+
+
+def test_a_pass_cannot_bring_a_racing_kernel_back(racing_pass: bool, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert_same_as_eager(lambda x: -x.exp(), torch.randn(3))
+    assert LOSES_SUMS in caplog.text
+    if racing_pass:
+        assert "pass 'onnx.scatter' failed" in caplog.text
+        assert_on_onnx()
+
+
+def test_a_pass_with_a_racing_kernel_is_an_error_when_fallback_is(racing_pass: bool) -> None:
+    with pytest.raises((RuntimeError, SessionError), match=LOSES_SUMS):
+        compiled(lambda x: -x.exp(), options={"fallback": "error"})(torch.randn(3))
+
+
+SUMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "embedding": lambda x, i: F.embedding(i, x, padding_idx=1),
+    "embedding by frequency": lambda x, i: F.embedding(i, x, scale_grad_by_freq=True),
+    "indexing": lambda x, i: x[i],
+    "indexing twice": lambda x, i: x[i, i % 3],
+    "index_select": lambda x, i: x.index_select(1, i % 3),
+    "index_add": lambda x, i: x.index_add(0, i, x[i] * 2, alpha=3),
+    "index_put": lambda x, i: x.index_put((i,), x[i].exp(), accumulate=True),
+    "unfold": lambda x, i: x.unfold(0, 3, 1),
+    "take": lambda x, i: x.take(i),
+    "put": lambda x, i: x.put(i, x[i, 0], accumulate=True),
+}
+
+
+@pytest.mark.parametrize("function", SUMS.values(), ids=SUMS)
+def test_sums_at_repeated_indices_run_in_pytorch_without_a_warning(
+    function: Callable[..., torch.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    """By design: neither warned of, nor an error. The rest of the graph stays on ONNX Runtime."""
+    with caplog.at_level(logging.WARNING, "dynamo_backends"):
+        assert_same_as_eager(
+            lambda x, i: function(x.exp(), i).sin(),
+            torch.randn(6, 4, requires_grad=True),
+            torch.tensor([0, 1, 1, 5, 0]),
+        )
+    assert not caplog.records
+    assert counted("nodes_on_onnx") > 0
+
+
+def test_repeated_writes_are_in_order_where_pytorch_promises_it() -> None:
+    """``index_put`` without ``accumulate`` takes the last of repeated indices in deterministic mode."""
+    index, rows = torch.zeros(4096, dtype=torch.int64), torch.randn(4096, 64)
+    torch.use_deterministic_algorithms(True)
+    try:
+        put = compiled(lambda x, i, y: x.index_put((i,), y) * 2)
+        for _ in range(5):
+            assert torch.equal(put(torch.zeros(3, 64), index, rows)[0], rows[-1] * 2)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert counted("fallback aten.index_put.default") == 1
