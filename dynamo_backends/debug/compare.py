@@ -26,130 +26,23 @@ from torch.utils import _pytree as pytree
 
 from ..errors import SessionError
 from ..exporter.locations import module_path, source_line
+from ..exporter.translate import value_names
 from ..numerics.distance import Distance, distance, is_explained, nearer
 from ..numerics.exact import Environment, run_eager, run_exact, widen
 from ..pipeline import CompiledGraph, CompiledRegion
-from ..regions import is_ordered
+from ..regions import is_operator, is_ordered
+from .repeat import Instability, RepeatedRegion
 from .replay import Replay
+from .rows import OK, GraphComparison, Row, relative_error
 from .suspects import find_rewrite
 
-OK = "ok"
 
-
-@dataclasses.dataclass
-class Row:
-    """One value of the graph.
-
-    Attributes:
-        name: the FX node, with ``__i`` for the i-th of several results; the ONNX value bears the same name.
-        operator: the ATen operator, or ``placeholder``.
-        module: path of the ``nn.Module`` that called it.
-        source: the user's ``file:line``.
-        dtype: eager's dtype, without the ``torch.`` prefix.
-        shape: eager's shape.
-        region: the region that computes it; ``None`` in PyTorch.
-        is_output: whether the graph returns it.
-        equals_eager: the runtime's propagated value is eager's, bit for bit.
-        onnx: propagated distance to exact.
-        eager: eager's distance to exact.
-        local_onnx: distance of the node alone, on eager's inputs, to float64 on these inputs.
-        local_eager: eager's distance to the same.
-        session: distance to exact of what the session that really ran returned.
-        complaint: a dtype or shape that is not eager's, or ``""``.
-    """
-
-    name: str
-    operator: str
-    module: str = ""
-    source: str = ""
-    dtype: str = ""
-    shape: tuple[int, ...] = ()
-    region: int | None = None
-    is_output: bool = False
-    equals_eager: bool = False
-    onnx: Distance | None = None
-    eager: Distance | None = None
-    local_onnx: Distance | None = None
-    local_eager: Distance | None = None
-    session: Distance | None = None
-    complaint: str = ""
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        return getattr(torch, self.dtype)
-
-    @property
-    def locally_explained(self) -> bool:
-        """Whether the node by itself is right: on eager's inputs it is as near to exact as eager."""
-        if self.local_onnx is None or self.local_eager is None:
-            return True
-        return is_explained(self.local_onnx, self.local_eager, self.torch_dtype)
-
-    @property
-    def explained(self) -> bool:
-        """Whether the value, as it really was where that is known, is as near to exact as eager's."""
-        ours = self.session or self.onnx
-        if ours is None or self.eager is None:
-            return not self.complaint
-        return not self.complaint and is_explained(ours, self.eager, self.torch_dtype)
-
-    @property
-    def mark(self) -> str:
-        """``=`` eager's bits, ``~`` another rounding, ``!`` wrong by itself, blank: not compared."""
-        if self.complaint or not self.locally_explained:
-            return "!"
-        if self.onnx is None:
-            return " "
-        return "=" if self.equals_eager else "~"
-
-    def as_json(self) -> dict[str, object]:
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        fields = {key: item.as_json() if isinstance(item, Distance) else item for key, item in fields.items()}
-        return {**fields, "mark": self.mark, "locally_explained": self.locally_explained}
-
-
-@dataclasses.dataclass
-class GraphComparison:
-    """The outcome for one run of a graph.
-
-    Attributes:
-        verdict: ``ok``, ``diverges at NODE (file:line)`` or ``not comparable: why``.
-        note: which side is nearer to exact, and what explains a difference that is not a fault.
-        rows: every value, in execution order.
-    """
-
-    verdict: str
-    note: str = ""
-    rows: list[Row] = dataclasses.field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        return self.verdict == OK
-
-    @property
-    def worst(self) -> Row | None:
-        """The output with the largest error relative to its scale, as it really was computed."""
-        outputs = [row for row in self.rows if row.is_output and (row.session or row.onnx) is not None]
-        return max(outputs, key=_relative_error, default=None)
-
-    def worst_as_json(self) -> dict[str, object] | None:
-        row = self.worst
-        if row is None:
-            return None
-        ours = row.session or row.onnx
-        assert ours is not None
-        return {"value": row.name, "onnx": ours.as_json(), "eager": row.eager.as_json() if row.eager else None}
-
-
-def _relative_error(row: Row) -> float:
-    ours = row.session or row.onnx
-    assert ours is not None
-    if ours.nonfinite:
-        return math.inf
-    return ours.max_abs / ours.scale if ours.scale else ours.max_abs
-
-
-def compare_run(graph: CompiledGraph, actual: Mapping[fx.Node, object], replay: Replay) -> GraphComparison:
+def compare_run(
+    graph: CompiledGraph,
+    actual: Mapping[fx.Node, object],
+    replay: Replay,
+    repeated: Mapping[int, RepeatedRegion],
+) -> GraphComparison:
     """Compares one run of a graph with eager and float64.
 
     Args:
@@ -157,8 +50,19 @@ def compare_run(graph: CompiledGraph, actual: Mapping[fx.Node, object], replay: 
         actual: by node of ``graph.module``, the values of the run: its inputs, its constants, what left a region, what
             PyTorch computed.
         replay: the sessions that explain a region.
+        repeated: by index of a region, what came of running it again.
     """
-    rows = list(_Lockstep(graph, actual, replay).rows())
+    rows = list(_Lockstep(graph, actual, replay, repeated).rows())
+    comparison = _judge(graph, actual, rows)
+    notes = [f"region_{i} was not run again: {item.failure}" for i, item in repeated.items() if item.failure]
+    return dataclasses.replace(comparison, note="; ".join(filter(None, [comparison.note, *notes])))
+
+
+def _judge(graph: CompiledGraph, actual: Mapping[fx.Node, object], rows: list[Row]) -> GraphComparison:
+    """The verdict on the rows of one run."""
+    unstable = _unstable(rows)
+    if unstable is not None:
+        return unstable
     faulty = [row for row in rows if row.is_output and not row.explained]
     if not faulty:
         return GraphComparison(OK, _nearer_note(rows), rows)
@@ -166,6 +70,39 @@ def compare_run(graph: CompiledGraph, actual: Mapping[fx.Node, object], replay: 
     if culprit is not None:
         return GraphComparison(_diverges(culprit), _nearer_note(rows), rows)
     return _explain_without_culprit(graph, actual, rows, faulty)
+
+
+def _unstable(rows: list[Row]) -> GraphComparison | None:
+    """The verdict on results that are others each time, or with another number of threads; ``None`` if none are."""
+    culprit = next((row for row in rows if row.unstable_alone), None)
+    if culprit is not None:
+        assert culprit.local_instability is not None
+        return _unstable_verdict(culprit, culprit.local_instability, "the node alone, on the same inputs", rows)
+    for row in rows:
+        found = row.session_instability
+        if found is None or not row.unstable_in_session:
+            continue
+        if not found.between_runs and _is_carried(found.difference, row):
+            continue  # threads add up in another order, and the graph carries it on
+        note = f"each node of region_{row.region} by itself gives the same results, its session does not"
+        return _unstable_verdict(row, found, note, rows)
+    return None
+
+
+def _unstable_verdict(row: Row, found: Instability, where: str, rows: list[Row]) -> GraphComparison:
+    kind = "not deterministic" if found.between_runs else "depends on the number of threads"
+    size, scale = found.difference.max_abs, found.difference.scale
+    note = f"{where}: results {found} differ by {size:.3g}, at values up to {scale:.3g}"
+    if found.difference.nonfinite:
+        note += f", {found.difference.nonfinite} of them NaN or infinite in one only"
+    return GraphComparison(f"{_diverges(row)}: {kind}: {row.operator}, {found}", note, rows)
+
+
+def _is_carried(difference: Distance, row: Row) -> bool:
+    """Whether a difference may be rounding that grew on its way through the graph."""
+    if difference.nonfinite:
+        return False
+    return difference.max_abs <= math.sqrt(torch.finfo(_float_dtype(row)).eps) * (difference.scale or 1.0)
 
 
 def _explain_without_culprit(
@@ -181,8 +118,9 @@ def _explain_without_culprit(
             suspect = find_rewrite(_region(graph, row.region), actual, row.name, row.onnx)
             note = "the fault vanishes when the values of the nodes are observed: a rewrite of the model makes it"
             return GraphComparison(f"diverges at region_{row.region}: {suspect} ({row.source or row.name})", note, rows)
-    worst = max(faulty, key=_relative_error)
-    if _relative_error(worst) <= math.sqrt(torch.finfo(_float_dtype(worst)).eps):
+    worst = max(faulty, key=relative_error)
+    ours = worst.session or worst.onnx
+    if ours is not None and _is_carried(ours, worst):
         note = f"eager is nearer at {worst.name}: rounding carried through the graph; every node by itself is right"
         return GraphComparison(OK, note, rows)
     first = next((row for row in by_name.values() if row.onnx is not None and not row.explained), worst)
@@ -219,8 +157,22 @@ def _nearer_note(rows: Sequence[Row]) -> str:
 class _Lockstep:
     """Runs eager, float64 and the runtime side by side, one node at a time, and drops values after their last use."""
 
-    def __init__(self, graph: CompiledGraph, actual: Mapping[fx.Node, object], replay: Replay) -> None:
+    def __init__(
+        self,
+        graph: CompiledGraph,
+        actual: Mapping[fx.Node, object],
+        replay: Replay,
+        repeated: Mapping[int, RepeatedRegion],
+    ) -> None:
         self._graph = graph
+        self._repeated = {
+            value_names(output.node)[0]: repeated[region.region.index].unstable[i]
+            for region in graph.regions
+            if region.region.index in repeated
+            for i, output in enumerate(region.region.outputs)
+            if i in repeated[region.region.index].unstable
+        }
+        self._suspicious = {index for index, region in repeated.items() if region.is_suspicious}
         self._actual = actual
         self._replay = replay
         self._eager: Environment = {}
@@ -262,6 +214,7 @@ class _Lockstep:
         several = isinstance(results, (tuple, list))
         local = self._local(node)
         values_of_eager: Sequence[object] = results if isinstance(results, (tuple, list)) else [results]
+        rows: dict[int, Row] = {}
         for i, eager in enumerate(values_of_eager):
             if not isinstance(eager, torch.Tensor):
                 continue
@@ -281,7 +234,22 @@ class _Lockstep:
                 if local is not None:
                     values, references = local
                     self._compare_local(row, values[i], eager, references[i])
-            yield row
+                row.session_instability = self._repeated.get(row.name)
+            rows[i] = row
+        self._repeat_alone(node, rows, values_of_eager)
+        yield from rows.values()
+
+    def _repeat_alone(self, node: fx.Node, rows: Mapping[int, Row], results: Sequence[object]) -> None:
+        """Repeats a node by itself where its region gave other results another time, or the node is wrong alone."""
+        region = self._region_of.get(node)
+        if region is None or not is_operator(node):
+            return
+        if region.index not in self._suspicious and all(row.locally_explained for row in rows.values()):
+            return
+        found = self._replay.repeat_node(node, [self._eager[arg] for arg in node.all_input_nodes])
+        present = [i for i, item in enumerate(results) if item is not None]  # an absent result has no ONNX value
+        for position, instability in found.items():
+            rows[present[position]].local_instability = instability
 
     def _compare(self, row: Row, node: fx.Node, index: int | None, eager: torch.Tensor, exact: torch.Tensor) -> None:
         region = self._region_of.get(node)

@@ -7,7 +7,7 @@ import datetime
 import json
 import platform
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 
 from torch._dynamo.utils import counters
@@ -19,8 +19,9 @@ from ..observer import GraphName
 from ..options import Options
 from ..pipeline import CompiledGraph
 from ..regions import is_operator
-from .compare import OK, GraphComparison
 from .dump_folder import DumpFolder, graph_folder
+from .repeat import RepeatedRegion
+from .rows import OK, GraphComparison
 
 SCHEMA_VERSION = 1
 
@@ -106,12 +107,18 @@ class Manifest:
             entry = self._graphs[name]
             entry["runs"] = int(entry["runs"]) + 1  # type: ignore[call-overload]
 
-    def add_comparison(self, name: GraphName, comparison: GraphComparison, cost: Cost) -> None:
+    def add_comparison(
+        self, name: GraphName, comparison: GraphComparison, repeated: Mapping[int, RepeatedRegion], cost: Cost
+    ) -> None:
         """A compared run and its cost. A verdict that is not ``ok`` stays: a later run does not hide it."""
         with self._lock:
             entry = self._graphs[name]
             entry["status"] = "compared"
             entry["cost"] = dataclasses.asdict(cost)
+            entry["repeated"] = {
+                str(index): {"differing_outputs": len(item.unstable), "failure": item.failure}
+                for index, item in repeated.items()
+            }
             if entry["verdict"] in (None, OK):
                 entry.update(verdict=comparison.verdict, note=comparison.note, worst=comparison.worst_as_json())
             self._write()

@@ -26,12 +26,14 @@ from ..options import Options
 from ..pipeline import CompiledGraph, CompiledRegion, count
 from ..regions import ORIGINAL
 from ..runtime.binding import InputSpec, OutputSpec
-from .compare import OK, GraphComparison, compare_run
+from .compare import compare_run
 from .dump_folder import DumpFolder, dump_folder, graph_folder
 from .manifest import Cost, Manifest
 from .pass_diffs import PassDiffs
 from .record import Record, Run, make_record, snapshot
+from .repeat import RepeatedRegion, repeat_region
 from .replay import Replay
+from .rows import OK, GraphComparison
 from .tables import regions_text, side_by_side_json, side_by_side_text
 from .tensors import write_tensor
 
@@ -60,7 +62,7 @@ class DebugObserver(Observer):
         self._records = records
         self._folder = dump_folder(options.dump_dir)
         self._manifest = _manifest_of(self._folder)
-        self._replay = Replay(options.opset, options.providers)
+        self._replay = Replay(options.opset, options.providers, options.threads)
         self._lock = threading.Lock()
 
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
@@ -106,12 +108,18 @@ class DebugObserver(Observer):
         return watched.run
 
     def compare(
-        self, graph: CompiledGraph, actual: dict[fx.Node, object], cost: Cost, *, write_data: bool
+        self,
+        graph: CompiledGraph,
+        actual: dict[fx.Node, object],
+        repeated: dict[int, RepeatedRegion],
+        cost: Cost,
+        *,
+        write_data: bool,
     ) -> GraphComparison:
         """Compares one run, writes the tables, and says the verdict in the log and the manifest."""
         with self._lock, _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             try:
-                comparison = compare_run(graph, actual, self._replay)
+                comparison = compare_run(graph, actual, self._replay, repeated)
             except Exception as error:  # a fault of the comparison must not end the user's run; the verdict says it
                 logger.exception("%s: the comparison failed", graph.name)
                 comparison = GraphComparison(f"not comparable: {type(error).__name__}: {error}")
@@ -123,7 +131,7 @@ class DebugObserver(Observer):
                 folder = _region_folder(compiled)
                 self._folder.write_text(f"{folder}/side_by_side.txt", side_by_side_text(comparison, compiled.region))
                 self._folder.write_text(f"{folder}/side_by_side.json", side_by_side_json(comparison, compiled.region))
-            self._manifest.add_comparison(graph.name, comparison, cost)
+            self._manifest.add_comparison(graph.name, comparison, repeated, cost)
         level = logging.INFO if comparison.verdict == OK else logging.WARNING
         logger.log(
             level, "%s: %s%s", graph.name, comparison.verdict, f" ({comparison.note})" if comparison.note else ""
@@ -178,7 +186,9 @@ class _WatchedGraph:
             outputs = interpreter.run(*args, enable_io_processing=False)
             args.clear()
             cost = measure_cost(self._graph, interpreter)
-            comparison = self._observer.compare(self._graph, interpreter.values, cost, write_data=is_first)
+            comparison = self._observer.compare(
+                self._graph, interpreter.values, interpreter.repeated, cost, write_data=is_first
+            )
             if self._record is not None:
                 self._record.comparison = comparison
         else:
@@ -203,11 +213,16 @@ def measure_cost(graph: CompiledGraph, interpreter: _RecordingInterpreter) -> Co
 
 
 class _RecordingInterpreter(fx.Interpreter):
-    """Runs a split graph; keeps the values of the nodes of the graph before the split, and the time each side takes."""
+    """Runs a split graph, each region a few times.
+
+    Keeps the values of the nodes of the graph before the split, the time each side takes, and what came of the further
+    runs: they come at once, before the graph writes into the region's inputs.
+    """
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
         self.values: dict[fx.Node, object] = {}
+        self.repeated: dict[int, RepeatedRegion] = {}
         self.region_milliseconds: dict[int, float] = {}
         self.pytorch_milliseconds = 0.0
 
@@ -216,7 +231,11 @@ class _RecordingInterpreter(fx.Interpreter):
         value = super().run_node(n)
         elapsed = (time.perf_counter() - start) * 1e3
         if isinstance(n.target, CompiledRegion):
-            self.region_milliseconds[n.target.region.index] = elapsed
+            index = n.target.region.index
+            self.region_milliseconds[index] = elapsed
+            args, _ = self.fetch_args_kwargs_from_env(n)
+            assert isinstance(value, (tuple, list))
+            self.repeated[index] = repeat_region(n.target, args, value)
         else:
             self.pytorch_milliseconds += elapsed
         original = n.meta.get(ORIGINAL)

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ..observer import Observer, Runner
 from ..pipeline import CompiledGraph
-from .compare import GraphComparison
+from .rows import GraphComparison
 
 
 @dataclasses.dataclass

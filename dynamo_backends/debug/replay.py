@@ -14,14 +14,22 @@ from ..regions import Region, results_of, signature
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.providers import Provider
 from ..runtime.session import Session
+from .repeat import Instability, repeat_node
 
 
 class Replay:
-    """Makes and keeps the sessions; alike nodes share one. ONNX Runtime's optimizations are off in all of them."""
+    """Makes and keeps the sessions; alike nodes share one. ONNX Runtime's optimizations are off in all of them.
 
-    def __init__(self, opset: int, providers: Sequence[Provider]) -> None:
+    Args:
+        opset: the ONNX opset of the models.
+        providers: in the order of preference.
+        threads: of a session; ``None`` for what PyTorch has at the time of the call.
+    """
+
+    def __init__(self, opset: int, providers: Sequence[Provider], threads: int | None = None) -> None:
         self._opset = opset
         self._providers = tuple(providers)
+        self._threads = threads
         self._node_sessions: dict[object, BoundSession | None] = {}
 
     def region_values(self, region: Region, args: Sequence[object]) -> dict[tuple[fx.Node, int | None], object]:
@@ -45,13 +53,7 @@ class Replay:
             node: a call_function node of a region.
             args: the values of ``node.all_input_nodes``.
         """
-        key = signature(node)
-        if key not in self._node_sessions:
-            try:
-                self._node_sessions[key] = self._bind([node], list(node.all_input_nodes), results_of(node))
-            except (SessionError, TranslationError):
-                self._node_sessions[key] = None
-        session = self._node_sessions[key]
+        session = self._node_session(node)
         if session is None:
             return None
         try:
@@ -59,17 +61,35 @@ class Replay:
         except SessionError:
             return None
 
+    def repeat_node(self, node: fx.Node, args: Sequence[object]) -> dict[int, Instability]:
+        """How a node's results differ from run to run and with other threads, see ``repeat_node`` of ``repeat``."""
+        session = self._node_session(node)
+        try:
+            return {} if session is None else repeat_node(session, args)
+        except SessionError:
+            return {}
+
+    def _node_session(self, node: fx.Node) -> BoundSession | None:
+        key = signature(node)
+        if key not in self._node_sessions:
+            try:
+                self._node_sessions[key] = self._bind([node], list(node.all_input_nodes), results_of(node))
+            except (SessionError, TranslationError):
+                self._node_sessions[key] = None
+        return self._node_sessions[key]
+
     def _bind(self, nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[Output]) -> BoundSession:
         model = translate(nodes, [Input(node) for node in inputs], outputs, opset=self._opset, name="replay")
         fold_constants(model)
-        session = Session(model, self._providers, threads=torch.get_num_threads(), optimize=False)
+        threads = self._threads or torch.get_num_threads()
+        session = Session(model, self._providers, threads=threads, optimize=False)
         input_specs = [
             InputSpec(str(value.name), _dtype(node)) for node, value in zip(inputs, model.graph.inputs, strict=True)
         ]
         output_specs = [
             _output_spec(output, str(value.name)) for output, value in zip(outputs, model.graph.outputs, strict=True)
         ]
-        return BoundSession(session, input_specs, output_specs, device=torch.device("cpu"))
+        return BoundSession(session, input_specs, output_specs, device=torch.device("cpu"), threads=self._threads)
 
 
 def _own_results(node: fx.Node) -> list[Output]:

@@ -12,10 +12,10 @@ from ..exporter.translate import value_names
 from ..numerics.distance import Distance
 from ..pipeline import CompiledGraph
 from ..regions import Region, is_operator
-from .compare import GraphComparison, Row
+from .rows import GraphComparison, Row
 
 _LEGEND = """\
-mark: '=' eager's bits   '~' another rounding   '!' wrong by itself   ' ' not compared
+mark: '=' eager's bits   '~' another rounding   '!' wrong by itself   '?' different each time   ' ' not compared
 onnx, eager: largest absolute error against float64, each on its own upstream values (propagated)
 session: the same for what the session that really ran returned
 local: the node alone on eager's inputs, onnx | eager against float64 on the same; ulp: onnx's, in last places

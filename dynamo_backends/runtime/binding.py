@@ -12,6 +12,7 @@ border:
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -131,6 +132,18 @@ class BoundSession:
         self._devices = [ort_device(device)] * len(outputs)
         self._run_options = ort_c.RunOptions()
 
+    @property
+    def threads(self) -> int:
+        """Threads of the session that the next call runs."""
+        return self._threads or torch.get_num_threads()
+
+    def with_threads(self, threads: int) -> BoundSession:
+        """The same on a new session of its own, with this number of threads."""
+        other = copy.copy(self)
+        other.session = self.session.alone_with(threads)
+        other._threads = threads
+        return other
+
     def __call__(self, args: Sequence[torch.Tensor | int | bool]) -> list[torch.Tensor | int | bool]:
         """Runs the model.
 
@@ -148,7 +161,7 @@ class BoundSession:
         for value, convert in zip(args, self._converters, strict=True):
             feeds.push_back(convert(value))
         fetches = ort_c.OrtValueVector()
-        session = self.session(self._threads or torch.get_num_threads())
+        session = self.session(self.threads)
         try:
             session._sess.run_with_ortvaluevector(
                 self._run_options, self._input_names, feeds, self._output_names, fetches, self._devices

@@ -8,6 +8,7 @@ one spins for a short time only.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Sequence
 
@@ -125,6 +126,13 @@ class Session:
             if threads not in self._by_threads:
                 self._by_threads[threads] = self._create(threads)
             return self._by_threads[threads]
+
+    def alone_with(self, threads: int) -> Session:
+        """A new session of the same model with this number of threads, which this object does not keep."""
+        other = copy.copy(self)
+        other._lock = threading.Lock()
+        other._by_threads = {threads: self._create(threads)}
+        return other
 
     def save_optimized(self, path: str) -> None:
         """Writes the model with ONNX Runtime's layouts, fusions and internal operators to ``path``."""

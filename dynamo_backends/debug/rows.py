@@ -1,0 +1,148 @@
+"""What a comparison finds: a row for each value, and the verdict on the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+
+from ..numerics.distance import Distance, is_explained
+from .repeat import Instability
+
+OK = "ok"
+
+
+@dataclasses.dataclass
+class Row:
+    """One value of the graph.
+
+    Attributes:
+        name: the FX node, with ``__i`` for the i-th of several results; the ONNX value bears the same name.
+        operator: the ATen operator, or ``placeholder``.
+        module: path of the ``nn.Module`` that called it.
+        source: the user's ``file:line``.
+        dtype: eager's dtype, without the ``torch.`` prefix.
+        shape: eager's shape.
+        region: the region that computes it; ``None`` in PyTorch.
+        is_output: whether the graph returns it.
+        equals_eager: the runtime's propagated value is eager's, bit for bit.
+        onnx: propagated distance to exact.
+        eager: eager's distance to exact.
+        local_onnx: distance of the node alone, on eager's inputs, to float64 on these inputs.
+        local_eager: eager's distance to the same.
+        session: distance to exact of what the session that really ran returned.
+        session_instability: how that came out another time, where its bits differed.
+        local_instability: the same of the node alone, on eager's inputs; it is looked for where the session or the node
+            alone differs by more than rounding.
+        complaint: a dtype or shape that is not eager's, or ``""``.
+    """
+
+    name: str
+    operator: str
+    module: str = ""
+    source: str = ""
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    region: int | None = None
+    is_output: bool = False
+    equals_eager: bool = False
+    onnx: Distance | None = None
+    eager: Distance | None = None
+    local_onnx: Distance | None = None
+    local_eager: Distance | None = None
+    session: Distance | None = None
+    session_instability: Instability | None = None
+    local_instability: Instability | None = None
+    complaint: str = ""
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    @property
+    def locally_explained(self) -> bool:
+        """Whether the node by itself is right: on eager's inputs it is as near to exact as eager."""
+        if self.local_onnx is None or self.local_eager is None:
+            return True
+        return is_explained(self.local_onnx, self.local_eager, self.torch_dtype)
+
+    @property
+    def unstable_alone(self) -> bool:
+        """Whether the node by itself, on eager's inputs, gives results that differ by more than rounding."""
+        found = self.local_instability
+        return found is not None and not found.is_rounding(self.local_eager)
+
+    @property
+    def unstable_in_session(self) -> bool:
+        """Whether the session that ran gives results that differ by more than rounding carried through the graph."""
+        found = self.session_instability
+        return found is not None and not found.is_rounding(self.eager)
+
+    @property
+    def explained(self) -> bool:
+        """Whether the value, as it really was where that is known, is as near to exact as eager's."""
+        ours = self.session or self.onnx
+        if ours is None or self.eager is None:
+            return not self.complaint
+        return not self.complaint and is_explained(ours, self.eager, self.torch_dtype)
+
+    @property
+    def mark(self) -> str:
+        """``=`` eager's bits, ``~`` another rounding, ``!`` wrong by itself, ``?`` different each time, blank: not
+        compared."""
+        if self.unstable_alone:
+            return "?"
+        if self.complaint or not self.locally_explained:
+            return "!"
+        if self.onnx is None:
+            return " "
+        return "=" if self.equals_eager else "~"
+
+    def as_json(self) -> dict[str, object]:
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields = {
+            key: item.as_json() if isinstance(item, (Distance, Instability)) else item for key, item in fields.items()
+        }
+        return {**fields, "mark": self.mark, "locally_explained": self.locally_explained}
+
+
+@dataclasses.dataclass
+class GraphComparison:
+    """The outcome for one run of a graph.
+
+    Attributes:
+        verdict: ``ok``, ``diverges at NODE (file:line)`` or ``not comparable: why``.
+        note: which side is nearer to exact, and what explains a difference that is not a fault.
+        rows: every value, in execution order.
+    """
+
+    verdict: str
+    note: str = ""
+    rows: list[Row] = dataclasses.field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return self.verdict == OK
+
+    @property
+    def worst(self) -> Row | None:
+        """The output with the largest error relative to its scale, as it really was computed."""
+        outputs = [row for row in self.rows if row.is_output and (row.session or row.onnx) is not None]
+        return max(outputs, key=relative_error, default=None)
+
+    def worst_as_json(self) -> dict[str, object] | None:
+        row = self.worst
+        if row is None:
+            return None
+        ours = row.session or row.onnx
+        assert ours is not None
+        return {"value": row.name, "onnx": ours.as_json(), "eager": row.eager.as_json() if row.eager else None}
+
+
+def relative_error(row: Row) -> float:
+    ours = row.session or row.onnx
+    assert ours is not None
+    if ours.nonfinite:
+        return math.inf
+    return ours.max_abs / ours.scale if ours.scale else ours.max_abs

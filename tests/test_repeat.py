@@ -1,0 +1,199 @@
+"""``onnx_debug`` runs each session again: results that differ each time, or with other threads, are a verdict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import assert_same_as_eager, compiled
+from onnxscript import opset18 as op
+
+from dynamo_backends.exporter import decompositions, known_wrong
+from dynamo_backends.exporter.converters import CONVERTERS
+from dynamo_backends.regions import Support
+from dynamo_backends.runtime import kernels
+from dynamo_backends.runtime.session import Session
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions as a user has them, and nothing kept of what a plant makes of the operators."""
+    torch.set_num_threads(2)
+    monkeypatch.setattr(Support, "_known", {})
+
+
+def comparison_of(function: Callable[..., object], dump: Path, *args: object, **options: object) -> list[dict]:
+    """The manifest's graphs after one compared run, a training step if the result wants gradients.
+
+    At opset 21: ONNX Runtime 1.31 has no random kernels for the newer ones, and noise is what is planted.
+    """
+    debug = compiled(function, backend="onnx_debug", options={"dump_dir": str(dump), "opset": 21, **options})
+    result = debug(*args)
+    if isinstance(result, torch.Tensor) and result.requires_grad:
+        result.sum().backward()
+    return json.loads((dump / "latest" / "manifest.json").read_text())["graphs"]
+
+
+def line_of(text: str) -> str:
+    """``file:line`` of the first line of this file that has ``text``."""
+    lines = Path(__file__).read_text().splitlines()
+    return f"{__file__}:{1 + next(i for i, line in enumerate(lines) if text in line)}"
+
+
+def noisy_sinh(x: ir.Value) -> object:
+    return op.Add(op.Sinh(x), op.RandomNormalLike(x, scale=0.01))
+
+
+def sinh_in_the_middle(x: torch.Tensor) -> torch.Tensor:
+    y = x.exp() * 0.1
+    return torch.sinh(y).cos()  # the line of the plant
+
+
+def test_an_operator_that_differs_each_time_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CONVERTERS, aten.sinh.default, noisy_sinh)
+    (graph,) = comparison_of(sinh_in_the_middle, tmp_path, torch.randn(50))
+    where = line_of("the line of the plant")
+    said = f"diverges at sinh ({where}): not deterministic: aten.sinh.default, with 2 threads, run to run"
+    assert graph["verdict"] == said
+    assert graph["repeated"] == {"0": {"differing_outputs": 1, "failure": ""}}
+    (path,) = (tmp_path / "latest").rglob("side_by_side.json")
+    rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]}
+    assert {name for name, row in rows.items() if row["mark"] == "?"} == {"sinh"}
+    assert rows["cos"]["session_instability"]["threads"] == 2
+    assert 1e-3 < rows["sinh"]["local_instability"]["difference"]["max_abs"] < 0.2
+
+
+def test_the_verdict_says_the_option_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CONVERTERS, aten.sinh.default, noisy_sinh)
+    (graph,) = comparison_of(sinh_in_the_middle, tmp_path, torch.randn(50), threads=3)
+    assert graph["verdict"].endswith("aten.sinh.default, with 3 threads, run to run")
+
+
+def test_a_race_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ScatterND's, with the guards against it taken away: all gradients go to one row, so that each run loses some."""
+
+    def racing(grad: ir.Value, indices: ir.Value, rows: int, padding: int, by_frequency: bool) -> object:
+        table = op.Expand(op.Constant(value_float=0.0), op.Constant(value_ints=[rows, 64]))
+        return op.ScatterND(table, op.Unsqueeze(indices, [-1]), grad, reduction="add")
+
+    monkeypatch.setattr(kernels, "_BY_OPERATOR", {})
+    monkeypatch.setattr(known_wrong, "SUMS_AT_INDICES", set())
+    monkeypatch.setitem(CONVERTERS, aten.embedding_dense_backward.default, racing)
+    table, index = torch.randn(16, 64, requires_grad=True), torch.full((20_000,), 3)
+    assert aten.embedding_dense_backward.default not in decompositions.decomposition_table()
+    _, backward = comparison_of(lambda i: F.embedding(i, table).sin(), tmp_path, index)
+    assert backward["verdict"].startswith(f"diverges at embedding_dense_backward ({__file__}:")
+    assert ": not deterministic: aten.embedding_dense_backward.default, with 2 threads" in backward["verdict"]
+
+
+@pytest.fixture
+def other_model(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes some sessions of another model: what is wrong is the session, and no model that can be looked at."""
+    original = Session._create
+
+    def plant(applies: Callable[[Session, int], bool], change: Callable[[ir.Model], None]) -> None:
+        def create(self: Session, threads: int) -> onnxruntime.InferenceSession:
+            kept = self._model
+            if applies(self, threads):
+                model = ir.from_proto(onnx.load_model_from_string(kept))
+                change(model)
+                self._model = ir.to_proto(model).SerializeToString()
+            try:
+                return original(self, threads)
+            finally:
+                self._model = kept
+
+        monkeypatch.setattr(Session, "_create", create)
+
+    return plant
+
+
+def sinh_becomes_tanh(model: ir.Model) -> None:
+    for node in model.graph:
+        if node.op_type == "Sinh":
+            node.op_type = "Tanh"
+
+
+def sinh_gets_noise(model: ir.Model) -> None:
+    for node in list(model.graph):
+        if node.op_type == "Sinh":
+            (quiet,), users = node.outputs, list(node.outputs[0].uses())
+            noise = ir.node("RandomNormalLike", [quiet], {"scale": 0.01})
+            noisy = ir.node("Add", [quiet, noise.outputs[0]])
+            for user, index in users:
+                user.replace_input_with(index, noisy.outputs[0])
+            model.graph.insert_after(node, [noise, noisy])
+
+
+def test_an_operator_that_depends_on_the_threads_is_named(tmp_path: Path, other_model: Callable[..., None]) -> None:
+    other_model(lambda session, threads: threads == 1, sinh_becomes_tanh)
+    (graph,) = comparison_of(sinh_in_the_middle, tmp_path, torch.randn(50))
+    where = line_of("the line of the plant")
+    said = "depends on the number of threads: aten.sinh.default, with 2 threads and with 1"
+    assert graph["verdict"] == f"diverges at sinh ({where}): {said}"
+
+
+def test_a_session_that_differs_where_no_node_does(tmp_path: Path, other_model: Callable[..., None]) -> None:
+    """The kernel is one that only ONNX Runtime's optimized model has: the region's result is named."""
+    other_model(lambda session, threads: session._optimize, sinh_gets_noise)
+    (graph,) = comparison_of(sinh_in_the_middle, tmp_path, torch.randn(50))
+    assert graph["verdict"].startswith(f"diverges at cos ({__file__}:")
+    assert ": not deterministic: aten.cos.default, with 2 threads, run to run" in graph["verdict"]
+    assert "each node of region_0 by itself gives the same results, its session does not" in graph["note"]
+
+
+def test_a_wrong_operator_that_is_always_wrong_is_no_instability(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONVERTERS, aten.sinh.default, lambda x: op.Mul(op.Sinh(x), 1.01))
+    (graph,) = comparison_of(sinh_in_the_middle, tmp_path, torch.randn(50))
+    assert graph["verdict"] == f"diverges at sinh ({line_of('the line of the plant')})"
+    assert graph["repeated"] == {"0": {"differing_outputs": 0, "failure": ""}}
+
+
+def test_inputs_that_the_graph_writes_into_are_no_instability(tmp_path: Path) -> None:
+    """The session runs again before the graph writes."""
+
+    def running_sum(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        result = (total * x).sin()
+        total.add_(x.exp())
+        return result
+
+    with torch.no_grad():
+        (graph,) = comparison_of(running_sum, tmp_path, torch.randn(50), torch.randn(50))
+    assert graph["repeated"] == {"0": {"differing_outputs": 0, "failure": ""}}
+
+
+def test_a_session_that_cannot_run_again_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not run the first time either: PyTorch ran the region."""
+
+    def failing(x: ir.Value) -> object:
+        place = op.Constant(value_ints=[1_000_000])
+        return op.ScatterElements(op.Sinh(x), place, op.Constant(value_floats=[0.0]), axis=0)
+
+    monkeypatch.setitem(CONVERTERS, aten.sinh.default, failing)
+    (graph,) = comparison_of(sinh_in_the_middle, tmp_path, torch.randn(50))
+    assert "region_0 was not run again: " in graph["note"]
+    assert "1000000" in graph["repeated"]["0"]["failure"]
+
+
+def test_nan_is_the_same_result(tmp_path: Path) -> None:
+    x = torch.tensor([1.0, float("nan"), float("inf"), -1.0])
+    with torch.no_grad():
+        (graph,) = comparison_of(lambda x: (x - x).sqrt() + x.sinh(), tmp_path, x)
+    assert (graph["verdict"], graph["repeated"]["0"]["differing_outputs"]) == ("ok", 0)
+
+
+def test_repeating_changes_nothing_for_the_user(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5))
+    settings = {"backend": "onnx_debug", "options": {"dump_dir": str(tmp_path), "compare": "every"}}
+    assert_same_as_eager(model, torch.randn(4, 8), settings=settings, calls=2)
