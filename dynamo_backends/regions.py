@@ -28,7 +28,7 @@ from .exporter.known_wrong import (
     draws_random_numbers,
     reason_not_to_translate,
 )
-from .exporter.translate import Input, Output, find_translation, fold_constants, translate
+from .exporter.translate import Input, Output, find_translation, finish, translate
 from .layout import ROW_MAJOR, Layout, layout_of
 from .runtime.kernels import fault_in
 from .runtime.providers import Provider, provider_name
@@ -148,7 +148,7 @@ class Support:
                 return fault[1].reason
             refused = refusal(model, self.providers)
             if refused is not None:
-                refused = refusal(fold_constants(model), self.providers)
+                refused = refusal(finish(model), self.providers)
         except TranslationError as error:
             return str(error).split(": ", 1)[-1]
         return None if refused is None else refusal_reason(refused)

@@ -56,8 +56,8 @@ FAULTS = (
         "torch.use_deterministic_algorithms(True), and ONNX Runtime's ScatterND writes repeated indices in any order",
     ),
 )
-"""Seen in ONNX Runtime 1.31 on the CPU provider, which takes the nodes that another provider leaves. So a fault holds for
-every provider."""
+"""Seen in ONNX Runtime 1.31 on the CPU provider, which takes the nodes that another leaves: they hold for every
+provider."""
 
 
 def fault_in(model: ir.Model) -> tuple[ir.Node, KernelFault] | None:

@@ -1,0 +1,130 @@
+"""Sums of very many numbers are as near to float64 as eager's; the measure is that of the comparison.
+
+Numbers of one sign, nearly equal, are the hardest: what is lost in each addition goes one way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import assert_on_onnx, compiled
+
+from dynamo_backends.exporter.long_sums import take_long_sums_in_stages
+from dynamo_backends.numerics.distance import distance, is_explained
+
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "nanmean": torch.nanmean,
+    "var": torch.var,
+    "mse_loss": lambda x: F.mse_loss(x, torch.zeros_like(x)),
+    "l1_loss": lambda x: F.l1_loss(x, torch.zeros_like(x)),
+    "norm 1": lambda x: torch.linalg.vector_norm(x, 1),
+    "norm 2": torch.linalg.vector_norm,
+    "logsumexp": lambda x: x.reshape(-1).logsumexp(0),
+    "binary_cross_entropy": lambda x: F.binary_cross_entropy(x / 8, torch.ones_like(x)),
+    "first dimension": lambda x: x.mean(0),
+    "last dimension": lambda x: x.t().mean(-1, keepdim=True),
+    "dimensions apart": lambda x: x.view(x.shape[0], 2, 5).sum((0, 2), keepdim=True),
+    "two long ones": lambda x: (x[:, :1] * x[:1000, 0]).view(x.shape[0], 1, 1000).sum((0, 2)),
+}
+
+
+def nearly_equal(*shape: int) -> torch.Tensor:
+    return 5.12 + torch.rand(shape) * 1e-3
+
+
+def assert_as_near_as_eager(
+    function: Callable[..., torch.Tensor], x: torch.Tensor, *, dynamic: bool | None = None
+) -> None:
+    exact = function(x.double())
+    eager, ours = function(x), compiled(function, dynamic=dynamic)(x)
+    assert (ours.dtype, ours.shape, ours.stride()) == (eager.dtype, eager.shape, eager.stride())
+    errors = distance(ours, exact), distance(eager, exact)
+    assert is_explained(*errors, eager.dtype), f"error {errors[0].max_abs:.3g}, eager's {errors[1].max_abs:.3g}"
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_a_million_numbers(function: Callable[..., torch.Tensor], dynamic: bool) -> None:
+    with torch.no_grad():
+        assert_as_near_as_eager(function, nearly_equal(100_000, 10), dynamic=dynamic)
+    assert_on_onnx()
+
+
+@pytest.mark.parametrize("number", [8193, 10_007, 99_991, 2 * 49_999], ids=lambda number: f"{number} numbers")
+@pytest.mark.parametrize("name", ["mean", "logsumexp", "first dimension"])
+def test_numbers_that_no_part_divides(name: str, number: int) -> None:
+    with torch.no_grad():
+        assert_as_near_as_eager(FUNCTIONS[name], nearly_equal(number, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_precisions(dtype: torch.dtype) -> None:
+    """Parts are summed in float32 at least: the sum of a half tensor would lose them, or not fit."""
+    x = nearly_equal(65_536, 8).to(dtype)
+    with torch.no_grad():
+        assert_as_near_as_eager(lambda x: x.mean(0), x)
+        assert_as_near_as_eager(lambda x: x.sum(0) if x.dtype is torch.float64 else x.sum(0) / 4, x / 16)
+
+
+def test_not_finite_numbers() -> None:
+    x = nearly_equal(100_000, 4)
+    x[7, 0], x[8, 1], x[9, 2], x[10, 2] = torch.nan, torch.inf, torch.inf, -torch.inf
+    with torch.no_grad():
+        ours = compiled(lambda x: (x.sum(0), x.t().logsumexp(1)))(x)
+    assert ours[0].isnan().tolist() == [True, False, True, False] and ours[0][1] == torch.inf
+    assert ours[1].isnan().tolist() == x.logsumexp(0).isnan().tolist() and ours[1][1] == torch.inf
+
+
+def test_gradients_of_biases_and_norms() -> None:
+    """The gradient of what is added to each of many rows is a sum of rows."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.PReLU())
+    x = nearly_equal(65_536, 8)
+
+    def gradients(dtype: torch.dtype, call: Callable[..., object] | None = None) -> list[torch.Tensor]:
+        model.to(dtype).zero_grad()
+        (call or model)(x.to(dtype)).square().mean().backward()  # type: ignore[attr-defined]
+        return [item.grad.clone() for item in model.parameters() if item.grad is not None]
+
+    exact, eager = gradients(torch.float64), gradients(torch.float32)
+    ours = gradients(torch.float32, compiled(model))
+    for reference, theirs, mine in zip(exact, eager, ours, strict=True):
+        assert is_explained(distance(mine, reference), distance(theirs, reference), torch.float32)
+
+
+def model_of(reduction: str) -> ir.Model:
+    text = f'<ir_version: 10, opset_import: ["" : 20]> g (float[4, 8192, 600] x) => (float y) {{ {reduction} }}'
+    return ir.from_onnx_text(text)
+
+
+@pytest.mark.parametrize(
+    "reduction",
+    [
+        "a = Constant<value_ints=[1]>() t = Transpose<perm=[0,2,1]>(x) s = ReduceMean(t, a) y = Identity(s)",
+        "a = Constant<value_ints=[2]>() y = ReduceSum(x, a)",
+        "a = Constant<value_ints=[0]>() y = ReduceSum<keepdims=0>(x, a)",
+        "a = Constant<value_ints=[1]>() y = ReduceMax(x, a)",
+        "y = ReduceSum<noop_with_empty_axes=1>(x)",
+    ],
+)
+def test_short_sums_stay(reduction: str) -> None:
+    """Normalizations are known to the passes by their ``ReduceMean``."""
+    model = model_of(reduction)
+    before = [node.op_type for node in model.graph]
+    take_long_sums_in_stages(model)
+    assert [node.op_type for node in model.graph] == before
+
+
+def test_the_result_keeps_its_name_and_its_place() -> None:
+    model = model_of("a = Constant<value_ints=[1]>() y = ReduceSum<keepdims=0>(x, a)")
+    (node,) = (node for node in model.graph if node.op_type == "ReduceSum")
+    node.metadata_props["fx_node"] = "sum_1"
+    take_long_sums_in_stages(model)
+    assert [value.name for value in model.graph.outputs] == ["y"]
+    staged = [node for node in model.graph if node.op_type == "ReduceSum"]
+    assert len(staged) == 2 and {node.metadata_props["fx_node"] for node in staged} == {"sum_1"}
