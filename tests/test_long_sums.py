@@ -25,6 +25,10 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "l1_loss": lambda x: F.l1_loss(x, torch.zeros_like(x)),
     "norm 1": lambda x: torch.linalg.vector_norm(x, 1),
     "norm 2": torch.linalg.vector_norm,
+    "norm 2 of rows": lambda x: torch.linalg.vector_norm(x, dim=0),
+    "prod": lambda x: (x / 5.12).prod(0),
+    "dot": lambda x: torch.dot(x.reshape(-1), x.reshape(-1)),
+    "running sum": lambda x: x.cumsum(0),
     "logsumexp": lambda x: x.reshape(-1).logsumexp(0),
     "binary_cross_entropy": lambda x: F.binary_cross_entropy(x / 8, torch.ones_like(x)),
     "first dimension": lambda x: x.mean(0),
@@ -57,7 +61,7 @@ def test_a_million_numbers(function: Callable[..., torch.Tensor], dynamic: bool)
 
 
 @pytest.mark.parametrize("number", [8193, 10_007, 99_991, 2 * 49_999], ids=lambda number: f"{number} numbers")
-@pytest.mark.parametrize("name", ["mean", "logsumexp", "first dimension"])
+@pytest.mark.parametrize("name", ["mean", "logsumexp", "prod", "running sum", "first dimension"])
 def test_numbers_that_no_part_divides(name: str, number: int) -> None:
     with torch.no_grad():
         assert_as_near_as_eager(FUNCTIONS[name], nearly_equal(number, 3))

@@ -13,6 +13,8 @@ these in float64, of which there are few::
 It takes no more time: 0.2 ms before and after in this example (AMD EPYC, 2 threads). Where no part divides the number,
 or it is known only at the call, zeros are added to the end. It is by the kernel, not by the ATen operator: losses,
 variances and the gradients of biases are such sums too.
+
+A running sum (``CumSum``) is taken in float64, as PyTorch's kernel does.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ _KINDS = {
     "ReduceL2": _Kind("ReduceSumSquare", takes_root=True),
     "ReduceSumSquare": _Kind("ReduceSumSquare"),
     "ReduceLogSumExp": _Kind("ReduceLogSumExp", "ReduceLogSumExp", neutral=-math.inf),
+    "ReduceProd": _Kind("ReduceProd", "ReduceProd", neutral=1.0),
 }
 
 _DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -84,12 +87,41 @@ what the passes know them by."""
 
 def take_long_sums_in_stages(model: ir.Model) -> None:
     """Rewrites the long sums of a model in place; its constants have been folded."""
-    reductions = [node for graph in model.graphs() for node in graph if node.domain == "" and node.op_type in _KINDS]
-    if any(value is not None and value.shape is None for node in reductions for value in node.inputs[:1]):
+    sums = [
+        node
+        for graph in model.graphs()
+        for node in graph
+        if node.domain == "" and (node.op_type in _KINDS or node.op_type == "CumSum")
+    ]
+    if any(value is not None and value.shape is None for node in sums for value in node.inputs[:1]):
         ShapeInferencePass()(model)  # values between the nodes of one translation
-    for node in reductions:
+    for node in sums:
         assert isinstance(node.graph, ir.Graph)
-        _rewrite(node.graph, node)
+        if node.op_type == "CumSum":
+            _widen(node.graph, node)
+        else:
+            _rewrite(node.graph, node)
+
+
+def _widen(graph: ir.Graph, node: ir.Node) -> None:
+    """Lets a running sum of more than a few numbers run in float64."""
+    value, axis = node.inputs
+    assert value is not None and axis is not None
+    if value.dtype not in _DTYPES:
+        return
+    constant = ir.convenience.get_const_tensor(axis)
+    if constant is not None and value.shape is not None:
+        size = value.shape[int(constant.numpy().reshape(-1)[0])]
+        if isinstance(size, int) and size <= _ROWS.largest_part:
+            return
+    wide = ir.node("Cast", [value], {"to": ir.DataType.DOUBLE}, name=f"{node.name}__wide")
+    running = ir.node("CumSum", [wide.outputs[0], axis], node.attributes, name=f"{node.name}__sum")
+    back = ir.node("Cast", [running.outputs[0]], {"to": value.dtype}, name=f"{node.name}__back")
+    for new in (wide, running, back):
+        new.metadata_props.update(node.metadata_props)
+        new.outputs[0].name = new.name
+        new.outputs[0].dtype = value.dtype if new is back else ir.DataType.DOUBLE
+    ir.convenience.replace_nodes_and_values(graph, node, [node], [wide, running, back], node.outputs, back.outputs)
 
 
 def _rewrite(graph: ir.Graph, node: ir.Node) -> None:
