@@ -92,6 +92,10 @@ CASES: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
         lambda x, a: torch.baddbmm(x, a, a, beta=0),
         [torch.full((1, 2, 2), nan), torch.ones(1, 2, 2)],
     ),
+    "product of empty matrices added with a weight": (
+        lambda x, a, b: (torch.addmm(x, a, b, beta=0.2), torch.addmm(x, a, b)),
+        [torch.full((3, 3), 2.0), torch.zeros(3, 0), torch.zeros(0, 3)],
+    ),
     "interpolation of bytes": (
         lambda x: torch.nn.functional.interpolate(x, size=(3, 7), mode="bilinear", antialias=True),
         [torch.arange(16, dtype=torch.uint8).mul(15).view(1, 1, 4, 4)],
@@ -235,3 +239,8 @@ def test_signed_zeros() -> None:
     """PyTorch's recorder takes -0.0 for 0.0 among constants, ONNX Runtime's NoopElimination x + 0 for x."""
     assert_same_as_eager(lambda x: (x / 0.0, x / -0.0, 1 / (x * -0.0), 1 / (-(x - x) + 0), 1 / -(x - x)), torch.ones(3))
     assert_on_onnx()
+
+
+def test_running_products_of_many_numbers() -> None:
+    """PyTorch's decomposition multiplies a square of them: 10 GB here."""
+    assert_same_as_eager(lambda x: x.cumprod(0), torch.rand(50_000))

@@ -47,6 +47,8 @@ _NEVER = SUMS_AT_INDICES | {  # theirs add by index_put, in PyTorch slower than 
     # leaves the process unable to compile graphs with constants.
     aten.as_strided_scatter.default,
     aten.diagonal_scatter.default,
+    # Theirs multiplies a square of as many rows as there are numbers: 20,000 take 6 GB.
+    aten.cumprod.default,
     # Theirs use prims.signbit, whose fake result has the dtype of its argument instead of bool (PyTorch 2.13).
     aten.copysign.Scalar,
     aten.copysign.Tensor,

@@ -260,6 +260,14 @@ def _empty(node: fx.Node) -> str | None:
     return None
 
 
+def _empty_products(node: fx.Node) -> str | None:
+    """ONNX Runtime's ``Gemm`` of matrices with nothing between them takes ``beta`` for 1."""
+    if node.target is not aten.addmm.default or node.kwargs.get("beta", 1) == 1:
+        return None
+    inner = node.args[1].meta["val"].shape[1]
+    return None if statically_known_true(inner > 0) else "ONNX Runtime's Gemm of empty matrices leaves out beta"
+
+
 def _may_be_empty(value: object) -> bool:
     return isinstance(value, torch.Tensor) and not all(statically_known_true(size > 0) for size in value.shape)
 
@@ -286,4 +294,5 @@ _RULES: tuple[Rule, ...] = (
     _number_out_of_range,
     _integer_reductions,
     _empty,
+    _empty_products,
 )
