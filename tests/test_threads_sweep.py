@@ -11,9 +11,9 @@ from large_layers import Layer, missing
 from large_samples import SMALLEST, TooSmall, large_samples, tensors_of
 from onnxscript.onnx_opset import opset18 as op
 from operators import entries
-from threads_cases import NOT_ON_ONNX, Settings, layer_report
-from threads_judge import IDENTICAL, WRONG, Subject, judge
-from threads_sweep import chosen_cases
+from threads_cases import NOT_ON_ONNX, Report, Settings, layer_report
+from threads_judge import BETWEEN_RUNS, IDENTICAL, WRONG, Subject, Verdict, judge
+from threads_sweep import chosen_cases, is_fault
 
 from dynamo_backends.exporter.converters.registry import CONVERTERS
 from dynamo_backends.options import parse_options
@@ -101,6 +101,21 @@ def test_another_order_of_summation_is_rounding() -> None:
     verdict = judge(_subject(compiled, x), runs=6, threads=(1,))
     assert verdict.outcome == "rounding between runs"
     assert 0 < verdict.spread < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("verdict", "in_pytorch", "expected"),
+    [
+        (Verdict(IDENTICAL), [], False),
+        (Verdict(WRONG), [], True),
+        (Verdict(WRONG, different={"2": 1}), ["aten.index_put.default"], True),
+        (Verdict(BETWEEN_RUNS, spread=1e-6), [], True),
+        (Verdict(BETWEEN_RUNS, spread=1e-6), ["aten.index_put.default"], False),
+        (Verdict(BETWEEN_RUNS, spread=1e-4), ["aten.index_put.default"], True),
+    ],
+)
+def test_only_pytorchs_own_sums_may_vary_between_runs(verdict: Verdict, in_pytorch: list[str], expected: bool) -> None:
+    assert is_fault(Report("value/anything", 0, verdict, in_pytorch=in_pytorch)) == expected
 
 
 def test_no_layer_is_left_out() -> None:
