@@ -88,9 +88,15 @@ def test_a_race_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(kernels, "_BY_OPERATOR", {})
     monkeypatch.setattr(known_wrong, "SUMS_AT_INDICES", set())
     monkeypatch.setitem(CONVERTERS, aten.embedding_dense_backward.default, racing)
-    table, index = torch.randn(16, 64, requires_grad=True), torch.full((20_000,), 3)
+    table, index = torch.randn(16, 64, requires_grad=True), torch.full((100_000,), 3)
     assert aten.embedding_dense_backward.default not in decompositions.decomposition_table()
-    _, backward = comparison_of(lambda i: F.embedding(i, table).sin(), tmp_path, index)
+    options = {"dump_dir": str(tmp_path), "compare": "every"}
+    debug = compiled(lambda i: F.embedding(i, table).sin(), backend="onnx_debug", options=options)
+    for _ in range(30):  # where the cores are busy, threads do not meet in each run
+        debug(index).sum().backward()
+        _, backward = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+        if backward["verdict"] != "ok":
+            break
     assert backward["verdict"].startswith(f"diverges at embedding_dense_backward ({__file__}:")
     assert ": not deterministic: aten.embedding_dense_backward.default, with 2 threads" in backward["verdict"]
 
