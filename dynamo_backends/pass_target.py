@@ -6,15 +6,17 @@ import functools
 from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
+import torch
 from torch import fx
 
 from passes.manager import Target
 
+from .errors import KernelFaultError
 from .exporter.decompositions import decomposition_table
 from .exporter.translate import IR_VERSION
 from .options import Options
 from .regions import Support, first_line
-from .runtime.kernels import fault_in
+from .runtime.kernels import check
 from .runtime.providers import Provider, provider_name
 from .runtime.session import refusal
 
@@ -35,8 +37,11 @@ def pass_target(options: Options, support: Support) -> Target:
 
 
 def _objection(model: ir.Model) -> str | None:
-    found = fault_in(model)
-    return None if found is None else f"{found[0].name or found[0].op_type}: {found[1].reason}"
+    try:
+        check(model)
+    except KernelFaultError as error:
+        return str(error)
+    return None
 
 
 def _refuses_operator(support: Support) -> Callable[[fx.Node], str | None]:
@@ -45,7 +50,7 @@ def _refuses_operator(support: Support) -> Callable[[fx.Node], str | None]:
 
 def _refuses(providers: Sequence[Provider], opset: int, node: ir.Node) -> str | None:
     """Why the first provider has no kernel for a node whose inputs have types; asked by a session of it alone."""
-    key = (repr(providers), opset, _signature(node))
+    key = (repr(providers), opset, torch.are_deterministic_algorithms_enabled(), _signature(node))
     if key not in _known:
         said = refusal(_model_of(node, opset), providers, only_first=True)
         _known[key] = None if said is None else first_line(said)

@@ -34,7 +34,7 @@ from .aliases import read_memory_of_owners, separate_returned_views
 from .errors import KernelFaultError, SessionError, TranslationError, UnsupportedOperatorError
 from .exporter.decompositions import decomposition_table
 from .exporter.locations import source_line
-from .exporter.translate import finish, translate, value_names
+from .exporter.translate import fold_constants, translate, value_names
 from .observer import GraphName, Observer, Runner
 from .options import Options
 from .pass_target import pass_target
@@ -332,7 +332,7 @@ class Pipeline:
     ) -> CompiledRegion:
         model_name = f"graph_{name.index}_{name.direction}_region_{region.index}"
         model = translate(region.nodes, region.inputs, region.outputs, opset=self.options.opset, name=model_name)
-        finish(model)
+        fold_constants(model)
         compiled = CompiledRegion(name, region, model)
         inputs, outputs = _input_specs(compiled), _output_specs(compiled)
         checker = self._model_checker(region, inputs, outputs, evaluation) if evaluation is not None else None

@@ -20,7 +20,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from .aliases import IN_PYTORCH, SHARED_MEMORY, is_view
-from .errors import TranslationError
+from .errors import KernelFaultError, TranslationError
 from .exporter.known_wrong import (
     RANDOM,
     REPEATED_INDICES,
@@ -28,9 +28,9 @@ from .exporter.known_wrong import (
     draws_random_numbers,
     reason_not_to_translate,
 )
-from .exporter.translate import Input, Output, find_translation, finish, translate
+from .exporter.translate import Input, Output, find_translation, fold_constants, translate
 from .layout import ROW_MAJOR, Layout, layout_of
-from .runtime.kernels import fault_in
+from .runtime.kernels import check
 from .runtime.providers import Provider, provider_name
 from .runtime.session import refusal
 
@@ -143,14 +143,14 @@ class Support:
         inputs = [Input(arg) for arg in node.all_input_nodes]
         try:
             model = translate([node], inputs, results_of(node), opset=self.opset, name=node.name)
-            fault = fault_in(model)
-            if fault is not None:
-                return fault[1].reason
+            check(model)
             refused = refusal(model, self.providers)
             if refused is not None:
-                refused = refusal(finish(model), self.providers)
+                refused = refusal(fold_constants(model), self.providers)
         except TranslationError as error:
             return str(error).split(": ", 1)[-1]
+        except KernelFaultError as error:
+            return error.reason
         return None if refused is None else refusal_reason(refused)
 
 

@@ -179,3 +179,5 @@ def test_repeated_writes_are_in_order_where_pytorch_promises_it() -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     assert counted("fallback aten.index_put.default") == 1
+    put(torch.zeros(3, 64), index, rows)
+    assert counted("fallback aten.index_put.default") == 1, "the answer of the deterministic mode was kept"

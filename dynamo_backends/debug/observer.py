@@ -85,8 +85,8 @@ class DebugObserver(Observer):
         folder = _region_folder(compiled)
         if stage == "onnx":
             self._folder.write_bytes(f"{folder}/model.onnx", serialize(compiled.model))
-        elif stage == "onnx_optimized" and compiled.optimized_model is not None:
-            self._folder.write_bytes(f"{folder}/model.optimized.onnx", serialize(compiled.optimized_model))
+        elif stage == "onnx_optimized" and compiled.bound is not None:
+            self._folder.write_bytes(f"{folder}/model.optimized.onnx", compiled.bound.session.model)
         elif stage == "session" and compiled.bound is not None:
             session = compiled.bound.session
 

@@ -1,13 +1,14 @@
 """Whether a session gives the same results each time, and with another number of threads.
 
-Right after a region ran in a compared run, it is run again on the same inputs: once as it ran, once in a session of its
-own with another number of threads. Results whose bits differ are kept. Where they differ by more than rounding, each
-node alone is repeated too, and the first that differs by itself is the culprit.
+Right after a region ran in a compared run, it is run again on the same inputs: a few times as it ran, once in a session
+of its own with another number of threads. Results whose bits differ are kept. Where they differ by more than rounding,
+each node alone is repeated too, and the first that differs by itself is the culprit.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -17,8 +18,12 @@ from ..numerics.distance import EQUAL, Distance, distance, is_explained
 from ..pipeline import CompiledRegion
 from ..runtime.binding import BoundSession
 
-_TIMES = 10
-"""How often a node alone is repeated. A race shows in one of two to three runs: all ten agree once in a hundred."""
+logger = logging.getLogger(__name__)
+
+_NODE_TIMES = 10
+_REGION_TIMES = 4
+"""How often a node alone and a region are repeated, besides once with other threads. A race shows in one of two to four
+runs; and the more rarely, the more is done between the runs, so that they come one right after the other."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +56,8 @@ class Instability:
         return is_explained(self.difference, eager or EQUAL, self.dtype)
 
     def __str__(self) -> str:
-        if self.between_runs:
-            return f"with {self.threads} threads, run to run"
-        return f"with {self.threads} threads and with {self.other_threads}"
+        with_threads = f"with {self.threads} thread{'s' if self.threads > 1 else ''}"
+        return f"{with_threads}, run to run" if self.between_runs else f"{with_threads} and with {self.other_threads}"
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -82,7 +86,7 @@ class RepeatedRegion:
 
 
 def repeat_region(compiled: CompiledRegion, args: Sequence[object], outputs: Sequence[object]) -> RepeatedRegion:
-    """Runs a region twice more on the arguments of its call.
+    """Runs a region again on the arguments of its call.
 
     Args:
         compiled: the region.
@@ -92,11 +96,14 @@ def repeat_region(compiled: CompiledRegion, args: Sequence[object], outputs: Seq
     assert compiled.bound is not None
     unstable: dict[int, Instability] = {}
     try:
-        for threads, results in _again(compiled.bound, args, times=1):
-            for i, found in _differences(outputs, results):
-                unstable.setdefault(i, Instability(compiled.bound.threads, threads, _dtype(outputs[i]), found))
-    except SessionError as error:
-        return RepeatedRegion(unstable, str(error))
+        with torch.no_grad():
+            for threads, results in _again(compiled.bound, args, times=_REGION_TIMES):
+                for i, found in _differences(outputs, results):
+                    unstable.setdefault(i, Instability(compiled.bound.threads, threads, _dtype(outputs[i]), found))
+    except Exception as error:  # no memory for a second session: that must not end the user's run; the note says it
+        if not isinstance(error, SessionError):
+            logger.exception("%s region %d could not run again", compiled.graph, compiled.region.index)
+        return RepeatedRegion(unstable, f"{type(error).__name__}: {error}")
     return RepeatedRegion(unstable)
 
 
@@ -109,7 +116,7 @@ def repeat_node(session: BoundSession, args: Sequence[object]) -> dict[int, Inst
     """
     first = session(args)
     worst: dict[int, Instability] = {}
-    for threads, results in _again(session, args, times=_TIMES):
+    for threads, results in _again(session, args, times=_NODE_TIMES):
         for i, found in _differences(first, results):
             known = worst.get(i)
             other = Instability(session.threads, threads, _dtype(first[i]), found)
@@ -118,12 +125,11 @@ def repeat_node(session: BoundSession, args: Sequence[object]) -> dict[int, Inst
     return worst
 
 
-def _again(session: BoundSession, args: Sequence[object], *, times: int) -> Iterator[tuple[int, list[object]]]:
-    """Results of further runs, with the number of threads of each."""
-    for _ in range(times):
-        yield session.threads, session(args)
+def _again(session: BoundSession, args: Sequence[object], *, times: int) -> list[tuple[int, list[object]]]:
+    """The results of further runs, one right after the other, with the number of threads of each."""
+    runs = [(session.threads, session(args)) for _ in range(times)]
     other = session.with_threads(1 if session.threads > 1 else 2)
-    yield other.threads, other(args)
+    return [*runs, (other.threads, other(args))]
 
 
 def _size(instability: Instability) -> tuple[int, float]:

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ..errors import SessionError, TranslationError
-from ..exporter.translate import Input, Output, finish, translate
+from ..exporter.translate import Input, Output, fold_constants, translate
 from ..regions import Region, results_of, signature
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.providers import Provider
@@ -80,7 +80,7 @@ class Replay:
 
     def _bind(self, nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[Output]) -> BoundSession:
         model = translate(nodes, [Input(node) for node in inputs], outputs, opset=self._opset, name="replay")
-        finish(model)
+        fold_constants(model)
         threads = self._threads or torch.get_num_threads()
         session = Session(model, self._providers, threads=threads, optimize=False)
         input_specs = [

@@ -112,7 +112,9 @@ class GraphComparison:
     """The outcome for one run of a graph.
 
     Attributes:
-        verdict: ``ok``, ``diverges at NODE (file:line)`` or ``not comparable: why``.
+        verdict: ``ok``, ``diverges at NODE (file:line)``, where results are others each time or with other threads
+            followed by ``: not deterministic: ...`` or ``: depends on the number of threads: ...``, or
+            ``not comparable: why``.
         note: which side is nearer to exact, and what explains a difference that is not a fault.
         rows: every value, in execution order.
     """

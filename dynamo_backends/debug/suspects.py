@@ -126,7 +126,7 @@ class _Search:
         session = Session(
             model,
             self._bound.session.providers,
-            threads=torch.get_num_threads(),
+            threads=self._bound.threads,
             optimize=optimize,
             disabled_optimizers=disabled,
         )

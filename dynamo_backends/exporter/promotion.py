@@ -7,6 +7,8 @@ type. Converters of ours promote themselves where that differs from this rule.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import fx
 
@@ -32,7 +34,8 @@ def promoted_dtypes(node: fx.Node) -> dict[fx.Node, torch.dtype]:
 
     Rule, for operators tagged ``pointwise`` in ATen:
 
-    1. a result that is not boolean: the arguments are cast to its dtype;
+    1. a result that is not boolean: the arguments are cast to its dtype; to float32 for a float16 result if a number
+       beside them does not fit float16, as PyTorch's kernels compute with (the gradient of a mean divides by a count);
     2. a boolean result (comparisons): the arguments are cast to the dtype they promote to together, by
        ``torch.result_type``; nothing is cast where that is the same for all.
 
@@ -66,8 +69,18 @@ def promoted_dtypes(node: fx.Node) -> dict[fx.Node, torch.dtype]:
     tensors = [arg for arg in computing if isinstance(arg.meta["val"], torch.Tensor)]
     numbers = _symbolic_integers(target, node)
     dtype = result.dtype if result.dtype is not torch.bool else _common_dtype(node, tensors, bool(numbers))
+    if dtype is torch.float16 and any(map(_is_no_half, (*node.args, *node.kwargs.values()))):
+        dtype = torch.float32
     casts = {arg: dtype for arg in tensors if arg.meta["val"].dtype != dtype}
     return casts if dtype is torch.int64 else {**casts, **dict.fromkeys(numbers, dtype)}
+
+
+def _is_no_half(number: object) -> bool:
+    """Whether a number is infinite, or loses digits or all of itself, in float16."""
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        return False
+    limits = torch.finfo(torch.float16)
+    return math.isfinite(number) and number != 0 and not limits.tiny <= abs(number) <= limits.max
 
 
 def _dtype(node: fx.Node) -> object:

@@ -28,7 +28,6 @@ from .converters import CONVERTERS
 from .indices import INDEX_ARGUMENT, refuse_negative
 from .known_wrong import reason_not_to_translate
 from .locations import module_path, source_line
-from .long_sums import take_long_sums_in_stages
 from .promotion import promoted_dtypes
 
 Values: TypeAlias = "ir.Value | None | Sequence[ir.Value | None]"
@@ -83,7 +82,7 @@ def translate(
     opset: int,
     name: str = "region",
 ) -> ir.Model:
-    """One ONNX model that computes ``outputs`` from ``inputs`` by ``nodes``, not yet finished: see ``finish``.
+    """One ONNX model that computes ``outputs`` from ``inputs`` by ``nodes``, constants not folded.
 
     Args:
         nodes: call_function nodes of one graph in execution order, each with ``meta["val"]``.
@@ -98,9 +97,8 @@ def translate(
     return _Translation(opset, name).run(nodes, inputs, outputs)
 
 
-def finish(model: ir.Model) -> ir.Model:
-    """Folds constants and takes long sums in stages, in place: all that is done to a translation before it is written
-    down as ``model.onnx``.
+def fold_constants(model: ir.Model) -> ir.Model:
+    """Folds constants in place; the only change made to a translation before it is written down as ``model.onnx``.
 
     Raises:
         TranslationError: a node of constants alone cannot be computed.
@@ -110,7 +108,6 @@ def finish(model: ir.Model) -> ir.Model:
     except RuntimeError as error:  # onnxscript evaluates it and passes on whatever that raises
         raise TranslationError(f"{model.graph.name}: its constants cannot be folded: {_root_cause(error)}") from error
     ir_passes.RemoveUnusedNodesPass()(model)
-    take_long_sums_in_stages(model)
     return model
 
 

@@ -14,6 +14,7 @@ import onnx_ir as ir
 import torch
 
 from ..errors import KernelFaultError
+from .long_sums import with_accurate_sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,10 @@ def _reduces(node: ir.Node) -> bool:
     return reduction.is_ref() or reduction.as_string() not in ("", "none")
 
 
+def _is_single(node: ir.Node) -> bool:
+    return node.inputs[0] is None or node.inputs[0].dtype != ir.DataType.DOUBLE
+
+
 def _must_be_deterministic(node: ir.Node) -> bool:
     return torch.are_deterministic_algorithms_enabled()
 
@@ -49,6 +54,11 @@ FAULTS = (
         _reduces,
         "ONNX Runtime's ScatterND with a reduction gives its indices to several threads, and where two name one place "
         "a sum is lost",
+    ),
+    KernelFault(
+        "ReduceLogSumExp",
+        _is_single,
+        "ONNX Runtime's ReduceLogSumExp takes 0 for the largest number where -inf comes first: the rest may underflow",
     ),
     KernelFault(
         "ScatterND",
@@ -84,14 +94,23 @@ def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
         yield from ir.traversal.RecursiveGraphIterator(function)
 
 
-def serialized(model: ir.Model) -> bytes:
-    """A model as ONNX Runtime loads it.
+def check(model: ir.Model) -> None:
+    """Checks that no kernel that is known to be wrong would run.
 
     Raises:
-        KernelFaultError: a node of it would run on a kernel that is known to be wrong.
+        KernelFaultError: one would; the message names the node.
     """
     found = fault_in(model)
     if found is not None:
         node, fault = found
         raise KernelFaultError(node.name or node.op_type, fault.reason, node.metadata_props.get("fx_node"))
-    return ir.to_proto(model).SerializeToString()
+
+
+def serialized(model: ir.Model) -> bytes:
+    """A model as ONNX Runtime loads it, its long sums in stages.
+
+    Raises:
+        KernelFaultError: a node of it would run on a kernel that is known to be wrong.
+    """
+    check(model)
+    return ir.to_proto(with_accurate_sums(model)).SerializeToString()

@@ -90,6 +90,9 @@ def refusal(model: ir.Model, providers: Sequence[Provider], *, only_first: bool 
 class Session:
     """The sessions of one model, by number of threads; each is made when it is first asked for.
 
+    Attributes:
+        model: what ONNX Runtime loads, serialized: the model with its long sums in stages.
+
     Raises:
         KernelFaultError: a kernel that is known to be wrong would run.
         SessionError: ONNX Runtime refused the model.
@@ -105,7 +108,7 @@ class Session:
         optimize: bool = True,
         disabled_optimizers: Sequence[str] = (),
     ) -> None:
-        self._model = serialized(model)
+        self.model = serialized(model)
         self.providers = tuple(providers)
         self._alone = alone
         self._optimize = optimize
@@ -115,7 +118,7 @@ class Session:
 
     def _create(self, threads: int) -> onnxruntime.InferenceSession:
         options = session_options(threads, alone=self._alone, optimize=self._optimize)
-        return _create_session(self._model, self.providers, options, self._disabled_optimizers)
+        return _create_session(self.model, self.providers, options, self._disabled_optimizers)
 
     def __call__(self, threads: int) -> onnxruntime.InferenceSession:
         """The session whose pool has ``threads`` threads."""
@@ -138,4 +141,4 @@ class Session:
         """Writes the model with ONNX Runtime's layouts, fusions and internal operators to ``path``."""
         options = session_options(1)
         options.optimized_model_filepath = path
-        _create_session(self._model, self.providers, options)
+        _create_session(self.model, self.providers, options)
