@@ -55,6 +55,12 @@ def test_a_model_with_a_racing_kernel_is_not_run(text: str) -> None:
     assert LOSES_SUMS in str(refusal(model_of(text), CPU))
 
 
+def test_a_logarithm_of_sums_that_underflows_is_not_run() -> None:
+    text = "g (float[2,2] x) => (float[2,1] y) { a = Constant<value_ints=[1]>() y = ReduceLogSumExp(x, a) }"
+    with pytest.raises(KernelFaultError, match="where -inf comes first"):
+        Session(model_of(text), CPU, threads=1)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -172,6 +172,10 @@ def test_short_sums_stay(reduction: str) -> None:
     assert [node.op_type for node in with_accurate_sums(model).graph] == [node.op_type for node in model.graph]
 
 
+def test_a_scalar_has_no_sum_to_take() -> None:
+    assert_same_as_eager(lambda x: (x.mean(), x.sum(0), x.cumsum(0), x.logsumexp(0)), torch.tensor(3.0))
+
+
 def test_the_result_keeps_its_name_and_its_place() -> None:
     model = model_of("a = Constant<value_ints=[1]>() y = ReduceSum<keepdims=0>(x, a)")
     (node,) = (node for node in model.graph if node.op_type == "ReduceSum")

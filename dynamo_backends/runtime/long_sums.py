@@ -167,7 +167,7 @@ def _widen(node: ir.Node) -> None:
 
 def _reduce_in_stages(node: ir.Node) -> None:
     value, axes = node.inputs[0], _axes(node)
-    if value is None or axes is None or value.dtype not in _DTYPES:
+    if value is None or not axes or value.dtype not in _DTYPES:
         return
     sizes = sizes_of(value)
     assert sizes is not None
