@@ -156,7 +156,7 @@ def _widen(node: ir.Node) -> None:
     if value.dtype not in _DTYPES:
         return
     constant, sizes = ir.convenience.get_const_tensor(axis), sizes_of(value)
-    if constant is not None and sizes is not None:
+    if constant is not None and sizes:
         size = sizes[int(constant.numpy().reshape(-1)[0])]
         if size is not None and size <= _ROWS.largest_part:
             return
@@ -167,7 +167,7 @@ def _widen(node: ir.Node) -> None:
 
 def _reduce_in_stages(node: ir.Node) -> None:
     value, axes = node.inputs[0], _axes(node)
-    if value is None or not axes or value.dtype not in _DTYPES:
+    if value is None or axes is None or value.dtype not in _DTYPES:
         return
     sizes = sizes_of(value)
     assert sizes is not None
@@ -179,7 +179,7 @@ def _reduce_in_stages(node: ir.Node) -> None:
 def _axes(node: ir.Node) -> list[int] | None:
     """The axes a node reduces, in ascending order; ``None`` if they are not known or none."""
     value = node.inputs[0]
-    if value is None or value.shape is None:
+    if value is None or value.shape is None or len(value.shape) == 0:
         return None
     rank = len(value.shape)
     given = node.inputs[1] if len(node.inputs) > 1 else None
