@@ -22,6 +22,7 @@ from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.regions import Support
 from dynamo_backends.runtime import kernels
 from dynamo_backends.runtime.session import Session
+from passes import Pass, PassContext, register, unregister
 
 aten = torch.ops.aten
 
@@ -156,7 +157,23 @@ def test_a_session_that_differs_where_no_node_does(tmp_path: Path, other_model: 
     (graph,) = comparison_of(sinh_in_the_middle, tmp_path, torch.randn(50))
     assert graph["verdict"].startswith(f"diverges at cos ({__file__}:")
     assert ": not deterministic: aten.cos.default, with 2 threads, run to run" in graph["verdict"]
-    assert "no node of region_0 by itself gave other results in ten runs, the session did" in graph["note"]
+    assert (
+        "no node of region_0 by itself gave other results in ten runs: it is ONNX Runtime's optimizers" in graph["note"]
+    )
+
+
+def test_a_pass_that_makes_results_differ_is_told_from_the_runtime(tmp_path: Path) -> None:
+    def add_noise(model: ir.Model, context: PassContext) -> int:
+        sinh_gets_noise(model)
+        return 1
+
+    register(Pass("onnx.noise", "Planted by a test.", add_noise))
+    try:
+        (graph,) = comparison_of(sinh_in_the_middle, tmp_path, torch.randn(50))
+    finally:
+        unregister("onnx.noise")
+    assert ": not deterministic: " in graph["verdict"]
+    assert "it is a pass of the stage onnx" in graph["note"]
 
 
 def test_a_wrong_operator_that_is_always_wrong_is_no_instability(

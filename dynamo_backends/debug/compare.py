@@ -34,7 +34,7 @@ from ..regions import is_operator, is_ordered
 from .repeat import Instability, RepeatedRegion
 from .replay import Replay
 from .rows import OK, GraphComparison, Row, relative_error
-from .suspects import find_rewrite
+from .suspects import find_rewrite, find_unstable_rewrite
 
 
 def compare_run(
@@ -60,7 +60,7 @@ def compare_run(
 
 def _judge(graph: CompiledGraph, actual: Mapping[fx.Node, object], rows: list[Row]) -> GraphComparison:
     """The verdict on the rows of one run."""
-    unstable = _unstable(rows)
+    unstable = _unstable(graph, actual, rows)
     if unstable is not None:
         return unstable
     faulty = [row for row in rows if row.is_output and not row.explained]
@@ -72,7 +72,7 @@ def _judge(graph: CompiledGraph, actual: Mapping[fx.Node, object], rows: list[Ro
     return _explain_without_culprit(graph, actual, rows, faulty)
 
 
-def _unstable(rows: list[Row]) -> GraphComparison | None:
+def _unstable(graph: CompiledGraph, actual: Mapping[fx.Node, object], rows: list[Row]) -> GraphComparison | None:
     """The verdict on results that are others each time, or with another number of threads; ``None`` if none are."""
     culprit = next((row for row in rows if row.unstable_alone), None)
     if culprit is not None:
@@ -84,7 +84,9 @@ def _unstable(rows: list[Row]) -> GraphComparison | None:
             continue
         if not found.between_runs and (_is_carried(found.difference, row) or _rounds_by_threads(rows, row.region)):
             continue  # threads add up in another order, and the graph carries it on, past a comparison that flips too
-        note = f"no node of region_{row.region} by itself gave other results in ten runs, the session did"
+        assert row.region is not None
+        origin = find_unstable_rewrite(_region(graph, row.region), actual)
+        note = f"no node of region_{row.region} by itself gave other results in ten runs: it is {origin}"
         return _unstable_verdict(row, found, note, rows)
     return None
 

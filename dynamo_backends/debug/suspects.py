@@ -17,6 +17,7 @@ from ..numerics.distance import Distance, distance
 from ..pipeline import CompiledRegion
 from ..runtime.binding import BoundSession
 from ..runtime.session import Session
+from .repeat import repeat_node
 
 OPTIMIZERS = (
     "BiasDropoutFusion",
@@ -103,6 +104,30 @@ def find_rewrite(compiled: CompiledRegion, actual: Mapping[fx.Node, object], val
     if search.is_right(compiled.optimized_model, disabled=suspects):
         return f"ONNX Runtime optimizer {suspects[0]}"
     return "ONNX Runtime's optimizers"
+
+
+def find_unstable_rewrite(compiled: CompiledRegion, actual: Mapping[fx.Node, object]) -> str:
+    """Says where a region's results become others from run to run or with other threads, though those of its nodes do
+    not.
+
+    Args:
+        compiled: the region.
+        actual: the values of the run, by node.
+    """
+    assert compiled.bound is not None and compiled.optimized_model is not None
+    arguments = [actual[item.node] for item in compiled.region.inputs]
+    for model, culprit in (
+        (compiled.model, "the exported model as a whole"),
+        (compiled.optimized_model, "a pass of the stage onnx"),
+    ):
+        threads = compiled.bound.threads
+        session = Session(model, compiled.bound.session.providers, threads=threads, optimize=False)
+        bound = BoundSession(
+            session, compiled.bound.inputs, compiled.bound.outputs, device=torch.device("cpu"), threads=threads
+        )
+        if any(not found.is_rounding(None) for found in repeat_node(bound, arguments).values()):
+            return culprit
+    return "ONNX Runtime's optimizers, or a race that did not show again"
 
 
 class _Search:
