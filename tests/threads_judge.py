@@ -59,8 +59,8 @@ class Verdict:
         outcome: one of the module's outcomes.
         runs: how often it ran with each number of threads.
         bad: number of wrong results (of those measured), by number of threads.
-        different: number of runs with other bits than the first, by number of threads. ``"2 at once"`` is the
-            part in which two Python threads call the function, this one with 2 threads.
+        different: number of runs with other bits than the first, by number of threads. ``"at once"`` is the part
+            in which two Python threads call the function.
         error: largest error against float64, relative to the largest value.
         eager_error: eager's.
         spread: largest difference between two runs with one number of threads, relative to the largest value.
@@ -194,35 +194,32 @@ class _Judge:
         return False
 
     def _run_at_once(self) -> None:
-        """Two Python threads call the compiled function at the same time, each with a number of threads of its own: two
-        sessions of one model."""
-        numbers = (self.threads * 2)[-2:]
+        """Two Python threads call the compiled function at the same time."""
+        number = max(self.threads) // 2 or 1
         calls = max(min(self.found.runs // 4, 4), 2)
-        found: list[tuple[int, Results]] = []
+        found: list[Results] = []
         errors: list[BaseException] = []
         grad = torch.is_grad_enabled()
 
-        def work(number: int) -> None:
+        def work() -> None:
             try:
                 torch.set_num_threads(number)  # the numbers of threads and the mode are each Python thread's own
                 with torch.set_grad_enabled(grad):
                     for _ in range(calls):
-                        found.append((number, self.subject.compiled()))
+                        found.append(self.subject.compiled())
             except BaseException as error:
                 errors.append(error)
 
-        workers = [threading.Thread(target=work, args=(number,)) for number in numbers]
+        workers = [threading.Thread(target=work) for _ in range(2)]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
         if errors:
             raise errors[0]
-        for number in sorted(set(numbers)):
-            label = f"{number} at once"
-            self.firsts[label] = self.firsts[str(number)]
-            results = [item for threads, item in found if threads == number]
-            self.found.different[label] = sum(not self._compare(label, item) for item in results)
+        label = "at once"
+        self.firsts[label] = self.firsts.get(str(number), found[0])
+        self.found.different[label] = sum(not self._compare(label, results) for results in found)
 
     def _exact(self, eager: Results) -> Results:
         """The results in float64, or eager's own where there are none."""
