@@ -40,7 +40,8 @@ def _reduces(node: ir.Node) -> bool:
     return reduction.is_ref() or reduction.as_string() not in ("", "none")
 
 
-def _is_single(node: ir.Node) -> bool:
+def _is_not_double(node: ir.Node) -> bool:
+    """Whether the kernel is not that of float64; where the type is not known it may be another."""
     return node.inputs[0] is None or node.inputs[0].dtype != ir.DataType.DOUBLE
 
 
@@ -57,7 +58,7 @@ FAULTS = (
     ),
     KernelFault(
         "ReduceLogSumExp",
-        _is_single,
+        _is_not_double,
         "ONNX Runtime's ReduceLogSumExp takes 0 for the largest number where -inf comes first: the rest may underflow",
     ),
     KernelFault(
