@@ -21,11 +21,11 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .artifacts import Runner
 from .errors import SessionError
 from .exporter.locations import source_line
 from .numerics.distance import Distance, distance, is_explained
 from .numerics.exact import Environment, run_eager, run_exact, widen
-from .observer import Runner
 from .runtime.binding import BoundSession, InputSpec, OutputSpec
 from .runtime.providers import Provider
 from .runtime.session import Session

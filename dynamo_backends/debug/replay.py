@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from ..artifacts import Input, Output, Region
 from ..errors import SessionError, TranslationError
-from ..exporter.translate import Input, Output, fold_constants, translate
-from ..regions import Region, results_of, signature
+from ..exporter.translate import fold_constants, translate
+from ..regions import results_of, signature
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.providers import Provider
 from ..runtime.session import Session

@@ -13,8 +13,8 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
+from ..artifacts import CompiledRegion
 from ..numerics.distance import Distance, distance
-from ..pipeline import CompiledRegion
 from ..runtime.binding import BoundSession
 from ..runtime.session import Session
 from .repeat import repeat_node
@@ -114,7 +114,6 @@ def find_unstable_rewrite(compiled: CompiledRegion, actual: Mapping[fx.Node, obj
         compiled: the region.
         actual: the values of the run, by node.
     """
-    assert compiled.bound is not None and compiled.optimized_model is not None
     arguments = [actual[item.node] for item in compiled.region.inputs]
     for model, culprit in (
         (compiled.model, "the exported model as a whole"),
@@ -134,7 +133,6 @@ class _Search:
     """Runs variants of one region's session and says whether a value comes out as the observed model computes it."""
 
     def __init__(self, compiled: CompiledRegion, actual: Mapping[fx.Node, object], value: str) -> None:
-        assert compiled.bound is not None
         self._bound = compiled.bound
         self._arguments = [actual[item.node] for item in compiled.region.inputs]
         self._position = [spec.name.removesuffix("__memory") for spec in self._bound.outputs].index(value)
