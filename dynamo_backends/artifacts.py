@@ -24,6 +24,7 @@ from .layout import Layout
 
 if TYPE_CHECKING:  # the exporter imports this module, and does not know the runtime
     from .runtime.binding import BoundSession
+    from .runtime.executable import Executable
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +148,8 @@ class CompiledRegion:
         model: the exported model.
         optimized_model: the model after the passes of the stage ``onnx``.
         passes: what these did.
-        bound: the session, with the specifications of its inputs and outputs.
+        executable: what runs, without FX: the model as it was given to ONNX Runtime, and how it is run.
+        bound: its session.
         in_pytorch: the region for PyTorch: what runs where the session fails.
         must_run_on_onnx: whether a failure of the session is an error (``fallback="error"``) rather than PyTorch's to
             make good.
@@ -158,6 +160,7 @@ class CompiledRegion:
     model: ir.Model
     optimized_model: ir.Model
     passes: list[PassResult]
+    executable: Executable
     bound: BoundSession
     in_pytorch: fx.GraphModule
     must_run_on_onnx: bool = False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-from collections.abc import Sequence
 from typing import Protocol
 
 import onnx_ir as ir
@@ -41,8 +40,10 @@ from .regions import (
     region_module,
     split_graph,
 )
-from .runtime.binding import BoundSession, InputSpec, OutputSpec
-from .runtime.session import Session
+from .runtime.binding import InputSpec, OutputSpec
+from .runtime.executable import Executable
+from .runtime.kernels import serialized
+from .runtime.session import SessionSettings
 from .stage_passes import StagePasses
 from .verification import Evaluation, ModelChecker
 
@@ -110,8 +111,8 @@ class OnnxLowering:
             before = len(refused)
             for region in split.regions:
                 try:
-                    alone = len(split.regions) == 1
-                    compiled.append(self._compile_region(name, module, region, evaluation, alone=alone))
+                    is_only = len(split.regions) == 1
+                    compiled.append(self._compile_region(name, module, region, evaluation, is_only=is_only))
                 except (SessionError, TranslationError) as error:
                     count("refused_regions")
                     culprits = self._find_refused(region, error)
@@ -130,7 +131,8 @@ class OnnxLowering:
             self.observer.stage(stage, name, compiled)
 
     def _find_refused(self, region: Region, error: Exception) -> dict[fx.Node, str]:
-        """The nodes the runtime refuses: those its error names, else those that fail alone, else the whole region."""
+        """The nodes the runtime refuses, with the reason: those its error names, else those that it refuses by
+        themselves, else the whole region."""
         if isinstance(error, KernelFaultError):
             culprits = [node for node in region.nodes if node.name == error.fx_node] or region.nodes
             return {producer_of(node): error.reason for node in culprits}
@@ -139,41 +141,54 @@ class OnnxLowering:
         named = [node for node in region.nodes if any(f"node_{name}" in _words(text) for name in value_names(node))]
         if named:
             return {producer_of(node): reason for node in named}
-        alone = {}
+        by_themselves = {}
         for node in region.nodes:
             against = self.support.ask(node)
             if against is not None:
-                alone[producer_of(node)] = against
-        return alone or dict.fromkeys(region.nodes, f"ONNX Runtime refuses the region it is in: {first_line(text)}")
+                by_themselves[producer_of(node)] = against
+        refuses_region = f"ONNX Runtime refuses the region it is in: {first_line(text)}"
+        return by_themselves or dict.fromkeys(region.nodes, refuses_region)
 
     def _compile_region(
-        self, name: GraphName, module: fx.GraphModule, region: Region, evaluation: Evaluation | None, *, alone: bool
+        self, name: GraphName, module: fx.GraphModule, region: Region, evaluation: Evaluation | None, *, is_only: bool
     ) -> CompiledRegion:
-        model_name = f"graph_{name.index}_{name.direction}_region_{region.index}"
+        """Makes the models and the session of a region.
+
+        Args:
+            name: which graph.
+            module: the graph.
+            region: a region of it.
+            evaluation: the graph's values, if the passes of ``onnx`` are to be checked.
+            is_only: whether it is the only region of the graph.
+        """
+        model_name = f"{name.direction}_region_{region.index}"  # the same in every process: no number of the graph
         model = translate(region.nodes, region.inputs, region.outputs, opset=self.options.opset, name=model_name)
         fold_constants(model)
         inputs, outputs = _input_specs(region, model), _output_specs(region, model)
-        checker = self._model_checker(region, inputs, outputs, evaluation) if evaluation is not None else None
-        optimized = model.clone()
-        passes = self.passes.run("onnx", name, optimized, region.index, checker)
-        threads = self.options.threads
-        session = Session(
-            optimized,
+        settings = SessionSettings(
             self.options.providers,
-            threads=threads or torch.get_num_threads(),
-            alone=alone,
+            self.options.threads,
+            shares_graph=not is_only,
             disabled_optimizers=_optimizers_to_disable(region),
         )
-        bound = BoundSession(session, inputs, outputs, device=_device(region), threads=threads)
-        must_run_on_onnx = self.options.fallback == "error"
-        in_pytorch = region_module(module, region)
-        return CompiledRegion(name, region, model, optimized, passes, bound, in_pytorch, must_run_on_onnx)
-
-    def _model_checker(
-        self, region: Region, inputs: Sequence[InputSpec], outputs: Sequence[OutputSpec], evaluation: Evaluation
-    ) -> ModelChecker:
-        arguments, results = [item.node for item in region.inputs], [item.node for item in region.outputs]
-        return ModelChecker(evaluation, arguments, results, inputs, outputs, self.options.providers)
+        checker = None
+        if evaluation is not None:
+            arguments, results = [item.node for item in region.inputs], [item.node for item in region.outputs]
+            checker = ModelChecker(evaluation, arguments, results, inputs, outputs, settings)
+        optimized = model.clone()
+        passes = self.passes.run("onnx", name, optimized, region.index, checker)
+        executable = Executable(serialized(optimized), inputs, outputs, settings, _device(region))
+        return CompiledRegion(
+            name,
+            region,
+            model,
+            optimized,
+            passes,
+            executable,
+            executable.load(),
+            region_module(module, region),
+            must_run_on_onnx=self.options.fallback == "error",
+        )
 
     def _check_fallback(self, split: Split) -> None:
         if self.options.fallback != "error":
@@ -216,17 +231,17 @@ def _words(text: str) -> set[str]:
     return set(text.split())
 
 
-def _input_specs(region: Region, model: ir.Model) -> list[InputSpec]:
+def _input_specs(region: Region, model: ir.Model) -> tuple[InputSpec, ...]:
     specs = []
     for item, value in zip(region.inputs, model.graph.inputs, strict=True):
         meta = item.node.meta["val"]
         dtype = meta.dtype if isinstance(meta, torch.Tensor) else None
         assert value.name is not None
         specs.append(InputSpec(value.name, dtype, item.permutation))
-    return specs
+    return tuple(specs)
 
 
-def _output_specs(region: Region, model: ir.Model) -> list[OutputSpec]:
+def _output_specs(region: Region, model: ir.Model) -> tuple[OutputSpec, ...]:
     specs = []
     for item, layout, value in zip(region.outputs, region.layouts, model.graph.outputs, strict=True):
         meta = item.node.meta["val"]
@@ -236,7 +251,7 @@ def _output_specs(region: Region, model: ir.Model) -> list[OutputSpec]:
         else:
             dtype = torch.bool if isinstance(meta, (bool, torch.SymBool)) else torch.int64
             specs.append(OutputSpec(value.name, dtype, is_number=True))
-    return specs
+    return tuple(specs)
 
 
 def _optimizers_to_disable(region: Region) -> tuple[str, ...]:

@@ -85,6 +85,6 @@ def test_names_that_survive_hold_what_they_held(name: str) -> None:
                 [item.node for item in region.outputs],
                 bound.inputs,
                 bound.outputs,
-                ("CPUExecutionProvider",),
+                bound.session.settings,
             )
             assert checker._first_value(before, after) is None
