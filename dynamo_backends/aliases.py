@@ -19,15 +19,16 @@ import torch
 from torch import fx
 
 from .layout import Layout, layout_of
+from .reasons import Kind, Reason
 
 aten = torch.ops.aten
 
-SHARED_MEMORY = "it returns a view of memory that is returned or given elsewhere too"
+SHARED_MEMORY = Reason(Kind.SHARED_MEMORY, "it returns a view of memory that is returned or given elsewhere too")
 
 IN_PYTORCH = "in_pytorch"
-"""Key in a node's ``meta``: the reason why the node must run in PyTorch."""
+"""Key in a node's ``meta``: the ``Reason`` why the node must run in PyTorch."""
 
-_UNKNOWN_MEMORY = "it reads memory that may hold more than its argument's values"
+_UNKNOWN_MEMORY = Reason(Kind.UNKNOWN_SHAPE, "it reads memory that may hold more than its argument's values")
 
 
 def is_view(target: object) -> bool:

@@ -21,6 +21,7 @@ from passes.manager import PassResult
 from .errors import SessionError, first_line
 from .events import count
 from .layout import Layout
+from .reasons import Reason
 
 if TYPE_CHECKING:  # the exporter imports this module, and does not know the runtime
     from .runtime.binding import BoundSession
@@ -101,7 +102,7 @@ class Split:
     """A graph's regions, and for each node that stays in PyTorch the reason."""
 
     regions: list[Region]
-    in_pytorch: dict[fx.Node, str]
+    in_pytorch: dict[fx.Node, Reason]
 
     @functools.cached_property
     def coverage(self) -> Coverage:
@@ -120,7 +121,7 @@ class Coverage:
     """
 
     on_onnx: int
-    in_pytorch: dict[fx.Node, str]
+    in_pytorch: dict[fx.Node, Reason]
 
     @property
     def total(self) -> int:
@@ -133,7 +134,7 @@ class Coverage:
         return self.on_onnx / self.total if self.total else 1.0
 
     @property
-    def fallbacks(self) -> collections.Counter[tuple[str, str]]:
+    def fallbacks(self) -> collections.Counter[tuple[str, Reason]]:
         """How often an operator (``aten.sort.default``) runs in PyTorch for a reason."""
         return collections.Counter((str(node.target), reason) for node, reason in self.in_pytorch.items())
 

@@ -1,6 +1,11 @@
-"""The errors a user of the backends can see, beside ``ValueError`` for options."""
+"""The errors a user of the backends can see, beside ``ValueError`` for options.
+
+Each knows its node, if there is one.
+"""
 
 from __future__ import annotations
+
+from .reasons import Kind, Reason
 
 
 def first_line(text: str) -> str:
@@ -10,15 +15,56 @@ def first_line(text: str) -> str:
 
 
 class UnsupportedOperatorError(RuntimeError):
-    """A node cannot run on ONNX Runtime and ``options={"fallback": "error"}`` forbids PyTorch to run it."""
+    """A node cannot run on ONNX Runtime and ``options={"fallback": "error"}`` forbids PyTorch to run it.
+
+    Attributes:
+        node: the name of the FX node.
+        operator: what it calls, ``aten.sort.default``.
+        source: the user's line, ``model.py:17``, or empty.
+        reason: why it cannot.
+    """
+
+    def __init__(self, node: str, operator: str, source: str, reason: Reason) -> None:
+        super().__init__(
+            f"node {node!r} ({operator}) at {source or 'an unknown line'} cannot run on ONNX Runtime: {reason}. "
+            "Remove options={'fallback': 'error'} to run it in PyTorch."
+        )
+        self.node = node
+        self.operator = operator
+        self.source = source
+        self.reason = reason
 
 
 class TranslationError(RuntimeError):
-    """An FX node has no translation to ONNX, or its translation failed."""
+    """An FX node has no translation to ONNX, or its translation failed.
+
+    Attributes:
+        reason: why; a text given for it is of the kind ``NO_TRANSLATION``.
+        node: the name of the FX node, ``None`` until it is known.
+    """
+
+    def __init__(self, reason: Reason | str, node: str | None = None, operator: str = "") -> None:
+        self.reason = reason if isinstance(reason, Reason) else Reason(Kind.NO_TRANSLATION, reason)
+        self.node = node
+        super().__init__(f"{node} ({operator}): {self.reason}" if node is not None else str(self.reason))
+
+    def of(self, node: str, operator: str) -> TranslationError:
+        """The same error, as one of this FX node."""
+        return TranslationError(self.reason, node, operator)
 
 
 class SessionError(RuntimeError):
-    """ONNX Runtime refused a model. ``message`` is what it said."""
+    """ONNX Runtime refused a model, or failed while it ran one; the message is what it said.
+
+    Attributes:
+        reason: the same as a reason, without the names of nodes, so that alike refusals are one.
+        node: the name of the FX node that the ONNX node comes from which ONNX Runtime names, or ``None``.
+    """
+
+    def __init__(self, message: str, reason: Reason | None = None, node: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason or Reason(Kind.REFUSED, first_line(message))
+        self.node = node
 
 
 class KernelFaultError(SessionError):
@@ -26,10 +72,8 @@ class KernelFaultError(SessionError):
 
     Attributes:
         reason: what the kernel does.
-        fx_node: the name of the FX node the ONNX node comes from; ``None`` if it does not say.
+        node: the name of the FX node the ONNX node comes from; ``None`` if it does not say.
     """
 
-    def __init__(self, onnx_node: str, reason: str, fx_node: str | None) -> None:
-        super().__init__(f"{onnx_node}: {reason}")
-        self.reason = reason
-        self.fx_node = fx_node
+    def __init__(self, onnx_node: str, reason: Reason, node: str | None) -> None:
+        super().__init__(f"{onnx_node}: {reason}", reason, node)

@@ -25,18 +25,17 @@ from .artifacts import (
     Runner,
     Split,
 )
-from .errors import KernelFaultError, SessionError, TranslationError, UnsupportedOperatorError, first_line
+from .errors import KernelFaultError, SessionError, TranslationError, UnsupportedOperatorError
 from .events import count
 from .exporter.locations import source_line
-from .exporter.translate import fold_constants, translate, value_names
+from .exporter.translate import fold_constants, translate
 from .observer import Observer
 from .options import Options
+from .reasons import Reason
 from .regions import (
-    BY_DESIGN,
     Support,
     assemble,
     producer_of,
-    refusal_reason,
     region_module,
     split_graph,
 )
@@ -103,7 +102,7 @@ class OnnxLowering:
         self, name: GraphName, module: fx.GraphModule, evaluation: Evaluation | None
     ) -> tuple[Split, list[CompiledRegion]]:
         """Splits the graph and compiles its regions; what the runtime refuses is split off, in bounded rounds."""
-        refused: dict[fx.Node, str] = {}
+        refused: dict[fx.Node, Reason] = {}
         for attempt in itertools.count():  # each round takes nodes from ONNX, so it ends
             split = split_graph(module, self.support, refused)
             self._check_fallback(split)
@@ -130,24 +129,19 @@ class OnnxLowering:
         for stage in ("onnx", "onnx_optimized", "session"):
             self.observer.stage(stage, name, compiled)
 
-    def _find_refused(self, region: Region, error: Exception) -> dict[fx.Node, str]:
-        """The nodes the runtime refuses, with the reason: those its error names, else those that it refuses by
-        themselves, else the whole region."""
-        if isinstance(error, KernelFaultError):
-            culprits = [node for node in region.nodes if node.name == error.fx_node] or region.nodes
-            return {producer_of(node): error.reason for node in culprits}
-        text = str(error)
-        reason = refusal_reason(text)
-        named = [node for node in region.nodes if any(f"node_{name}" in _words(text) for name in value_names(node))]
-        if named:
-            return {producer_of(node): reason for node in named}
+    def _find_refused(self, region: Region, error: SessionError | TranslationError) -> dict[fx.Node, Reason]:
+        """The nodes that keep a region from ONNX Runtime, with the reason: the one its error names, else those that it
+        refuses by themselves, else the whole region."""
+        named = [node for node in region.nodes if node.name == error.node]
+        if named or isinstance(error, KernelFaultError):
+            return {producer_of(node): error.reason for node in named or region.nodes}
         by_themselves = {}
         for node in region.nodes:
             against = self.support.ask(node)
             if against is not None:
                 by_themselves[producer_of(node)] = against
-        refuses_region = f"ONNX Runtime refuses the region it is in: {first_line(text)}"
-        return by_themselves or dict.fromkeys(region.nodes, refuses_region)
+        refused = Reason(error.reason.kind, f"of the region it is in: {error.reason}")
+        return by_themselves or dict.fromkeys(region.nodes, refused)
 
     def _compile_region(
         self, name: GraphName, module: fx.GraphModule, region: Region, evaluation: Evaluation | None, *, is_only: bool
@@ -194,11 +188,8 @@ class OnnxLowering:
         if self.options.fallback != "error":
             return
         for node, reason in split.coverage.in_pytorch.items():
-            if reason not in BY_DESIGN:
-                raise UnsupportedOperatorError(
-                    f"node {node.name!r} ({node.target}) at {source_line(node) or 'an unknown line'} cannot run on "
-                    f"ONNX Runtime: {reason}. Remove options={{'fallback': 'error'}} to run it in PyTorch."
-                )
+            if not reason.by_design:
+                raise UnsupportedOperatorError(node.name, str(node.target), source_line(node), reason)
 
 
 def _report(name: GraphName, split: Split) -> None:
@@ -212,7 +203,7 @@ def _report(name: GraphName, split: Split) -> None:
     telling = [
         f"{target} x{number} ({reason})"
         for (target, reason), number in coverage.fallbacks.items()
-        if reason not in BY_DESIGN
+        if not reason.by_design
     ]
     if telling:
         logger.warning(
@@ -223,12 +214,6 @@ def _report(name: GraphName, split: Split) -> None:
             len(split.regions),
             "; ".join(telling),
         )
-
-
-def _words(text: str) -> set[str]:
-    for mark in "()',:":
-        text = text.replace(mark, " ")
-    return set(text.split())
 
 
 def _input_specs(region: Region, model: ir.Model) -> tuple[InputSpec, ...]:

@@ -11,7 +11,7 @@ from torch import fx
 
 from passes.manager import Target
 
-from .errors import KernelFaultError, first_line
+from .errors import KernelFaultError
 from .exporter.decompositions import decomposition_table
 from .exporter.translate import IR_VERSION
 from .options import Options
@@ -45,7 +45,11 @@ def _objection(model: ir.Model) -> str | None:
 
 
 def _refuses_operator(support: Support) -> Callable[[fx.Node], str | None]:
-    return support.reason_against
+    def refuses(node: fx.Node) -> str | None:
+        reason = support.reason_against(node)
+        return None if reason is None else str(reason)
+
+    return refuses
 
 
 def _refuses(providers: Sequence[Provider], opset: int, node: ir.Node) -> str | None:
@@ -53,7 +57,7 @@ def _refuses(providers: Sequence[Provider], opset: int, node: ir.Node) -> str | 
     key = (repr(providers), opset, torch.are_deterministic_algorithms_enabled(), _signature(node))
     if key not in _known:
         said = refusal(_model_of(node, opset), providers, only_first=True)
-        _known[key] = None if said is None else first_line(said)
+        _known[key] = None if said is None else str(said.reason)
     return _known[key]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import operator
-import re
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,29 +17,22 @@ from torch import fx
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from .aliases import IN_PYTORCH, SHARED_MEMORY, is_view
+from .aliases import IN_PYTORCH, is_view
 from .artifacts import Input, Output, Region, Split
-from .errors import KernelFaultError, TranslationError, first_line
-from .exporter.known_wrong import (
-    RANDOM,
-    REPEATED_INDICES,
-    UNINITIALIZED,
-    draws_random_numbers,
-    reason_not_to_translate,
-)
+from .errors import KernelFaultError, TranslationError
+from .exporter.known_wrong import draws_random_numbers, reason_not_to_translate
 from .exporter.translate import find_translation, fold_constants, translate
 from .layout import ROW_MAJOR, Layout, layout_of
+from .reasons import Kind, Reason
 from .runtime.kernels import check
 from .runtime.providers import Provider, provider_name
 from .runtime.session import refusal
 
-VIEWS_ONLY = "views and shapes alone cost less in PyTorch than the call of a session"
-BY_DESIGN = frozenset({VIEWS_ONLY, SHARED_MEMORY, RANDOM, UNINITIALIZED, REPEATED_INDICES})
-"""Reasons that are no lack of ours: such nodes are counted and listed, but neither warned of nor an error."""
+_VIEWS_ONLY = Reason(Kind.FASTER_IN_PYTORCH, "views and shapes alone cost less in PyTorch than the call of a session")
 
 _CUDA_PROVIDERS = {"CUDAExecutionProvider", "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider"}
 
-_SYMBOLIC_STRIDES = "its result's strides are not known before the call"
+_SYMBOLIC_STRIDES = Reason(Kind.UNKNOWN_SHAPE, "its result's strides are not known before the call")
 
 ORIGINAL = "original_node"
 """Key in the ``meta`` of a split graph's nodes: the node before the split whose value they hold."""
@@ -61,7 +53,7 @@ _SHAPE_OPERATORS = {
 class Support:
     """Answers for one node at a time why it cannot run on ONNX Runtime; asks alike nodes once."""
 
-    _known: dict[object, str | None] = {}
+    _known: dict[object, Reason | None] = {}
 
     def __init__(self, opset: int, providers: Sequence[Provider]) -> None:
         self.opset = opset
@@ -70,36 +62,37 @@ class Support:
         names = {provider_name(provider) for provider in self.providers}
         self._device_types = {"cpu", "cuda"} if names & _CUDA_PROVIDERS else {"cpu"}
 
-    def reason_against(self, node: fx.Node) -> str | None:
+    def reason_against(self, node: fx.Node) -> Reason | None:
         """Why ``node`` must run in PyTorch, or ``None`` if ONNX Runtime can run it."""
         if node.op != "call_function":
-            return f"a {node.op} node has no place in ONNX"
+            return Reason(Kind.NOT_IN_ONNX, f"a {node.op} node has no place in ONNX")
         if IN_PYTORCH in node.meta:
-            return str(node.meta[IN_PYTORCH])
+            reason: Reason = node.meta[IN_PYTORCH]
+            return reason
         if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
             producer = node.args[0]
             if isinstance(producer.meta.get("val"), (tuple, list)):
                 return self.reason_against(producer)
-        if "val" in node.meta and (reason := reason_not_to_translate(node)) is not None:
-            return reason
+        if "val" in node.meta and (against := reason_not_to_translate(node)) is not None:
+            return against
         if find_translation(node.target, self.opset) is None:
-            return "no translation to ONNX"
+            return Reason(Kind.NO_TRANSLATION, "no translation to ONNX")
         if is_ordered(node) and not draws_random_numbers(node):
-            return "it has side effects"
+            return Reason(Kind.NOT_IN_ONNX, "it has side effects")
         if "val" not in node.meta or any("val" not in arg.meta for arg in node.all_input_nodes):
-            return "its shapes are not known"
+            return Reason(Kind.UNKNOWN_SHAPE, "its shapes are not known")
         elsewhere = {device for device in _devices(node) if device.type not in self._device_types}
         if elsewhere:
             names = [provider_name(item) for item in self.providers]
-            return f"no execution provider in {names} for {elsewhere.pop()}"
+            return Reason(Kind.DEVICE, f"no execution provider in {names} for {elsewhere.pop()}")
         if len(_devices(node)) > 1:
-            return "it copies between devices"
+            return Reason(Kind.DEVICE, "it copies between devices")
         key = (self._configuration, torch.are_deterministic_algorithms_enabled(), signature(node))
         if key not in self._known:
             self._known[key] = self.ask(node)
         return self._known[key]
 
-    def ask(self, node: fx.Node) -> str | None:
+    def ask(self, node: fx.Node) -> Reason | None:
         """The same, asked anew of the translation and the runtime."""
         inputs = [Input(arg) for arg in node.all_input_nodes]
         try:
@@ -108,11 +101,9 @@ class Support:
             refused = refusal(model, self.providers)
             if refused is not None:
                 refused = refusal(fold_constants(model), self.providers)
-        except TranslationError as error:
-            return str(error).split(": ", 1)[-1]
-        except KernelFaultError as error:
+        except (TranslationError, KernelFaultError) as error:
             return error.reason
-        return None if refused is None else refusal_reason(refused)
+        return None if refused is None else refused.reason
 
 
 def _devices(node: fx.Node) -> set[torch.device]:
@@ -123,16 +114,6 @@ def _devices(node: fx.Node) -> set[torch.device]:
             if isinstance(item, torch.Tensor):
                 devices.add(item.device)
     return devices
-
-
-_NODE_NAME = re.compile(r" node with name '[^']*'| in node \([^)]*\)|Node \([^)]*\) | parameter \([^)]*\)")
-_ERROR_CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : (\w+) : ")
-
-
-def refusal_reason(text: str) -> str:
-    """What the runtime said, without the name of the node, so that alike refusals are one reason."""
-    said = _ERROR_CODE.sub(r"\1: ", first_line(text))
-    return f"ONNX Runtime refuses it: {_NODE_NAME.sub('', said)}"
 
 
 def results_of(node: fx.Node) -> list[Output]:
@@ -171,14 +152,14 @@ def _describe_value(value: object) -> object:
 
 
 class _OperatorSupport(OperatorSupportBase):
-    def __init__(self, reason_against: Callable[[fx.Node], str | None]) -> None:
+    def __init__(self, reason_against: Callable[[fx.Node], Reason | None]) -> None:
         self._reason_against = reason_against
 
     def is_node_supported(self, submodules: object, node: fx.Node) -> bool:
         return node.op not in ("placeholder", "output", "get_attr") and self._reason_against(node) is None
 
 
-def split_graph(graph: fx.GraphModule, support: Support, refused: dict[fx.Node, str]) -> Split:
+def split_graph(graph: fx.GraphModule, support: Support, refused: dict[fx.Node, Reason]) -> Split:
     """Splits a graph into regions for ONNX Runtime and nodes for PyTorch.
 
     Args:
@@ -192,7 +173,7 @@ def split_graph(graph: fx.GraphModule, support: Support, refused: dict[fx.Node, 
         regions: list[Region] = []
         for nodes in _partition(graph, calls, in_pytorch):
             if all(_is_shape_operator(node) for node in nodes):
-                in_pytorch.update(dict.fromkeys(nodes, VIEWS_ONLY))
+                in_pytorch.update(dict.fromkeys(nodes, _VIEWS_ONLY))
             else:
                 regions.append(_region(len(regions), nodes))
         symbolic = [
@@ -206,7 +187,7 @@ def split_graph(graph: fx.GraphModule, support: Support, refused: dict[fx.Node, 
         refused = refused | dict.fromkeys(map(producer_of, symbolic), _SYMBOLIC_STRIDES)
 
 
-def _in_pytorch(calls: Sequence[fx.Node], support: Support, refused: dict[fx.Node, str]) -> dict[fx.Node, str]:
+def _in_pytorch(calls: Sequence[fx.Node], support: Support, refused: dict[fx.Node, Reason]) -> dict[fx.Node, Reason]:
     result = {}
     for node in calls:
         reason = refused.get(producer_of(node)) or support.reason_against(node)
@@ -228,7 +209,9 @@ def _is_shape_operator(node: fx.Node) -> bool:
     return node.target in _SHAPE_OPERATORS or is_view(node.target)
 
 
-def _partition(graph: fx.GraphModule, calls: Sequence[fx.Node], in_pytorch: dict[fx.Node, str]) -> list[list[fx.Node]]:
+def _partition(
+    graph: fx.GraphModule, calls: Sequence[fx.Node], in_pytorch: dict[fx.Node, Reason]
+) -> list[list[fx.Node]]:
     """The nodes of each region, in execution order."""
     supported = [node for node in calls if node not in in_pytorch]
     if not supported:

@@ -82,7 +82,7 @@ class Manifest:
                 for item in graph.regions
             ],
             "in_pytorch": [
-                {"node": node.name, "operator": str(node.target), "reason": reason, "source": source_line(node)}
+                {"node": node.name, "operator": str(node.target), "reason": str(reason), "source": source_line(node)}
                 for node, reason in coverage.in_pytorch.items()
             ],
             "passes": [_pass_as_json(result) for result in graph.passes],

@@ -75,7 +75,9 @@ def regions_text(graph: CompiledGraph) -> str:
         lines.append("")
     in_pytorch = coverage.in_pytorch
     lines.append(f"PyTorch: {len(in_pytorch)} operators")
-    table = [[node.name, str(node.target), reason, _short(source_line(node))] for node, reason in in_pytorch.items()]
+    table = [
+        [node.name, str(node.target), str(reason), _short(source_line(node))] for node, reason in in_pytorch.items()
+    ]
     if table:
         lines.append(tabulate(table, headers=["node", "operator", "why", "source"], tablefmt="simple"))
     return "\n".join(lines) + "\n"

@@ -14,22 +14,26 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..aliases import is_view
+from ..reasons import Kind, Reason
 
 aten = torch.ops.aten
 
-Rule = Callable[[fx.Node], "str | None"]
+Rule = Callable[[fx.Node], "Reason | str | None"]
 
-RANDOM = "random numbers come from PyTorch's generator"
-REPEATED_INDICES = "PyTorch adds at repeated indices; of ONNX Runtime's kernels one loses sums and the other is slow"
-UNINITIALIZED = "memory without values has no place in ONNX"
+RANDOM = Reason(Kind.RANDOM, "random numbers come from PyTorch's generator")
+_REPEATED_INDICES = Reason(
+    Kind.FASTER_IN_PYTORCH,
+    "PyTorch adds at repeated indices; of ONNX Runtime's kernels one loses sums and the other is slow",
+)
+_UNINITIALIZED = Reason(Kind.UNINITIALIZED, "memory without values has no place in ONNX")
 
 
-def reason_not_to_translate(node: fx.Node) -> str | None:
+def reason_not_to_translate(node: fx.Node) -> Reason | None:
     """Why a node must not go to ONNX although a translation exists, or ``None``."""
     for rule in _RULES:
         reason = rule(node)
         if reason is not None:
-            return reason
+            return reason if isinstance(reason, Reason) else Reason(Kind.UPSTREAM_FAULT, reason)
     return None
 
 
@@ -62,35 +66,35 @@ def draws_random_numbers(node: fx.Node) -> bool:
     return True
 
 
-def _random_or_impure(node: fx.Node) -> str | None:
+def _random_or_impure(node: fx.Node) -> Reason | None:
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
     if draws_random_numbers(node):
         return RANDOM
     if node.target._schema.is_mutable:
-        return "it changes an argument in place"
+        return Reason(Kind.NOT_IN_ONNX, "it changes an argument in place")
     return None
 
 
-def _complex(node: fx.Node) -> str | None:
+def _complex(node: fx.Node) -> Reason | None:
     if any(tensor.is_complex() for tensor in _tensors(node)):
-        return "ONNX Runtime has no complex tensors"
+        return Reason(Kind.NOT_IN_ONNX, "ONNX Runtime has no complex tensors")
     return None
 
 
-def _not_strided(node: fx.Node) -> str | None:
+def _not_strided(node: fx.Node) -> Reason | None:
     for tensor in _tensors(node):
         if tensor.layout is not torch.strided:
-            return f"{tensor.layout} tensors have no place in ONNX"
+            return Reason(Kind.NOT_IN_ONNX, f"{tensor.layout} tensors have no place in ONNX")
         if tensor.is_quantized:
-            return "quantized tensors of PyTorch have no place in ONNX"
+            return Reason(Kind.NOT_IN_ONNX, "quantized tensors of PyTorch have no place in ONNX")
     return None
 
 
-def _symbolic_float(node: fx.Node) -> str | None:
+def _symbolic_float(node: fx.Node) -> Reason | None:
     values = [node.meta.get("val"), *(arg.meta.get("val") for arg in node.all_input_nodes)]
     if any(isinstance(value, (float, torch.SymFloat)) for value in values):
-        return "a symbolic float has double precision, which its translation loses"
+        return Reason(Kind.NOT_IN_ONNX, "a symbolic float has double precision, which its translation loses")
     return None
 
 
@@ -139,7 +143,7 @@ SUMS_AT_INDICES = {aten.index_add.default, aten.embedding_dense_backward.default
 _PUTS = {aten.index_put.default, aten._unsafe_index_put.default, aten.put.default}
 
 
-def _sums_at_indices(node: fx.Node) -> str | None:
+def _sums_at_indices(node: fx.Node) -> Reason | None:
     """Sums that ``ScatterND`` would lose (``runtime/kernels.py``).
 
     ``ScatterElements`` is right. It wants an index for each number, and takes 10 ms where PyTorch takes 0.5 (4,096 rows
@@ -147,7 +151,7 @@ def _sums_at_indices(node: fx.Node) -> str | None:
     """
     accumulates = node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False)
     if node.target in SUMS_AT_INDICES or (node.target in _PUTS and accumulates):
-        return REPEATED_INDICES
+        return _REPEATED_INDICES
     return None
 
 
@@ -223,7 +227,7 @@ def _integer_reductions(node: fx.Node) -> str | None:
 _CASTS = {aten._to_copy.default, torch.ops.prims.convert_element_type.default}
 
 
-_UNINITIALIZED = {
+_EMPTY = {
     aten.empty.memory_format,
     aten.empty_like.default,
     aten.empty_strided.default,
@@ -233,8 +237,8 @@ _UNINITIALIZED = {
 }
 
 
-def _uninitialized(node: fx.Node) -> str | None:
-    return UNINITIALIZED if node.target in _UNINITIALIZED else None
+def _uninitialized(node: fx.Node) -> Reason | None:
+    return _UNINITIALIZED if node.target in _EMPTY else None
 
 
 _RIGHT_ON_EMPTY = {

@@ -83,7 +83,7 @@ def fold_constants(model: ir.Model) -> ir.Model:
     try:
         optimizer.fold_constants(model)
     except RuntimeError as error:  # onnxscript evaluates it and passes on whatever that raises
-        raise TranslationError(f"{model.graph.name}: its constants cannot be folded: {_root_cause(error)}") from error
+        raise TranslationError(f"its constants cannot be folded: {_root_cause(error)}") from error
     ir_passes.RemoveUnusedNodesPass()(model)
     return model
 
@@ -111,7 +111,7 @@ class _Translation:
             try:
                 self._add_node(node)
             except TranslationError as error:
-                raise TranslationError(f"{node.name} ({node.target}): {error}") from error
+                raise error.of(node.name, str(node.target)) from error
         for output in outputs:
             self._add_output(output)
         self._add_opset_imports()

@@ -21,8 +21,8 @@ import torch
 from onnxruntime.capi import _pybind_state as ort_c
 from torch._C import _from_dlpack, _to_dlpack  # the functions behind torch.utils.dlpack, without its checks
 
-from ..errors import SessionError
-from .session import ORT_ERRORS, Session
+from .messages import ORT_ERRORS, session_error
+from .session import Session
 
 _from_torch = ort_c.OrtValue.from_dlpack
 
@@ -164,7 +164,7 @@ class BoundSession:
                 self._run_options, self._input_names, feeds, self._output_names, fetches, self._devices
             )
         except ORT_ERRORS as error:
-            raise SessionError(str(error)) from error
+            raise session_error(error, self.session.model) from error
         return [_present(fetches[i], spec) for i, spec in enumerate(self.outputs)]
 
 

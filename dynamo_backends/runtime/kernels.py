@@ -14,6 +14,7 @@ import onnx_ir as ir
 import torch
 
 from ..errors import KernelFaultError
+from ..reasons import Kind, Reason
 from .long_sums import with_accurate_sums
 
 
@@ -29,7 +30,7 @@ class KernelFault:
 
     op_type: str
     applies: Callable[[ir.Node], bool]
-    reason: str
+    reason: Reason
 
 
 def _reduces(node: ir.Node) -> bool:
@@ -53,18 +54,29 @@ FAULTS = (
     KernelFault(
         "ScatterND",
         _reduces,
-        "ONNX Runtime's ScatterND with a reduction gives its indices to several threads, and where two name one place "
-        "a sum is lost",
+        Reason(
+            Kind.UPSTREAM_FAULT,
+            "ONNX Runtime's ScatterND with a reduction gives its indices to several threads, and where two name one "
+            "place a sum is lost",
+        ),
     ),
     KernelFault(
         "ReduceLogSumExp",
         _is_not_double,
-        "ONNX Runtime's ReduceLogSumExp takes 0 for the largest number where -inf comes first: the rest may underflow",
+        Reason(
+            Kind.UPSTREAM_FAULT,
+            "ONNX Runtime's ReduceLogSumExp takes 0 for the largest number where -inf comes first: the rest may "
+            "underflow",
+        ),
     ),
     KernelFault(
         "ScatterND",
         _must_be_deterministic,
-        "torch.use_deterministic_algorithms(True), and ONNX Runtime's ScatterND writes repeated indices in any order",
+        Reason(
+            Kind.UPSTREAM_FAULT,
+            "torch.use_deterministic_algorithms(True), and ONNX Runtime's ScatterND writes repeated indices in any "
+            "order",
+        ),
     ),
 )
 """Seen in ONNX Runtime 1.31 on the CPU provider, which takes the nodes that another leaves: they hold for every

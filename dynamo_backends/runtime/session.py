@@ -15,17 +15,11 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import onnxruntime
 import torch
-from onnxruntime.capi import _pybind_state as ort_c
 
 from ..errors import SessionError
 from .kernels import serialized
+from .messages import ORT_ERRORS, session_error
 from .providers import Provider, provider_name
-
-ORT_ERRORS: tuple[type[BaseException], ...] = (
-    *(item for item in vars(ort_c).values() if isinstance(item, type) and issubclass(item, Exception)),
-    RuntimeError,
-)
-"""All that ONNX Runtime raises: its exceptions have no common base, and its checks raise RuntimeError."""
 
 _SPIN_MICROSECONDS = 100
 _SILENT = 4
@@ -85,11 +79,11 @@ def _create_session(
             disabled_optimizers=list(settings.disabled_optimizers) or None,
         )
     except ORT_ERRORS as error:
-        raise SessionError(str(error)) from error
+        raise session_error(error, model) from error
 
 
-def refusal(model: ir.Model, providers: Sequence[Provider], *, only_first: bool = False) -> str | None:
-    """What the runtime says against a model, or ``None`` if it would run it unoptimized on one thread.
+def refusal(model: ir.Model, providers: Sequence[Provider], *, only_first: bool = False) -> SessionError | None:
+    """What the runtime has against a model, or ``None`` if it would run it unoptimized on one thread.
 
     Args:
         model: the model.
@@ -103,7 +97,7 @@ def refusal(model: ir.Model, providers: Sequence[Provider], *, only_first: bool 
     try:
         _create_session(serialized(model), settings, options)
     except SessionError as error:
-        return str(error)
+        return error
     return None
 
 

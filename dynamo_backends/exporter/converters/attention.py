@@ -15,6 +15,7 @@ from onnxscript.onnx_opset import opset18 as op
 
 from passes.manager import operators
 
+from ..known_wrong import RANDOM
 from . import shapes
 from .registry import NotTranslatable, converter
 
@@ -211,7 +212,7 @@ def _swapped(value: ir.Value, rank: int) -> ir.Value:
 
 def _check_dropout(dropout_p: float) -> None:
     if dropout_p != 0:
-        raise NotTranslatable("random numbers come from PyTorch's generator")
+        raise NotTranslatable(RANDOM)
 
 
 def _scale(query: ir.Value, scale: float | None) -> ir.Value:

@@ -1,0 +1,168 @@
+"""Why a node runs in PyTorch is an object with a kind; errors know their node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+import pytest
+import torch
+from conftest import compiled
+from torch import nn
+
+from dynamo_backends import SessionError, TranslationError, UnsupportedOperatorError
+from dynamo_backends.artifacts import CompiledGraph, Coverage, Runner
+from dynamo_backends.errors import KernelFaultError
+from dynamo_backends.exporter.converters import CONVERTERS, NotTranslatable
+from dynamo_backends.observer import Observer
+from dynamo_backends.options import parse_options
+from dynamo_backends.pipeline import Pipeline
+from dynamo_backends.reasons import Kind
+from dynamo_backends.runtime.messages import session_error
+from dynamo_backends.runtime.session import Session, SessionSettings
+
+aten = torch.ops.aten
+CPU = ("CPUExecutionProvider",)
+
+
+class Keeper(Observer):
+    """Keeps the account of each graph."""
+
+    def __init__(self) -> None:
+        self.accounts: list[Coverage] = []
+
+    def runner(self, graph: CompiledGraph) -> Runner:
+        self.accounts.append(graph.split.coverage)
+        return graph.run
+
+
+def coverage_of(function: Callable[..., object], *args: object, **options: object) -> Coverage:
+    keeper = Keeper()
+
+    def backend(module: torch.fx.GraphModule, example_inputs: list[object]) -> object:
+        return Pipeline(parse_options(options), keeper).compile_dynamo_graph(module, example_inputs)
+
+    torch.compile(function, backend=backend, dynamic=False)(*args)
+    return keeper.accounts[0]
+
+
+KINDS: dict[str, tuple[Callable[[torch.Tensor], object], str, Kind]] = {
+    "no translation": (lambda x: torch.linalg.eigvalsh(x) + 1, "aten._linalg_eigh.default", Kind.NO_TRANSLATION),
+    "no kernel": (lambda x: torch.special.erf(x.double()) * 2, "aten.erf.default", Kind.REFUSED),
+    "complex": (lambda x: torch.view_as_real(x.to(torch.complex64) * 2), "aten.mul.Tensor", Kind.NOT_IN_ONNX),
+    "fault": (lambda x: torch.angle(x) + 1, "aten.angle.default", Kind.UPSTREAM_FAULT),
+    "random": (lambda x: torch.rand_like(x) * x, "aten.rand_like.default", Kind.RANDOM),
+    "memory": (lambda x: torch.empty_like(x).fill_(2.0) * x, "aten.empty_like.default", Kind.UNINITIALIZED),
+    "view": (lambda x: (x * 2, x.t()), "aten.t.default", Kind.SHARED_MEMORY),
+    "repeated sums": (
+        lambda x: x.index_add(0, torch.tensor([0, 0]), x[:2]) * 2,
+        "aten.index_add.default",
+        Kind.FASTER_IN_PYTORCH,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_kind_of_a_reason(name: str) -> None:
+    function, operator, kind = KINDS[name]
+    coverage = coverage_of(function, torch.eye(3))
+    found = {str(node.target): reason for node, reason in coverage.in_pytorch.items()}
+    assert found[operator].kind is kind, found
+    by_design = {Kind.RANDOM, Kind.UNINITIALIZED, Kind.SHARED_MEMORY, Kind.FASTER_IN_PYTORCH}
+    assert found[operator].by_design == (kind in by_design)
+    assert coverage.total == coverage.on_onnx + len(coverage.in_pytorch)
+
+
+def test_the_reason_of_a_converter_may_have_a_kind() -> None:
+    attention = nn.functional.scaled_dot_product_attention
+    x = torch.randn(1, 2, 4, 8)
+    coverage = coverage_of(lambda x: attention(x, x, x, dropout_p=0.5) * 2, x)
+    assert coverage.in_pytorch
+    assert all(reason.by_design for reason in coverage.in_pytorch.values()), coverage.in_pytorch
+
+
+def test_an_unsupported_operator_is_named() -> None:
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
+        compiled(lambda x: torch.linalg.eigvalsh(x) + 1, options={"fallback": "error"})(torch.eye(3))
+    error = caught.value.inner_exception
+    assert isinstance(error, UnsupportedOperatorError)
+    assert (error.node, error.operator) == ("_linalg_eigh", "aten._linalg_eigh.default")
+    assert error.source.startswith(__file__)
+    assert error.reason.kind is Kind.NO_TRANSLATION
+
+
+def test_a_translation_error_knows_its_node() -> None:
+    error = NotTranslatable("not of integers").of("sinh_1", "aten.sinh.default")
+    assert isinstance(error, TranslationError)
+    assert error.node == "sinh_1"
+    assert str(error) == "sinh_1 (aten.sinh.default): not of integers"
+    assert str(error.reason) == "not of integers"
+
+
+def model_of(text: str) -> ir.Model:
+    """The model, each node as if it came from the FX node ``from_<name of the node>``."""
+    model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 18]>\n{text}')
+    for node in model.graph:
+        node.name = f"node_{node.outputs[0].name}"
+        node.metadata_props["fx_node"] = f"from_{node.outputs[0].name}"
+    return model
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g (double[4] x) => (double[4] y) { a = Neg(x) y = Erf(a) }",
+        "g (float[4] x, int64[4] z) => (float[4] y) { a = Neg(x) y = Add(a, z) }",
+        "g (float[4] x, float[3] z) => (float[4] y) { a = Neg(x) y = Add(a, z) }",
+        "g (float[4] x) => (float[4] y) { a = Neg(x) y = NoSuchOperator(a) }",
+    ],
+    ids=["no kernel", "types", "shapes", "no operator"],
+)
+def test_a_refusal_knows_the_node_that_the_runtime_names(text: str) -> None:
+    with pytest.raises(SessionError) as caught:
+        Session(model_of(text), SessionSettings(CPU))
+    assert caught.value.node == "from_y", str(caught.value)
+    assert caught.value.reason.kind is Kind.REFUSED
+    assert "node_y" not in str(caught.value.reason)
+
+
+def test_a_failure_while_running_knows_the_node() -> None:
+    model = model_of("g (float[N] x, int64[M] i) => (float[M] y) { a = Neg(x) y = Gather(a, i) }")
+    session = Session(model, SessionSettings(CPU, threads=1))
+    with pytest.raises(Exception, match="indices element out of data bounds") as caught:
+        session(1).run(None, {"x": torch.ones(2).numpy(), "i": torch.tensor([7]).numpy()})
+    assert session_error(caught.value, session.model).node == "from_y"
+
+
+def test_a_kernel_fault_knows_its_node() -> None:
+    text = "g (float[2,2] x) => (float[2,1] y) { a = Constant<value_ints=[1]>() y = ReduceLogSumExp(x, a) }"
+    with pytest.raises(KernelFaultError) as caught:
+        Session(model_of(text), SessionSettings(CPU))
+    assert caught.value.node == "from_y"
+    assert caught.value.reason.kind is Kind.UPSTREAM_FAULT
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        MemoryError("std::bad_alloc"),
+        RuntimeError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : bad allocation"),
+        RuntimeError("bfc_arena.cc:376 Failed to allocate memory for requested buffer of size 1"),
+        RuntimeError("pthread_create failed, error code: 11 error msg: Resource temporarily unavailable"),
+    ],
+)
+def test_what_is_about_memory_is_told_from_what_is_about_the_model(error: Exception) -> None:
+    model = Session(model_of("g (float[4] x) => (float[4] y) { y = Neg(x) }"), SessionSettings(CPU)).model
+    assert session_error(error, model).reason.kind is Kind.OUT_OF_MEMORY
+
+
+def test_the_error_of_a_translation_reaches_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bad(x: object) -> object:
+        raise KeyError("not found")
+
+    monkeypatch.setitem(CONVERTERS, aten.asinh.default, bad)
+    coverage = coverage_of(lambda x: x.asinh().exp(), torch.randn(5))
+    [(node, reason)] = coverage.in_pytorch.items()
+    assert node.target is aten.asinh.default
+    assert str(reason) == "its translation failed: KeyError: 'not found'"
