@@ -16,7 +16,7 @@ from onnxscript import optimizer
 from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
 from benchmarks.counting import count_attentions, count_operators
-from dynamo_backends.runtime.session import SessionSettings
+from dynamo_backends.runtime.settings import SessionSettings
 
 
 def export(

@@ -42,7 +42,7 @@ from .regions import (
 from .runtime.binding import InputSpec, OutputSpec
 from .runtime.executable import Executable
 from .runtime.kernels import serialized
-from .runtime.session import SessionSettings
+from .runtime.settings import SessionSettings
 from .stage_passes import StagePasses
 from .verification import Evaluation, ModelChecker
 
@@ -171,7 +171,7 @@ class OnnxLowering:
             checker = ModelChecker(evaluation, arguments, results, inputs, outputs, settings)
         optimized = model.clone()
         passes = self.passes.run("onnx", name, optimized, region.index, checker)
-        executable = Executable(serialized(optimized), inputs, outputs, settings, _device(region))
+        executable = Executable(serialized(optimized, settings.providers), inputs, outputs, settings, _device(region))
         return CompiledRegion(
             name,
             region,

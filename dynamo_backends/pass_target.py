@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
-import torch
 from torch import fx
 
 from passes.manager import Target
 
 from .errors import KernelFaultError
 from .exporter.decompositions import decomposition_table
-from .exporter.translate import IR_VERSION
 from .options import Options
+from .reasons import Reason
 from .regions import Support
-from .runtime.kernels import check
+from .runtime.kernels import check, refusal_of_node
 from .runtime.providers import Provider, provider_name
-from .runtime.session import refusal
-
-_known: dict[object, str | None] = {}
-"""What the runtime said of a node, for all alike."""
 
 
 def pass_target(options: Options, support: Support) -> Target:
@@ -31,64 +26,26 @@ def pass_target(options: Options, support: Support) -> Target:
         opset=options.opset,
         decompositions=functools.partial(decomposition_table, options.opset),
         refuses=functools.partial(_refuses, options.providers, options.opset),
-        refuses_operator=_refuses_operator(support),
-        objection=_objection,
+        refuses_operator=functools.partial(_refuses_operator, support),
+        objection=functools.partial(_objection, options.providers),
     )
 
 
-def _objection(model: ir.Model) -> str | None:
+def _objection(providers: Sequence[Provider], model: ir.Model) -> str | None:
     try:
-        check(model)
+        check(model, providers)
     except KernelFaultError as error:
         return str(error)
     return None
 
 
-def _refuses_operator(support: Support) -> Callable[[fx.Node], str | None]:
-    def refuses(node: fx.Node) -> str | None:
-        reason = support.reason_against(node)
-        return None if reason is None else str(reason)
-
-    return refuses
+def _refuses_operator(support: Support, node: fx.Node) -> str | None:
+    return _text(support.reason_against(node))
 
 
 def _refuses(providers: Sequence[Provider], opset: int, node: ir.Node) -> str | None:
-    """Why the first provider has no kernel for a node whose inputs have types; asked by a session of it alone."""
-    key = (repr(providers), opset, torch.are_deterministic_algorithms_enabled(), _signature(node))
-    if key not in _known:
-        said = refusal(_model_of(node, opset), providers, only_first=True)
-        _known[key] = None if said is None else str(said.reason)
-    return _known[key]
+    return _text(refusal_of_node(node, providers, opset))
 
 
-def _signature(node: ir.Node) -> object:
-    attributes = tuple(sorted((name, str(attribute.value)) for name, attribute in node.attributes.items()))
-    inputs = tuple(None if value is None else (str(value.dtype), _rank(value)) for value in node.inputs)
-    outputs = tuple(value.name != "" for value in node.outputs)
-    return node.domain, node.op_type, attributes, inputs, outputs
-
-
-def _rank(value: ir.Value) -> int | None:
-    return None if value.shape is None else len(value.shape)
-
-
-def _model_of(node: ir.Node, opset: int) -> ir.Model:
-    """A model of one node: its inputs become the model's, of the same types and of any size."""
-    inputs = [None if value is None else _input(f"input_{i}", value) for i, value in enumerate(node.inputs)]
-    outputs = [ir.Value(name="" if value.name == "" else f"output_{i}") for i, value in enumerate(node.outputs)]
-    alone = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=outputs)
-    imports = {"": opset}
-    imports.setdefault(node.domain, 1)
-    graph = ir.Graph(
-        list({value for value in inputs if value is not None}),
-        [value for value in outputs if value.name],
-        nodes=[alone],
-        opset_imports=imports,
-        name="one_node",
-    )
-    return ir.Model(graph, ir_version=IR_VERSION)
-
-
-def _input(name: str, value: ir.Value) -> ir.Value:
-    rank = _rank(value)
-    return ir.Value(name=name, type=value.type, shape=None if rank is None else ir.Shape([None] * rank))
+def _text(reason: Reason | None) -> str | None:
+    return None if reason is None else reason.text

@@ -19,14 +19,14 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from .aliases import IN_PYTORCH, is_view
 from .artifacts import Input, Output, Region, Split
-from .errors import KernelFaultError, TranslationError
-from .exporter.known_wrong import draws_random_numbers, reason_not_to_translate
+from .errors import TranslationError
+from .exporter.known_wrong import draws_random_numbers, faults_of, reason_not_to_translate
 from .exporter.translate import find_translation, fold_constants, translate
 from .layout import ROW_MAJOR, Layout, layout_of
 from .reasons import Kind, Reason
-from .runtime.kernels import check
+from .runtime.kernels import refusal
+from .runtime.oracle import ORACLE
 from .runtime.providers import Provider, provider_name
-from .runtime.session import refusal
 
 _VIEWS_ONLY = Reason(Kind.FASTER_IN_PYTORCH, "views and shapes alone cost less in PyTorch than the call of a session")
 
@@ -51,16 +51,13 @@ _SHAPE_OPERATORS = {
 
 
 class Support:
-    """Answers for one node at a time why it cannot run on ONNX Runtime; asks alike nodes once."""
-
-    _known: dict[object, Reason | None] = {}
+    """Answers for one node at a time why it cannot run on ONNX Runtime; the oracle is asked of alike nodes once."""
 
     def __init__(self, opset: int, providers: Sequence[Provider]) -> None:
         self.opset = opset
         self.providers = tuple(providers)
-        self._configuration = (opset, repr(self.providers))
-        names = {provider_name(provider) for provider in self.providers}
-        self._device_types = {"cpu", "cuda"} if names & _CUDA_PROVIDERS else {"cpu"}
+        self._names = [provider_name(provider) for provider in providers]
+        self._device_types = {"cpu", "cuda"} if set(self._names) & _CUDA_PROVIDERS else {"cpu"}
 
     def reason_against(self, node: fx.Node) -> Reason | None:
         """Why ``node`` must run in PyTorch, or ``None`` if ONNX Runtime can run it."""
@@ -75,6 +72,10 @@ class Support:
                 return self.reason_against(producer)
         if "val" in node.meta and (against := reason_not_to_translate(node)) is not None:
             return against
+        faults = list(faults_of(node)) if "val" in node.meta else []
+        for fault in faults:
+            if fault.is_of(self._names):
+                return fault.reason
         if find_translation(node.target, self.opset) is None:
             return Reason(Kind.NO_TRANSLATION, "no translation to ONNX")
         if is_ordered(node) and not draws_random_numbers(node):
@@ -83,27 +84,45 @@ class Support:
             return Reason(Kind.UNKNOWN_SHAPE, "its shapes are not known")
         elsewhere = {device for device in _devices(node) if device.type not in self._device_types}
         if elsewhere:
-            names = [provider_name(item) for item in self.providers]
-            return Reason(Kind.DEVICE, f"no execution provider in {names} for {elsewhere.pop()}")
+            return Reason(Kind.DEVICE, f"no execution provider in {self._names} for {elsewhere.pop()}")
         if len(_devices(node)) > 1:
             return Reason(Kind.DEVICE, "it copies between devices")
-        key = (self._configuration, torch.are_deterministic_algorithms_enabled(), signature(node))
-        if key not in self._known:
-            self._known[key] = self.ask(node)
-        return self._known[key]
+        if faults and self._ask_oracle(node, only_first=True) is not None:
+            return faults[0].reason  # the CPU provider, which has the fault, would take what the first leaves
+        return self._ask_oracle(node, only_first=False)
 
-    def ask(self, node: fx.Node) -> Reason | None:
-        """The same, asked anew of the translation and the runtime."""
+    def _ask_oracle(self, node: fx.Node, *, only_first: bool) -> Reason | None:
+        translation = find_translation(node.target, self.opset)
+        is_deterministic = torch.are_deterministic_algorithms_enabled()
+        # The function itself: while it is a part of a question that is kept, no other can have its place in memory.
+        question = (translation, self.opset, repr(self.providers), only_first, is_deterministic, signature(node))
+        return ORACLE.ask(question, lambda: self.ask(node, only_first=only_first))
+
+    def ask(self, node: fx.Node, *, only_first: bool = False) -> Reason | None:
+        """Why the translation or the runtime refuses a node, asked anew.
+
+        Args:
+            node: a node with ``meta["val"]`` that has a translation.
+            only_first: whether the provider that comes first must take all of it.
+        """
         inputs = [Input(arg) for arg in node.all_input_nodes]
         try:
             model = translate([node], inputs, results_of(node), opset=self.opset, name=node.name)
-            check(model)
-            refused = refusal(model, self.providers)
-            if refused is not None:
-                refused = refusal(fold_constants(model), self.providers)
-        except (TranslationError, KernelFaultError) as error:
-            return error.reason
+            refused = refusal(model, self.providers, only_first=only_first)
+            if refused is not None and refused.reason.kind is not Kind.OUT_OF_MEMORY:
+                refused = refusal(fold_constants(model), self.providers, only_first=only_first)
+        except TranslationError as error:
+            return _out_of_memory(error) or error.reason
         return None if refused is None else refused.reason
+
+
+def _out_of_memory(error: BaseException | None) -> Reason | None:
+    """A reason of that kind, if that is where an error comes from."""
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return Reason(Kind.OUT_OF_MEMORY, "there was no memory to translate it")
+        error = error.__cause__
+    return None
 
 
 def _devices(node: fx.Node) -> set[torch.device]:

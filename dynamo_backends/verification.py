@@ -28,7 +28,8 @@ from .exporter.locations import source_line
 from .numerics.distance import Distance, distance, is_explained
 from .numerics.exact import Environment, run_eager, run_exact, widen
 from .runtime.binding import BoundSession, InputSpec, OutputSpec
-from .runtime.session import Session, SessionSettings
+from .runtime.session import Session
+from .runtime.settings import SessionSettings
 
 _SEED = 0
 """Random operators draw the same numbers in each run of a check."""

@@ -19,7 +19,8 @@ from dynamo_backends.options import parse_options
 from dynamo_backends.pipeline import Pipeline
 from dynamo_backends.reasons import Kind
 from dynamo_backends.runtime.messages import session_error
-from dynamo_backends.runtime.session import Session, SessionSettings
+from dynamo_backends.runtime.session import Session
+from dynamo_backends.runtime.settings import SessionSettings
 
 aten = torch.ops.aten
 CPU = ("CPUExecutionProvider",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +20,7 @@ from onnxscript import opset18 as op
 from dynamo_backends.debug import repeat
 from dynamo_backends.exporter import decompositions, known_wrong
 from dynamo_backends.exporter.converters import CONVERTERS
-from dynamo_backends.regions import Support
-from dynamo_backends.runtime import kernels
+from dynamo_backends.runtime import kernels, oracle
 from dynamo_backends.runtime.session import Session
 from passes import Pass, PassContext, register, unregister
 
@@ -31,7 +31,6 @@ aten = torch.ops.aten
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions as a user has them, and nothing kept of what a plant makes of the operators."""
     torch.set_num_threads(2)
-    monkeypatch.setattr(Support, "_known", {})
 
 
 def comparison_of(function: Callable[..., object], dump: Path, *args: object, **options: object) -> list[dict]:
@@ -88,8 +87,9 @@ def test_a_race_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         table = op.Expand(op.Constant(value_float=0.0), op.Constant(value_ints=[rows, 64]))
         return op.ScatterND(table, op.Unsqueeze(indices, [-1]), grad, reduction="add")
 
-    monkeypatch.setattr(kernels, "_BY_OPERATOR", {})
-    monkeypatch.setattr(known_wrong, "SUMS_AT_INDICES", set())
+    monkeypatch.setattr(kernels, "FAULTS", ())
+    monkeypatch.setattr(known_wrong, "FAULTS", ())
+    monkeypatch.setattr(oracle.ORACLE, "_known", collections.OrderedDict())
     monkeypatch.setitem(CONVERTERS, aten.embedding_dense_backward.default, racing)
     table, index = torch.randn(16, 64, requires_grad=True), torch.full((100_000,), 3)
     assert aten.embedding_dense_backward.default not in decompositions.decomposition_table()

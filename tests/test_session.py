@@ -25,7 +25,8 @@ from dynamo_backends.observer import Observer
 from dynamo_backends.options import parse_options
 from dynamo_backends.pipeline import Pipeline
 from dynamo_backends.runtime.executable import Executable
-from dynamo_backends.runtime.session import Session, SessionSettings
+from dynamo_backends.runtime.session import Session
+from dynamo_backends.runtime.settings import SessionSettings
 from passes import Pass, PassContext, registry
 
 CPU = ("CPUExecutionProvider",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import threads_cases
@@ -17,7 +17,6 @@ from threads_sweep import chosen_cases, is_fault
 
 from dynamo_backends.exporter.converters.registry import CONVERTERS
 from dynamo_backends.options import parse_options
-from dynamo_backends.regions import Support
 
 SETTINGS = Settings(runs=3, threads=(1, 2), seconds=1.0)
 
@@ -31,19 +30,15 @@ def _noisy_sin(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture
-def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[object, Callable[..., object]], None]]:
+def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[object, Callable[..., object]], None]:
     """Makes a function the translation of an operator, until the test ends. ONNX Runtime has random numbers up to
     opset 21."""
     monkeypatch.setattr(threads_cases, "parse_options", lambda options: parse_options({"opset": 18}))
-    known = dict(Support._known)
-    Support._known.clear()
 
     def put(target: object, translation: Callable[..., object]) -> None:
         monkeypatch.setitem(CONVERTERS, target, translation)
 
-    yield put
-    Support._known.clear()
-    Support._known.update(known)
+    return put
 
 
 def _layer() -> Layer:

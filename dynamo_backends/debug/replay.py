@@ -14,7 +14,8 @@ from ..exporter.translate import fold_constants, translate
 from ..regions import results_of, signature
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.providers import Provider
-from ..runtime.session import Session, SessionSettings
+from ..runtime.session import Session
+from ..runtime.settings import SessionSettings
 from .repeat import Instability, repeat_node
 
 

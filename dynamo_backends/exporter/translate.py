@@ -26,7 +26,6 @@ from ..errors import TranslationError
 from . import torch_internals
 from .converters import CONVERTERS
 from .indices import INDEX_ARGUMENT, refuse_negative
-from .known_wrong import reason_not_to_translate
 from .locations import module_path, source_line
 from .promotion import promoted_dtypes
 
@@ -180,9 +179,6 @@ class _Translation:
         if node.target is operator.getitem and isinstance(node.args[0], fx.Node) and node.args[0] in self.values:
             self.values[node] = self._value(node)
             return
-        reason = reason_not_to_translate(node)
-        if reason is not None:
-            raise TranslationError(reason)
         function = find_translation(node.target, self.opset)
         if function is None:
             raise TranslationError("no translation to ONNX")

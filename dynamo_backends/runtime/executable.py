@@ -8,7 +8,8 @@ import hashlib
 import torch
 
 from .binding import BoundSession, InputSpec, OutputSpec
-from .session import Session, SessionSettings
+from .session import Session
+from .settings import SessionSettings
 
 
 @dataclasses.dataclass(frozen=True)

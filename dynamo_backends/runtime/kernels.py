@@ -2,35 +2,24 @@
 
 A session is only made of a model that went through ``serialized``. The check asks by the kernel: whoever wrote the
 node, a translation of ours, torchlib's, a pass of another package, it does not run. ``docs/upstream.md`` has each
-fault with a model that shows it.
+fault; ``tests/test_upstream.py`` shows each, and fails where it is gone.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 
 import onnx_ir as ir
 import torch
 
-from ..errors import KernelFaultError
-from ..reasons import Kind, Reason
+from ..errors import KernelFaultError, SessionError
+from ..faults import Fault
+from ..reasons import Reason
 from .long_sums import with_accurate_sums
-
-
-@dataclasses.dataclass(frozen=True)
-class KernelFault:
-    """A kernel that must not run.
-
-    Attributes:
-        op_type: the operator, of ONNX's own domain.
-        applies: whether a node of that operator meets the fault.
-        reason: what the kernel does, for people.
-    """
-
-    op_type: str
-    applies: Callable[[ir.Node], bool]
-    reason: Reason
+from .oracle import ORACLE
+from .providers import Provider, provider_name
+from .settings import SessionSettings, create_session
+from .versions import IR_VERSION
 
 
 def _reduces(node: ir.Node) -> bool:
@@ -50,55 +39,57 @@ def _must_be_deterministic(node: ir.Node) -> bool:
     return torch.are_deterministic_algorithms_enabled()
 
 
-FAULTS = (
-    KernelFault(
-        "ScatterND",
-        _reduces,
-        Reason(
-            Kind.UPSTREAM_FAULT,
-            "ONNX Runtime's ScatterND with a reduction gives its indices to several threads, and where two name one "
-            "place a sum is lost",
-        ),
+FAULTS: tuple[Fault[ir.Node], ...] = (
+    Fault(
+        "a sum at repeated indices loses updates",
+        frozenset({"ScatterND"}),
+        "ONNX Runtime's ScatterND with a reduction gives its indices to several threads, and where two name one place "
+        "a sum is lost",
+        "onnxruntime",
+        ">=1.24",
+        applies=_reduces,
     ),
-    KernelFault(
-        "ReduceLogSumExp",
-        _is_not_double,
-        Reason(
-            Kind.UPSTREAM_FAULT,
-            "ONNX Runtime's ReduceLogSumExp takes 0 for the largest number where -inf comes first: the rest may "
-            "underflow",
-        ),
+    Fault(
+        "the logarithm of a sum of exponentials underflows",
+        frozenset({"ReduceLogSumExp"}),
+        "ONNX Runtime's ReduceLogSumExp takes 0 for the largest number where -inf comes first: the rest may underflow",
+        "onnxruntime",
+        ">=1.24",
+        applies=_is_not_double,
     ),
-    KernelFault(
-        "ScatterND",
-        _must_be_deterministic,
-        Reason(
-            Kind.UPSTREAM_FAULT,
-            "torch.use_deterministic_algorithms(True), and ONNX Runtime's ScatterND writes repeated indices in any "
-            "order",
-        ),
+    Fault(
+        "repeated indices are written in any order",
+        frozenset({"ScatterND"}),
+        "torch.use_deterministic_algorithms(True), and ONNX Runtime's ScatterND writes repeated indices in any order",
+        "onnxruntime",
+        ">=1.24",
+        applies=_must_be_deterministic,
     ),
 )
-"""Seen in ONNX Runtime 1.31 on the CPU provider, which takes the nodes that another leaves: they hold for every
-provider."""
+"""Seen in ONNX Runtime 1.31, assumed in all versions that the package may be installed with, until one is shown to be
+mended."""
 
 
-def fault_in(model: ir.Model) -> tuple[ir.Node, KernelFault] | None:
+def fault_in(model: ir.Model, providers: Sequence[Provider]) -> tuple[ir.Node, Fault[ir.Node]] | None:
     """The first node of a model that would run on a kernel that is known to be wrong, with the fault.
+
+    The CPU provider takes the nodes that another leaves. So its faults hold for a node, unless a provider before it has
+    a kernel for that node, which is asked of the runtime.
 
     Args:
         model: its subgraphs and functions are searched too.
+        providers: in the order of preference.
     """
+    names = [provider_name(provider) for provider in providers]
     for node in _all_nodes(model):
         if node.domain not in ("", "ai.onnx"):
             continue
-        for fault in _BY_OPERATOR.get(node.op_type, ()):
-            if fault.applies(node):
+        for fault in FAULTS:
+            if node.op_type not in fault.operators or not fault.is_installed or not fault.applies(node):
+                continue
+            if fault.is_of(names) or not _first_provider_takes(node, providers, model.opset_imports.get("", 1)):
                 return node, fault
     return None
-
-
-_BY_OPERATOR = {name: [fault for fault in FAULTS if fault.op_type == name] for name in {f.op_type for f in FAULTS}}
 
 
 def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
@@ -107,23 +98,124 @@ def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
         yield from ir.traversal.RecursiveGraphIterator(function)
 
 
-def check(model: ir.Model) -> None:
+def check(model: ir.Model, providers: Sequence[Provider]) -> None:
     """Checks that no kernel that is known to be wrong would run.
 
     Raises:
         KernelFaultError: one would; the message names the node.
     """
-    found = fault_in(model)
+    found = fault_in(model, providers)
     if found is not None:
         node, fault = found
         raise KernelFaultError(node.name or node.op_type, fault.reason, node.metadata_props.get("fx_node"))
 
 
-def serialized(model: ir.Model) -> bytes:
+def serialized(model: ir.Model, providers: Sequence[Provider]) -> bytes:
     """A model as ONNX Runtime loads it, its long sums in stages.
 
     Raises:
         KernelFaultError: a node of it would run on a kernel that is known to be wrong.
     """
-    check(model)
+    check(model, providers)
+    return _as_bytes(model)
+
+
+def _as_bytes(model: ir.Model) -> bytes:
     return ir.to_proto(with_accurate_sums(model)).SerializeToString()
+
+
+def refusal(model: ir.Model, providers: Sequence[Provider], *, only_first: bool = False) -> SessionError | None:
+    """What speaks against running a model, or ``None`` if the runtime would run it unoptimized on one thread, right.
+
+    Args:
+        model: the model.
+        providers: in the order of preference.
+        only_first: whether all nodes must be the first provider's; without it the CPU provider may take some.
+    """
+    try:
+        check(model, providers)
+        _load(model, providers, only_first=only_first)
+    except SessionError as error:
+        return error
+    return None
+
+
+def refusal_of_node(node: ir.Node, providers: Sequence[Provider], opset: int) -> Reason | None:
+    """Why the first provider must not run a node, whose inputs have types; ``None`` if it may.
+
+    Args:
+        node: of an ONNX graph, or of none.
+        providers: in the order of preference.
+        opset: of the model that it is for.
+    """
+    model = _model_of(node, opset)
+    try:
+        check(model, providers)
+    except SessionError as error:
+        return error.reason
+    return _first_provider_refuses(node, providers, opset)
+
+
+def _first_provider_takes(node: ir.Node, providers: Sequence[Provider], opset: int) -> bool:
+    if any(value is not None and value.dtype is None for value in node.inputs):
+        return False  # it depends on the types
+    return _first_provider_refuses(node, providers, opset) is None
+
+
+def _first_provider_refuses(node: ir.Node, providers: Sequence[Provider], opset: int) -> Reason | None:
+    """What the first provider has against a node; its answers are kept for alike ones."""
+
+    def find_out() -> Reason | None:
+        try:
+            _load(_model_of(node, opset), providers, only_first=True)
+        except SessionError as error:
+            return error.reason
+        return None
+
+    return ORACLE.ask(("ONNX node", repr(providers), opset, _signature(node)), find_out)
+
+
+def _load(model: ir.Model, providers: Sequence[Provider], *, only_first: bool) -> None:
+    """Makes a session of a model that runs nothing, and drops it.
+
+    Raises:
+        SessionError: the runtime refused it.
+    """
+    settings = SessionSettings(tuple(providers), optimize=False)
+    options = settings.options(threads=1)
+    if only_first and provider_name(providers[0]) != "CPUExecutionProvider":
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    create_session(_as_bytes(model), settings, options)
+
+
+def _signature(node: ir.Node) -> Hashable:
+    attributes = tuple(sorted((name, str(attribute.value)) for name, attribute in node.attributes.items()))
+    inputs = tuple(None if value is None else (str(value.dtype), _rank(value)) for value in node.inputs)
+    outputs = tuple(value.name != "" for value in node.outputs)
+    return node.domain, node.op_type, attributes, inputs, outputs
+
+
+def _rank(value: ir.Value) -> int | None:
+    return None if value.shape is None else len(value.shape)
+
+
+def _model_of(node: ir.Node, opset: int) -> ir.Model:
+    """A model of one node: its inputs become the model's, of the same types and of any size."""
+    inputs = [None if value is None else _input(f"input_{i}", value) for i, value in enumerate(node.inputs)]
+    outputs = [ir.Value(name="" if value.name == "" else f"output_{i}") for i, value in enumerate(node.outputs)]
+    copy = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=outputs)
+    imports = {"": opset}
+    imports.setdefault(node.domain, 1)
+    graph = ir.Graph(
+        [value for value in inputs if value is not None],
+        [value for value in outputs if value.name],
+        nodes=[copy],
+        opset_imports=imports,
+        name="one_node",
+    )
+    return ir.Model(graph, ir_version=IR_VERSION)
+
+
+def _input(name: str, value: ir.Value) -> ir.Value:
+    rank = _rank(value)
+    return ir.Value(name=name, type=value.type, shape=None if rank is None else ir.Shape([None] * rank))

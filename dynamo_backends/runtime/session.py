@@ -1,5 +1,4 @@
-"""ONNX Runtime sessions: one per model and thread count, and a cheap question whether the runtime takes a
-model.
+"""ONNX Runtime sessions: one per model and thread count.
 
 Each session has its own thread pool. A pool that spins while it waits steals the cores of PyTorch's
 OpenMP and of the next session, so a session that shares its graph with others does not spin, and a lone
@@ -14,91 +13,9 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 import onnxruntime
-import torch
 
-from ..errors import SessionError
 from .kernels import serialized
-from .messages import ORT_ERRORS, session_error
-from .providers import Provider, provider_name
-
-_SPIN_MICROSECONDS = 100
-_SILENT = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class SessionSettings:
-    """How a model becomes a session; made once for each region, for whoever makes a session of it.
-
-    Attributes:
-        providers: in the order of preference.
-        threads: size of the session's pool, the calling thread included; ``None``: ``torch.get_num_threads()`` at each
-            call.
-        shares_graph: whether other sessions run in the same graph: then idle threads do not spin, else shortly.
-        optimize: whether ONNX Runtime's graph optimizations run.
-        disabled_optimizers: names of those that do not.
-    """
-
-    providers: tuple[Provider, ...] = dataclasses.field(hash=False)  # a provider's options are a dict
-    threads: int | None = None
-    shares_graph: bool = False
-    optimize: bool = True
-    disabled_optimizers: tuple[str, ...] = ()
-
-    @property
-    def current_threads(self) -> int:
-        """Threads of a session that runs now."""
-        return self.threads or torch.get_num_threads()
-
-    def options(self, threads: int) -> onnxruntime.SessionOptions:
-        """ONNX Runtime's form of the settings, with this number of threads."""
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = _SILENT  # refusals are exceptions, and reported by us
-        options.intra_op_num_threads = threads
-        if self.shares_graph:
-            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        else:
-            options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_MICROSECONDS))
-        if not self.optimize:
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        return options
-
-
-def _create_session(
-    model: bytes, settings: SessionSettings, options: onnxruntime.SessionOptions
-) -> onnxruntime.InferenceSession:
-    """An ``InferenceSession`` of a serialized model.
-
-    Raises:
-        SessionError: the runtime refused the model, with what it said.
-    """
-    try:
-        return onnxruntime.InferenceSession(
-            model,
-            options,
-            providers=list(settings.providers),
-            disabled_optimizers=list(settings.disabled_optimizers) or None,
-        )
-    except ORT_ERRORS as error:
-        raise session_error(error, model) from error
-
-
-def refusal(model: ir.Model, providers: Sequence[Provider], *, only_first: bool = False) -> SessionError | None:
-    """What the runtime has against a model, or ``None`` if it would run it unoptimized on one thread.
-
-    Args:
-        model: the model.
-        providers: in the order of preference.
-        only_first: whether all nodes must be the first provider's; without it the CPU provider may take some.
-    """
-    settings = SessionSettings(tuple(providers), optimize=False)
-    options = settings.options(threads=1)
-    if only_first and provider_name(providers[0]) != "CPUExecutionProvider":
-        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    try:
-        _create_session(serialized(model), settings, options)
-    except SessionError as error:
-        return error
-    return None
+from .settings import SessionSettings, create_session
 
 
 class Session:
@@ -118,14 +35,14 @@ class Session:
     """
 
     def __init__(self, model: ir.Model | bytes, settings: SessionSettings) -> None:
-        self.model = model if isinstance(model, bytes) else serialized(model)
+        self.model = model if isinstance(model, bytes) else serialized(model, settings.providers)
         self.settings = settings
         self._lock = threading.Lock()
         threads = settings.current_threads
         self._by_threads = {threads: self._create(threads)}
 
     def _create(self, threads: int) -> onnxruntime.InferenceSession:
-        return _create_session(self.model, self.settings, self.settings.options(threads))
+        return create_session(self.model, self.settings, self.settings.options(threads))
 
     def __call__(self, threads: int) -> onnxruntime.InferenceSession:
         """The session whose pool has ``threads`` threads."""
@@ -172,4 +89,4 @@ class Session:
         """
         options = self.settings.options(threads=1)
         options.optimized_model_filepath = path
-        _create_session(self.model, self.settings, options)
+        create_session(self.model, self.settings, options)

@@ -1,0 +1,81 @@
+"""What is known to be wrong upstream: the form of an entry in the tables of faults.
+
+``runtime/kernels.py`` has those of ONNX Runtime's kernels that an ONNX node tells, ``exporter/known_wrong.py`` those
+that an ATen operator tells. Each names what shows it: ``tests/test_upstream.py`` runs that, and fails where a fault is
+gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import Generic, TypeVar
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from .reasons import Kind, Reason
+
+NodeT = TypeVar("NodeT")
+
+CPU = ("CPUExecutionProvider",)
+
+
+def always(_: object) -> bool:
+    """Every node of the operator meets the fault."""
+    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault(Generic[NodeT]):
+    """Something upstream that computes another result than it should.
+
+    Attributes:
+        shown_by: the demonstration in ``tests/upstream_faults.py``.
+        operators: those that meet the fault: ONNX operators by name, ATen operators by overload; empty for any.
+        text: what is wrong, for people.
+        library: whose fault it is, ``onnxruntime`` or ``onnxscript``.
+        versions: of the library, as a requirement is written; open at the end until a version is known to be mended.
+        providers: execution providers that have it; empty where the provider does not matter.
+        applies: whether a node of one of the operators meets the fault.
+        kind: of the reason that a node runs in PyTorch.
+    """
+
+    shown_by: str
+    operators: frozenset[object]
+    text: str
+    library: str
+    versions: str
+    providers: tuple[str, ...] = CPU
+    applies: Callable[[NodeT], bool] = always
+    kind: Kind = Kind.UPSTREAM_FAULT
+
+    @property
+    def reason(self) -> Reason:
+        """Why a node that meets the fault runs in PyTorch."""
+        return Reason(self.kind, self.text)
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the installed version of the library has the fault."""
+        return _is_installed(self.library, self.versions)
+
+    def is_of(self, providers: Sequence[str]) -> bool:
+        """Whether the provider that comes first has the fault; the CPU provider may take what another leaves."""
+        return not self.providers or providers[0] in self.providers
+
+
+@functools.cache
+def _is_installed(library: str, versions: str) -> bool:
+    return SpecifierSet(versions).contains(installed_version(library), prereleases=True)
+
+
+@functools.cache
+def installed_version(library: str) -> Version:
+    """The version of an installed library, whichever of its builds it is (``onnxruntime-openvino``)."""
+    try:
+        return Version(metadata.version(library))
+    except metadata.PackageNotFoundError:
+        return Version(metadata.version(metadata.packages_distributions()[library][0]))

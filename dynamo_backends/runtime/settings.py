@@ -1,0 +1,71 @@
+"""How a model becomes a session: the settings of a session, and the one place that makes one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnxruntime
+import torch
+
+from .messages import ORT_ERRORS, session_error
+from .providers import Provider
+
+_SPIN_MICROSECONDS = 100
+_SILENT = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class SessionSettings:
+    """How a model becomes a session; made once for each region, for whoever makes a session of it.
+
+    Attributes:
+        providers: in the order of preference.
+        threads: size of the session's pool, the calling thread included; ``None``: ``torch.get_num_threads()`` at each
+            call.
+        shares_graph: whether other sessions run in the same graph: then idle threads do not spin, else shortly.
+        optimize: whether ONNX Runtime's graph optimizations run.
+        disabled_optimizers: names of those that do not.
+    """
+
+    providers: tuple[Provider, ...] = dataclasses.field(hash=False)  # a provider's options are a dict
+    threads: int | None = None
+    shares_graph: bool = False
+    optimize: bool = True
+    disabled_optimizers: tuple[str, ...] = ()
+
+    @property
+    def current_threads(self) -> int:
+        """Threads of a session that runs now."""
+        return self.threads or torch.get_num_threads()
+
+    def options(self, threads: int) -> onnxruntime.SessionOptions:
+        """ONNX Runtime's form of the settings, with this number of threads."""
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = _SILENT  # refusals are exceptions, and reported by us
+        options.intra_op_num_threads = threads
+        if self.shares_graph:
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        else:
+            options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_MICROSECONDS))
+        if not self.optimize:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        return options
+
+
+def create_session(
+    model: bytes, settings: SessionSettings, options: onnxruntime.SessionOptions
+) -> onnxruntime.InferenceSession:
+    """An ``InferenceSession`` of a serialized model, which is not checked here (``kernels.serialized``).
+
+    Raises:
+        SessionError: the runtime refused the model, with what it said.
+    """
+    try:
+        return onnxruntime.InferenceSession(
+            model,
+            options,
+            providers=list(settings.providers),
+            disabled_optimizers=list(settings.disabled_optimizers) or None,
+        )
+    except ORT_ERRORS as error:
+        raise session_error(error, model) from error
