@@ -122,6 +122,9 @@ def _explain_without_culprit(
             continue
         observed_right = is_explained(row.onnx, row.eager, row.torch_dtype)
         if observed_right and not is_explained(row.session, row.eager, row.torch_dtype):
+            found = row.session_instability
+            if found is not None and found.between_runs:  # by less than eager's own error, and yet a reason
+                return _unstable_verdict(row, found, "every node by itself is right", rows)
             suspect = find_rewrite(_region(graph, row.region), actual, row.name, row.onnx)
             note = "the fault vanishes when the values of the nodes are observed: a rewrite of the model makes it"
             return GraphComparison(f"diverges at region_{row.region}: {suspect} ({row.source or row.name})", note, rows)
