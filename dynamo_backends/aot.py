@@ -12,7 +12,16 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd.descriptors import PlainAOTInput, ViewBaseAOTInput
+from torch._functorch._aot_autograd.descriptors import (
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    IntermediateBaseAOTOutput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    SavedForBackwardsAOTOutput,
+    TangentAOTInput,
+    ViewBaseAOTInput,
+)
 from torch._functorch._aot_autograd.logging_utils import get_aot_graph_name
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext
@@ -65,6 +74,49 @@ def _real_argument(node: fx.Node, arguments: Sequence[object]) -> object:
         if isinstance(view, torch.Tensor) and view._base is not None:
             return view._base
     return synthetic(node.meta["val"])
+
+
+def keys_of_results(module: fx.GraphModule) -> list[object]:
+    """What each result of one of AOTAutograd's graphs is to Dynamo's graph.
+
+    Returns:
+        ``i`` for its result i, ``("input", j)`` for the new value of its argument j, ``("gradient", j)`` for the
+        gradient of that, ``("base", i)`` for the tensor that result i is a view of, ``"saved"`` for the backward's,
+        ``None`` for what has no name of its own there.
+    """
+    descriptors = module.graph.output_node().meta.get("desc") or []
+    return [_key_of_result(descriptor) for descriptor in descriptors]
+
+
+def _key_of_result(descriptor: object) -> object:
+    if isinstance(descriptor, PlainAOTOutput):
+        return descriptor.idx
+    if isinstance(descriptor, InputMutationAOTOutput) and isinstance(descriptor.mutated_input, PlainAOTInput):
+        return ("input", descriptor.mutated_input.idx)
+    if isinstance(descriptor, GradAOTOutput) and isinstance(descriptor.grad_of, PlainAOTInput):
+        return ("gradient", descriptor.grad_of.idx)
+    if isinstance(descriptor, IntermediateBaseAOTOutput) and isinstance(descriptor.base_of, PlainAOTOutput):
+        return ("base", descriptor.base_of.idx)
+    return "saved" if isinstance(descriptor, SavedForBackwardsAOTOutput) else None
+
+
+def keys_of_arguments(module: fx.GraphModule) -> list[object]:
+    """What each placeholder of one of AOTAutograd's graphs is to Dynamo's graph.
+
+    Returns:
+        ``("argument", j)`` for its argument j; ``("tangent", key)`` for the gradient of a result, with the key of
+        ``keys_of_results``; ``None`` for anything else, such as what a forward hands to its backward.
+    """
+    keys: list[object] = []
+    for node in module.graph.find_nodes(op="placeholder"):
+        descriptor = node.meta.get("desc")
+        if isinstance(descriptor, PlainAOTInput):
+            keys.append(("argument", descriptor.idx))
+        elif isinstance(descriptor, TangentAOTInput):
+            keys.append(("tangent", _key_of_result(descriptor.output)))
+        else:
+            keys.append(None)
+    return keys
 
 
 def min_cut_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -154,6 +154,8 @@ class CompiledRegion:
         in_pytorch: the region for PyTorch: what runs where the session fails.
         must_run_on_onnx: whether a failure of the session is an error (``fallback="error"``) rather than PyTorch's to
             make good.
+        failures: calls on which the session failed.
+        last_failure: the first line of what ONNX Runtime said of the last of them.
     """
 
     graph: GraphName
@@ -168,7 +170,8 @@ class CompiledRegion:
 
     def __post_init__(self) -> None:
         self.__name__ = f"region_{self.region.index}"  # what the generated code of the graph calls it
-        self._has_failed = False
+        self.failures = 0
+        self.last_failure = ""
 
     def __call__(self, *args: object) -> Sequence[object]:
         try:
@@ -180,19 +183,20 @@ class CompiledRegion:
         """Runs the region in PyTorch after the session failed on these arguments; PyTorch's own error wins."""
         results = self.in_pytorch(*args)
         count("runtime_failures")
+        self.failures += 1
+        self.last_failure = first_line(str(error))
         if self.must_run_on_onnx:
             raise SessionError(
                 f"{self.graph} region {self.region.index}: ONNX Runtime failed on this call: {error}. "
                 "Remove options={'fallback': 'error'} to let PyTorch run the region."
             )
-        if not self._has_failed:
-            self._has_failed = True
+        if self.failures == 1:
             logger.warning(
                 "%s region %d: ONNX Runtime failed on this call, PyTorch ran the region, as it will where it fails "
                 "again: %s",
                 self.graph,
                 self.region.index,
-                first_line(str(error)),
+                self.last_failure,
             )
         return results
 

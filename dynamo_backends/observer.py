@@ -5,7 +5,7 @@ The production backend's observer is ``Observer`` itself, which does nothing. Th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from passes.manager import Listener, PassResult
 
@@ -37,6 +37,10 @@ class Observer:
     def pass_listener(self, graph: GraphName, region: int | None = None) -> Listener | None:
         """Who is shown the graph around each pass that fires, or ``None``."""
         return None
+
+    def entry(self, graph: GraphName, compiled: Callable[..., object]) -> Callable[..., object]:
+        """What Dynamo calls instead of its graph, with the graph's arguments; an observer that watches wraps it."""
+        return compiled
 
     def runner(self, graph: CompiledGraph) -> Runner:
         """What is called for a compiled graph; an observer that watches the runs wraps ``graph.run``."""

@@ -94,7 +94,7 @@ class Pipeline:
         count("graphs")  # not before: Dynamo may give up an attempt and trace again, with a float made a constant
         if aot.is_recompile():
             count("recompiles")
-        return result
+        return self.observer.entry(graph, result)
 
     def compile_for_aot_autograd(self, module: fx.GraphModule, example_inputs: Sequence[object]) -> Runner:
         """The pipeline from the stage ``aten`` on, for ``aot_autograd(fw_compiler=...)``.

@@ -20,7 +20,6 @@ from torch import nn
 
 from dynamo_backends.artifacts import CompiledGraph, Runner
 from dynamo_backends.debug.suspects import find_rewrite
-from dynamo_backends.numerics.distance import EQUAL
 from dynamo_backends.observer import Observer
 from dynamo_backends.options import parse_options
 from dynamo_backends.pipeline import Pipeline
@@ -112,7 +111,7 @@ def test_the_search_for_a_wrong_optimizer_runs_what_the_region_runs(monkeypatch:
 
     monkeypatch.setattr(Session, "_create", record)
     values = {item.node: torch.randn(4) for item in region.region.inputs}
-    find_rewrite(region, values, region.bound.outputs[0].name, EQUAL)
+    find_rewrite(region, [], values, region.bound.outputs[0].name)
     assert tried
     for settings in tried:
         assert set(region.executable.settings.disabled_optimizers) <= set(settings.disabled_optimizers)

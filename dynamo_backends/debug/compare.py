@@ -24,55 +24,100 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..artifacts import CompiledGraph, CompiledRegion, is_operator
-from ..errors import SessionError
+from ..artifacts import CompiledGraph, CompiledRegion, Region, is_operator
+from ..errors import SessionError, first_line
 from ..exporter.locations import module_path, source_line
 from ..exporter.translate import value_names
 from ..numerics.distance import Distance, distance, is_explained, nearer
 from ..numerics.exact import Environment, run_eager, run_exact, widen
 from ..regions import is_ordered
-from .repeat import Instability, RepeatedRegion
+from .repeat import Instability, RepeatedRegion, instability_of
 from .replay import Replay
 from .rows import OK, GraphComparison, Row, relative_error
-from .suspects import find_rewrite, find_unstable_rewrite
+from .suspects import ModelStep, find_rewrite, find_unstable_rewrite
+
+_EXPOSED_TIMES = 4
+"""How often a region with all its values exposed is run again."""
 
 
-def compare_run(
-    graph: CompiledGraph,
-    actual: Mapping[fx.Node, object],
-    replay: Replay,
-    repeated: Mapping[int, RepeatedRegion],
-) -> GraphComparison:
+@dataclasses.dataclass(frozen=True)
+class RunValues:
+    """What is known of one run of a graph.
+
+    Attributes:
+        actual: by node of ``graph.module``, the values of the run, as they were before the graph wrote into them: its
+            inputs, its constants, what left a region, what PyTorch computed.
+        repeated: by index of a region, what came of running it again.
+        rescued: by index of a region that PyTorch ran because its session failed, what ONNX Runtime said.
+        models: by index of a region, its model after each pass of the stage ``onnx`` that fired.
+    """
+
+    actual: Mapping[fx.Node, object]
+    repeated: Mapping[int, RepeatedRegion] = dataclasses.field(default_factory=dict)
+    rescued: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    models: Mapping[int, Sequence[ModelStep]] = dataclasses.field(default_factory=dict)
+
+
+def compare_run(graph: CompiledGraph, run: RunValues, replay: Replay) -> GraphComparison:
     """Compares one run of a graph with eager and float64.
 
     Args:
         graph: the graph that ran.
-        actual: by node of ``graph.module``, the values of the run: its inputs, its constants, what left a region, what
-            PyTorch computed.
+        run: the values of the run.
         replay: the sessions that explain a region.
-        repeated: by index of a region, what came of running it again.
     """
-    rows = list(_Lockstep(graph, actual, replay, repeated).rows())
-    comparison = _judge(graph, actual, rows)
-    notes = [f"region_{i} was not run again: {item.failure}" for i, item in repeated.items() if item.failure]
-    return dataclasses.replace(comparison, note="; ".join(filter(None, [comparison.note, *notes])))
+    lockstep = _Lockstep(graph, run, replay)
+    rows = list(lockstep.rows())
+    comparison = _judge(graph, run, rows)
+    again = [f"region_{i} was not run again: {item.failure}" for i, item in run.repeated.items() if item.failure]
+    unchecked = [*lockstep.unchecked(), *again]
+    if run.rescued and comparison.ok:
+        said = "; ".join(f"ONNX Runtime failed in region_{i}, PyTorch ran it: {why}" for i, why in run.rescued.items())
+        comparison = dataclasses.replace(comparison, verdict=f"not comparable: {said}")
+    return dataclasses.replace(comparison, unchecked=unchecked)
 
 
-def _judge(graph: CompiledGraph, actual: Mapping[fx.Node, object], rows: list[Row]) -> GraphComparison:
+def _judge(graph: CompiledGraph, run: RunValues, rows: list[Row]) -> GraphComparison:
     """The verdict on the rows of one run."""
-    unstable = _unstable(graph, actual, rows)
+    unstable = _unstable(graph, run, rows)
     if unstable is not None:
         return unstable
     faulty = [row for row in rows if row.is_output and not row.explained]
-    if not faulty:
-        return GraphComparison(OK, _nearer_note(rows), rows)
-    culprit = next((row for row in rows if row.complaint or not row.locally_explained), None)
+    culprit = next((row for row in rows if row.jumps), None)
+    if culprit is None and faulty:
+        culprit = next((row for row in rows if not row.locally_explained), None)
     if culprit is not None:
         return GraphComparison(_diverges(culprit), _nearer_note(rows), rows)
-    return _explain_without_culprit(graph, actual, rows, faulty)
+    rewritten = _rewritten(graph, run, rows)
+    if rewritten is not None:
+        return rewritten
+    if not faulty:
+        return GraphComparison(OK, _nearer_note(rows), rows)
+    return _explain_without_culprit(rows, faulty)
 
 
-def _unstable(graph: CompiledGraph, actual: Mapping[fx.Node, object], rows: list[Row]) -> GraphComparison | None:
+def _rewritten(graph: CompiledGraph, run: RunValues, rows: list[Row]) -> GraphComparison | None:
+    """The verdict on a value that is right in the exported model, and wrong in the session that ran."""
+    flipped: set[int | None] = set()
+    for row in rows:
+        if row.session is None or row.onnx is None or row.eager is None or row.region is None:
+            continue
+        if not row.propagated_explained or is_explained(row.session, row.eager, row.torch_dtype):
+            continue
+        found = row.session_instability
+        if found is not None and found.between_runs:  # by less than eager's own error, and yet a reason
+            return _unstable_verdict(row, found, "every node by itself is right", rows)
+        if not row.torch_dtype.is_floating_point and not row.torch_dtype.is_complex and not row.is_output:
+            flipped.add(row.region)  # rounding turned a comparison; what follows of it is no rewrite's fault
+        if row.region in flipped and not row.is_output:
+            continue
+        suspect = find_rewrite(_region(graph, row.region), run.models.get(row.region, ()), run.actual, row.name)
+        note = f"every node of region_{row.region} by itself is right: a rewrite of its model makes the fault"
+        return GraphComparison(f"{_diverges(row)}: {suspect}", note, rows)
+    return None
+
+
+def _unstable(graph: CompiledGraph, run: RunValues, rows: list[Row]) -> GraphComparison | None:
     """The verdict on results that are others each time, or with another number of threads; ``None`` if none are."""
     culprit = next((row for row in rows if row.unstable_alone), None)
     if culprit is not None:
@@ -85,7 +130,7 @@ def _unstable(graph: CompiledGraph, actual: Mapping[fx.Node, object], rows: list
         if not found.between_runs and (_is_carried(found.difference, row) or _rounds_by_threads(rows, row.region)):
             continue  # threads add up in another order, and the graph carries it on, past a comparison that flips too
         assert row.region is not None
-        origin = find_unstable_rewrite(_region(graph, row.region), actual)
+        origin = find_unstable_rewrite(_region(graph, row.region), run.models.get(row.region, ()), run.actual)
         note = f"no node of region_{row.region} by itself gave other results in ten runs: it is {origin}"
         return _unstable_verdict(row, found, note, rows)
     return None
@@ -112,28 +157,14 @@ def _is_carried(difference: Distance, row: Row) -> bool:
     return difference.max_abs <= math.sqrt(torch.finfo(_float_dtype(row)).eps) * (difference.scale or 1.0)
 
 
-def _explain_without_culprit(
-    graph: CompiledGraph, actual: Mapping[fx.Node, object], rows: list[Row], faulty: list[Row]
-) -> GraphComparison:
-    """Every node by itself is right, and yet an output is not as near to exact as eager's."""
-    by_name = {row.name: row for row in rows}
-    for row in rows:
-        if row.session is None or row.onnx is None or row.eager is None or row.region is None:
-            continue
-        observed_right = is_explained(row.onnx, row.eager, row.torch_dtype)
-        if observed_right and not is_explained(row.session, row.eager, row.torch_dtype):
-            found = row.session_instability
-            if found is not None and found.between_runs:  # by less than eager's own error, and yet a reason
-                return _unstable_verdict(row, found, "every node by itself is right", rows)
-            suspect = find_rewrite(_region(graph, row.region), actual, row.name, row.onnx)
-            note = "the fault vanishes when the values of the nodes are observed: a rewrite of the model makes it"
-            return GraphComparison(f"diverges at region_{row.region}: {suspect} ({row.source or row.name})", note, rows)
+def _explain_without_culprit(rows: list[Row], faulty: list[Row]) -> GraphComparison:
+    """No node and no rewrite is wrong, and yet an output is not as near to exact as eager's."""
     worst = max(faulty, key=relative_error)
     ours = worst.session or worst.onnx
     if ours is not None and _is_carried(ours, worst):
         note = f"eager is nearer at {worst.name}: rounding carried through the graph; every node by itself is right"
         return GraphComparison(OK, note, rows)
-    first = next((row for row in by_name.values() if row.onnx is not None and not row.explained), worst)
+    first = next((row for row in rows if row.onnx is not None and not row.explained), worst)
     note = "every node by itself is right; the difference grows from rounding, for example by a comparison that flips"
     return GraphComparison(_diverges(first), note, rows)
 
@@ -170,11 +201,11 @@ class _Lockstep:
     def __init__(
         self,
         graph: CompiledGraph,
-        actual: Mapping[fx.Node, object],
+        run: RunValues,
         replay: Replay,
-        repeated: Mapping[int, RepeatedRegion],
     ) -> None:
         self._graph = graph
+        repeated, actual = run.repeated, run.actual
         self._repeated = {
             value_names(output.node)[0]: repeated[region.region.index].unstable[i]
             for region in graph.regions
@@ -189,12 +220,22 @@ class _Lockstep:
         self._exact: Environment = {}
         self._region_of = {node: region.region for region in graph.regions for node in region.region.nodes}
         self._propagated: dict[tuple[fx.Node, int | None], object] = {}
+        self._in_session: dict[str, torch.Tensor] = {}
         self._ready_regions: set[int] = set()
+        self._unchecked: list[str] = []
+        self._alone: dict[str, str] = {}
+        self._inexact: dict[str, str] = {}
         nodes = list(graph.module.graph.nodes)
         last_use = {arg: node for node in nodes for arg in node.all_input_nodes}
         self._dies_at: dict[fx.Node, list[fx.Node]] = {}
         for arg, node in last_use.items():
             self._dies_at.setdefault(node, []).append(arg)
+
+    def unchecked(self) -> list[str]:
+        """What could not be compared, and why, after the rows."""
+        alone = [f"{name} does not run by itself: {why}" for name, why in self._alone.items()]
+        inexact = [f"eager is the reference of {name}, not float64: {why}" for name, why in self._inexact.items()]
+        return [*self._unchecked, *alone, *inexact]
 
     def rows(self) -> Iterator[Row]:
         for node in self._graph.module.graph.nodes:
@@ -214,7 +255,7 @@ class _Lockstep:
             self._exact[node] = pytree.tree_map(widen, self._actual[node])
         else:
             self._eager[node] = run_eager(node, self._eager)
-            self._exact[node] = run_exact(node, self._exact, self._eager[node])
+            self._exact[node] = run_exact(node, self._exact, self._eager[node], self._inexact)
         if node.target is not operator.getitem:
             yield from self._rows_of(node)
 
@@ -254,12 +295,29 @@ class _Lockstep:
         region = self._region_of.get(node)
         if region is None or not is_operator(node):
             return
-        if region.index not in self._suspicious and all(row.locally_explained for row in rows.values()):
+        right = all(row.locally_explained and row.in_model_explained for row in rows.values())
+        if region.index not in self._suspicious and right:
             return
         found = self._replay.repeat_node(node, [self._eager[arg] for arg in node.all_input_nodes])
         present = [i for i, item in enumerate(results) if item is not None]  # an absent result has no ONNX value
         for position, instability in found.items():
             rows[present[position]].local_instability = instability
+        for i, row in rows.items():
+            if row.locally_explained and not row.in_model_explained and row.session_instability is None:
+                row.session_instability = self._repeat_exposed(node, i if len(results) > 1 else None, region)
+
+    def _repeat_exposed(self, node: fx.Node, index: int | None, region: Region) -> Instability | None:
+        """How a value that is wrong in its region's model, though its node is right alone, comes out another time."""
+        first = self._propagated[(node, index)]
+        assert isinstance(first, torch.Tensor)
+        for _ in range(_EXPOSED_TIMES):
+            values = self._replay.region_values(region, [self._actual[item.node] for item in region.inputs])
+            other = values[(node, index)]
+            assert isinstance(other, torch.Tensor)
+            found = instability_of(first, other, _region(self._graph, region.index).bound.threads)
+            if found is not None:
+                return found
+        return None
 
     def _compare(self, row: Row, node: fx.Node, index: int | None, eager: torch.Tensor, exact: torch.Tensor) -> None:
         region = self._region_of.get(node)
@@ -273,11 +331,41 @@ class _Lockstep:
             if not row.complaint:
                 row.equals_eager = torch.equal(ours, eager)
                 row.onnx = row.eager if row.equals_eager else distance(ours, exact)
+                if region is not None and not row.propagated_explained:
+                    self._compare_in_model(row, node, index, ours)
         if region is not None and isinstance(returned, torch.Tensor):
             row.complaint = row.complaint or _complaint(returned, eager)
             if not row.complaint:
                 is_propagated = isinstance(ours, torch.Tensor) and torch.equal(returned, ours)
                 row.session = row.onnx if is_propagated else distance(returned, exact)
+        elif region is not None:
+            inside = self._in_session.pop(row.name, None)
+            if inside is not None and not _complaint(inside, eager):
+                row.session = distance(inside, exact)
+
+    def _compare_in_model(self, row: Row, node: fx.Node, index: int | None, ours: torch.Tensor) -> None:
+        """Measures a node's error on what it was given in the region's model: how much of it is the node's own."""
+        given: Environment = {}
+        for arg in node.all_input_nodes:
+            value = self._runtime_value(arg)
+            if value is None:
+                return
+            given[arg] = value
+        eager = run_eager(node, given)
+        exact = run_exact(node, {arg: pytree.tree_map(widen, value) for arg, value in given.items()}, eager)
+        if index is not None:
+            eager, exact = eager[index], exact[index]  # type: ignore[index]
+        assert isinstance(eager, torch.Tensor) and isinstance(exact, torch.Tensor)
+        if eager.shape == ours.shape:
+            row.in_model_onnx, row.in_model_eager = distance(ours, exact), distance(eager, exact)
+
+    def _runtime_value(self, node: fx.Node) -> object | None:
+        """What the region's model, with all values exposed, or the run has for a node."""
+        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+            found = self._propagated.get((node.args[0], node.args[1]))
+        else:
+            found = self._propagated.get((node, None))
+        return self._actual.get(node) if found is None else found
 
     def _compare_local(self, row: Row, value: object, eager: torch.Tensor, reference: object) -> None:
         if not isinstance(value, torch.Tensor) or not isinstance(reference, torch.Tensor):
@@ -303,11 +391,20 @@ class _Lockstep:
         if region.index not in self._ready_regions:
             self._ready_regions.add(region.index)
             arguments = [self._actual[item.node] for item in region.inputs]
-            try:
-                self._propagated.update(self._replay.region_values(region, arguments))
-            except SessionError:  # refused with all values exposed: the local errors and the outputs remain
-                return None
-        return self._propagated.pop((node, index), None)
+            self._expose(region, arguments)
+        return self._propagated.get((node, index))
+
+    def _expose(self, region: Region, arguments: Sequence[object]) -> None:
+        """All values of a region: in its exported model, and in the session that ran."""
+        compiled = _region(self._graph, region.index)
+        try:
+            self._propagated.update(self._replay.region_values(region, arguments))
+        except SessionError as error:  # the local errors and the outputs remain
+            self._unchecked.append(f"the values inside region_{region.index}: {first_line(str(error))}")
+        try:
+            self._in_session.update(self._replay.session_values(compiled, arguments))
+        except SessionError as error:
+            self._unchecked.append(f"the values inside region_{region.index}'s session: {first_line(str(error))}")
 
     def _local(self, node: fx.Node) -> tuple[list[object], list[object]] | None:
         """A node's results from the runtime on eager's inputs, and float64's on the same inputs."""
@@ -315,10 +412,11 @@ class _Lockstep:
             return None
         arguments = [self._eager[arg] for arg in node.all_input_nodes]
         values = self._replay.node_values(node, arguments)
-        if values is None:
+        if isinstance(values, str):
+            self._alone[node.name] = values
             return None
         widened: Environment = {arg: pytree.tree_map(widen, self._eager[arg]) for arg in node.all_input_nodes}
-        reference = run_exact(node, widened, self._eager[node])
+        reference = run_exact(node, widened, self._eager[node], self._inexact)
         eager = self._eager[node]
         if not isinstance(eager, (tuple, list)):
             return values, [reference]

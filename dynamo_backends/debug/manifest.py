@@ -20,27 +20,11 @@ from ..options import Options
 from .dump_folder import DumpFolder, graph_folder
 from .repeat import RepeatedRegion
 from .rows import OK, GraphComparison
+from .watched import Cost
 
 SCHEMA_VERSION = 1
 
 _PACKAGES = ("dynamo-backends", "torch", "onnx", "onnxruntime", "onnxscript", "onnx-ir", "numpy", "transformers")
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """Where one run spent its time, and what crossed between ONNX Runtime and PyTorch.
-
-    Attributes:
-        region_milliseconds: wall time of each region's call, by its index.
-        pytorch_milliseconds: wall time of all nodes in PyTorch.
-        crossing_tensors: values that one region computes and another or PyTorch reads, or the reverse.
-        crossing_bytes: their size.
-    """
-
-    region_milliseconds: dict[int, float]
-    pytorch_milliseconds: float
-    crossing_tensors: int
-    crossing_bytes: int
 
 
 class Manifest:
@@ -91,6 +75,7 @@ class Manifest:
             "verdict": None,
             "note": "",
             "worst": None,
+            "unchecked": [],
         }
         with self._lock:
             self._options = _options_as_json(options)
@@ -116,7 +101,12 @@ class Manifest:
                 for index, item in repeated.items()
             }
             if entry["verdict"] in (None, OK):
-                entry.update(verdict=comparison.verdict, note=comparison.note, worst=comparison.worst_as_json())
+                entry.update(
+                    verdict=comparison.verdict,
+                    note=comparison.note,
+                    worst=comparison.worst_as_json(),
+                    unchecked=comparison.unchecked,
+                )
             self._write()
 
     def _write(self) -> None:

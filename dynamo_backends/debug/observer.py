@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from passes.manager import PassResult
+from passes.manager import Listener, PassResult
 
 from ..artifacts import CompiledGraph, CompiledRegion, GraphName, Runner
 from ..errors import SessionError
@@ -25,18 +24,20 @@ from ..events import count
 from ..exporter.translate import serialize
 from ..observer import Observer
 from ..options import Options
-from ..regions import ORIGINAL
 from ..runtime.binding import InputSpec, OutputSpec
-from .compare import compare_run
+from .captured import Call, Captured, Finding
 from .dump_folder import DumpFolder, dump_folder, graph_folder
-from .manifest import Cost, Manifest
+from .judge import ComparedEntry, Judge, Judged, KeptGraphs, Listeners, ModelGraphs
+from .manifest import Manifest
 from .pass_diffs import PassDiffs
 from .record import Record, Run, make_record, snapshot
-from .repeat import RepeatedRegion, repeat_region
 from .replay import Replay
 from .rows import OK, GraphComparison
+from .stages import StageGraphs
 from .tables import regions_text, side_by_side_json, side_by_side_text
 from .tensors import write_tensor
+from .verdict import conclude
+from .watched import WatchedRun, watch
 
 logger = logging.getLogger(__name__)
 
@@ -65,11 +66,14 @@ class DebugObserver(Observer):
         self._manifest = _manifest_of(self._folder)
         self._replay = Replay(options.opset, options.providers, options.threads)
         self._lock = threading.Lock()
+        self._captured: dict[int, Captured] = {}
+        self._judges: dict[GraphName, Judge] = {}
 
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
         self._folder.announce()
         if name in _FX_STAGES and isinstance(artifact, fx.GraphModule):
             self._folder.write_stage(name, graph, artifact)
+            self._keep_stage(name, graph, artifact)
         elif isinstance(artifact, CompiledRegion):
             self._write_region(name, artifact)
 
@@ -78,9 +82,41 @@ class DebugObserver(Observer):
     def passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
         self._manifest.add_passes(graph, results)
 
-    def pass_listener(self, graph: GraphName, region: int | None = None) -> PassDiffs:
-        folder = graph_folder(graph) if region is None else f"{graph_folder(graph)}/region_{region}"
-        return PassDiffs(self._folder, folder)
+    def pass_listener(self, graph: GraphName, region: int | None = None) -> Listener:
+        if region is not None:
+            diffs = PassDiffs(self._folder, f"{graph_folder(graph)}/region_{region}")
+            return Listeners([diffs, *([ModelGraphs(self._judges[graph].models, region)] if self._compares else [])])
+        kept = [KeptGraphs(lambda stage: self._stage_graphs(stage, graph))] if self._compares else []
+        return Listeners([PassDiffs(self._folder, graph_folder(graph)), *kept])
+
+    @property
+    def _compares(self) -> bool:
+        return self._options.compare != "never"
+
+    def _keep_stage(self, name: str, graph: GraphName, module: fx.GraphModule) -> None:
+        """Keeps the graph of a stage for the comparison of runs."""
+        if name == "dynamo" and self._compares:
+            self._captured[graph.index] = Captured(self._options.opset)
+        if name == "aten":
+            self._judges[graph] = Judge(graph, self._captured.get(graph.index), module)
+        graphs = self._stage_graphs(name, graph) if self._compares else None
+        if graphs is not None:
+            (graphs.start if name in ("dynamo", "aten") else graphs.end)(name, module)
+
+    def _stage_graphs(self, stage: str, graph: GraphName) -> StageGraphs | None:
+        """Where the graphs of a stage are kept; ``None`` for a joint graph without a captured one."""
+        if stage in ("aten", "post_grad"):
+            return self._judges[graph].post_grad
+        captured = self._captured.get(graph.index)
+        if captured is None:
+            return None
+        return captured.joint if stage == "joint" else captured.pre_grad
+
+    def entry(self, graph: GraphName, compiled: Callable[..., object]) -> Callable[..., object]:
+        captured = self._captured.get(graph.index)
+        if captured is None:
+            return compiled
+        return ComparedEntry(compiled, captured, every=self._options.compare == "every")
 
     def _write_region(self, stage: str, compiled: CompiledRegion) -> None:
         folder = _region_folder(compiled)
@@ -105,35 +141,39 @@ class DebugObserver(Observer):
         record = make_record(graph) if self._records is not None else None
         if self._records is not None:
             self._records.append(record)
-        watched = _WatchedGraph(graph, self, record)
+        watched = _WatchedGraph(graph, self, self._judges[graph.name], record)
         return watched.run
 
-    def compare(
-        self,
-        graph: CompiledGraph,
-        actual: dict[fx.Node, object],
-        repeated: dict[int, RepeatedRegion],
-        cost: Cost,
-        *,
-        write_data: bool,
-    ) -> GraphComparison:
-        """Compares one run, writes the tables, and says the verdict in the log and the manifest."""
+    def compare(self, graph: CompiledGraph, run: WatchedRun, call: Call | None, *, write_data: bool) -> Judged:
+        """Compares one run of a graph, before anything writes into its arguments."""
         with self._lock, _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            try:
-                comparison = compare_run(graph, actual, self._replay, repeated)
-            except Exception as error:  # a fault of the comparison must not end the user's run; the verdict says it
-                logger.exception("%s: the comparison failed", graph.name)
-                comparison = GraphComparison(f"not comparable: {type(error).__name__}: {error}")
+            judged = self._judges[graph.name].judge(graph, run, call, self._replay)
             count("compared_runs")
-            if write_data or not comparison.ok:
+            if write_data or not judged.comparison.ok:
                 for compiled in graph.regions:
-                    self._write_test_data(compiled, actual)
+                    self._write_test_data(compiled, run.values)
+        return judged
+
+    def conclude(self, graph: CompiledGraph, run: WatchedRun, judged: Judged, finding: Finding) -> GraphComparison:
+        """Writes the tables of a compared run, and says the verdict in the log and the manifest.
+
+        Args:
+            graph: the graph.
+            run: the run.
+            judged: what was found in the graph and its stages.
+            finding: what the captured graph says of the results.
+        """
+        comparison = conclude(judged.comparison, [finding, *judged.findings])
+        count("unchecked_values", len(comparison.unchecked))
+        with self._lock:
             for compiled in graph.regions:
                 folder = _region_folder(compiled)
                 self._folder.write_text(f"{folder}/side_by_side.txt", side_by_side_text(comparison, compiled.region))
                 self._folder.write_text(f"{folder}/side_by_side.json", side_by_side_json(comparison, compiled.region))
-            self._manifest.add_comparison(graph.name, comparison, repeated, cost)
-        level = logging.INFO if comparison.verdict == OK else logging.WARNING
+            self._manifest.add_comparison(graph.name, comparison, run.repeated, run.cost)
+        if self._options.compare == "first" and graph.name.direction != "forward":
+            self._judges[graph.name].drop()
+        level = logging.INFO if comparison.verdict == OK and not comparison.unchecked else logging.WARNING
         logger.log(
             level, "%s: %s%s", graph.name, comparison.verdict, f" ({comparison.note})" if comparison.note else ""
         )
@@ -168,80 +208,50 @@ class DebugObserver(Observer):
 class _WatchedGraph:
     """Calls a compiled graph, and compares the runs that the option ``compare`` asks for."""
 
-    def __init__(self, graph: CompiledGraph, observer: DebugObserver, record: Record | None) -> None:
+    def __init__(self, graph: CompiledGraph, observer: DebugObserver, judge: Judge, record: Record | None) -> None:
         self._graph = graph
         self._observer = observer
+        self._judge = judge
         self._record = record
         self._lock = threading.Lock()
         self._is_first = True
+        self._has_compared = False
 
     def run(self, args: list[object]) -> object:
-        with self._lock:
-            is_first, self._is_first = self._is_first, False
-        compares = self._observer.comparisons == "every" or (self._observer.comparisons == "first" and is_first)
+        call = self._judge.call_of(args)
+        compares = call is not None if self._judge.captured is not None else self._is_asked_for()
         inputs = snapshot(args) if self._record is not None else []
         self._observer.count_run(self._graph)
-        if compares:
-            interpreter = _RecordingInterpreter(self._graph.assembled)
-            outputs = interpreter.run(*args, enable_io_processing=False)
-            args.clear()
-            cost = measure_cost(self._graph, interpreter)
-            comparison = self._observer.compare(
-                self._graph, interpreter.values, interpreter.repeated, cost, write_data=is_first
-            )
-            if self._record is not None:
-                self._record.comparison = comparison
-        else:
-            outputs = self._graph.run(args)
+        outputs = self._compared(args, call) if compares else self._graph.run(args)
         if self._record is not None:
             self._record.runs.append(Run(inputs, snapshot(outputs)))
         return outputs
 
+    def _is_asked_for(self) -> bool:
+        """Whether the option wants this run of a graph that has no captured graph beside it."""
+        with self._lock:
+            is_first, self._is_first = self._is_first, False
+        return self._observer.comparisons == "every" or (self._observer.comparisons == "first" and is_first)
 
-def measure_cost(graph: CompiledGraph, interpreter: _RecordingInterpreter) -> Cost:
-    """What the run that was interpreted spent in regions and in PyTorch, and what went between them."""
-    region_of = {node: region.region.index for region in graph.regions for node in region.region.nodes}
-    tensors = size = 0
-    for node, value in interpreter.values.items():
-        if node.op in ("placeholder", "get_attr") or not isinstance(value, torch.Tensor):
-            continue
-        home = region_of.get(node)
-        if any(user.op != "output" and region_of.get(user) != home for user in node.users):
-            tensors += 1
-            size += value.numel() * value.element_size()
-    return Cost(interpreter.region_milliseconds, interpreter.pytorch_milliseconds, tensors, size)
+    def _compared(self, args: list[object], call: Call | None) -> object:
+        run = watch(self._graph, args)
+        judged = self._observer.compare(self._graph, run, call, write_data=self._first_compared())
 
+        def finish(finding: Finding) -> None:
+            comparison = self._observer.conclude(self._graph, run, judged, finding)
+            if self._record is not None:
+                self._record.comparison = comparison
 
-class _RecordingInterpreter(fx.Interpreter):
-    """Runs a split graph, each region a few times.
-
-    Keeps the values of the nodes of the graph before the split, the time each side takes, and what came of the further
-    runs: they come at once, before the graph writes into the region's inputs.
-    """
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module, garbage_collect_values=False)
-        self.values: dict[fx.Node, object] = {}
-        self.repeated: dict[int, RepeatedRegion] = {}
-        self.region_milliseconds: dict[int, float] = {}
-        self.pytorch_milliseconds = 0.0
-
-    def run_node(self, n: fx.Node) -> object:
-        start = time.perf_counter()
-        value = super().run_node(n)
-        elapsed = (time.perf_counter() - start) * 1e3
-        if isinstance(n.target, CompiledRegion):
-            index = n.target.region.index
-            self.region_milliseconds[index] = elapsed
-            args, _ = self.fetch_args_kwargs_from_env(n)
-            assert isinstance(value, (tuple, list))
-            self.repeated[index] = repeat_region(n.target, args, value)
+        if call is not None and self._graph.name.direction != "backward":
+            call.finish = finish  # the results and the arguments are judged when the call has returned
         else:
-            self.pytorch_milliseconds += elapsed
-        original = n.meta.get(ORIGINAL)
-        if original is not None:
-            self.values[original] = value
-        return value
+            finish(Finding())
+        return run.results
+
+    def _first_compared(self) -> bool:
+        with self._lock:
+            is_first, self._has_compared = not self._has_compared, True
+        return is_first
 
 
 def _region_folder(compiled: CompiledRegion) -> str:

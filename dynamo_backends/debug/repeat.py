@@ -124,6 +124,12 @@ def repeat_node(session: BoundSession, args: Sequence[object]) -> dict[int, Inst
     return worst
 
 
+def instability_of(first: torch.Tensor, other: torch.Tensor, threads: int) -> Instability | None:
+    """How two runs with the same number of threads differ; ``None`` if they have the same bits."""
+    found = next((item for _, item in _differences([first], [other])), None)
+    return None if found is None else Instability(threads, threads, first.dtype, found)
+
+
 def _again(session: BoundSession, args: Sequence[object], *, times: int) -> list[tuple[int, list[object]]]:
     """The results of further runs, one right after the other, with the number of threads of each."""
     runs = [(session.threads, session(args)) for _ in range(times)]

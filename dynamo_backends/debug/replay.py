@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import onnx
+import onnx_ir as ir
 import torch
 from torch import fx
 
-from ..artifacts import Input, Output, Region
-from ..errors import SessionError, TranslationError
-from ..exporter.translate import fold_constants, translate
+from ..artifacts import CompiledRegion, Input, Output, Region
+from ..errors import SessionError, TranslationError, first_line
+from ..exporter.translate import fold_constants, translate, value_names
 from ..regions import results_of, signature
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.providers import Provider
@@ -32,7 +35,7 @@ class Replay:
         self._opset = opset
         self._providers = tuple(providers)
         self._threads = threads
-        self._node_sessions: dict[object, BoundSession | None] = {}
+        self._node_sessions: dict[object, BoundSession | str] = {}
 
     def region_values(self, region: Region, args: Sequence[object]) -> dict[tuple[fx.Node, int | None], object]:
         """The value of every node of a region, computed from the region's arguments in one session.
@@ -44,46 +47,62 @@ class Replay:
             SessionError: the runtime refuses the model with all values exposed.
         """
         outputs = [output for node in region.nodes if "val" in node.meta for output in _own_results(node)]
-        session = self._bind(region.nodes, [item.node for item in region.inputs], outputs)
+        session = self._bind(region.nodes, [item.node for item in region.inputs], outputs, threads=self._threads)
         values = session(args)
         return {(output.node, output.index): value for output, value in zip(outputs, values, strict=True)}
 
-    def node_values(self, node: fx.Node, args: Sequence[object]) -> list[object] | None:
-        """A node's results computed by a session of that node alone; ``None`` if it does not run alone.
+    def session_values(self, compiled: CompiledRegion, args: Sequence[object]) -> dict[str, torch.Tensor]:
+        """The values inside the session that ran, by name: those of the model that ONNX Runtime made of it.
+
+        That model is run with all its values as outputs and nothing left to optimize, so that its fusions stay.
+
+        Raises:
+            SessionError: the runtime does not write the model, or refuses it with all values exposed.
+        """
+        return values_of_session(compiled.bound, compiled.bound.session, args, list(_dtypes(compiled.region)))
+
+    def node_values(self, node: fx.Node, args: Sequence[object]) -> list[object] | str:
+        """A node's results computed by a session of that node alone; in words, why it does not run alone.
 
         Args:
             node: a call_function node of a region.
             args: the values of ``node.all_input_nodes``.
         """
         session = self._node_session(node)
-        if session is None:
-            return None
+        if isinstance(session, str):
+            return session
         try:
             return session(args)
-        except SessionError:
-            return None
+        except SessionError as error:
+            return first_line(str(error))
 
     def repeat_node(self, node: fx.Node, args: Sequence[object]) -> dict[int, Instability]:
         """How a node's results differ from run to run and with other threads, see ``repeat_node`` of ``repeat``."""
         session = self._node_session(node)
+        if isinstance(session, str):
+            return {}
         try:
-            return {} if session is None else repeat_node(session, args)
+            return repeat_node(session.with_threads(self._threads or torch.get_num_threads()), args)
         except SessionError:
             return {}
 
-    def _node_session(self, node: fx.Node) -> BoundSession | None:
+    def _node_session(self, node: fx.Node) -> BoundSession | str:
         key = signature(node)
         if key not in self._node_sessions:
             try:
-                self._node_sessions[key] = self._bind([node], list(node.all_input_nodes), results_of(node))
-            except (SessionError, TranslationError):
-                self._node_sessions[key] = None
+                results = results_of(node)
+                self._node_sessions[key] = self._bind([node], list(node.all_input_nodes), results, threads=1)
+            except (SessionError, TranslationError) as error:
+                self._node_sessions[key] = first_line(str(error))
         return self._node_sessions[key]
 
-    def _bind(self, nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[Output]) -> BoundSession:
+    def _bind(
+        self, nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[Output], *, threads: int | None
+    ) -> BoundSession:
         model = translate(nodes, [Input(node) for node in inputs], outputs, opset=self._opset, name="replay")
         fold_constants(model)
-        session = Session(model, SessionSettings(self._providers, self._threads, optimize=False))
+        settings = SessionSettings(self._providers, threads, shares_graph=True, optimize=False)
+        session = Session(model, settings)
         input_specs = [
             InputSpec(str(value.name), _dtype(node)) for node, value in zip(inputs, model.graph.inputs, strict=True)
         ]
@@ -91,6 +110,47 @@ class Replay:
             _output_spec(output, str(value.name)) for output, value in zip(outputs, model.graph.outputs, strict=True)
         ]
         return BoundSession(session, input_specs, output_specs, device=torch.device("cpu"))
+
+
+def _dtypes(region: Region) -> Iterator[tuple[str, torch.dtype]]:
+    """The tensors inside a region, with their dtypes."""
+    for node in region.nodes:
+        if node.target is operator.getitem or "val" not in node.meta:
+            continue
+        value = node.meta["val"]
+        values = value if isinstance(value, (tuple, list)) else [value]
+        for name, item in zip(value_names(node), values, strict=True):
+            if isinstance(item, torch.Tensor):
+                yield name, item.dtype
+
+
+def values_of_session(
+    bound: BoundSession, session: Session, args: Sequence[object], wanted: Sequence[tuple[str, torch.dtype]]
+) -> dict[str, torch.Tensor]:
+    """Values inside a session, by name: those that the model ONNX Runtime made of it still has.
+
+    Args:
+        bound: how the arguments are bound.
+        session: the session; it is not run itself.
+        args: of the region.
+        wanted: names and dtypes of the values.
+
+    Raises:
+        SessionError: the runtime does not write the model, or refuses it with the values exposed.
+    """
+    model = ir.from_proto(onnx.load_model_from_string(session.optimized()))
+    values = {str(value.name): value for node in model.graph for value in node.outputs}
+    specs = [OutputSpec(name, dtype) for name, dtype in wanted if name in values]
+    model.graph.outputs.clear()
+    for spec in specs:
+        value = values[spec.name]
+        value.dtype = ir.tensor_adapters.from_torch_dtype(spec.dtype)
+        model.graph.outputs.append(value)
+    if not specs:
+        return {}
+    exposed = Session(ir.to_proto(model).SerializeToString(), dataclasses.replace(session.settings, optimize=False))
+    results = BoundSession(exposed, bound.inputs, specs, device=torch.device("cpu"))(args)
+    return {spec.name: value for spec, value in zip(specs, results, strict=True) if isinstance(value, torch.Tensor)}
 
 
 def _own_results(node: fx.Node) -> list[Output]:

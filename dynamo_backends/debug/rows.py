@@ -31,7 +31,11 @@ class Row:
         eager: eager's distance to exact.
         local_onnx: distance of the node alone, on eager's inputs, to float64 on these inputs.
         local_eager: eager's distance to the same.
-        session: distance to exact of what the session that really ran returned.
+        in_model_onnx: distance of the node in the region's model, on the runtime's own upstream values, to float64 on
+            these; looked at where the propagated value is not explained by eager's error.
+        in_model_eager: eager's distance to the same.
+        session: distance to exact of what the session that really ran computed: what it returned, or the value of that
+            name in the model ONNX Runtime made of it.
         session_instability: how that came out another time, where its bits differed.
         local_instability: the same of the node alone, on eager's inputs; it is looked for where the session or the node
             alone differs by more than rounding.
@@ -51,6 +55,8 @@ class Row:
     eager: Distance | None = None
     local_onnx: Distance | None = None
     local_eager: Distance | None = None
+    in_model_onnx: Distance | None = None
+    in_model_eager: Distance | None = None
     session: Distance | None = None
     session_instability: Instability | None = None
     local_instability: Instability | None = None
@@ -66,6 +72,27 @@ class Row:
         if self.local_onnx is None or self.local_eager is None:
             return True
         return is_explained(self.local_onnx, self.local_eager, self.torch_dtype)
+
+    @property
+    def propagated_explained(self) -> bool:
+        """Whether the value in the region's model is as near to exact as eager's."""
+        if self.onnx is None or self.eager is None:
+            return True
+        return is_explained(self.onnx, self.eager, self.torch_dtype)
+
+    @property
+    def in_model_explained(self) -> bool:
+        """Whether the node in the region's model is right on what it was given there."""
+        if self.in_model_onnx is None or self.in_model_eager is None:
+            return True
+        return is_explained(self.in_model_onnx, self.in_model_eager, self.torch_dtype)
+
+    @property
+    def jumps(self) -> bool:
+        """Whether the error jumps up here: the value is wrong, and what the node was given does not explain it."""
+        if self.complaint:
+            return True
+        return not self.propagated_explained and not (self.in_model_explained and self.locally_explained)
 
     @property
     def unstable_alone(self) -> bool:
@@ -93,7 +120,7 @@ class Row:
         compared."""
         if self.unstable_alone:
             return "?"
-        if self.complaint or not self.locally_explained:
+        if self.complaint or not self.locally_explained or not self.in_model_explained:
             return "!"
         if self.onnx is None:
             return " "
@@ -117,11 +144,13 @@ class GraphComparison:
             ``not comparable: why``.
         note: which side is nearer to exact, and what explains a difference that is not a fault.
         rows: every value, in execution order.
+        unchecked: what could not be compared or had no float64 to be compared with, each with the reason.
     """
 
     verdict: str
     note: str = ""
     rows: list[Row] = dataclasses.field(default_factory=list)
+    unchecked: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def ok(self) -> bool:

@@ -7,6 +7,7 @@ off; the second by switching its optimizers off, half of the list at a time.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
@@ -14,9 +15,19 @@ import torch
 from torch import fx
 
 from ..artifacts import CompiledRegion
-from ..numerics.distance import Distance, distance
+from ..numerics.distance import EQUAL, distance
 from ..runtime.binding import BoundSession
 from .repeat import repeat_node
+from .replay import values_of_session
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelStep:
+    """A region's model after a pass of the stage ``onnx`` that fired."""
+
+    name: str
+    model: ir.Model
+
 
 OPTIMIZERS = (
     "BiasDropoutFusion",
@@ -77,23 +88,27 @@ OPTIMIZERS = (
 """Names for ``InferenceSession(disabled_optimizers=...)``; ONNX Runtime ignores those it does not have."""
 
 
-def find_rewrite(compiled: CompiledRegion, actual: Mapping[fx.Node, object], value: str, observed: Distance) -> str:
+def find_rewrite(
+    compiled: CompiledRegion, steps: Sequence[ModelStep], actual: Mapping[fx.Node, object], value: str
+) -> str:
     """Names the rewrite that makes ``value`` wrong.
 
     Args:
         compiled: the region.
+        steps: its model after each pass of the stage ``onnx`` that fired, in order.
         actual: the values of the run, by node.
-        value: name of a region output that is wrong in the real session.
-        observed: the distance of that value when the nodes are observed, which is right, as what comes near it.
+        value: name of a tensor that is wrong in the session that ran, and right in the exported model.
 
     Returns:
-        ``pass of the stage onnx``, ``ONNX Runtime optimizer NAME``, or ``ONNX Runtime's optimizers``.
+        ``pass NAME``, ``the passes of the stage onnx`` where no single one can be told, ``ONNX Runtime optimizer
+        NAME``, or ``ONNX Runtime's optimizers``.
     """
     search = _Search(compiled, actual, value)
-    if search.is_right(compiled.model, optimize=False) and not search.is_right(
-        compiled.optimized_model, optimize=False
-    ):
-        return "a pass of the stage onnx"
+    for step in steps:
+        if search.is_right(step.model, optimize=False) is False:
+            return f"pass {step.name}"
+    if search.is_right(compiled.optimized_model, optimize=False) is False:
+        return "the passes of the stage onnx"
     if not search.is_right(compiled.optimized_model, disabled=OPTIMIZERS):
         return "ONNX Runtime's optimizers"
     suspects = list(OPTIMIZERS)
@@ -105,18 +120,22 @@ def find_rewrite(compiled: CompiledRegion, actual: Mapping[fx.Node, object], val
     return "ONNX Runtime's optimizers"
 
 
-def find_unstable_rewrite(compiled: CompiledRegion, actual: Mapping[fx.Node, object]) -> str:
+def find_unstable_rewrite(
+    compiled: CompiledRegion, steps: Sequence[ModelStep], actual: Mapping[fx.Node, object]
+) -> str:
     """Says where a region's results become others from run to run or with other threads, though those of its nodes do
     not.
 
     Args:
         compiled: the region.
+        steps: its model after each pass of the stage ``onnx`` that fired, in order.
         actual: the values of the run, by node.
     """
     arguments = [actual[item.node] for item in compiled.region.inputs]
     for model, culprit in (
         (compiled.model, "the exported model as a whole"),
-        (compiled.optimized_model, "a pass of the stage onnx"),
+        *((step.model, f"pass {step.name}") for step in steps),
+        (compiled.optimized_model, "the passes of the stage onnx"),
     ):
         session = compiled.bound.session.variant(model, optimize=False)
         bound = BoundSession(session, compiled.bound.inputs, compiled.bound.outputs, device=torch.device("cpu"))
@@ -126,24 +145,39 @@ def find_unstable_rewrite(compiled: CompiledRegion, actual: Mapping[fx.Node, obj
 
 
 class _Search:
-    """Runs variants of one region's session and says whether a value comes out as the observed model computes it."""
+    """Runs variants of one region's session and says whether a value comes out as in the exported model."""
 
     def __init__(self, compiled: CompiledRegion, actual: Mapping[fx.Node, object], value: str) -> None:
         self._bound = compiled.bound
         self._arguments = [actual[item.node] for item in compiled.region.inputs]
-        self._position = [spec.name.removesuffix("__memory") for spec in self._bound.outputs].index(value)
+        self._value = value
+        names = [spec.name.removesuffix("__memory") for spec in self._bound.outputs]
+        self._position = names.index(value) if value in names else None
         plain = self._run(compiled.model, optimize=False)
-        self._wrong_by = distance(self._run(compiled.optimized_model), plain.double()).max_abs
+        wrong = self._run(compiled.optimized_model)
+        assert plain is not None
+        self._wrong_by = distance(wrong, plain.double()) if wrong is not None else EQUAL
         self._plain = plain
 
-    def is_right(self, model: ir.Model | None, *, optimize: bool = True, disabled: Sequence[str] = ()) -> bool:
-        error = distance(self._run(model, optimize=optimize, disabled=disabled), self._plain.double())
-        return error.nonfinite == 0 and error.max_abs < self._wrong_by / 2
+    def is_right(self, model: ir.Model, *, optimize: bool = True, disabled: Sequence[str] = ()) -> bool | None:
+        """``None`` if the variant does not have the value."""
+        found = self._run(model, optimize=optimize, disabled=disabled)
+        if found is None:
+            return None
+        error = distance(found, self._plain.double())
+        return error.nonfinite <= self._wrong_by.nonfinite / 2 and error.max_abs <= self._wrong_by.max_abs / 2
 
-    def _run(self, model: ir.Model | None, *, optimize: bool = True, disabled: Sequence[str] = ()) -> torch.Tensor:
-        assert model is not None
+    def _run(self, model: ir.Model, *, optimize: bool = True, disabled: Sequence[str] = ()) -> torch.Tensor | None:
         session = self._bound.session.variant(model, optimize=optimize, also_disabled=disabled)
+        if self._position is None:
+            wanted = [(self._value, _dtype_of(model, self._value))]
+            return values_of_session(self._bound, session, self._arguments, wanted).get(self._value)
         bound = BoundSession(session, self._bound.inputs, self._bound.outputs, device=torch.device("cpu"))
         result = bound(self._arguments)[self._position]
         assert isinstance(result, torch.Tensor)
         return result
+
+
+def _dtype_of(model: ir.Model, name: str) -> torch.dtype:
+    found = next((v.dtype for node in model.graph for v in node.outputs if v.name == name), None)
+    return ir.tensor_adapters.to_torch_dtype(found) if found is not None else torch.float32

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 Environment: TypeAlias = "dict[fx.Node, object]"
 
-_WIDER = {
+WIDER = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,
     torch.float32: torch.float64,
@@ -25,7 +25,7 @@ _WIDER = {
     torch.complex64: torch.complex128,
 }
 
-_BIT_CASTS = {torch.ops.aten.view.dtype}
+BIT_CASTS = {torch.ops.aten.view.dtype}
 
 
 def _layer_norm_backward(
@@ -54,8 +54,8 @@ statistics, float32 for a half input with float32 weights and half according to 
 
 def widen(value: object) -> object:
     """The same value in float64 or complex128; integers, booleans and anything else as they are."""
-    if isinstance(value, torch.Tensor) and value.dtype in _WIDER:
-        return value.detach().to(_WIDER[value.dtype])
+    if isinstance(value, torch.Tensor) and value.dtype in WIDER:
+        return value.detach().to(WIDER[value.dtype])
     return value
 
 
@@ -91,28 +91,31 @@ def run_eager(node: fx.Node, environment: Environment) -> object:
     return _function(node)(*args, **kwargs)
 
 
-def run_exact(node: fx.Node, environment: Environment, eager: object) -> object:
+def run_exact(node: fx.Node, environment: Environment, eager: object, inexact: dict[str, str] | None = None) -> object:
     """What PyTorch computes for a call node in float64.
 
     Args:
         node: a call node of any stage.
         environment: the float64 values of what it reads.
         eager: its result in the model's dtype, kept where float64 would not be the same function.
+        inexact: gets the node's name and the reason, where PyTorch has no float64 of it and eager's result is returned.
     """
-    if node.target in _BIT_CASTS or isinstance(node.target, torch._ops.HigherOrderOperator) or not _has_float(eager):
+    if node.target in BIT_CASTS or isinstance(node.target, torch._ops.HigherOrderOperator) or not _has_float(eager):
         return pytree.tree_map(widen, eager)
     function = _exact_function(node)
     args, kwargs = pytree.tree_map(_wider_dtype, arguments(node, environment))
     with _default_dtype(torch.float64):
         try:
             result = function(*args, **kwargs)
-        except (RuntimeError, NotImplementedError, TypeError):  # a kernel for the low precision only
+        except (RuntimeError, NotImplementedError, TypeError) as error:  # a kernel for the low precision only
+            if inexact is not None:
+                inexact[node.name] = f"{type(error).__name__}: {error}".splitlines()[0]
             return pytree.tree_map(widen, eager)
     return pytree.tree_map(_keep_discrete, result, eager)
 
 
 def _wider_dtype(value: object) -> object:
-    return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
+    return WIDER.get(value, value) if isinstance(value, torch.dtype) else value
 
 
 def _has_float(value: object) -> bool:

@@ -8,6 +8,8 @@ one spins for a short time only.
 from __future__ import annotations
 
 import dataclasses
+import os
+import tempfile
 import threading
 from collections.abc import Sequence
 
@@ -80,6 +82,18 @@ class Session:
             threads=threads or self.settings.threads,
         )
         return Session(self.model if model is None else model, settings)
+
+    def optimized(self) -> bytes:
+        """The model of ``save_optimized``, serialized.
+
+        Raises:
+            SessionError: ONNX Runtime cannot write it.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "model.onnx")
+            self.save_optimized(path)
+            with open(path, "rb") as file:
+                return file.read()
 
     def save_optimized(self, path: str) -> None:
         """Writes the model as this session runs it, with ONNX Runtime's layouts, fusions and internal operators.

@@ -1,0 +1,343 @@
+"""The user's program beside the compiled one: Dynamo's graph as it was captured, run by PyTorch, with autograd.
+
+What a compiled graph returned, wrote into its arguments and gave as gradients is judged by it, in eager and in
+float64. Where a result is wrong, or a stage changed what is computed, the stages in between say which: the passes of
+``pre_grad``, AOTAutograd's trace and the decompositions, the passes of ``joint``. ``judge`` compares the later ones.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .. import aot
+from ..exporter.decompositions import decomposition_table
+from ..numerics.distance import distance
+from ..numerics.twice import Results, Twice, copies
+from .decomposed import find_wrong_decomposition
+from .stages import (
+    Culprit,
+    StageGraphs,
+    Step,
+    changed,
+    difference,
+    interpret,
+    is_discrete,
+    name_of_result,
+    value_difference,
+)
+
+_KEPT_CALLS = 4
+"""Calls whose backward has not come yet that are kept for it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What the captured graph says of a run.
+
+    Attributes:
+        culprit: the stage, pass or decomposition that is wrong, or ``None``.
+        wrong: in words, the results that are not right though no stage is to blame.
+        unchecked: what could not be compared, with the reason.
+    """
+
+    culprit: Culprit | None = None
+    wrong: list[str] = dataclasses.field(default_factory=list)
+    unchecked: list[str] = dataclasses.field(default_factory=list)
+
+
+class JointGraphs(StageGraphs):
+    """The graphs of the stage ``joint``.
+
+    Attributes:
+        arguments, results: what they take and return, see ``aot.keys_of_arguments`` and ``aot.keys_of_results``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arguments: list[object] = []
+        self.results: list[object] = []
+
+    def start(self, stage: str, graph: object) -> None:
+        super().start(stage, graph)
+        assert isinstance(graph, fx.GraphModule)
+        self.arguments, self.results = aot.keys_of_arguments(graph), aot.keys_of_results(graph)
+
+    def end(self, stage: str, graph: fx.GraphModule) -> None:
+        if not self.steps:  # no pass is on
+            self.start(stage, graph)
+        super().end(stage, graph)
+
+
+class Captured:
+    """One of Dynamo's graphs, with the stages up to the joint graph.
+
+    Args:
+        opset: decides which operators are decomposed.
+
+    Attributes:
+        pre_grad, joint: the graphs of these stages.
+    """
+
+    def __init__(self, opset: int) -> None:
+        self.pre_grad = StageGraphs()
+        self.joint = JointGraphs()
+        self._opset = opset
+        self._calls: collections.deque[Call] = collections.deque(maxlen=_KEPT_CALLS)
+        self._active = threading.local()
+
+    @property
+    def call(self) -> Call | None:
+        """The call that is running in this thread and is compared."""
+        return getattr(self._active, "call", None)
+
+    def compared(self, function: Callable[..., Any], arguments: Sequence[object]) -> tuple[Any, Call]:
+        """Calls the compiled graph, and makes the captured one's results beside it."""
+        call = Call(self, arguments)
+        self._active.call = call
+        try:
+            results = function(*arguments)
+        finally:
+            self._active.call = None
+        return results, call
+
+    def keep_for_backward(self, call: Call) -> None:
+        self._calls.append(call)
+
+    def call_of(self, saved: Mapping[str, object]) -> Call | None:
+        """The compared call that handed these values to its backward; each call is found once."""
+        for call in self._calls:
+            if call.saved is not None and all(_same_value(call.saved.get(name), v) for name, v in saved.items()):
+                self._calls.remove(call)
+                return call
+        return None
+
+    def drop(self) -> None:
+        """Forgets the graphs and calls; no run will be compared any more."""
+        self.pre_grad.drop()
+        self.joint.drop()
+        self._calls.clear()
+
+    def decompositions(self) -> Mapping[object, Callable[..., Any]]:
+        return decomposition_table(self._opset)
+
+
+def _same_value(saved: object, value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return saved == _place(value)
+    return saved == value
+
+
+def _place(value: object) -> object:
+    return (value.data_ptr(), tuple(value.shape)) if isinstance(value, torch.Tensor) else value
+
+
+class Call:
+    """One compared call of a captured graph: what it was given, and what PyTorch makes of it.
+
+    Attributes:
+        saved: by the name of the node, where the values lie that the forward handed to the backward.
+        traced: what the first joint graph gave, if it was run.
+        finish: makes the verdict on the graph that ran, from what is found in the results.
+    """
+
+    def __init__(self, captured: Captured, arguments: Sequence[object]) -> None:
+        self._captured = captured
+        self._arguments = copies(arguments)
+        self._state = torch.get_rng_state()
+        self._leaves = [not isinstance(item, torch.Tensor) or item.is_leaf for item in arguments]
+        self._graphs_grad = torch.is_grad_enabled()
+        self._reference: Twice | None = None
+        self.saved: dict[str, object] | None = None
+        self.traced: Results | None = None
+        self.finish: Callable[[Finding], None] | None = None
+
+    @property
+    def state(self) -> torch.Tensor:
+        """Of the CPU's random numbers when the call began."""
+        return self._state
+
+    def save(self, values: Mapping[str, object]) -> None:
+        """The values a forward hands to its backward, by the name of the node."""
+        self.saved = {name: _place(value) for name, value in values.items()}
+
+    def argument(self, position: int) -> object:
+        return self._arguments[position]
+
+    def judge_joint(self, values: Mapping[str, object], *, gradients: bool) -> Finding:
+        """Compares the passes of ``joint``, and keeps what the joint graph gave before them.
+
+        Args:
+            values: what its placeholders hold, by name, as far as the direction knows them.
+            gradients: whether its gradients are judged, or its results.
+        """
+        joint = self._captured.joint
+        if not joint.steps:
+            return Finding()
+        keys = joint.results
+        judged = [i for i, key in enumerate(keys) if key is not None and _is_gradient(key) == gradients]
+        arguments: list[object] = []
+        placeholders = joint.first.graph.find_nodes(op="placeholder")
+        for node, key in zip(placeholders, joint.arguments, strict=True):
+            if node.name in values:
+                arguments.append(values[node.name])
+            elif isinstance(key, tuple) and key[0] == "argument":
+                arguments.append(self._arguments[key[1]])
+            elif gradients or not (isinstance(key, tuple) and key[0] == "tangent"):
+                return Finding(unchecked=[f"the joint graph: its argument {node.name} is not one of the user's"])
+            else:
+                arguments.append(None)  # no result of the forward depends on it
+        culprit, first = joint.culprit(arguments, self._state, judged)
+        eager, exact = (
+            {keys[judged[i]]: value for i, value in side.items() if isinstance(i, int)}
+            for side in (first.eager, first.exact)
+        )
+        self.traced = Results(eager, exact)
+        return Finding(culprit)
+
+    def judge_forward(self, results: Sequence[object], arguments: Sequence[object]) -> Finding:
+        """Compares what the compiled graph returned, and what it left in its arguments.
+
+        Must be called where the compiled graph was: autocast and the grad mode are those of the call.
+        """
+        steps = self._captured.pre_grad.steps
+        self._reference = self._run(steps[0].graph)
+        reference = self._reference.outputs
+        unchecked = _inexact(self._reference)
+        culprit, before = self._pre_grad(steps, reference, self._outputs_of)
+        if culprit is None and self.traced is not None:
+            culprit = self._trace(before, self.traced, {})
+        actual: dict[object, object] = dict(enumerate(results))
+        actual |= {("input", j): arguments[j] for j in _changed_inputs(reference)}
+        return Finding(culprit, _wrong(reference, actual, steps[0].graph), unchecked)
+
+    def judge_backward(self, tangents: Mapping[object, torch.Tensor], gradients: Mapping[int, object]) -> Finding:
+        """Compares the gradients the compiled backward returned.
+
+        Args:
+            tangents: what the backward was given, see ``Twice.gradients``.
+            gradients: by the position of the captured graph's argument.
+        """
+        assert self._reference is not None
+        steps = self._captured.pre_grad.steps
+        positions = [j for j in gradients if self._has_gradient(j)]
+        reference = _keyed(self._reference.gradients(tangents, positions))
+        unchecked = _inexact(self._reference)
+
+        def run(step: Step) -> Results:
+            return _keyed(self._run(step.graph).gradients(tangents, positions))
+
+        culprit, before = self._pre_grad(steps, reference, run)
+        if culprit is None and self.traced is not None:
+            culprit = self._trace(before, self.traced, tangents)
+        actual: dict[object, object] = {("gradient", j): gradients[j] for j in positions}
+        return Finding(culprit, _wrong(reference, actual, steps[0].graph), unchecked)
+
+    def _has_gradient(self, position: int) -> bool:
+        value = self._arguments[position]
+        return isinstance(value, torch.Tensor) and value.requires_grad
+
+    def _run(self, graph: fx.GraphModule) -> Twice:
+        return Twice(lambda *args: interpret(graph, args), self._arguments, self._state, self._leaves)
+
+    def _outputs_of(self, step: Step) -> Results:
+        return self._run(step.graph).outputs
+
+    def _pre_grad(
+        self, steps: Sequence[Step], reference: Results, run: Callable[[Step], Results]
+    ) -> tuple[Culprit | None, Results]:
+        """The culprit among the passes of ``pre_grad``, and the results after them."""
+        if all(step.cause.startswith("stage ") for step in steps):
+            return None, reference
+        last = run(steps[-1])
+        if not changed(reference, last):
+            return None, last
+        culprit = self._captured.pre_grad.first_wrong(reference, run, self._arguments)
+        return culprit, last
+
+    def _trace(self, before: Results, traced: Results, tangents: Mapping[object, torch.Tensor]) -> Culprit | None:
+        """What AOTAutograd's trace changed: a decomposition, or the trace as a whole."""
+        common = [key for key in before.exact if key in traced.exact]
+        before, traced = (
+            Results({key: item.eager[key] for key in common}, {key: item.exact[key] for key in common})
+            for item in (before, traced)
+        )
+        if not changed(before, traced):
+            return None
+        last = self._captured.pre_grad.steps[-1].graph
+        culprit = self._wrong_decomposition(last, tangents)
+        if culprit is not None:
+            return culprit
+        for key in common:
+            said = difference(before, traced, key)
+            if said:
+                return Culprit(*name_of_result(last, key), "AOTAutograd's trace", said)
+        return None
+
+    def _wrong_decomposition(self, graph: fx.GraphModule, tangents: Mapping[object, torch.Tensor]) -> Culprit | None:
+        arguments = copies(self._arguments)
+        given = [
+            item.clone() if isinstance(item, torch.Tensor) and item.requires_grad and not is_leaf else item
+            for item, is_leaf in zip(arguments, self._leaves, strict=True)
+        ]
+
+        def gradients(args: Sequence[object], results: Sequence[object]) -> None:
+            ends = [(results[key], grad) for key, grad in tangents.items() if isinstance(key, int)]
+            ends = [(end, grad) for end, grad in ends if isinstance(end, torch.Tensor) and end.requires_grad]
+            if ends:
+                torch.autograd.backward([end for end, _ in ends], [grad for _, grad in ends])
+
+        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(self._graphs_grad):
+            torch.set_rng_state(self._state)
+            return find_wrong_decomposition(graph, self._captured.decompositions(), given, gradients)
+
+
+def _is_gradient(key: object) -> bool:
+    return isinstance(key, tuple) and key[0] == "gradient"
+
+
+def _keyed(gradients: Results) -> Results:
+    eager: dict[object, object] = {("gradient", j): value for j, value in gradients.eager.items()}
+    exact: dict[object, object] = {("gradient", j): value for j, value in gradients.exact.items()}
+    return Results(eager, exact)
+
+
+def _inexact(twice: Twice) -> list[str]:
+    return [f"the reference of {name} is not float64: {reason}" for name, reason in twice.inexact.items()]
+
+
+def _changed_inputs(results: Results) -> Iterator[int]:
+    return (key[1] for key in results.eager if isinstance(key, tuple) and key[0] == "input")
+
+
+def _wrong(reference: Results, actual: Mapping[object, object], graph: fx.GraphModule) -> list[str]:
+    """In words, the results that are further from float64 than eager, rounding and its growth explain."""
+    found = []
+    for key, value in actual.items():
+        eager, exact = reference.eager.get(key), reference.exact.get(key)
+        if is_discrete(eager) and is_discrete(value):
+            continue
+        said = value_difference(eager, exact, value)
+        if isinstance(eager, torch.Tensor) and isinstance(value, torch.Tensor) and eager.dtype != value.dtype:
+            said = f"dtype {value.dtype} instead of {eager.dtype}"
+        elif said and _is_carried(value, exact):
+            said = ""
+        if said:
+            name, source = name_of_result(graph, key)
+            found.append(f"{name} ({source or 'no source line'}): {said}")
+    return found
+
+
+def _is_carried(value: object, exact: object) -> bool:
+    """Whether a difference may be rounding that grew on its way through the graph."""
+    if not isinstance(value, torch.Tensor) or not isinstance(exact, torch.Tensor) or value.shape != exact.shape:
+        return False
+    found = distance(value.detach(), exact)
+    return not found.nonfinite and found.max_abs <= math.sqrt(torch.finfo(value.dtype).eps) * (found.scale or 1.0)

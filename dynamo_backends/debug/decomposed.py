@@ -1,0 +1,131 @@
+"""Which decomposition computes something else than the operator it stands for, on the values of a run.
+
+The captured graph runs in eager, forward and backward. Each operator that AOTAutograd decomposes is computed in three
+ways on the same inputs: by itself, in float64, and by its decomposition. The first whose decomposition is further from
+float64 than the operator itself and rounding explain is the culprit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..exporter.locations import source_line
+from ..numerics.twice import as_float64, is_random
+from .stages import Culprit, value_difference
+
+_Table = Mapping[object, Callable[..., Any]]
+
+
+class DecompositionCheck(TorchDispatchMode):
+    """Watches a run; ``culprit`` is the first wrong decomposition, or ``None``.
+
+    Args:
+        table: from an operator to its decomposition.
+        tracker: knows which node of the captured graph runs.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, table: _Table, tracker: NodeTracker) -> None:
+        super().__init__()
+        self._table = table
+        self._tracker = tracker
+        self.culprit: Culprit | None = None
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+        kwargs = kwargs or {}
+        if self.culprit is None:
+            operator = _functional(func)
+            if operator in self._table and not is_random(operator):
+                self._check(operator, *pytree.tree_map(_own, (args, kwargs)))
+        return func(*args, **kwargs)
+
+    def _check(self, operator: Any, args: Any, kwargs: Any) -> None:
+        with self:  # what a decomposition calls is decomposed too, and the innermost fault is the culprit
+            result = self._table[operator](*args, **kwargs)
+        if result is NotImplemented or self.culprit is not None:
+            return
+        try:
+            exact = as_float64(operator, args, kwargs)
+        except (RuntimeError, TypeError, NotImplementedError):  # no float64 of it: nothing to be judged by
+            return
+        native = operator(*args, **kwargs)
+        for values in zip(*(pytree.tree_leaves(item) for item in (native, exact, result)), strict=False):
+            said = value_difference(*values)
+            if said:
+                name, source = self._tracker.current()
+                self.culprit = Culprit(name or str(operator), source, f"decomposition of {operator}", said)
+                return
+
+
+def _functional(func: Any) -> Any:
+    """The operator that AOTAutograd makes of one that writes into its first argument: ``silu_`` becomes ``silu``."""
+    if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:
+        return func
+    name = func._schema.name.split("::")[1]
+    packet = getattr(torch.ops.aten, name.removesuffix("_"), None) if func.namespace == "aten" else None
+    overload = getattr(packet, func._overloadname, None) if name.endswith("_") else None
+    return overload if overload is not None else func
+
+
+def _own(value: object) -> object:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+class NodeTracker(fx.Interpreter):
+    """Runs a captured graph, and says of its forward and backward which node is being computed."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=True)
+        self._node: fx.Node | None = None
+        self._by_gradient: dict[object, fx.Node] = {}
+
+    def run_node(self, n: fx.Node) -> object:
+        self._node = n
+        value = super().run_node(n)
+        for leaf in pytree.tree_leaves(value):
+            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+                self._remember(leaf.grad_fn, n)
+        self._node = None
+        return value
+
+    def current(self) -> tuple[str, str]:
+        """Name and ``file:line`` of the node that is computed, or whose gradient is."""
+        node = self._node or self._by_gradient.get(torch._C._current_autograd_node())
+        return (node.name, source_line(node)) if node is not None else ("", "")
+
+    def _remember(self, gradient: Any, node: fx.Node) -> None:
+        waiting = [gradient]
+        while waiting:
+            item = waiting.pop()
+            if item is not None and item not in self._by_gradient:
+                self._by_gradient[item] = node
+                waiting += [following for following, _ in item.next_functions]
+
+
+def find_wrong_decomposition(
+    module: fx.GraphModule,
+    table: _Table,
+    arguments: Sequence[object],
+    gradients: Callable[[Sequence[object], Sequence[object]], object],
+) -> Culprit | None:
+    """Runs a captured graph and its backward with every decomposition checked.
+
+    Args:
+        module: the graph.
+        table: the decompositions.
+        arguments: of the graph, its own to write into.
+        gradients: computes the gradients from the arguments and the results; does nothing in inference.
+    """
+    tracker = NodeTracker(module)
+    check = DecompositionCheck(table, tracker)
+    with check:
+        results = pytree.tree_leaves(tracker.run(*arguments, enable_io_processing=False), is_leaf=lambda x: x is None)
+        gradients(arguments, results)
+    return check.culprit

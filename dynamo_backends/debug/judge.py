@@ -1,0 +1,217 @@
+"""Judges the runs of one compiled graph: its nodes, the passes of its stages, and the captured graph beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from passes.manager import PassResult
+
+from .. import aot
+from ..artifacts import CompiledGraph, GraphName
+from .captured import Call, Captured, Finding
+from .compare import RunValues, compare_run
+from .replay import Replay
+from .rows import GraphComparison
+from .stages import StageGraphs
+from .suspects import ModelStep
+from .watched import WatchedRun
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """What was found in one run of a graph, before its results are known to the user.
+
+    Attributes:
+        comparison: of its nodes.
+        findings: what the captured graph says of gradients, and what the stages changed, in their order.
+    """
+
+    comparison: GraphComparison
+    findings: list[Finding]
+
+
+class Judge:
+    """Judges the runs of one forward, backward or inference graph.
+
+    Args:
+        name: which graph.
+        captured: Dynamo's graph it was made of; ``None`` where AOTAutograd was called without one of ours.
+        module: the graph as AOTAutograd made it, before the passes of ``post_grad``.
+
+    Attributes:
+        post_grad: the graphs of that stage.
+        models: by index of a region, its model after each pass of the stage ``onnx`` that fired.
+    """
+
+    def __init__(self, name: GraphName, captured: Captured | None, module: fx.GraphModule) -> None:
+        self.name = name
+        self.captured = captured
+        self.post_grad = StageGraphs()
+        self.models: dict[int, list[ModelStep]] = {}
+        self._placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
+        self._arguments = aot.keys_of_arguments(module)
+        self._results = aot.keys_of_results(module)
+        leaves = pytree.tree_leaves(module.graph.output_node().args[0], is_leaf=lambda x: x is None)
+        self._result_names = [leaf.name if isinstance(leaf, fx.Node) else "" for leaf in leaves]
+
+    def call_of(self, args: Sequence[object]) -> Call | None:
+        """The compared call of the captured graph that a run with these arguments belongs to."""
+        if self.captured is None:
+            return None
+        if self.name.direction != "backward":
+            return self.captured.call
+        named = zip(self._placeholders, self._arguments, args, strict=True)
+        saved = {name: value for name, key, value in named if not (isinstance(key, tuple) and key[0] == "tangent")}
+        return self.captured.call_of(saved)
+
+    def judge(self, graph: CompiledGraph, run: WatchedRun, call: Call | None, replay: Replay) -> Judged:
+        """Judges a run, before anything writes into its arguments."""
+        values = RunValues(run.values, run.repeated, run.rescued, self.models)
+        try:
+            comparison = compare_run(graph, values, replay)
+        except Exception as error:  # a fault of the comparison must not end the user's run; the verdict says it
+            logger.exception("%s: the comparison failed", self.name)
+            comparison = GraphComparison(f"not comparable: {type(error).__name__}: {error}")
+        arguments = [run.values[node] for node in graph.module.graph.find_nodes(op="placeholder")]
+        findings = []
+        if call is not None:
+            values_by_name = dict(zip(self._placeholders, arguments, strict=True))
+            backward = self.name.direction == "backward"
+            joint = attempt("the stage joint", lambda: call.judge_joint(values_by_name, gradients=backward))
+            if backward:
+                findings.append(attempt("the gradients", lambda: self._gradients(call, arguments, run.results)))
+            elif self.name.direction == "forward":
+                self._save(call, run.results)
+            findings.append(joint)
+        state = torch.get_rng_state()
+        findings.append(attempt("the stage post_grad", lambda: Finding(self.post_grad.culprit(arguments, state)[0])))
+        return Judged(comparison, findings)
+
+    def drop(self) -> None:
+        """Forgets what only comparisons need."""
+        self.post_grad.drop()
+        self.models.clear()
+        if self.captured is not None:
+            self.captured.drop()
+
+    def _gradients(self, call: Call, arguments: Sequence[object], results: Sequence[object]) -> Finding:
+        tangents: dict[object, torch.Tensor] = {}
+        for key, value in zip(self._arguments, arguments, strict=True):
+            if isinstance(key, tuple) and key[0] == "tangent" and isinstance(value, torch.Tensor):
+                if key[1] is None:
+                    return Finding(unchecked=["the gradients: one of the results has no name in the captured graph"])
+                tangents[key[1]] = value
+        gradients = {
+            key[1]: value
+            for key, value in zip(self._results, results, strict=True)
+            if isinstance(key, tuple) and key[0] == "gradient"
+        }
+        return call.judge_backward(tangents, gradients)
+
+    def _save(self, call: Call, results: Sequence[object]) -> None:
+        named = zip(self._result_names, self._results, results, strict=True)
+        call.save({name: value for name, key, value in named if key == "saved"})
+
+
+def attempt(what: str, judge: Callable[[], Finding]) -> Finding:
+    """A finding; one that could not be made is said, and does not end the user's run."""
+    try:
+        return judge()
+    except Exception as error:
+        logger.exception("%s could not be compared", what)
+        return Finding(
+            unchecked=[f"{what}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"]
+        )
+
+
+class ComparedEntry:
+    """What Dynamo calls: the compiled graph, and beside the calls that are compared the captured one.
+
+    Args:
+        compiled: the compiled graph.
+        captured: Dynamo's graph.
+        every: whether each call is compared, or the first.
+    """
+
+    def __init__(self, compiled: Callable[..., Any], captured: Captured, *, every: bool) -> None:
+        self._compiled = compiled
+        self._captured = captured
+        self._every = every
+        self._lock = threading.Lock()
+        self._has_compared = False
+
+    def __call__(self, *args: object) -> object:
+        with self._lock:
+            compares = self._every or not self._has_compared
+            self._has_compared = True
+        if not compares:
+            return self._compiled(*args)
+        results, call = self._captured.compared(self._compiled, args)
+        if call.finish is not None:  # else the graph was not compiled by us, or is empty
+            flat = pytree.tree_leaves(results, is_leaf=lambda x: x is None)
+            finding = attempt("the captured graph", lambda: call.judge_forward(flat, args))
+            call.finish(finding)
+            if call.saved is not None:
+                self._captured.keep_for_backward(call)
+        return results
+
+
+class Listeners:
+    """Several listeners of the pass manager as one."""
+
+    def __init__(self, listeners: Sequence[Any]) -> None:
+        self._listeners = listeners
+
+    def start(self, stage: str, graph: Any) -> None:
+        for listener in self._listeners:
+            listener.start(stage, graph)
+
+    def fired(self, result: PassResult, graph: Any) -> None:
+        for listener in self._listeners:
+            listener.fired(result, graph)
+
+
+class ModelGraphs:
+    """Keeps a region's model after each pass that fires; a listener of the pass manager."""
+
+    def __init__(self, models: dict[int, list[ModelStep]], region: int) -> None:
+        self._models = models
+        self._region = region
+
+    def start(self, stage: str, graph: Any) -> None:
+        self._models[self._region] = []
+
+    def fired(self, result: PassResult, graph: Any) -> None:
+        if not result.undone:
+            self._models[self._region].append(ModelStep(result.name, graph.clone()))
+
+
+class KeptGraphs:
+    """Keeps an FX graph before and after the passes of its stage; a listener of the pass manager.
+
+    Args:
+        stage_graphs: where those of a stage are kept.
+    """
+
+    def __init__(self, stage_graphs: Callable[[str], StageGraphs | None]) -> None:
+        self._stage_graphs = stage_graphs
+        self._graphs: StageGraphs | None = None
+
+    def start(self, stage: str, graph: Any) -> None:
+        self._graphs = self._stage_graphs(stage)
+        if self._graphs is not None:
+            self._graphs.start(stage, graph)
+
+    def fired(self, result: PassResult, graph: Any) -> None:
+        if self._graphs is not None:
+            self._graphs.fired(result, graph)

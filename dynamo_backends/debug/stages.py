@@ -1,0 +1,336 @@
+"""Which stage, pass or decomposition changed what a graph computes.
+
+The debug observer keeps the graph of each stage, and between them the graph after each pass that fired. When a run is
+compared, neighbours are run on the same inputs, in eager and in float64. A pass that is right leaves the float64
+results as they are, but for float64's own rounding. Where they differ by more, the later graph is wrong if
+
+- a result is further from the earlier graph's float64 than the earlier graph's eager and rounding explain, or
+- the same holds for a node that both graphs have: the fault is damped on its way to the results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from passes.manager import PassResult
+
+from ..exporter.locations import source_line
+from ..numerics.distance import Distance, distance, is_explained
+from ..numerics.twice import Results, Twice
+from ..verification import Evaluation
+
+_FLOAT64_ROUNDING = 1e-9
+"""Relative to the largest value: what another order of operations may change in float64."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Culprit:
+    """What made a graph compute something else.
+
+    Attributes:
+        node: name of the first node that shows it.
+        source: the user's ``file:line`` of that node, or ``""``.
+        cause: ``pass joint.remove_noops``, ``decomposition of aten.silu.default``, ``stage pre_grad``.
+        said: by how much, in words.
+    """
+
+    node: str
+    source: str
+    cause: str
+    said: str
+
+    @property
+    def verdict(self) -> str:
+        return f"diverges at {self.node} ({self.source or 'no source line'}): {self.cause}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A graph on its way through a stage, what made it (``pass NAME``, or ``stage NAME``), and where it was changed."""
+
+    cause: str
+    graph: fx.GraphModule
+    matches: Sequence[str] = ()
+
+
+class StageGraphs:
+    """The graphs of one stage, from the one it was given to the one it made; a listener of the pass manager."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def start(self, stage: str, graph: object) -> None:
+        assert isinstance(graph, fx.GraphModule)
+        self.steps = [Step(f"stage {stage}", copy_of(graph))]
+
+    def fired(self, result: PassResult, graph: object) -> None:
+        assert isinstance(graph, fx.GraphModule)
+        if not result.undone:
+            self.steps.append(Step(f"pass {result.name}", copy_of(graph), result.matches))
+
+    def end(self, stage: str, graph: fx.GraphModule) -> None:
+        """The stage is reached: ``graph`` is what goes on."""
+        self.steps.append(Step(f"stage {stage}", copy_of(graph)))
+
+    def drop(self) -> None:
+        """Forgets the graphs; no run will be compared any more."""
+        self.steps = []
+
+    @property
+    def first(self) -> fx.GraphModule:
+        return self.steps[0].graph
+
+    @property
+    def last(self) -> fx.GraphModule:
+        return self.steps[-1].graph
+
+    def culprit(
+        self, arguments: Sequence[object], state: torch.Tensor, judged: Sequence[int] | None = None
+    ) -> tuple[Culprit | None, Results]:
+        """The first step that changed the results, and the results of the stage's first graph.
+
+        Args:
+            arguments: one value for each placeholder.
+            state: of the CPU's random numbers.
+            judged: positions of the results that count; by default all.
+        """
+        run = _runner(arguments, state, judged)
+        start = run(self.steps[0])
+        if all(step.graph is self.first for step in self.steps) or not changed(start, run(self.steps[-1])):
+            return None, start
+        return self.first_wrong(start, run, arguments, judged), start
+
+    def first_wrong(
+        self,
+        start: Results,
+        run: Callable[[Step], Results],
+        arguments: Sequence[object],
+        judged: Sequence[int] | None = None,
+    ) -> Culprit | None:
+        """The first step that made results worse than its predecessor's.
+
+        Args:
+            start: the results of the first step.
+            run: the results of a step.
+            arguments: one value for each placeholder.
+            judged: positions of the results that ``run`` gives; by default all.
+        """
+        before, results = self.steps[0], start
+        for step in self.steps[1:]:
+            after = run(step)
+            if changed(results, after):
+                found = _compare(before.graph, step, results, after, arguments, judged)
+                if found is not None:
+                    return found
+            before, results = step, after
+        return None
+
+
+def _runner(
+    arguments: Sequence[object], state: torch.Tensor, judged: Sequence[int] | None
+) -> Callable[[Step], Results]:
+    def run(step: Step) -> Results:
+        module = step.graph if judged is None else _restricted(step.graph, judged)
+        with torch.no_grad():
+            return Twice(lambda *args: interpret(module, args), arguments, state).outputs
+
+    return run
+
+
+def interpret(module: fx.GraphModule, arguments: Sequence[object]) -> list[object]:
+    """The results of a graph of any stage, in a flat list."""
+    interpreter = fx.Interpreter(module)
+    return pytree.tree_leaves(interpreter.run(*arguments, enable_io_processing=False), is_leaf=lambda x: x is None)
+
+
+def changed(before: Results, after: Results) -> bool:
+    """Whether two graphs' results differ by more than float64's rounding."""
+    if before.exact.keys() != after.exact.keys():
+        return True
+    for key, old in before.exact.items():
+        new = after.exact[key]
+        if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+            if not _equal(old, new):
+                return True
+            continue
+        if old.dtype != new.dtype or old.shape != new.shape:
+            return True
+        found = distance(new, old)
+        if found.nonfinite or found.max_abs > _FLOAT64_ROUNDING * (found.scale or 1.0):
+            return True
+    return False
+
+
+def is_discrete(value: object) -> bool:
+    """Whether a result has no floating-point values."""
+    return not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex())
+
+
+def difference(before: Results, after: Results, key: object) -> str:
+    """In words, why a result is not as near to float64 as the same result before; ``""`` if it is.
+
+    Discrete results do not count: rounding may turn a comparison.
+    """
+    if is_discrete(before.eager.get(key)) and is_discrete(after.eager.get(key)):
+        return ""
+    old, exact, new = before.eager.get(key), before.exact.get(key), after.eager.get(key)
+    return value_difference(old, exact, new)
+
+
+def value_difference(old: object, exact: object, new: object) -> str:
+    """In words, why ``new`` is further from ``exact`` than ``old`` and rounding explain; ``""`` if it is not.
+
+    The dtypes of floating-point values are no matter of this: within a graph a pass may change them, and some kernels
+    of PyTorch return others than their fake tensors (the statistics of a layer norm of bfloat16 with float32 weights).
+    """
+    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor) or not isinstance(exact, torch.Tensor):
+        return "" if _equal(old, new) else f"{new} instead of {old}"
+    if old.dtype != new.dtype and not (old.is_floating_point() and new.is_floating_point()):
+        return f"dtype {new.dtype} instead of {old.dtype}"
+    if old.shape != new.shape:
+        return f"shape {tuple(new.shape)} instead of {tuple(old.shape)}"
+    if torch.equal(old, new):
+        return ""
+    theirs, ours = distance(old, exact), distance(new, exact)
+    coarser = max((old.dtype, new.dtype), key=_epsilon)
+    return "" if is_explained(ours, theirs, coarser) else _error(ours, theirs)
+
+
+def _epsilon(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
+
+
+def _equal(first: object, other: object) -> bool:
+    return bool(first == other) or (first != first and other != other)
+
+
+def _error(ours: Distance, theirs: Distance) -> str:
+    if ours.nonfinite > theirs.nonfinite:
+        return f"{ours.nonfinite} elements are NaN or infinite and should not be"
+    return f"off float64 by {ours.max_abs:.3g}, {theirs.max_abs:.3g} before, at values up to {ours.scale:.3g}"
+
+
+def _compare(
+    before: fx.GraphModule,
+    step: Step,
+    old: Results,
+    new: Results,
+    arguments: Sequence[object],
+    judged: Sequence[int] | None,
+) -> Culprit | None:
+    """The culprit of a step after which the float64 results are others; ``None`` if nothing is beyond rounding."""
+    node = _first_node(before, step.graph, arguments)
+    if node is not None:
+        name, source, said = node
+        return Culprit(name, source, step.cause, said)
+    for key in old.eager:
+        said = difference(old, new, key)
+        if said:
+            places = [node for node in before.graph.nodes if node.name in step.matches]
+            if places:
+                return Culprit(places[0].name, source_line(places[0]), step.cause, said)
+            name, source = name_of_result(before, judged[key] if judged is not None and isinstance(key, int) else key)
+            return Culprit(name, source, step.cause, said)
+    return None
+
+
+def name_of_result(graph: fx.GraphModule, key: object) -> tuple[str, str]:
+    """What a result is called, and its line.
+
+    Args:
+        graph: the captured graph, or one of its stage.
+        key: the result's position; or ``("input", j)``, ``("gradient", j)`` for what belongs to argument j.
+    """
+    if isinstance(key, int):
+        node = pytree.tree_leaves(graph.graph.output_node().args[0], is_leaf=lambda x: x is None)[key]
+        return (node.name, source_line(node)) if isinstance(node, fx.Node) else (f"result {key}", "")
+    assert isinstance(key, tuple)
+    kind, position = key
+    placeholder = list(graph.graph.find_nodes(op="placeholder"))[position]
+    return ("the gradient of " if kind == "gradient" else "the input ") + placeholder.name, ""
+
+
+def _first_node(
+    before: fx.GraphModule, after: fx.GraphModule, arguments: Sequence[object]
+) -> tuple[str, str, str] | None:
+    """The first node of ``after`` whose value is not that of its namesake: name, line, in words by how much.
+
+    A node that the step made has no namesake. Where one is what the found node reads, it is named, with the line of
+    what was read before.
+    """
+    old = Evaluation(before, arguments, exact=True)
+    new = Evaluation(after, arguments, exact=False)
+    namesakes = {node.name: node for node in old.eager}
+    for node in after.graph.nodes:
+        same = namesakes.get(node.name)
+        if node.op == "output":
+            same = before.graph.output_node()
+            pairs = zip(_read(same), _read(node), strict=False)
+            for theirs, ours in pairs:
+                said = _node_difference(old, new, theirs, ours)
+                if said:
+                    return ours.name, source_line(ours) or source_line(theirs), said
+            continue
+        if same is None or node not in new.eager or _rounds(node, new):
+            continue
+        said = _node_difference(old, new, same, node)
+        if said:
+            for theirs, ours in zip(_read(same), _read(node), strict=False):
+                if ours.name not in namesakes:
+                    return ours.name, source_line(ours) or source_line(theirs), said
+            return node.name, source_line(node) or source_line(same), said
+    return None
+
+
+def _rounds(node: fx.Node, values: Evaluation) -> bool:
+    """Whether a node makes discrete results of floating-point values: these another rounding may turn."""
+    if not all(map(is_discrete, pytree.tree_leaves(values.eager[node]))):
+        return False
+    return not all(is_discrete(leaf) for arg in node.all_input_nodes for leaf in pytree.tree_leaves(values.eager[arg]))
+
+
+def _read(node: fx.Node) -> list[fx.Node]:
+    """The nodes a node reads, in the order of its arguments, repeated ones too."""
+    return [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]
+
+
+def _node_difference(old: Evaluation, new: Evaluation, theirs: fx.Node, ours: fx.Node) -> str:
+    before, exact, after = (
+        pytree.tree_leaves(item, is_leaf=lambda x: x is None)
+        for item in (old.eager[theirs], old.exact[theirs], new.eager[ours])
+    )
+    if len(before) != len(after):
+        return f"{len(after)} results instead of {len(before)}"
+    for values in zip(before, exact, after, strict=True):
+        said = value_difference(*values)
+        if said:
+            return said
+    return ""
+
+
+def _restricted(graph: fx.GraphModule, judged: Sequence[int]) -> fx.GraphModule:
+    """A copy of a graph with some of its results, and what they need."""
+    result = copy_of(graph)
+    output = result.graph.output_node()
+    leaves = pytree.tree_leaves(output.args[0], is_leaf=lambda x: x is None)
+    output.args = ([leaves[i] for i in judged],)
+    result.graph.eliminate_dead_code()
+    return result
+
+
+def copy_of(module: fx.GraphModule) -> fx.GraphModule:
+    """A graph module with nodes of its own, the subgraphs of higher-order operators too; tensors are shared."""
+    graph = fx.Graph()
+    results = graph.graph_copy(module.graph, {})
+    graph.output(results)
+    copied = fx.GraphModule(module, graph)
+    for node in copied.graph.find_nodes(op="get_attr"):
+        part = getattr(copied, str(node.target), None)
+        if isinstance(part, fx.GraphModule):
+            setattr(copied, str(node.target), copy_of(part))
+    return copied

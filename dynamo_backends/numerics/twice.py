@@ -1,0 +1,355 @@
+"""Runs a program twice in PyTorch, gradients included: as eager does, and in float64.
+
+::
+
+    twice = Twice(module, arguments)
+    twice.outputs.eager, twice.outputs.exact
+    twice.gradients(tangents)              # of the same two runs, by autograd
+
+Both runs see every ATen operator that reaches a kernel, also those of the backward. The eager run keeps what float64
+must not decide by itself: booleans, indices and integers that come of floating-point values, random numbers, bit-casts.
+The float64 run takes these instead of its own, call by call of the same operator, or a comparison that flips would read
+as an error of the values. It widens dtype arguments, and what is made without one in the default dtype.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from .exact import BIT_CASTS, WIDER, widen
+
+aten = torch.ops.aten
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """What the two runs gave, by key: tensors or numbers."""
+
+    eager: Mapping[object, object]
+    exact: Mapping[object, object]
+
+
+class Twice:
+    """Two runs of one callable on copies of the same arguments.
+
+    Args:
+        function: takes the arguments and returns a sequence of results; called once for each run.
+        arguments: tensors and numbers. Copies that share memory where they do are what ``function`` gets; copies of
+            tensors that require gradients do so too.
+        generator_state: the state of the CPU's random numbers at the start of each run.
+        are_leaves: whether each argument is a leaf for autograd; one that is not may be changed in place.
+
+    Attributes:
+        outputs: the results, by position; ``("input", j)`` is the j-th argument after the run, where it was changed.
+        inexact: operators whose float64 result is eager's or that of a lower precision, with the reason.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Sequence[object]],
+        arguments: Sequence[object],
+        generator_state: torch.Tensor,
+        are_leaves: Sequence[bool] | None = None,
+    ) -> None:
+        self._recording = _Recording()
+        self._float64 = _Float64(self._recording)
+        self._arguments: dict[str, list[object]] = {}
+        self._leaves: dict[str, list[object]] = {}
+        self._results: dict[str, list[object]] = {}
+        self._state = generator_state
+        for name, mode in self._modes():
+            leaves = copies(arguments, wide=mode is self._float64)
+            given = [
+                _as_given(leaf, is_leaf)
+                for leaf, is_leaf in zip(leaves, are_leaves or [True] * len(leaves), strict=True)
+            ]
+            with _from_state(self._state), mode:
+                self._results[name] = list(function(*given))
+            self._arguments[name], self._leaves[name] = given, leaves
+        changed = [j for j, value in enumerate(arguments) if _is_changed(value, self._arguments["eager"][j])]
+        self.outputs = Results(*(self._values_of(name, changed) for name, _ in self._modes()))
+
+    @property
+    def inexact(self) -> Mapping[str, str]:
+        return self._float64.inexact
+
+    def gradients(self, tangents: Mapping[object, torch.Tensor], of: Sequence[int]) -> Results:
+        """The gradients of some arguments, by autograd; the runs cannot be asked again.
+
+        Args:
+            tangents: the gradient of each result that takes part: by its position, by ``("input", j)`` for an argument
+                that the function changed, by ``("base", i)`` for the tensor that result i is a view of.
+            of: positions of the arguments.
+
+        Returns:
+            By the argument's position; ``None`` where it has no gradient.
+        """
+        found: list[dict[object, object]] = []
+        for name, mode in self._modes():
+            with _from_state(self._state), torch.enable_grad(), mode:
+                ends = [self._result(name, key) for key in tangents]
+                grads = [
+                    tangent.to(end.dtype) if tangent.is_floating_point() else tangent
+                    for end, tangent in zip(ends, tangents.values(), strict=True)
+                ]
+                leaves = [self._leaves[name][j] for j in of]
+                results = torch.autograd.grad(ends, leaves, grads, allow_unused=True)
+            found.append(dict(zip(of, results, strict=True)))
+        self._results.clear()
+        return Results(*found)
+
+    def _modes(self) -> list[tuple[str, TorchDispatchMode]]:
+        return [("eager", self._recording), ("exact", self._float64)]
+
+    def _values_of(self, name: str, changed: Sequence[int]) -> dict[object, object]:
+        values: dict[object, object] = dict(enumerate(map(_detached, self._results[name])))
+        return values | {("input", j): _detached(self._arguments[name][j]) for j in changed}
+
+    def _result(self, name: str, key: object) -> torch.Tensor:
+        if isinstance(key, int):
+            value = self._results[name][key]
+        else:
+            assert isinstance(key, tuple)
+            kind, position = key
+            value = self._arguments[name][position] if kind == "input" else self._results[name][position]._base  # type: ignore[attr-defined]
+        assert isinstance(value, torch.Tensor)
+        return value
+
+
+def _detached(value: object) -> object:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _is_changed(before: object, after: object) -> bool:
+    return isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and not _same(before, after)
+
+
+def _same(first: torch.Tensor, other: torch.Tensor) -> bool:
+    first, other = first.detach(), other.detach()
+    if first.shape != other.shape or first.dtype != other.dtype:
+        return False
+    if torch.equal(first, other):
+        return True
+    return first.is_floating_point() and bool(((first == other) | (first.isnan() & other.isnan())).all())
+
+
+def _as_given(leaf: object, is_leaf: bool) -> object:
+    """What the function gets for a leaf; where the user's tensor was none, a result, which may be changed in place."""
+    if isinstance(leaf, torch.Tensor) and leaf.requires_grad and not is_leaf:
+        return leaf.clone()
+    return leaf
+
+
+def copies(values: Sequence[object], *, wide: bool = False) -> list[object]:
+    """Copies of tensors, in memory of their own that is shared as theirs is; anything else as it is.
+
+    Args:
+        values: tensors and other objects.
+        wide: whether floating-point copies are float64.
+    """
+    memories: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+
+    def copy(value: object) -> object:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.layout is not torch.strided or type(value) not in (torch.Tensor, torch.nn.Parameter):
+            other = value.detach().clone()
+            other = other.to(WIDER.get(other.dtype, other.dtype)) if wide else other
+            return other.requires_grad_(value.requires_grad)
+        value_ = value.detach().resolve_conj().resolve_neg()
+        storage = value_.untyped_storage()
+        key = (storage.data_ptr(), value_.dtype)
+        if key not in memories:
+            whole = value_.new_empty(0).set_(storage, 0, (storage.nbytes() // value_.element_size(),), (1,))
+            memories[key] = whole.to(WIDER.get(value_.dtype, value_.dtype)).clone() if wide else whole.clone()
+        result = memories[key].as_strided(value_.size(), value_.stride(), value_.storage_offset())
+        return result.detach().requires_grad_(value.requires_grad)
+
+    with torch.no_grad():
+        return [copy(value) for value in values]
+
+
+@contextlib.contextmanager
+def _from_state(state: torch.Tensor) -> Iterator[None]:
+    """No other modes; random numbers from one state, and no trace of those drawn."""
+    with _disable_current_modes(), torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(state)
+        yield
+
+
+def is_random(function: object) -> bool:
+    """Whether an ATen operator draws random numbers."""
+    if not isinstance(function, torch._ops.OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded in function.tags:
+        return True
+    return any(argument.name == "generator" for argument in function._schema.arguments)
+
+
+def _is_discrete(value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not (value.is_floating_point() or value.is_complex())
+    return isinstance(value, (bool, int))
+
+
+def _floats(values: object) -> list[torch.Tensor]:
+    return [
+        leaf
+        for leaf in pytree.tree_leaves(values)
+        if isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+    ]
+
+
+class _Recording(TorchDispatchMode):
+    """The eager run; keeps, for each operator, call after call, what float64 must not decide."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[object, list[object]] = collections.defaultdict(list)
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+        result = func(*args, **(kwargs or {}))
+        if decides(func, (args, kwargs), result):
+            self.kept[func].append(pytree.tree_map(_cloned, result))
+        return result
+
+
+def _cloned(value: object) -> object:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def decides(func: object, arguments: object, result: object) -> bool:
+    """Whether a call's result is a matter of chance, or of a comparison or rounding of floating-point values."""
+    if is_random(func) or func in BIT_CASTS:
+        return True
+    if not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable:
+        return False
+    leaves = pytree.tree_leaves(result)
+    return any(_is_discrete(leaf) for leaf in leaves) and bool(_floats(arguments))
+
+
+class _Float64(TorchDispatchMode):
+    """The float64 run beside a recorded one."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, recording: _Recording) -> None:
+        super().__init__()
+        self.inexact: dict[str, str] = {}
+        self._recording = recording
+        self._position: collections.Counter[object] = collections.Counter()
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+        args, kwargs = pytree.tree_map(_wider_dtype, (args, kwargs or {}))
+        if is_random(func):
+            return self._chance(func, args, kwargs)
+        result = self._compute(func, args, kwargs)
+        if decides(func, (args, kwargs), result):
+            kept = self._next(func)
+            if kept is not None:
+                return pytree.tree_map(_discrete_of, result, kept) if func not in BIT_CASTS else _widened(kept)
+        return result
+
+    def _next(self, func: object) -> object | None:
+        """What the eager run had at the same call of the operator."""
+        kept, position = self._recording.kept[func], self._position[func]
+        self._position[func] += 1
+        if position < len(kept):
+            return kept[position]
+        self.inexact[str(func)] = "float64 calls it more often than eager"
+        return None
+
+    def _chance(self, func: Any, args: Any, kwargs: Any) -> object:
+        kept = self._next(func)
+        if kept is None:
+            return func(*args, **kwargs)
+        if func is aten.native_dropout.default:
+            probability, mask = args[1], kept[1]  # type: ignore[index]
+            scale = 0.0 if probability == 1 else 1 / (1 - probability)
+            return args[0] * mask * scale, mask
+        if func._schema.is_mutable:
+            with torch.no_grad():
+                args[0].copy_(kept)
+            return args[0]
+        return _widened(kept)
+
+    def _compute(self, func: Any, args: Any, kwargs: Any) -> object:
+        try:
+            result = func(*args, **kwargs)
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            return self._in_low_precision(func, args, kwargs, error)
+        if not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable:
+            return result
+        if any(leaf.dtype in WIDER for leaf in _floats(result)) and not _returns_view(func):
+            result = self._of_default_dtype(func, args, kwargs, result)
+        return result
+
+    def _of_default_dtype(self, func: Any, args: Any, kwargs: Any, result: object) -> object:
+        """Float64 of an operator that makes floating-point values of none: constants, or of integers."""
+        names = {argument.name for argument in func._schema.arguments}
+        if "dtype" in names and kwargs.get("dtype") is None:
+            try:
+                return func(*args, **{**kwargs, "dtype": torch.float64})
+            except (RuntimeError, TypeError):
+                return _widened(result)
+        if torch.Tag.pointwise in func.tags:
+            return func(*pytree.tree_map(_as_double, args), **pytree.tree_map(_as_double, kwargs))
+        return _widened(result)
+
+    def _in_low_precision(self, func: Any, args: Any, kwargs: Any, error: Exception) -> object:
+        """For an operator that float64 does not have."""
+        if not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable:
+            raise error
+        self.inexact[str(func)] = f"no float64: {error}".splitlines()[0]
+        args, kwargs = pytree.tree_map(_narrowed, (args, kwargs))
+        return _widened(func(*args, **kwargs))
+
+
+def _returns_view(func: torch._ops.OpOverload) -> bool:
+    return any(result.alias_info is not None for result in func._schema.returns)
+
+
+def _wider_dtype(value: object) -> object:
+    return WIDER.get(value, value) if isinstance(value, torch.dtype) else value
+
+
+def _widened(value: object) -> Any:
+    return pytree.tree_map(widen, value)
+
+
+def _as_double(value: object) -> object:
+    return value.double() if isinstance(value, torch.Tensor) and not value.is_complex() else value
+
+
+def _narrowed(value: object) -> object:
+    if isinstance(value, torch.Tensor) and value.dtype is torch.float64:
+        return value.float()
+    return value
+
+
+def _discrete_of(computed: object, kept: object) -> object:
+    return kept if _is_discrete(kept) else computed
+
+
+def as_float64(func: Any, args: Any, kwargs: Any) -> object:
+    """One operator's result in float64, discrete results from floating-point values excepted.
+
+    Raises:
+        RuntimeError, TypeError, NotImplementedError: float64 has no kernel for it.
+    """
+    recording = _Recording()
+    with recording:
+        func(*args, **kwargs)
+    args, kwargs = pytree.tree_map(widen, (args, kwargs))
+    with _Float64(recording):
+        return func(*args, **kwargs)
