@@ -202,8 +202,8 @@ def test_a_wrong_optimizer_of_the_runtime_is_found(dump: Path, monkeypatch: pyte
     class Region:
         model = optimized_model = None
 
-    name = suspects.find_rewrite(Region(), [], {}, "y")  # type: ignore[arg-type]
-    assert name == "ONNX Runtime optimizer LayerNormFusionL1"
+    found = suspects.find_rewrite(Region(), [], {}, "y")  # type: ignore[arg-type]
+    assert found == suspects.Rewrite("ONNX Runtime optimizer LayerNormFusionL1", "y")
 
 
 @pytest.mark.parametrize(("compare", "expected"), [("first", 1), ("every", 3), ("never", 0)])

@@ -111,9 +111,10 @@ def _rewritten(graph: CompiledGraph, run: RunValues, rows: list[Row]) -> GraphCo
             flipped.add(row.region)  # rounding turned a comparison; what follows of it is no rewrite's fault
         if row.region in flipped and not row.is_output:
             continue
-        suspect = find_rewrite(_region(graph, row.region), run.models.get(row.region, ()), run.actual, row.name)
+        rewrite = find_rewrite(_region(graph, row.region), run.models.get(row.region, ()), run.actual, row.name)
         note = f"every node of region_{row.region} by itself is right: a rewrite of its model makes the fault"
-        return GraphComparison(f"{_diverges(row)}: {suspect}", note, rows)
+        first = next((item for item in rows if item.name == rewrite.value), row)
+        return GraphComparison(f"{_diverges(first)}: {rewrite.cause}", note, rows)
     return None
 
 

@@ -224,7 +224,9 @@ def _compare(
     judged: Sequence[int] | None,
 ) -> Culprit | None:
     """The culprit of a step after which the float64 results are others; ``None`` if nothing is beyond rounding."""
-    node = _first_node(before, step.graph, arguments)
+    graphs = (before, step.graph)
+    first, second = graphs if judged is None else (_restricted(graph, judged) for graph in graphs)
+    node = _first_node(first, second, arguments)
     if node is not None:
         name, source, said = node
         return Culprit(name, source, step.cause, said)

@@ -15,10 +15,24 @@ import torch
 from torch import fx
 
 from ..artifacts import CompiledRegion
-from ..numerics.distance import EQUAL, distance
+from ..numerics.distance import EQUAL, distance, is_explained
 from ..runtime.binding import BoundSession
 from .repeat import repeat_node
 from .replay import values_of_session
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewrite:
+    """What made a region's session compute something else than its exported model.
+
+    Attributes:
+        cause: ``pass NAME``, ``the passes of the stage onnx`` where no single one can be told, ``ONNX Runtime optimizer
+            NAME``, or ``ONNX Runtime's optimizers``.
+        value: name of the first value that it changed.
+    """
+
+    cause: str
+    value: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +104,7 @@ OPTIMIZERS = (
 
 def find_rewrite(
     compiled: CompiledRegion, steps: Sequence[ModelStep], actual: Mapping[fx.Node, object], value: str
-) -> str:
+) -> Rewrite:
     """Names the rewrite that makes ``value`` wrong.
 
     Args:
@@ -98,17 +112,19 @@ def find_rewrite(
         steps: its model after each pass of the stage ``onnx`` that fired, in order.
         actual: the values of the run, by node.
         value: name of a tensor that is wrong in the session that ran, and right in the exported model.
-
-    Returns:
-        ``pass NAME``, ``the passes of the stage onnx`` where no single one can be told, ``ONNX Runtime optimizer
-        NAME``, or ``ONNX Runtime's optimizers``.
     """
     search = _Search(compiled, actual, value)
-    for step in steps:
+    before = compiled.model
+    for step in [*steps, ModelStep("", compiled.optimized_model)]:
         if search.is_right(step.model, optimize=False) is False:
-            return f"pass {step.name}"
-    if search.is_right(compiled.optimized_model, optimize=False) is False:
-        return "the passes of the stage onnx"
+            cause = f"pass {step.name}" if step.name else "the passes of the stage onnx"
+            return Rewrite(cause, search.first_changed(before, step.model) or value)
+        before = step.model
+    return Rewrite(_wrong_optimizer(search, compiled), value)
+
+
+def _wrong_optimizer(search: _Search, compiled: CompiledRegion) -> str:
+    """``ONNX Runtime optimizer NAME``, or where no single one makes the fault ``ONNX Runtime's optimizers``."""
     if not search.is_right(compiled.optimized_model, disabled=OPTIMIZERS):
         return "ONNX Runtime's optimizers"
     suspects = list(OPTIMIZERS)
@@ -166,6 +182,24 @@ class _Search:
             return None
         error = distance(found, self._plain.double())
         return error.nonfinite <= self._wrong_by.nonfinite / 2 and error.max_abs <= self._wrong_by.max_abs / 2
+
+    def first_changed(self, before: ir.Model, after: ir.Model) -> str | None:
+        """The first value of ``after``, in execution order, that is not what it is in ``before``."""
+        wanted = [
+            (str(value.name), ir.tensor_adapters.to_torch_dtype(value.dtype))
+            for node in before.graph
+            for value in node.outputs
+            if value.name and value.dtype is not None and value.dtype.is_floating_point()
+        ]
+        sessions = [self._bound.session.variant(model, optimize=False) for model in (before, after)]
+        old, new = (values_of_session(self._bound, session, self._arguments, wanted) for session in sessions)
+        for node in after.graph:
+            for name in (str(value.name) for value in node.outputs):
+                if name not in old or name not in new or old[name].shape != new[name].shape:
+                    continue
+                if not is_explained(distance(new[name], old[name].double()), EQUAL, old[name].dtype):
+                    return name
+        return None
 
     def _run(self, model: ir.Model, *, optimize: bool = True, disabled: Sequence[str] = ()) -> torch.Tensor | None:
         session = self._bound.session.variant(model, optimize=optimize, also_disabled=disabled)
