@@ -148,6 +148,10 @@ class Pipeline:
         )
         self._numbers_by_aot_id: dict[str, int] = {}
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Pipeline:
+        """Itself: a copy of a model that ``aot_autograd`` compiles by it is dumped and recorded where the model is."""
+        return self
+
     def compile_dynamo_graph(self, module: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         """The whole pipeline on one of Dynamo's graphs.
 
