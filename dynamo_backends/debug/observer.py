@@ -30,7 +30,7 @@ from .compare import compare_run
 from .dump_folder import DumpFolder, dump_folder, graph_folder
 from .manifest import Cost, Manifest
 from .pass_diffs import PassDiffs
-from .record import Record, Run, make_record, snapshot
+from .record import Record, Run, Snapshots, make_record
 from .repeat import RepeatedRegion, repeat_region
 from .replay import Replay
 from .rows import OK, GraphComparison
@@ -60,6 +60,7 @@ class DebugObserver(Observer):
     def __init__(self, options: Options, records: list[object] | None = None) -> None:
         self._options = options
         self._records = records
+        self.snapshots = Snapshots()
         self._folder = dump_folder(options.dump_dir)
         self._manifest = _manifest_of(self._folder)
         self._replay = Replay(options.opset, options.providers, options.threads)
@@ -179,7 +180,7 @@ class _WatchedGraph:
         with self._lock:
             is_first, self._is_first = self._is_first, False
         compares = self._observer.comparisons == "every" or (self._observer.comparisons == "first" and is_first)
-        inputs = snapshot(args) if self._record is not None else []
+        inputs = self._observer.snapshots.of(args) if self._record is not None else []
         self._observer.count_run(self._graph)
         if compares:
             interpreter = _RecordingInterpreter(self._graph.assembled)
@@ -194,7 +195,7 @@ class _WatchedGraph:
         else:
             outputs = self._graph.run(args)
         if self._record is not None:
-            self._record.runs.append(Run(inputs, snapshot(outputs)))
+            self._record.runs.append(Run(inputs, self._observer.snapshots.of(outputs)))
         return outputs
 
 
