@@ -16,7 +16,7 @@ from onnxscript import optimizer
 from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
 from benchmarks.counting import count_attentions, count_operators
-from dynamo_backends.runtime.session import session_options
+from dynamo_backends.runtime.session import SessionSettings
 
 
 def export(
@@ -59,12 +59,13 @@ def _load(
     model: ir.Model, inputs: Mapping[str, torch.Tensor], summary: dict[str, Any]
 ) -> Callable[[], list[torch.Tensor]]:
     """A session's call, tried once; the size of its model goes into the summary."""
-    options = session_options(torch.get_num_threads())
+    settings = SessionSettings(("CPUExecutionProvider",))
+    options = settings.options(settings.current_threads)
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder) / "optimized.onnx"
         options.optimized_model_filepath = str(optimized)
         session = onnxruntime.InferenceSession(
-            ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
+            ir.to_proto(model).SerializeToString(), options, providers=list(settings.providers)
         )
         session_nodes = sum(count_operators([ir.load(optimized)]).values())
     feeds = {item.name: inputs[item.name].numpy() for item in session.get_inputs()}

@@ -31,9 +31,10 @@ from benchmarks.counting import count_attentions, count_operators
 from benchmarks.exported import export
 from benchmarks.models import MODELS, loss_of
 from benchmarks.timing import median_difference, median_ratio, milliseconds_by_round, spread
-from dynamo_backends.observer import GraphName, Observer, Runner
+from dynamo_backends.artifacts import CompiledGraph, GraphName, Runner
+from dynamo_backends.observer import Observer
 from dynamo_backends.options import parse_options
-from dynamo_backends.pipeline import CompiledGraph, Pipeline
+from dynamo_backends.pipeline import Pipeline
 from passes.manager import PassResult, Switches, all_passes
 
 Json: TypeAlias = "dict[str, Any]"

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from passes.manager import PassManager
 
-from .observer import Runner
+from .artifacts import Runner
 from .options import parse_options
 from .pass_target import pass_target
 from .regions import Support

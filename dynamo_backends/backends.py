@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import fx
 
-from .observer import Observer, Runner
+from .artifacts import Runner
+from .observer import Observer
 from .options import parse_options
 from .pipeline import Pipeline
 

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 
+def first_line(text: str) -> str:
+    """The first line of what was said, at most 300 characters."""
+    lines = text.strip().splitlines()
+    return lines[0][:300] if lines else ""
+
+
 class UnsupportedOperatorError(RuntimeError):
     """A node cannot run on ONNX Runtime and ``options={"fallback": "error"}`` forbids PyTorch to run it."""
 

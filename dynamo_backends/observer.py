@@ -5,36 +5,18 @@ The production backend's observer is ``Observer`` itself, which does nothing. Th
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from passes.manager import Listener, PassResult
 
-if TYPE_CHECKING:
-    from .pipeline import CompiledGraph
+from .artifacts import CompiledGraph, GraphName, Runner
 
 STAGES = ("dynamo", "pre_grad", "joint", "aten", "post_grad", "regions", "onnx", "onnx_optimized", "session", "run")
 """The names of the stages, in order. Files of a dump, passes and headings use the same names."""
 
-Runner = Callable[[list[object]], object]
-"""A compiled graph: takes its arguments boxed (in one list, which it empties) and returns the results."""
-
-
-@dataclasses.dataclass(frozen=True)
-class GraphName:
-    """Which graph: the number of the Dynamo graph, and ``forward``, ``backward``, ``inference`` or, before
-    AOTAutograd told them apart, an empty direction."""
-
-    index: int
-    direction: str = ""
-
-    def __str__(self) -> str:
-        return f"graph {self.index} {self.direction}".rstrip()
-
 
 class Observer:
-    """Hears every arrow of the pipeline; this one does nothing."""
+    """Is told of each stage of the pipeline; this one does nothing."""
 
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
         """A stage is reached.

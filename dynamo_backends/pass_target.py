@@ -11,11 +11,11 @@ from torch import fx
 
 from passes.manager import Target
 
-from .errors import KernelFaultError
+from .errors import KernelFaultError, first_line
 from .exporter.decompositions import decomposition_table
 from .exporter.translate import IR_VERSION
 from .options import Options
-from .regions import Support, first_line
+from .regions import Support
 from .runtime.kernels import check
 from .runtime.providers import Provider, provider_name
 from .runtime.session import refusal

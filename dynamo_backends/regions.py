@@ -8,7 +8,6 @@ matters (random numbers, side effects) keep their order.
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import operator
 import re
@@ -20,7 +19,8 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from .aliases import IN_PYTORCH, SHARED_MEMORY, is_view
-from .errors import KernelFaultError, TranslationError
+from .artifacts import Input, Output, Region, Split
+from .errors import KernelFaultError, TranslationError, first_line
 from .exporter.known_wrong import (
     RANDOM,
     REPEATED_INDICES,
@@ -28,7 +28,7 @@ from .exporter.known_wrong import (
     draws_random_numbers,
     reason_not_to_translate,
 )
-from .exporter.translate import Input, Output, find_translation, fold_constants, translate
+from .exporter.translate import find_translation, fold_constants, translate
 from .layout import ROW_MAJOR, Layout, layout_of
 from .runtime.kernels import check
 from .runtime.providers import Provider, provider_name
@@ -56,45 +56,6 @@ _SHAPE_OPERATORS = {
     torch.ops.aten.alias.default,
     torch.ops.aten.detach.default,
 }
-
-
-@dataclasses.dataclass
-class Region:
-    """Nodes of one graph that run as one ONNX model.
-
-    Attributes:
-        index: position among the graph's regions.
-        nodes: in execution order.
-        inputs: nodes outside that it reads: tensors and symbolic integers.
-        outputs: nodes of its own that others read.
-        layouts: how each output lies in memory in eager.
-    """
-
-    index: int
-    nodes: list[fx.Node]
-    inputs: list[Input]
-    outputs: list[Output]
-    layouts: list[Layout]
-
-
-@dataclasses.dataclass
-class Split:
-    """A graph's regions, and for each node that stays in PyTorch the reason."""
-
-    regions: list[Region]
-    in_pytorch: dict[fx.Node, str]
-
-    @property
-    def share(self) -> float:
-        """The share of the graph's operators that run on ONNX Runtime, 0 to 1; 1 where there are none."""
-        on_onnx = sum(1 for region in self.regions for node in region.nodes if is_operator(node))
-        total = on_onnx + sum(1 for node in self.in_pytorch if is_operator(node))
-        return on_onnx / total if total else 1.0
-
-
-def is_operator(node: fx.Node) -> bool:
-    """Whether a node computes something: calls, but not the unpacking of several results."""
-    return node.op in ("call_function", "call_module", "call_method") and node.target is not operator.getitem
 
 
 class Support:
@@ -172,11 +133,6 @@ def refusal_reason(text: str) -> str:
     """What the runtime said, without the name of the node, so that alike refusals are one reason."""
     said = _ERROR_CODE.sub(r"\1: ", first_line(text))
     return f"ONNX Runtime refuses it: {_NODE_NAME.sub('', said)}"
-
-
-def first_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[0][:300] if lines else ""
 
 
 def results_of(node: fx.Node) -> list[Output]:

@@ -12,6 +12,7 @@ passes and is lowered at its first call. The joint graph must be partitioned bef
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -21,14 +22,13 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .artifacts import Runner
 from .errors import SessionError
 from .exporter.locations import source_line
 from .numerics.distance import Distance, distance, is_explained
 from .numerics.exact import Environment, run_eager, run_exact, widen
-from .observer import Runner
 from .runtime.binding import BoundSession, InputSpec, OutputSpec
-from .runtime.providers import Provider
-from .runtime.session import Session
+from .runtime.session import Session, SessionSettings
 
 _SEED = 0
 """Random operators draw the same numbers in each run of a check."""
@@ -123,7 +123,7 @@ class ModelChecker:
         arguments: the nodes of the model's inputs.
         results: the nodes of its outputs.
         inputs, outputs: how they are bound.
-        providers: the execution providers.
+        settings: of the region's session.
     """
 
     def __init__(
@@ -133,13 +133,13 @@ class ModelChecker:
         results: Sequence[fx.Node],
         inputs: Sequence[InputSpec],
         outputs: Sequence[OutputSpec],
-        providers: Sequence[Provider],
+        settings: SessionSettings,
     ) -> None:
         self._evaluation = evaluation
         self._arguments = [evaluation.eager[node] for node in arguments]
         self._results = results
         self._inputs, self._outputs = inputs, outputs
-        self._providers = providers
+        self._settings = dataclasses.replace(settings, optimize=False)
 
     def problem(self, before: ir.Model, after: ir.Model) -> str | None:
         """What a pass changed, see ``passes.manager.Checker``."""
@@ -174,8 +174,7 @@ class ModelChecker:
         return None
 
     def _run(self, model: ir.Model, outputs: Sequence[OutputSpec]) -> list[object]:
-        session = Session(model, self._providers, threads=torch.get_num_threads(), optimize=False)
-        bound = BoundSession(session, self._inputs, outputs, device=torch.device("cpu"))
+        bound = BoundSession(Session(model, self._settings), self._inputs, outputs, device=torch.device("cpu"))
         return list(bound(self._arguments))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
 from pathlib import Path
 
 import pytest
@@ -17,16 +17,35 @@ def modules_of(package: str) -> list[Path]:
     return found
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """The absolute names of what a module imports, ``package.module.name`` for ``from ... import``."""
+@functools.cache
+def imports_of(path: Path, *, types: bool = True) -> tuple[str, ...]:
+    """The absolute names of what a module imports, ``package.module.name`` for ``from ... import``.
+
+    Args:
+        path: the module.
+        types: whether imports that only a type checker sees (``if TYPE_CHECKING:``) count.
+    """
     package = list(path.relative_to(ROOT).with_suffix("").parts[:-1])
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    if not types:
+        tree = _WithoutTypes().visit(tree)
+    names: list[str] = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names.extend(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             start = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*start, *([node.module] if node.module else [])])
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            names.extend(f"{base}.{alias.name}" for alias in node.names)
+    return tuple(names)
+
+
+class _WithoutTypes(ast.NodeTransformer):
+    """Takes away what only a type checker sees."""
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        is_for_types = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        return node.orelse if is_for_types else self.generic_visit(node)
 
 
 def importers(package: str, imported: str) -> set[str]:
@@ -83,3 +102,66 @@ def test_production_code_does_not_import_the_debug_backend() -> None:
     outside = importers("dynamo_backends", "dynamo_backends.debug")
     outside = {path for path in outside if not path.startswith(("dynamo_backends/debug/", "dynamo_backends/cli/"))}
     assert outside <= {"dynamo_backends/backends.py"}
+
+
+STAGES = {"aot", "debug", "exporter", "lowering", "observer", "pass_target", "pipeline", "regions", "runtime"}
+"""What makes the artifacts and hands them on."""
+
+
+def test_artifacts_import_no_stage() -> None:
+    """But what they hold, for its type."""
+    imported = {name.split(".")[1] for name in imports_of(ROOT / "dynamo_backends/artifacts.py") if "dynamo_" in name}
+    assert imported & STAGES == {"runtime"}
+    assert "dynamo_backends/runtime/binding.py" not in reached("dynamo_backends/artifacts.py")
+
+
+@pytest.mark.parametrize(
+    ("start", "unknown"),
+    [
+        ("dynamo_backends/exporter", "dynamo_backends/runtime/"),
+        ("dynamo_backends/runtime", "dynamo_backends/exporter/"),
+        ("dynamo_backends/runtime", "dynamo_backends/artifacts.py"),
+        ("dynamo_backends/numerics", "dynamo_backends/runtime/"),
+    ],
+)
+def test_does_not_know_through_others(start: str, unknown: str) -> None:
+    """Neither by what the modules it imports import. Imports for types alone do not count."""
+    known = set().union(*(reached(str(path.relative_to(ROOT))) for path in modules_of(start)))
+    assert {path for path in known if path.startswith(unknown)} == set()
+
+
+@pytest.mark.parametrize("package", ["dynamo_backends"])
+def test_no_import_circles(package: str) -> None:
+    """Neither by imports inside functions. Imports for types alone do not count."""
+    circles = {path for path in paths_of(package) if path in reached(path)}
+    assert circles == set()
+
+
+def paths_of(package: str) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in modules_of(package)]
+
+
+def reached(module: str) -> set[str]:
+    """The modules of this repository that a module's imports lead to, those inside functions too; itself only if it is
+    part of a circle. A package stands for its ``__init__.py``."""
+    found: set[str] = set()
+    waiting = [module]
+    while waiting:
+        path = ROOT / waiting.pop()
+        for name in imports_of(path, types=False):
+            for imported in modules_named(name):
+                if imported not in found:
+                    found.add(imported)
+                    waiting.append(imported)
+    return found
+
+
+def modules_named(name: str) -> list[str]:
+    """The file of a module, or of what is imported from it."""
+    parts = name.split(".")
+    for end in (len(parts), len(parts) - 1):
+        base = ROOT.joinpath(*parts[:end])
+        for path in (base.with_suffix(".py"), base / "__init__.py"):
+            if end > 0 and path.is_file():
+                return [str(path.relative_to(ROOT))]
+    return []

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import fx
 
+from dynamo_backends.artifacts import GraphName
 from dynamo_backends.debug.dump_folder import DumpFolder, dump_folder, graph_folder, latest_run, stage_text
-from dynamo_backends.observer import GraphName
 
 
 def _files(root: Path) -> list[str]:

@@ -17,7 +17,7 @@ from dynamo_backends.errors import KernelFaultError
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.regions import Support
 from dynamo_backends.runtime.kernels import fault_in
-from dynamo_backends.runtime.session import Session, refusal
+from dynamo_backends.runtime.session import Session, SessionSettings, refusal
 from passes import Pass, PassContext, register, unregister
 
 aten = torch.ops.aten
@@ -51,14 +51,14 @@ RACING = {
 @pytest.mark.parametrize("text", RACING.values(), ids=RACING)
 def test_a_model_with_a_racing_kernel_is_not_run(text: str) -> None:
     with pytest.raises(KernelFaultError, match=LOSES_SUMS):
-        Session(model_of(text), CPU, threads=1)
+        Session(model_of(text), SessionSettings(CPU))
     assert LOSES_SUMS in str(refusal(model_of(text), CPU))
 
 
 def test_a_logarithm_of_sums_that_underflows_is_not_run() -> None:
     text = "g (float[2,2] x) => (float[2,1] y) { a = Constant<value_ints=[1]>() y = ReduceLogSumExp(x, a) }"
     with pytest.raises(KernelFaultError, match="where -inf comes first"):
-        Session(model_of(text), CPU, threads=1)
+        Session(model_of(text), SessionSettings(CPU))
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_an_operator_that_depends_on_the_threads_is_named(tmp_path: Path, other_
 
 def test_a_session_that_differs_where_no_node_does(tmp_path: Path, other_model: Callable[..., None]) -> None:
     """The kernel is one that only ONNX Runtime's optimized model has: the region's result is named."""
-    other_model(lambda session, threads: session._optimize, sinh_gets_noise)
+    other_model(lambda session, threads: session.settings.optimize, sinh_gets_noise)
     (graph,) = comparison_of(sinh_in_the_middle, tmp_path, torch.randn(50))
     assert graph["verdict"].startswith(f"diverges at cos ({__file__}:")
     assert ": not deterministic: aten.cos.default, with 2 threads, run to run" in graph["verdict"]

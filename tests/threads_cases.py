@@ -19,9 +19,10 @@ from threads_judge import UNDEFINED, Results, Subject, Verdict, flat, judge
 from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.observer import GraphName, Observer
+from dynamo_backends.artifacts import CompiledRegion, GraphName
+from dynamo_backends.observer import Observer
 from dynamo_backends.options import parse_options
-from dynamo_backends.pipeline import CompiledRegion, Pipeline
+from dynamo_backends.pipeline import Pipeline
 
 ERROR = "error"
 TOO_SMALL = "too small"
@@ -92,7 +93,7 @@ class _Listener(Observer):
 
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
         if name == "session" and isinstance(artifact, CompiledRegion):
-            model = artifact.optimized_model or artifact.model
+            model = artifact.optimized_model
             for part in (model.graph, *model.functions.values()):
                 self._operators.update(map(operator_name, ir.traversal.RecursiveGraphIterator(part)))
 

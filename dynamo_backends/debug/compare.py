@@ -24,13 +24,13 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from ..artifacts import CompiledGraph, CompiledRegion, is_operator
 from ..errors import SessionError
 from ..exporter.locations import module_path, source_line
 from ..exporter.translate import value_names
 from ..numerics.distance import Distance, distance, is_explained, nearer
 from ..numerics.exact import Environment, run_eager, run_exact, widen
-from ..pipeline import CompiledGraph, CompiledRegion
-from ..regions import is_operator, is_ordered
+from ..regions import is_ordered
 from .repeat import Instability, RepeatedRegion
 from .replay import Replay
 from .rows import OK, GraphComparison, Row, relative_error

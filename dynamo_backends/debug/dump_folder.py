@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import fx
 
-from ..observer import GraphName
+from ..artifacts import GraphName
 
 logger = logging.getLogger(__name__)
 

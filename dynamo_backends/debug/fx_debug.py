@@ -24,11 +24,12 @@ from torch.utils._dtype_abbrs import dtype_abbrs
 
 from passes.manager import PassResult
 
+from ..artifacts import GraphName, Runner, Split
 from ..exporter.locations import source_line
-from ..observer import GraphName, Observer, Runner
+from ..observer import Observer
 from ..options import Options
 from ..pipeline import Pipeline
-from ..regions import Split, assemble
+from ..regions import assemble
 from ..verification import Evaluation
 from .dump_folder import DumpFolder, dump_folder
 
@@ -51,7 +52,7 @@ def compile_in_pytorch(
         What Dynamo calls instead of the graph: PyTorch on the graphs of the stage ``post_grad``.
     """
     folder = dump_folder(options.dump_dir)
-    run = _PyTorchPipeline(options, _Printer(folder)).compile_dynamo_graph(module, example_inputs)
+    run = Pipeline(options, _Printer(folder), PyTorchLowering()).compile_dynamo_graph(module, example_inputs)
     if folder.is_enabled:
         _show(f"graphs are in {folder.location}\n")
     return run
@@ -68,12 +69,13 @@ def graph_table(module: fx.GraphModule) -> str:
     return tabulate.tabulate(cells, headers=headers, disable_numparse=True)
 
 
-class _PyTorchPipeline(Pipeline):
-    """The pipeline with PyTorch in the place of everything after ``post_grad``."""
+class PyTorchLowering:
+    """Runs the graphs of the stage ``post_grad`` in PyTorch."""
 
     def lower(
-        self, name: GraphName, module: fx.GraphModule, passes: list[PassResult], evaluation: Evaluation | None = None
+        self, name: GraphName, module: fx.GraphModule, passes: list[PassResult], evaluation: Evaluation | None
     ) -> Runner:
+        """See ``Lowering.lower``."""
         return assemble(module, Split([], {}), []).forward
 
 

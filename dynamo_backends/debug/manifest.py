@@ -23,11 +23,9 @@ from torch._dynamo.utils import counters
 
 from passes.manager import PassResult
 
+from ..artifacts import CompiledGraph, GraphName
 from ..exporter.locations import source_line
-from ..observer import GraphName
 from ..options import Options
-from ..pipeline import CompiledGraph
-from ..regions import is_operator
 from .dump_folder import DumpFolder, graph_folder
 from .repeat import RepeatedRegion
 from .rows import OK, GraphComparison
@@ -84,31 +82,29 @@ class Manifest:
 
     def add_graph(self, graph: CompiledGraph, options: Options) -> None:
         """A graph that compiled, not yet run."""
-        split = graph.split
-        on_onnx = sum(1 for region in split.regions for node in region.nodes if is_operator(node))
-        in_pytorch = [(node, reason) for node, reason in split.in_pytorch.items() if is_operator(node)]
+        coverage = graph.split.coverage
         folder = graph_folder(graph.name)
         entry: dict[str, object] = {
             "index": graph.name.index,
             "direction": graph.name.direction,
             "folder": folder,
-            "nodes": on_onnx + len(in_pytorch),
-            "nodes_on_onnx": on_onnx,
-            "share_on_onnx": split.share,
+            "nodes": coverage.total,
+            "nodes_on_onnx": coverage.on_onnx,
+            "share_on_onnx": coverage.share,
             "regions": [
                 {
                     "index": item.region.index,
                     "folder": f"{folder}/region_{item.region.index}",
-                    "nodes": sum(1 for node in item.region.nodes if is_operator(node)),
+                    "nodes": len(item.region.operators),
                     "onnx_nodes": len(item.model.graph),
-                    "onnx_nodes_optimized": len(item.optimized_model.graph) if item.optimized_model else None,
+                    "onnx_nodes_optimized": len(item.optimized_model.graph),
                     "passes": [_pass_as_json(result) for result in item.passes],
                 }
                 for item in graph.regions
             ],
             "in_pytorch": [
                 {"node": node.name, "operator": str(node.target), "reason": reason, "source": source_line(node)}
-                for node, reason in in_pytorch
+                for node, reason in coverage.in_pytorch.items()
             ],
             "passes": [_pass_as_json(result) for result in graph.passes],
             "runs": 0,

@@ -19,11 +19,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from passes.manager import PassResult
 
+from ..artifacts import CompiledGraph, CompiledRegion, GraphName, Runner
 from ..errors import SessionError
+from ..events import count
 from ..exporter.translate import serialize
-from ..observer import GraphName, Observer, Runner
+from ..observer import Observer
 from ..options import Options
-from ..pipeline import CompiledGraph, CompiledRegion, count
 from ..regions import ORIGINAL
 from ..runtime.binding import InputSpec, OutputSpec
 from .compare import compare_run
@@ -86,9 +87,9 @@ class DebugObserver(Observer):
         folder = _region_folder(compiled)
         if stage == "onnx":
             self._folder.write_bytes(f"{folder}/model.onnx", serialize(compiled.model))
-        elif stage == "onnx_optimized" and compiled.bound is not None:
+        elif stage == "onnx_optimized":
             self._folder.write_bytes(f"{folder}/model.optimized.onnx", compiled.bound.session.model)
-        elif stage == "session" and compiled.bound is not None:
+        elif stage == "session":
             session = compiled.bound.session
 
             def save(path: Path) -> None:
@@ -150,7 +151,6 @@ class DebugObserver(Observer):
     def _write_test_data(self, compiled: CompiledRegion, actual: dict[fx.Node, object]) -> None:
         """ONNX's test layout: what the model took and returned, in the order of its inputs and outputs."""
         folder = f"{_region_folder(compiled)}/test_data_set_0"
-        assert compiled.bound is not None
         region = compiled.region
         specs: dict[str, Sequence[InputSpec | OutputSpec]] = {
             "input": compiled.bound.inputs,

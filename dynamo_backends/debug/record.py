@@ -12,8 +12,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..observer import Observer, Runner
-from ..pipeline import CompiledGraph
+from ..artifacts import CompiledGraph, Runner
+from ..observer import Observer
 from .rows import GraphComparison
 
 

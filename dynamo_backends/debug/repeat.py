@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from ..artifacts import CompiledRegion
 from ..errors import SessionError
 from ..numerics.distance import EQUAL, Distance, distance, is_explained
-from ..pipeline import CompiledRegion
 from ..runtime.binding import BoundSession
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,6 @@ def repeat_region(compiled: CompiledRegion, args: Sequence[object], outputs: Seq
         args: what it was called with; nothing may have written into them since.
         outputs: what it returned.
     """
-    assert compiled.bound is not None
     unstable: dict[int, Instability] = {}
     try:
         with torch.no_grad():

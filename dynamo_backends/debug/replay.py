@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from ..artifacts import Input, Output, Region
 from ..errors import SessionError, TranslationError
-from ..exporter.translate import Input, Output, fold_constants, translate
-from ..regions import Region, results_of, signature
+from ..exporter.translate import fold_constants, translate
+from ..regions import results_of, signature
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.providers import Provider
-from ..runtime.session import Session
+from ..runtime.session import Session, SessionSettings
 from .repeat import Instability, repeat_node
 
 
@@ -81,15 +82,14 @@ class Replay:
     def _bind(self, nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[Output]) -> BoundSession:
         model = translate(nodes, [Input(node) for node in inputs], outputs, opset=self._opset, name="replay")
         fold_constants(model)
-        threads = self._threads or torch.get_num_threads()
-        session = Session(model, self._providers, threads=threads, optimize=False)
+        session = Session(model, SessionSettings(self._providers, self._threads, optimize=False))
         input_specs = [
             InputSpec(str(value.name), _dtype(node)) for node, value in zip(inputs, model.graph.inputs, strict=True)
         ]
         output_specs = [
             _output_spec(output, str(value.name)) for output, value in zip(outputs, model.graph.outputs, strict=True)
         ]
-        return BoundSession(session, input_specs, output_specs, device=torch.device("cpu"), threads=self._threads)
+        return BoundSession(session, input_specs, output_specs, device=torch.device("cpu"))
 
 
 def _own_results(node: fx.Node) -> list[Output]:

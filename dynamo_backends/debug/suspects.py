@@ -13,10 +13,9 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
+from ..artifacts import CompiledRegion
 from ..numerics.distance import Distance, distance
-from ..pipeline import CompiledRegion
 from ..runtime.binding import BoundSession
-from ..runtime.session import Session
 from .repeat import repeat_node
 
 OPTIMIZERS = (
@@ -114,17 +113,13 @@ def find_unstable_rewrite(compiled: CompiledRegion, actual: Mapping[fx.Node, obj
         compiled: the region.
         actual: the values of the run, by node.
     """
-    assert compiled.bound is not None and compiled.optimized_model is not None
     arguments = [actual[item.node] for item in compiled.region.inputs]
     for model, culprit in (
         (compiled.model, "the exported model as a whole"),
         (compiled.optimized_model, "a pass of the stage onnx"),
     ):
-        threads = compiled.bound.threads
-        session = Session(model, compiled.bound.session.providers, threads=threads, optimize=False)
-        bound = BoundSession(
-            session, compiled.bound.inputs, compiled.bound.outputs, device=torch.device("cpu"), threads=threads
-        )
+        session = compiled.bound.session.variant(model, optimize=False)
+        bound = BoundSession(session, compiled.bound.inputs, compiled.bound.outputs, device=torch.device("cpu"))
         if any(not found.is_rounding(None) for found in repeat_node(bound, arguments).values()):
             return culprit
     return "ONNX Runtime's optimizers, or a race that did not show again"
@@ -134,7 +129,6 @@ class _Search:
     """Runs variants of one region's session and says whether a value comes out as the observed model computes it."""
 
     def __init__(self, compiled: CompiledRegion, actual: Mapping[fx.Node, object], value: str) -> None:
-        assert compiled.bound is not None
         self._bound = compiled.bound
         self._arguments = [actual[item.node] for item in compiled.region.inputs]
         self._position = [spec.name.removesuffix("__memory") for spec in self._bound.outputs].index(value)
@@ -148,13 +142,7 @@ class _Search:
 
     def _run(self, model: ir.Model | None, *, optimize: bool = True, disabled: Sequence[str] = ()) -> torch.Tensor:
         assert model is not None
-        session = Session(
-            model,
-            self._bound.session.providers,
-            threads=self._bound.threads,
-            optimize=optimize,
-            disabled_optimizers=disabled,
-        )
+        session = self._bound.session.variant(model, optimize=optimize, also_disabled=disabled)
         bound = BoundSession(session, self._bound.inputs, self._bound.outputs, device=torch.device("cpu"))
         result = bound(self._arguments)[self._position]
         assert isinstance(result, torch.Tensor)

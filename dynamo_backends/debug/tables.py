@@ -7,11 +7,10 @@ import json
 
 from tabulate import tabulate
 
+from ..artifacts import CompiledGraph, Region
 from ..exporter.locations import source_line
 from ..exporter.translate import value_names
 from ..numerics.distance import Distance
-from ..pipeline import CompiledGraph
-from ..regions import Region, is_operator
 from .rows import GraphComparison, Row
 
 _LEGEND = """\
@@ -62,19 +61,21 @@ def rows_of_region(comparison: GraphComparison, region: Region) -> list[Row]:
 
 def regions_text(graph: CompiledGraph) -> str:
     """What went to ONNX Runtime, what stayed in PyTorch, and why."""
-    split = graph.split
-    lines = [f"{graph.name}: {split.share:.1%} of the operators on ONNX Runtime, in {len(split.regions)} region(s)", ""]
+    split, coverage = graph.split, graph.split.coverage
+    lines = [
+        f"{graph.name}: {coverage.share:.1%} of the operators on ONNX Runtime, in {len(split.regions)} region(s)",
+        "",
+    ]
     for region in split.regions:
-        operators = [node for node in region.nodes if is_operator(node)]
-        counted = collections.Counter(str(node.target) for node in operators)
-        lines.append(f"region_{region.index}: {len(operators)} operators")
+        counted = collections.Counter(str(node.target) for node in region.operators)
+        lines.append(f"region_{region.index}: {len(region.operators)} operators")
         lines.append(f"  inputs:  {', '.join(item.node.name for item in region.inputs)}")
         lines.append(f"  outputs: {', '.join(item.node.name for item in region.outputs)}")
         lines.extend(f"  {number:5d}  {target}" for target, number in counted.most_common())
         lines.append("")
-    in_pytorch = [(node, reason) for node, reason in split.in_pytorch.items() if is_operator(node)]
+    in_pytorch = coverage.in_pytorch
     lines.append(f"PyTorch: {len(in_pytorch)} operators")
-    table = [[node.name, str(node.target), reason, _short(source_line(node))] for node, reason in in_pytorch]
+    table = [[node.name, str(node.target), reason, _short(source_line(node))] for node, reason in in_pytorch.items()]
     if table:
         lines.append(tabulate(table, headers=["node", "operator", "why", "source"], tablefmt="simple"))
     return "\n".join(lines) + "\n"

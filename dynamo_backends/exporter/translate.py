@@ -11,7 +11,6 @@ several results, and each ONNX node keeps in its metadata where it comes from::
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
@@ -22,6 +21,7 @@ from onnx_ir.passes import common as ir_passes
 from onnxscript import optimizer
 from torch import fx
 
+from ..artifacts import Input, Output
 from ..errors import TranslationError
 from . import torch_internals
 from .converters import CONVERTERS
@@ -33,29 +33,6 @@ from .promotion import promoted_dtypes
 Values: TypeAlias = "ir.Value | None | Sequence[ir.Value | None]"
 
 IR_VERSION = 10
-
-
-@dataclasses.dataclass(frozen=True)
-class Output:
-    """One result of the model: an FX node, and the order its dimensions have in memory.
-
-    ``permutation`` is ``None`` for a row-major result. Otherwise the model returns the result transposed by it,
-    which is row-major in memory, under the name ``<node>__memory``, so that the caller can present it with the
-    strides eager gives it without a copy.
-    """
-
-    node: fx.Node
-    permutation: tuple[int, ...] | None = None
-    index: int | None = None
-    """Which result, if ``node`` itself has several."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Input:
-    """One argument of the model, and like an ``Output`` the order its dimensions have in memory."""
-
-    node: fx.Node
-    permutation: tuple[int, ...] | None = None
 
 
 def find_translation(target: object, opset: int) -> object | None:

@@ -120,12 +120,10 @@ class BoundSession:
         outputs: Sequence[OutputSpec],
         *,
         device: torch.device,
-        threads: int | None = None,
     ) -> None:
         self.session = session
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
-        self._threads = threads
         self._converters = [_converter(spec) for spec in inputs]
         self._input_names = [spec.name for spec in inputs]
         self._output_names = [spec.name for spec in outputs]
@@ -135,13 +133,12 @@ class BoundSession:
     @property
     def threads(self) -> int:
         """Threads of the session that the next call runs."""
-        return self._threads or torch.get_num_threads()
+        return self.session.settings.current_threads
 
     def with_threads(self, threads: int) -> BoundSession:
         """The same on a new session of its own, with this number of threads."""
         other = copy.copy(self)
-        other.session = self.session.alone_with(threads)
-        other._threads = threads
+        other.session = self.session.variant(threads=threads)
         return other
 
     def __call__(self, args: Sequence[torch.Tensor | int | bool]) -> list[torch.Tensor | int | bool]:

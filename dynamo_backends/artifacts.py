@@ -1,0 +1,213 @@
+"""What travels between the stages: names of graphs, regions, the split of a graph, compiled regions and graphs.
+
+The stages import this module; it imports none of them.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import logging
+import operator
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+from torch import fx
+
+from passes.manager import PassResult
+
+from .errors import SessionError, first_line
+from .events import count
+from .layout import Layout
+
+if TYPE_CHECKING:  # the exporter imports this module, and does not know the runtime
+    from .runtime.binding import BoundSession
+    from .runtime.executable import Executable
+
+logger = logging.getLogger(__name__)
+
+Runner = Callable[[list[object]], object]
+"""A compiled graph: takes its arguments boxed (in one list, which it empties) and returns the results."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphName:
+    """Which graph: the number of the Dynamo graph, and ``forward``, ``backward``, ``inference`` or, before
+    AOTAutograd told them apart, an empty direction."""
+
+    index: int
+    direction: str = ""
+
+    def __str__(self) -> str:
+        return f"graph {self.index} {self.direction}".rstrip()
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """One result of a region's model: an FX node, and the order its dimensions have in memory.
+
+    ``permutation`` is ``None`` for a row-major result. Otherwise the model returns the result transposed by it,
+    which is row-major in memory, under the name ``<node>__memory``, so that the caller can present it with the
+    strides eager gives it without a copy.
+    """
+
+    node: fx.Node
+    permutation: tuple[int, ...] | None = None
+    index: int | None = None
+    """Which result, if ``node`` itself has several."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """One argument of a region's model, and like an ``Output`` the order its dimensions have in memory."""
+
+    node: fx.Node
+    permutation: tuple[int, ...] | None = None
+
+
+def is_operator(node: fx.Node) -> bool:
+    """Whether a node computes something: calls, but not the unpacking of several results."""
+    return node.op in ("call_function", "call_module", "call_method") and node.target is not operator.getitem
+
+
+@dataclasses.dataclass
+class Region:
+    """Nodes of one graph that run as one ONNX model.
+
+    Attributes:
+        index: position among the graph's regions.
+        nodes: in execution order.
+        inputs: nodes outside that it reads: tensors and symbolic integers.
+        outputs: nodes of its own that others read.
+        layouts: how each output lies in memory in eager.
+    """
+
+    index: int
+    nodes: list[fx.Node]
+    inputs: list[Input]
+    outputs: list[Output]
+    layouts: list[Layout]
+
+    @property
+    def operators(self) -> list[fx.Node]:
+        """The nodes that compute something, see ``is_operator``."""
+        return [node for node in self.nodes if is_operator(node)]
+
+
+@dataclasses.dataclass
+class Split:
+    """A graph's regions, and for each node that stays in PyTorch the reason."""
+
+    regions: list[Region]
+    in_pytorch: dict[fx.Node, str]
+
+    @functools.cached_property
+    def coverage(self) -> Coverage:
+        """How much of the graph runs on ONNX Runtime."""
+        in_pytorch = {node: reason for node, reason in self.in_pytorch.items() if is_operator(node)}
+        return Coverage(sum(len(region.operators) for region in self.regions), in_pytorch)
+
+
+@dataclasses.dataclass(frozen=True)
+class Coverage:
+    """How much of a graph runs on ONNX Runtime: the one account from which counters, log, manifest and tables take it.
+
+    Attributes:
+        on_onnx: operators that run on ONNX Runtime.
+        in_pytorch: operators that run in PyTorch, each with its reason.
+    """
+
+    on_onnx: int
+    in_pytorch: dict[fx.Node, str]
+
+    @property
+    def total(self) -> int:
+        """All operators of the graph."""
+        return self.on_onnx + len(self.in_pytorch)
+
+    @property
+    def share(self) -> float:
+        """The share of the operators that run on ONNX Runtime, 0 to 1; 1 where there are none."""
+        return self.on_onnx / self.total if self.total else 1.0
+
+    @property
+    def fallbacks(self) -> collections.Counter[tuple[str, str]]:
+        """How often an operator (``aten.sort.default``) runs in PyTorch for a reason."""
+        return collections.Counter((str(node.target), reason) for node, reason in self.in_pytorch.items())
+
+
+@dataclasses.dataclass(eq=False)
+class CompiledRegion:
+    """A region with its models and its session.
+
+    Attributes:
+        graph: the graph it is a part of.
+        region: its nodes, inputs and outputs.
+        model: the exported model.
+        optimized_model: the model after the passes of the stage ``onnx``.
+        passes: what these did.
+        executable: what runs, without FX: the model as it was given to ONNX Runtime, and how it is run.
+        bound: its session.
+        in_pytorch: the region for PyTorch: what runs where the session fails.
+        must_run_on_onnx: whether a failure of the session is an error (``fallback="error"``) rather than PyTorch's to
+            make good.
+    """
+
+    graph: GraphName
+    region: Region
+    model: ir.Model
+    optimized_model: ir.Model
+    passes: list[PassResult]
+    executable: Executable
+    bound: BoundSession
+    in_pytorch: fx.GraphModule
+    must_run_on_onnx: bool = False
+
+    def __post_init__(self) -> None:
+        self.__name__ = f"region_{self.region.index}"  # what the generated code of the graph calls it
+        self._has_failed = False
+
+    def __call__(self, *args: object) -> Sequence[object]:
+        try:
+            return self.bound(args)
+        except SessionError as error:
+            return self._rescue(args, error)
+
+    def _rescue(self, args: Sequence[object], error: SessionError) -> Sequence[object]:
+        """Runs the region in PyTorch after the session failed on these arguments; PyTorch's own error wins."""
+        results = self.in_pytorch(*args)
+        count("runtime_failures")
+        if self.must_run_on_onnx:
+            raise SessionError(
+                f"{self.graph} region {self.region.index}: ONNX Runtime failed on this call: {error}. "
+                "Remove options={'fallback': 'error'} to let PyTorch run the region."
+            )
+        if not self._has_failed:
+            self._has_failed = True
+            logger.warning(
+                "%s region %d: ONNX Runtime failed on this call, PyTorch ran the region, as it will where it fails "
+                "again: %s",
+                self.graph,
+                self.region.index,
+                first_line(str(error)),
+            )
+        return results
+
+
+@dataclasses.dataclass(eq=False)
+class CompiledGraph:
+    """One forward, backward or inference graph, ready to run."""
+
+    name: GraphName
+    module: fx.GraphModule
+    split: Split
+    regions: list[CompiledRegion]
+    assembled: fx.GraphModule
+    """The graph with each region as one call; its arguments come boxed."""
+    passes: list[PassResult]
+
+    @property
+    def run(self) -> Runner:
+        return self.assembled.forward

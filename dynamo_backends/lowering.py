@@ -1,0 +1,275 @@
+"""The stages from ``regions`` to ``session``: regions become models, models sessions, sessions callables.
+
+A ``Lowering`` makes a callable of a graph of the stage ``post_grad``. ``OnnxLowering`` is that of ``onnxrt`` and
+``onnx_debug``; ``fx_debug`` has one that runs the graph in PyTorch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+from typing import Protocol
+
+import onnx_ir as ir
+import torch
+from torch import fx
+
+from passes.manager import PassResult
+
+from .artifacts import (
+    CompiledGraph,
+    CompiledRegion,
+    GraphName,
+    Region,
+    Runner,
+    Split,
+)
+from .errors import KernelFaultError, SessionError, TranslationError, UnsupportedOperatorError, first_line
+from .events import count
+from .exporter.locations import source_line
+from .exporter.translate import fold_constants, translate, value_names
+from .observer import Observer
+from .options import Options
+from .regions import (
+    BY_DESIGN,
+    Support,
+    assemble,
+    producer_of,
+    refusal_reason,
+    region_module,
+    split_graph,
+)
+from .runtime.binding import InputSpec, OutputSpec
+from .runtime.executable import Executable
+from .runtime.kernels import serialized
+from .runtime.session import SessionSettings
+from .stage_passes import StagePasses
+from .verification import Evaluation, ModelChecker
+
+logger = logging.getLogger(__name__)
+
+_MAXIMUM_SPLITS = 8
+"""How often a graph is split anew after the runtime refused a region, node by node, before whole regions go."""
+
+
+class Lowering(Protocol):
+    """Makes a callable of a graph."""
+
+    def lower(
+        self, name: GraphName, module: fx.GraphModule, passes: list[PassResult], evaluation: Evaluation | None
+    ) -> Runner:
+        """What is called for a graph, with its arguments boxed.
+
+        Args:
+            name: which graph.
+            module: the graph after the passes of ``post_grad``.
+            passes: what these did.
+            evaluation: the graph's values on real arguments, if the passes of ``onnx`` are to be checked.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class OnnxLowering:
+    """Runs what ONNX can express on ONNX Runtime, and the rest in PyTorch.
+
+    Args:
+        options: of the backend.
+        observer: is told of each stage, and may wrap what is called.
+        support: which nodes ONNX Runtime can run.
+        passes: those of the stage ``onnx``.
+    """
+
+    options: Options
+    observer: Observer
+    support: Support
+    passes: StagePasses
+
+    def lower(
+        self, name: GraphName, module: fx.GraphModule, passes: list[PassResult], evaluation: Evaluation | None
+    ) -> Runner:
+        """See ``Lowering.lower``.
+
+        Raises:
+            UnsupportedOperatorError: a node cannot run on ONNX Runtime, and ``fallback`` is ``error``.
+        """
+        split, regions = self._compile_regions(name, module, evaluation)
+        _report(name, split)
+        assembled = assemble(module, split, regions)
+        return self.observer.runner(CompiledGraph(name, module, split, regions, assembled, passes))
+
+    def _compile_regions(
+        self, name: GraphName, module: fx.GraphModule, evaluation: Evaluation | None
+    ) -> tuple[Split, list[CompiledRegion]]:
+        """Splits the graph and compiles its regions; what the runtime refuses is split off, in bounded rounds."""
+        refused: dict[fx.Node, str] = {}
+        for attempt in itertools.count():  # each round takes nodes from ONNX, so it ends
+            split = split_graph(module, self.support, refused)
+            self._check_fallback(split)
+            compiled: list[CompiledRegion] = []
+            before = len(refused)
+            for region in split.regions:
+                try:
+                    is_only = len(split.regions) == 1
+                    compiled.append(self._compile_region(name, module, region, evaluation, is_only=is_only))
+                except (SessionError, TranslationError) as error:
+                    count("refused_regions")
+                    culprits = self._find_refused(region, error)
+                    if attempt >= _MAXIMUM_SPLITS:
+                        culprits = dict.fromkeys(region.nodes, next(iter(culprits.values())))
+                    refused.update(culprits)
+            if len(refused) == before:
+                self.observer.stage("regions", name, split)
+                for region_compiled in compiled:
+                    self._observe_region(name, region_compiled)
+                return split, compiled
+        raise AssertionError("unreachable")
+
+    def _observe_region(self, name: GraphName, compiled: CompiledRegion) -> None:
+        for stage in ("onnx", "onnx_optimized", "session"):
+            self.observer.stage(stage, name, compiled)
+
+    def _find_refused(self, region: Region, error: Exception) -> dict[fx.Node, str]:
+        """The nodes the runtime refuses, with the reason: those its error names, else those that it refuses by
+        themselves, else the whole region."""
+        if isinstance(error, KernelFaultError):
+            culprits = [node for node in region.nodes if node.name == error.fx_node] or region.nodes
+            return {producer_of(node): error.reason for node in culprits}
+        text = str(error)
+        reason = refusal_reason(text)
+        named = [node for node in region.nodes if any(f"node_{name}" in _words(text) for name in value_names(node))]
+        if named:
+            return {producer_of(node): reason for node in named}
+        by_themselves = {}
+        for node in region.nodes:
+            against = self.support.ask(node)
+            if against is not None:
+                by_themselves[producer_of(node)] = against
+        refuses_region = f"ONNX Runtime refuses the region it is in: {first_line(text)}"
+        return by_themselves or dict.fromkeys(region.nodes, refuses_region)
+
+    def _compile_region(
+        self, name: GraphName, module: fx.GraphModule, region: Region, evaluation: Evaluation | None, *, is_only: bool
+    ) -> CompiledRegion:
+        """Makes the models and the session of a region.
+
+        Args:
+            name: which graph.
+            module: the graph.
+            region: a region of it.
+            evaluation: the graph's values, if the passes of ``onnx`` are to be checked.
+            is_only: whether it is the only region of the graph.
+        """
+        model_name = f"{name.direction}_region_{region.index}"  # the same in every process: no number of the graph
+        model = translate(region.nodes, region.inputs, region.outputs, opset=self.options.opset, name=model_name)
+        fold_constants(model)
+        inputs, outputs = _input_specs(region, model), _output_specs(region, model)
+        settings = SessionSettings(
+            self.options.providers,
+            self.options.threads,
+            shares_graph=not is_only,
+            disabled_optimizers=_optimizers_to_disable(region),
+        )
+        checker = None
+        if evaluation is not None:
+            arguments, results = [item.node for item in region.inputs], [item.node for item in region.outputs]
+            checker = ModelChecker(evaluation, arguments, results, inputs, outputs, settings)
+        optimized = model.clone()
+        passes = self.passes.run("onnx", name, optimized, region.index, checker)
+        executable = Executable(serialized(optimized), inputs, outputs, settings, _device(region))
+        return CompiledRegion(
+            name,
+            region,
+            model,
+            optimized,
+            passes,
+            executable,
+            executable.load(),
+            region_module(module, region),
+            must_run_on_onnx=self.options.fallback == "error",
+        )
+
+    def _check_fallback(self, split: Split) -> None:
+        if self.options.fallback != "error":
+            return
+        for node, reason in split.coverage.in_pytorch.items():
+            if reason not in BY_DESIGN:
+                raise UnsupportedOperatorError(
+                    f"node {node.name!r} ({node.target}) at {source_line(node) or 'an unknown line'} cannot run on "
+                    f"ONNX Runtime: {reason}. Remove options={{'fallback': 'error'}} to run it in PyTorch."
+                )
+
+
+def _report(name: GraphName, split: Split) -> None:
+    """Counts how much of a graph runs on ONNX Runtime, and says in the log what does not and should."""
+    coverage = split.coverage
+    count("regions", len(split.regions))
+    count("nodes_on_onnx", coverage.on_onnx)
+    count("nodes_in_pytorch", len(coverage.in_pytorch))
+    for (target, _), number in coverage.fallbacks.items():
+        count(f"fallback {target}", number)
+    telling = [
+        f"{target} x{number} ({reason})"
+        for (target, reason), number in coverage.fallbacks.items()
+        if reason not in BY_DESIGN
+    ]
+    if telling:
+        logger.warning(
+            "%s: %d of %d operators run in PyTorch, in %d region(s) the rest on ONNX Runtime: %s",
+            name,
+            len(coverage.in_pytorch),
+            coverage.total,
+            len(split.regions),
+            "; ".join(telling),
+        )
+
+
+def _words(text: str) -> set[str]:
+    for mark in "()',:":
+        text = text.replace(mark, " ")
+    return set(text.split())
+
+
+def _input_specs(region: Region, model: ir.Model) -> tuple[InputSpec, ...]:
+    specs = []
+    for item, value in zip(region.inputs, model.graph.inputs, strict=True):
+        meta = item.node.meta["val"]
+        dtype = meta.dtype if isinstance(meta, torch.Tensor) else None
+        assert value.name is not None
+        specs.append(InputSpec(value.name, dtype, item.permutation))
+    return tuple(specs)
+
+
+def _output_specs(region: Region, model: ir.Model) -> tuple[OutputSpec, ...]:
+    specs = []
+    for item, layout, value in zip(region.outputs, region.layouts, model.graph.outputs, strict=True):
+        meta = item.node.meta["val"]
+        assert value.name is not None
+        if isinstance(meta, torch.Tensor):
+            specs.append(OutputSpec(value.name, meta.dtype, False, layout.permutation, layout.strides))
+        else:
+            dtype = torch.bool if isinstance(meta, (bool, torch.SymBool)) else torch.int64
+            specs.append(OutputSpec(value.name, dtype, is_number=True))
+    return tuple(specs)
+
+
+def _optimizers_to_disable(region: Region) -> tuple[str, ...]:
+    """Optimizers of ONNX Runtime 1.31 that change results.
+
+    ``NoopElimination`` makes ``x`` of ``x + 0``, where ``-0.0 + 0`` is ``0.0`` (our ``remove_noops`` remove the rest of
+    what it does). ``MatMulScaleFusion`` moves a float64 scale into the float32 attribute ``alpha`` of ``FusedMatMul``,
+    rounded.
+    """
+    is_double = any(
+        isinstance(v := node.meta.get("val"), torch.Tensor) and v.dtype is torch.float64 for node in region.nodes
+    )
+    return ("NoopElimination", "MatMulScaleFusion") if is_double else ("NoopElimination",)
+
+
+def _device(region: Region) -> torch.device:
+    for output in region.outputs:
+        value = output.node.meta["val"]
+        if isinstance(value, torch.Tensor):
+            return value.device
+    return torch.device("cpu")
