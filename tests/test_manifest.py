@@ -12,14 +12,12 @@ from pathlib import Path
 import pytest
 from torch import fx
 
+from dynamo_backends.artifacts import CompiledGraph, GraphName, Split
 from dynamo_backends.debug import manifest as manifests
 from dynamo_backends.debug.dump_folder import DumpFolder
 from dynamo_backends.debug.manifest import Cost, Manifest
 from dynamo_backends.debug.rows import OK, GraphComparison
-from dynamo_backends.observer import GraphName
 from dynamo_backends.options import parse_options
-from dynamo_backends.pipeline import CompiledGraph
-from dynamo_backends.regions import Split
 from passes.manager import PassResult
 
 
