@@ -116,10 +116,11 @@ class Pipeline:
         self, graph: GraphName, example_inputs: Sequence[object]
     ) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
         """AOTAutograd's ``partition_fn``: the joint passes, then the min-cut partitioner."""
+        verify = self.options.verify_passes
+        arguments = example_inputs if verify else ()  # AOTAutograd keeps what is made here, and the first batch with it
 
         def partition(joint: fx.GraphModule, inputs: object, **kwargs: object) -> tuple[fx.GraphModule, fx.GraphModule]:
-            verify = self.options.verify_passes
-            checker = GraphChecker(aot.real_arguments(joint, example_inputs)) if verify else None
+            checker = GraphChecker(aot.real_arguments(joint, arguments)) if verify else None
             self._joint(graph, joint, checker)
             return aot.min_cut_partition(joint, inputs, **kwargs)
 

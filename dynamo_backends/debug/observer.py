@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from passes.manager import PassResult
 
-from ..artifacts import CompiledGraph, CompiledRegion, GraphName, Runner
+from ..artifacts import CompiledGraph, CompiledRegion, GraphName, RunnableRegion, Runner
 from ..errors import SessionError
 from ..events import count
 from ..exporter.translate import serialize
@@ -173,6 +173,7 @@ class _WatchedGraph:
         self._graph = graph
         self._observer = observer
         self._record = record
+        self._run = graph.run
         self._lock = threading.Lock()
         self._is_first = True
 
@@ -193,7 +194,7 @@ class _WatchedGraph:
             if self._record is not None:
                 self._record.comparison = comparison
         else:
-            outputs = self._graph.run(args)
+            outputs = self._run(args)
         if self._record is not None:
             self._record.runs.append(Run(inputs, self._observer.snapshots.of(outputs)))
         return outputs
@@ -231,8 +232,8 @@ class _RecordingInterpreter(fx.Interpreter):
         start = time.perf_counter()
         value = super().run_node(n)
         elapsed = (time.perf_counter() - start) * 1e3
-        if isinstance(n.target, CompiledRegion):
-            index = n.target.region.index
+        if isinstance(n.target, RunnableRegion):
+            index = n.target.index
             self.region_milliseconds[index] = elapsed
             args, _ = self.fetch_args_kwargs_from_env(n)
             assert isinstance(value, (tuple, list))

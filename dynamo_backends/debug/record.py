@@ -120,10 +120,11 @@ class RecordObserver(Observer):
     def runner(self, graph: CompiledGraph) -> Runner:
         record = make_record(graph)
         self._records.append(record)
+        run_graph = graph.run
 
         def run(args: list[object]) -> object:
             inputs = self._snapshots.of(args)
-            outputs = graph.run(args)
+            outputs = run_graph(args)
             record.runs.append(Run(inputs, self._snapshots.of(outputs)))
             return outputs
 
