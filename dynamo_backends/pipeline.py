@@ -107,10 +107,13 @@ class Pipeline:
         belongs to.
         """
         aot_id, direction = aot.graph_being_compiled()
-        if aot_id not in self._numbers_by_aot_id:
-            self._numbers_by_aot_id[aot_id] = _next_graph_number()
+        number = self._numbers_by_aot_id.get(aot_id) if aot_id is not None else None
+        if number is None:
+            number = _next_graph_number()
             count("graphs")
-        return self.compile_aten_graph(GraphName(self._numbers_by_aot_id[aot_id], direction), module)
+        if aot_id is not None:
+            self._numbers_by_aot_id[aot_id] = number
+        return self.compile_aten_graph(GraphName(number, direction), module)
 
     def partitioner(
         self, graph: GraphName, example_inputs: Sequence[object]

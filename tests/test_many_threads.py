@@ -12,8 +12,10 @@ import torch
 from conftest import assert_same_values, compiled
 from onnxscript import evaluator
 from torch import fx, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dynamo_backends import decomposition_table, onnx_compiler, partition_joint_graph
 from dynamo_backends.exporter.translate import Input, Output, serialize, translate
 
 OPSET = 23
@@ -136,3 +138,37 @@ def test_backwards_compile_at_once(quick_switches: None) -> None:
         actual = [parameter.grad for parameter in model.parameters()]
         expected = torch.autograd.grad(model(torch.ones(2, n)).square().sum(), list(model.parameters()))
         assert_same_values(actual, list(expected))
+
+
+def test_backwards_that_compile_at_once_are_named_each_by_its_own_graph(quick_switches: None) -> None:
+    records: list = []
+    backend = aot_autograd(
+        fw_compiler=onnx_compiler(record=records),
+        partition_fn=partition_joint_graph,
+        decompositions=decomposition_table(),
+    )
+    models = [nn.Sequential(nn.Linear(n, n), nn.GELU(), nn.Linear(n, n)) for n in range(3, 9)]
+    functions = [torch.compile(model, backend=backend) for model in models]
+    losses = [function(torch.ones(2, n)).sum() for n, function in enumerate(functions, 3)]
+    numbers = [record.index for record in records]
+    assert len(set(numbers)) == 6
+    at_once(*(loss.backward for loss in losses))
+    widths = {record.index: record.runs[0].inputs[0].shape[-1] for record in records if record.direction == "forward"}
+    backwards = [record for record in records if record.direction == "backward"]
+    assert sorted(record.index for record in backwards) == numbers
+    for record in backwards:
+        shapes = {tuple(value.shape) for value in record.runs[0].outputs if isinstance(value, torch.Tensor)}
+        assert (widths[record.index], widths[record.index]) in shapes
+
+
+def test_graphs_without_a_name_are_numbered_each_by_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AOTAutograd names what it compiles; who calls the compiler directly, or a later PyTorch, need not."""
+    records: list = []
+    compiler = onnx_compiler(record=records)
+    x = torch.ones(3)
+    for function in (lambda x: (x.sin(),), lambda x: (x.cos(),)):
+        run = compiler(traced(function, x), [x])
+        assert_same_values(tuple(run([x])), function(x))
+    first, second = records
+    assert first.index != second.index
+    assert (first.direction, second.direction) == ("inference", "inference")
