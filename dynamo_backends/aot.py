@@ -24,7 +24,7 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 from torch._functorch._aot_autograd.logging_utils import get_aot_graph_name
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import CompileContext
+from torch._guards import CompileContext, TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from passes.manager import PassManager
@@ -35,13 +35,19 @@ from .pass_target import pass_target
 from .regions import Support
 from .verification import synthetic
 
-_GRAPH_NAME = re.compile(r"__(?P<id>\d+)_(?P<direction>forward|backward|inference)")
+_GRAPH_NAME = re.compile(r"(?:^|__)(?P<id>\d+)_(?P<direction>forward|backward|inference)")
 
 
-def graph_being_compiled() -> tuple[str, str]:
-    """AOTAutograd's number of the graph it is compiling, the same for a forward and its backward, and the direction."""
-    match = _GRAPH_NAME.search(get_aot_graph_name())
-    return (match["id"], match["direction"]) if match else ("", "inference")
+def graph_being_compiled() -> tuple[str | None, str]:
+    """AOTAutograd's number of the graph it is compiling, the same for a forward and its backward, and the direction.
+
+    ``None`` and ``inference`` if AOTAutograd has no such name for it. The name is taken from the tracing context, which
+    is the thread's; the one that AOTAutograd has for the process may be that of a backward in another thread.
+    """
+    context = TracingContext.try_get()
+    names = context.aot_graph_name if context is not None else None
+    match = _GRAPH_NAME.search(names[0] if names else get_aot_graph_name())
+    return (match["id"], match["direction"]) if match else (None, "inference")
 
 
 def is_recompile() -> bool:

@@ -10,8 +10,9 @@ import dataclasses
 import functools
 import logging
 import operator
+import types
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 from torch import fx
@@ -140,18 +141,14 @@ class Coverage:
 
 
 @dataclasses.dataclass(eq=False)
-class CompiledRegion:
-    """A region with its models and its session.
+class RunnableRegion:
+    """What runs for a region, and all that production keeps of it: no graph, and no model but the serialized one.
 
     Attributes:
         graph: the graph it is a part of.
-        region: its nodes, inputs and outputs.
-        model: the exported model.
-        optimized_model: the model after the passes of the stage ``onnx``.
-        passes: what these did.
-        executable: what runs, without FX: the model as it was given to ONNX Runtime, and how it is run.
-        bound: its session.
-        in_pytorch: the region for PyTorch: what runs where the session fails.
+        index: position among the graph's regions.
+        bound: its session. It keeps the serialized model: a call with another number of threads makes a session of it.
+        in_pytorch: the region's code for PyTorch: what runs where the session fails.
         must_run_on_onnx: whether a failure of the session is an error (``fallback="error"``) rather than PyTorch's to
             make good.
         failures: calls on which the session failed.
@@ -159,17 +156,13 @@ class CompiledRegion:
     """
 
     graph: GraphName
-    region: Region
-    model: ir.Model
-    optimized_model: ir.Model
-    passes: list[PassResult]
-    executable: Executable
+    index: int
     bound: BoundSession
-    in_pytorch: fx.GraphModule
+    in_pytorch: Callable[..., Sequence[object]]
     must_run_on_onnx: bool = False
 
     def __post_init__(self) -> None:
-        self.__name__ = f"region_{self.region.index}"  # what the generated code of the graph calls it
+        self.__name__ = f"region_{self.index}"  # what the generated code of the graph calls it
         self.failures = 0
         self.last_failure = ""
 
@@ -187,7 +180,7 @@ class CompiledRegion:
         self.last_failure = first_line(str(error))
         if self.must_run_on_onnx:
             raise SessionError(
-                f"{self.graph} region {self.region.index}: ONNX Runtime failed on this call: {error}. "
+                f"{self.graph} region {self.index}: ONNX Runtime failed on this call: {error}. "
                 "Remove options={'fallback': 'error'} to let PyTorch run the region."
             )
         if self.failures == 1:
@@ -195,10 +188,38 @@ class CompiledRegion:
                 "%s region %d: ONNX Runtime failed on this call, PyTorch ran the region, as it will where it fails "
                 "again: %s",
                 self.graph,
-                self.region.index,
+                self.index,
                 self.last_failure,
             )
         return results
+
+
+@dataclasses.dataclass(eq=False)
+class CompiledRegion:
+    """A region with its models and what runs of it; for observers.
+
+    Attributes:
+        graph: the graph it is a part of.
+        region: its nodes, inputs and outputs.
+        model: the exported model.
+        optimized_model: the model after the passes of the stage ``onnx``.
+        passes: what these did.
+        executable: the model as it was given to ONNX Runtime, and how it is run, without FX.
+        runnable: what runs.
+    """
+
+    graph: GraphName
+    region: Region
+    model: ir.Model
+    optimized_model: ir.Model
+    passes: list[PassResult]
+    executable: Executable
+    runnable: RunnableRegion
+
+    @property
+    def bound(self) -> BoundSession:
+        """Its session."""
+        return self.runnable.bound
 
 
 @dataclasses.dataclass(eq=False)
@@ -215,4 +236,13 @@ class CompiledGraph:
 
     @property
     def run(self) -> Runner:
-        return self.assembled.forward
+        """What runs; it keeps no graph alive."""
+        return without_graph(self.assembled)
+
+
+def without_graph(module: fx.GraphModule) -> Callable[..., Any]:
+    """The code of a graph module, with the attributes that it reads, and without the graph it was made of."""
+    targets = [str(node.target) for op in ("get_attr", "call_module") for node in module.graph.find_nodes(op=op)]
+    names = {target.split(".")[0] for target in targets}
+    attributes = types.SimpleNamespace(**{name: getattr(module, name) for name in names})
+    return types.MethodType(type(module).forward, attributes)

@@ -22,8 +22,10 @@ from .artifacts import (
     CompiledRegion,
     GraphName,
     Region,
+    RunnableRegion,
     Runner,
     Split,
+    without_graph,
 )
 from .errors import KernelFaultError, SessionError, TranslationError, UnsupportedOperatorError
 from .events import count
@@ -95,7 +97,7 @@ class OnnxLowering:
         """
         split, regions = self._compile_regions(name, module, evaluation)
         _report(name, split)
-        assembled = assemble(module, split, regions)
+        assembled = assemble(module, split, [region.runnable for region in regions])
         return self.observer.runner(CompiledGraph(name, module, split, regions, assembled, passes))
 
     def _compile_regions(
@@ -172,17 +174,10 @@ class OnnxLowering:
         optimized = model.clone()
         passes = self.passes.run("onnx", name, optimized, region.index, checker)
         executable = Executable(serialized(optimized, settings.providers), inputs, outputs, settings, _device(region))
-        return CompiledRegion(
-            name,
-            region,
-            model,
-            optimized,
-            passes,
-            executable,
-            executable.load(),
-            region_module(module, region),
-            must_run_on_onnx=self.options.fallback == "error",
-        )
+        in_pytorch = without_graph(region_module(module, region))
+        must_run_on_onnx = self.options.fallback == "error"
+        runnable = RunnableRegion(name, region.index, executable.load(), in_pytorch, must_run_on_onnx)
+        return CompiledRegion(name, region, model, optimized, passes, executable, runnable)
 
     def _check_fallback(self, split: Split) -> None:
         if self.options.fallback != "error":

@@ -56,6 +56,10 @@ class Pipeline:
         self.lowering = lowering or OnnxLowering(options, observer, support, self.passes)
         self._numbers_by_aot_id: dict[str, int] = {}
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Pipeline:
+        """Itself: a copy of a model that ``aot_autograd`` compiles by it is dumped and recorded where the model is."""
+        return self
+
     def compile_dynamo_graph(self, module: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         """The whole pipeline on one of Dynamo's graphs.
 
@@ -103,19 +107,23 @@ class Pipeline:
         belongs to.
         """
         aot_id, direction = aot.graph_being_compiled()
-        if aot_id not in self._numbers_by_aot_id:
-            self._numbers_by_aot_id[aot_id] = _next_graph_number()
+        number = self._numbers_by_aot_id.get(aot_id) if aot_id is not None else None
+        if number is None:
+            number = _next_graph_number()
             count("graphs")
-        return self.compile_aten_graph(GraphName(self._numbers_by_aot_id[aot_id], direction), module)
+        if aot_id is not None:
+            self._numbers_by_aot_id[aot_id] = number
+        return self.compile_aten_graph(GraphName(number, direction), module)
 
     def partitioner(
         self, graph: GraphName, example_inputs: Sequence[object]
     ) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
         """AOTAutograd's ``partition_fn``: the joint passes, then the min-cut partitioner."""
+        verify = self.options.verify_passes
+        arguments = example_inputs if verify else ()  # AOTAutograd keeps what is made here, and the first batch with it
 
         def partition(joint: fx.GraphModule, inputs: object, **kwargs: object) -> tuple[fx.GraphModule, fx.GraphModule]:
-            verify = self.options.verify_passes
-            checker = GraphChecker(aot.real_arguments(joint, example_inputs)) if verify else None
+            checker = GraphChecker(aot.real_arguments(joint, arguments)) if verify else None
             self._joint(graph, joint, checker)
             return aot.min_cut_partition(joint, inputs, **kwargs)
 

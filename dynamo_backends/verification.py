@@ -186,12 +186,14 @@ def at_first_call(build: Callable[[Sequence[object]], Runner]) -> Runner:
         build: compiles on real arguments, and returns what runs.
     """
     lock = threading.Lock()
+    waiting = [build]
     built: list[Runner] = []
 
     def run(args: list[object]) -> object:
         with lock:
             if not built:
-                built.append(build(tuple(args)))
+                built.append(waiting[0](tuple(args)))
+                waiting.clear()  # it keeps the graph
         return built[0](args)
 
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -356,6 +357,31 @@ def test_records_without_debug_keep_the_runs_and_do_not_compare() -> None:
     function(torch.randn(3, 8)).sum().backward()
     assert [len(record.runs) for record in records] == [2, 2]
     assert all(record.comparison is None for record in records)
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_copy_of_a_model_records_to_the_same_list(debug: bool, dump: Path) -> None:
+    records: list = []
+    backend = aot_autograd(
+        fw_compiler=dynamo_backends.onnx_compiler(debug=debug, dump_dir=str(dump), record=records),
+        partition_fn=dynamo_backends.partition_joint_graph,
+        decompositions=dynamo_backends.decomposition_table(),
+    )
+    model, x = Classifier(), torch.randn(3, 8)
+    untouched = copy.deepcopy(torch.compile(model, backend=backend))
+    first = torch.compile(model, backend=backend)
+    first(x).sum().backward()
+    assert [(record.direction, len(record.runs)) for record in records] == [("forward", 1), ("backward", 1)]
+    twin = copy.deepcopy(first)
+    with torch.no_grad():
+        next(twin.parameters()).zero_()
+    for function in (twin, untouched):
+        before = len(records)
+        expected = copy.deepcopy(function._orig_mod)(x)
+        torch.testing.assert_close(function(x), expected)
+        runs = [run for record in records for run in record.runs]
+        torch.testing.assert_close(runs[-1].outputs[0], expected.detach())
+        assert len(records) == before + 1  # the copy is a module of its own to Dynamo
 
 
 def test_two_models_share_the_run_folder(dump: Path) -> None:

@@ -14,15 +14,9 @@ import torch.nn.functional as F
 from conftest import compiled
 from torch import fx, nn
 
-from dynamo_backends.regions import Support
 from passes import Pass, PassContext, register, unregister
 
 aten = torch.ops.aten
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Support, "_known", {})
 
 
 class Perceptron(nn.Module):

@@ -1,12 +1,21 @@
-"""``manifest.json``: what was compiled and compared, for a person's first look and for programs."""
+"""``manifest.json``: what was compiled and compared, for a person's first look and for programs.
+
+The file is always whole and valid: it is written anew and then takes the old one's place. A small one is written at
+each change. A large one, of a hundred graphs or more, waits so that no more than a twentieth of the time goes into it;
+a timer writes what waits, or the end of the process. The first verdict that is not ``ok`` never waits.
+"""
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import datetime
+import functools
 import json
 import platform
 import threading
+import time
+import weakref
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 
@@ -27,8 +36,15 @@ SCHEMA_VERSION = 1
 _PACKAGES = ("dynamo-backends", "torch", "onnx", "onnxruntime", "onnxscript", "onnx-ir", "numpy", "transformers")
 
 
+_SMALL = 500_000
+"""Characters of a manifest that is written at each change."""
+
+_TIMES_LONGER = 20
+"""How many times as long as a write took the next one waits."""
+
+
 class Manifest:
-    """The manifest of one dump folder; written anew, atomically, at each change."""
+    """The manifest of one dump folder. All methods may be called from several threads."""
 
     def __init__(self, folder: DumpFolder) -> None:
         self._folder = folder
@@ -37,10 +53,15 @@ class Manifest:
         self._graphs: dict[GraphName, dict[str, object]] = {}
         self._options: dict[str, object] = {}
         self._dynamo_graphs: dict[int, list[dict[str, object]]] = {}
+        self._is_behind = False
+        self._next_write = 0.0
+        self._timer: threading.Timer | None = None
+        _manifests.add(self)
 
     def add_passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
         """What the passes of ``pre_grad`` or ``joint`` did to a Dynamo graph; it is in the file with the next write."""
         with self._lock:
+            self._is_behind = True
             self._dynamo_graphs.setdefault(graph.index, []).extend(map(_pass_as_json, results))
 
     def add_graph(self, graph: CompiledGraph, options: Options) -> None:
@@ -80,11 +101,12 @@ class Manifest:
         with self._lock:
             self._options = _options_as_json(options)
             self._graphs[graph.name] = entry
-            self._write()
+            self._changed()
 
     def count_run(self, name: GraphName) -> None:
         """A run that was not compared; it is in the file with the next write."""
         with self._lock:
+            self._is_behind = True
             entry = self._graphs[name]
             entry["runs"] = int(entry["runs"]) + 1  # type: ignore[call-overload]
 
@@ -100,6 +122,9 @@ class Manifest:
                 str(index): {"differing_outputs": len(item.unstable), "failure": item.failure}
                 for index, item in repeated.items()
             }
+            is_first_fault = comparison.verdict != OK and all(
+                other["verdict"] in (None, OK) for other in self._graphs.values()
+            )
             if entry["verdict"] in (None, OK):
                 entry.update(
                     verdict=comparison.verdict,
@@ -107,9 +132,36 @@ class Manifest:
                     worst=comparison.worst_as_json(),
                     unchecked=comparison.unchecked,
                 )
+            self._changed(at_once=is_first_fault)
+
+    def flush(self) -> None:
+        """Writes what the file does not have yet."""
+        with self._lock:
+            if self._is_behind:
+                self._write()
+
+    def _changed(self, *, at_once: bool = False) -> None:
+        self._is_behind = True
+        wait = self._next_write - time.monotonic()
+        if at_once or wait <= 0:
             self._write()
+        elif self._timer is None:
+            self._timer = threading.Timer(wait, self.flush)
+            self._timer.daemon = True
+            self._timer.start()
 
     def _write(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        start = time.monotonic()
+        text = self._text()
+        self._folder.write_text("manifest.json", text)
+        self._is_behind = False
+        end = time.monotonic()
+        self._next_write = end + (end - start) * _TIMES_LONGER if len(text) > _SMALL else end
+
+    def _text(self) -> str:
         content = {
             "schema_version": SCHEMA_VERSION,
             "started": self._started,
@@ -121,7 +173,16 @@ class Manifest:
             "graphs": [self._graphs[name] for name in sorted(self._graphs, key=lambda name: (name.index, _rank(name)))],
             "counters": dict(counters["dynamo_backends"]),
         }
-        self._folder.write_text("manifest.json", json.dumps(content, indent=1))
+        return json.dumps(content, indent=1)
+
+
+_manifests: weakref.WeakSet[Manifest] = weakref.WeakSet()
+
+
+@atexit.register
+def _flush_all() -> None:
+    for manifest in list(_manifests):
+        manifest.flush()
 
 
 def _rank(name: GraphName) -> int:
@@ -136,6 +197,7 @@ def _options_as_json(options: Options) -> dict[str, object]:
     return dataclasses.asdict(options)
 
 
+@functools.cache
 def _versions() -> dict[str, str]:
     found = {}
     for package in _PACKAGES:

@@ -30,7 +30,7 @@ from .dump_folder import DumpFolder, dump_folder, graph_folder
 from .judge import ComparedEntry, Judge, Judged, KeptGraphs, Listeners, ModelGraphs
 from .manifest import Manifest
 from .pass_diffs import PassDiffs
-from .record import Record, Run, make_record, snapshot
+from .record import Record, Run, Snapshots, make_record
 from .replay import Replay
 from .rows import OK, GraphComparison
 from .stages import StageGraphs
@@ -62,6 +62,7 @@ class DebugObserver(Observer):
     def __init__(self, options: Options, records: list[object] | None = None) -> None:
         self._options = options
         self._records = records
+        self.snapshots = Snapshots()
         self._folder = dump_folder(options.dump_dir)
         self._manifest = _manifest_of(self._folder)
         self._replay = Replay(options.opset, options.providers, options.threads)
@@ -213,6 +214,7 @@ class _WatchedGraph:
         self._observer = observer
         self._judge = judge
         self._record = record
+        self._run = graph.run
         self._lock = threading.Lock()
         self._is_first = True
         self._has_compared = False
@@ -220,11 +222,11 @@ class _WatchedGraph:
     def run(self, args: list[object]) -> object:
         call = self._judge.call_of(args)
         compares = call is not None if self._judge.captured is not None else self._is_asked_for()
-        inputs = snapshot(args) if self._record is not None else []
+        inputs = self._observer.snapshots.of(args) if self._record is not None else []
         self._observer.count_run(self._graph)
-        outputs = self._compared(args, call) if compares else self._graph.run(args)
+        outputs = self._compared(args, call) if compares else self._run(args)
         if self._record is not None:
-            self._record.runs.append(Run(inputs, snapshot(outputs)))
+            self._record.runs.append(Run(inputs, self._observer.snapshots.of(outputs)))
         return outputs
 
     def _is_asked_for(self) -> bool:

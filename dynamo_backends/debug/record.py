@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import weakref
 
 import onnx
 import onnx_ir as ir
@@ -17,7 +19,10 @@ from .rows import GraphComparison
 
 @dataclasses.dataclass
 class Run:
-    """The inputs and outputs of one call of a graph; tensors are copies, so later changes in place do not show."""
+    """The inputs and outputs of one call of a graph; tensors are copies, so later changes in place do not show.
+
+    What did not change since another call, such as a weight, is one copy in both runs.
+    """
 
     inputs: list[object]
     outputs: list[object]
@@ -60,14 +65,49 @@ def make_record(graph: CompiledGraph) -> Record:
     return Record(graph.name.index, graph.name.direction, graph.module, models)
 
 
-def snapshot(values: object) -> list[object]:
-    """Copies of a list's tensors, detached, with their strides; numbers as they are."""
-    return pytree.tree_map(
-        lambda value: (
-            value.detach().clone(memory_format=torch.preserve_format) if isinstance(value, torch.Tensor) else value
-        ),
-        list(values) if isinstance(values, (list, tuple)) else [values],
-    )
+class Snapshots:
+    """Copies of tensors, for one list of records.
+
+    A tensor whose elements are, bit by bit, those of the last copy made of the same memory gets that copy again: a
+    weight is copied once for all calls, and once for the forward that saves it and the backward that reads it. The
+    copies belong to the runs: what no run has any more is not kept here.
+    """
+
+    def __init__(self) -> None:
+        self._last: weakref.WeakValueDictionary[object, torch.Tensor] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def of(self, values: object) -> list[object]:
+        """Copies of a list's tensors, detached, with their strides; numbers as they are."""
+        listed = list(values) if isinstance(values, (list, tuple)) else [values]
+        return pytree.tree_map_only(torch.Tensor, self._copy, listed)
+
+    def _copy(self, value: torch.Tensor) -> torch.Tensor:
+        value = value.detach()
+        if value.layout is not torch.strided:
+            return value.clone()
+        memory = (value.device, value.data_ptr(), value.shape, value.stride())
+        key = (memory, value.dtype, value.is_neg(), value.is_conj())
+        with self._lock:
+            last = self._last.get(key)
+            if last is None or not _same_bits(last, value):
+                last = value.clone(memory_format=torch.preserve_format)
+                self._last[key] = last
+            return last
+
+
+def _same_bits(first: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype and shape have the same elements; NaN is NaN, and -0.0 is not 0.0."""
+    return torch.equal(_bits(first), _bits(other))
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    value = value.resolve_conj().resolve_neg()
+    if value.is_complex():
+        value = torch.view_as_real(value)
+    if not value.is_floating_point():
+        return value
+    return value.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[value.element_size()])
 
 
 class RecordObserver(Observer):
@@ -75,15 +115,17 @@ class RecordObserver(Observer):
 
     def __init__(self, records: list[object]) -> None:
         self._records = records
+        self._snapshots = Snapshots()
 
     def runner(self, graph: CompiledGraph) -> Runner:
         record = make_record(graph)
         self._records.append(record)
+        run_graph = graph.run
 
         def run(args: list[object]) -> object:
-            inputs = snapshot(args)
-            outputs = graph.run(args)
-            record.runs.append(Run(inputs, snapshot(outputs)))
+            inputs = self._snapshots.of(args)
+            outputs = run_graph(args)
+            record.runs.append(Run(inputs, self._snapshots.of(outputs)))
             return outputs
 
         return run

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..artifacts import CompiledGraph, CompiledRegion
+from ..artifacts import CompiledGraph, RunnableRegion
 from ..regions import ORIGINAL
 from .repeat import RepeatedRegion, repeat_region
 
@@ -100,12 +100,12 @@ class _RecordingInterpreter(fx.Interpreter):
     def run_node(self, n: fx.Node) -> object:
         if isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable:
             self._keep_what_is_overwritten(n)
-        failures = n.target.failures if isinstance(n.target, CompiledRegion) else 0
+        failures = n.target.failures if isinstance(n.target, RunnableRegion) else 0
         start = time.perf_counter()
         value = super().run_node(n)
         elapsed = (time.perf_counter() - start) * 1e3
-        if isinstance(n.target, CompiledRegion):
-            index = n.target.region.index
+        if isinstance(n.target, RunnableRegion):
+            index = n.target.index
             self.region_milliseconds[index] = elapsed
             if n.target.failures > failures:
                 self.rescued[index] = n.target.last_failure

@@ -2,6 +2,10 @@
 
 Everything else in the exporter works on what is defined here, so that a new PyTorch needs one file read again.
 Written against PyTorch 2.13: ``torch/onnx/_internal/exporter/_building.py``, ``_registration.py``, ``_core.py``.
+
+Several threads may translate at once, and others may export or run onnxscript functions meanwhile. onnxscript keeps
+what interprets a function's operators (its default evaluator) in a variable of the process; while a ``Recorder``
+records, its thread alone sees it there, and the variable itself is left alone.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import ctypes
 import functools
 import logging
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +22,7 @@ import onnx
 import onnx_ir as ir
 import onnxscript
 import torch
-from onnxscript import evaluator
+from onnxscript._internal import evaluator
 from torch.onnx._internal.exporter import _building, _core, _decomp, _registration, _tensors
 
 from ..errors import TranslationError
@@ -25,24 +30,53 @@ from ..errors import TranslationError
 SymbolicTensor = _tensors.SymbolicTensor
 
 
+class _OfThisThread(threading.local):
+    recorder: Recorder | None = None
+
+
+_of_this_thread = _OfThisThread()
+_default_of_the_process = evaluator.default
+
+
+def _default_evaluator() -> evaluator.Evaluator:
+    """In the place of ``onnxscript.evaluator.default``: the recorder of this thread, else the process's evaluator."""
+    return _of_this_thread.recorder or _default_of_the_process()
+
+
+evaluator.default = _default_evaluator
+
+
 @functools.cache
 def registry(opset: int) -> _registration.ONNXRegistry:
     """Torchlib's translations valid at ``opset``; building it takes about a second, once for each opset."""
     noisy = logging.getLogger(_registration.__name__)
-    level = noisy.level
-    noisy.setLevel(logging.ERROR)  # it warns once for each torchvision operator that is not installed
+    this_thread = threading.get_ident()
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        return record.thread != this_thread or record.levelno >= logging.ERROR
+
+    noisy.addFilter(is_wanted)  # it warns once for each torchvision operator that is not installed
     try:
         return _registration.ONNXRegistry.from_torchlib(opset)
     finally:
-        noisy.setLevel(level)
+        noisy.removeFilter(is_wanted)
 
 
 def torchlib_function(target: object, opset: int) -> Callable[..., object] | None:
     """Torchlib's translation of an operator on real-valued tensors, or ``None``."""
     for decomposition in registry(opset).get_decomps(target):
-        if not decomposition.is_complex:
+        if not decomposition.is_complex and not _needs_the_exporter(decomposition.onnx_function):
             return decomposition.onnx_function
     return None
+
+
+def _needs_the_exporter(function: Callable[..., object]) -> bool:
+    """Whether a function of torchlib is of those that read the exporter that calls them from a variable of the process.
+
+    They are those of ``torch.onnx.ops.symbolic``, whose operators only an exporter gives a meaning (eager returns
+    zeros), and of higher-order operators, which stay in PyTorch.
+    """
+    return getattr(function, "__globals__", {}).get("_core") is _core
 
 
 def torchlib_operators(opset: int) -> list[object]:
@@ -175,12 +209,11 @@ class Recorder(_building.OpRecorder):
 
     def record(self, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> object:
         """Calls a translation function; the nodes it emitted are in ``self.nodes``."""
-        with evaluator.default_as(self):
-            _core.current_tracer = self
-            try:
-                return function(*args, **kwargs)
-            finally:
-                _core.current_tracer = None
+        outer, _of_this_thread.recorder = _of_this_thread.recorder, self
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _of_this_thread.recorder = outer
 
 
 def _fits_float32(number: float) -> bool:

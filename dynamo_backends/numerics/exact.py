@@ -1,19 +1,22 @@
 """Runs the nodes of an FX graph in PyTorch: as eager does, and in float64.
 
-The float64 run changes more than the inputs: dtype arguments of lower precision, tensor constants, the default dtype.
-Results that are not continuous (booleans, indices, integers), random numbers and bit-casts are taken from eager's run,
-or a comparison that flips would read as an error of the values.
+The float64 run changes more than the inputs: dtype arguments of lower precision, tensor constants, and calls whose
+result has the default dtype (a quotient of integers, a tensor made of Python numbers); the default dtype itself is the
+whole process's, and stays as it is. Results that are not continuous (booleans, indices, integers), random numbers and
+bit-casts are taken from eager's run, or a comparison that flips would read as an error of the values.
 """
 
 from __future__ import annotations
 
-import contextlib
+import inspect
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
+
+aten = torch.ops.aten
 
 Environment: TypeAlias = "dict[fx.Node, object]"
 
@@ -25,7 +28,7 @@ WIDER = {
     torch.complex64: torch.complex128,
 }
 
-BIT_CASTS = {torch.ops.aten.view.dtype}
+BIT_CASTS = {aten.view.dtype}
 
 
 def _layer_norm_backward(
@@ -40,12 +43,12 @@ def _layer_norm_backward(
     """With the statistics in the weight's dtype, as the kernel wants them of a half input with float32 weights."""
     if weight is not None:
         mean, rstd = mean.to(weight.dtype), rstd.to(weight.dtype)
-    return torch.ops.aten.native_layer_norm_backward.default(grad, input, shape, mean, rstd, weight, *rest)
+    return aten.native_layer_norm_backward.default(grad, input, shape, mean, rstd, weight, *rest)
 
 
 _WHATEVER_THE_FAKE_RESULT = {
-    torch.ops.aten.view.default: torch.ops.aten.reshape.default,
-    torch.ops.aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten.view.default: aten.reshape.default,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
 }
 """What computes the same values where an argument is not what its fake tensor, which made the graph, foretold (PyTorch
 2.13): the strides of batch normalization of a transposed tensor in training; the dtype of layer normalization's
@@ -104,14 +107,84 @@ def run_exact(node: fx.Node, environment: Environment, eager: object, inexact: d
         return pytree.tree_map(widen, eager)
     function = _exact_function(node)
     args, kwargs = pytree.tree_map(_wider_dtype, arguments(node, environment))
-    with _default_dtype(torch.float64):
-        try:
-            result = function(*args, **kwargs)
-        except (RuntimeError, NotImplementedError, TypeError) as error:  # a kernel for the low precision only
-            if inexact is not None:
-                inexact[node.name] = f"{type(error).__name__}: {error}".splitlines()[0]
-            return pytree.tree_map(widen, eager)
+    try:
+        result = function(*args, **kwargs)
+    except (RuntimeError, NotImplementedError, TypeError) as error:  # a kernel for the low precision only
+        if inexact is not None:
+            inexact[node.name] = f"{type(error).__name__}: {error}".splitlines()[0]
+        return pytree.tree_map(widen, eager)
+    if _is_narrow(result) and _is_of_pytorch(node):
+        result = of_default_dtype(function, args, kwargs, result)
     return pytree.tree_map(_keep_discrete, result, eager)
+
+
+def _is_narrow(value: object) -> bool:
+    """Whether a tensor has less than float64's precision."""
+    return any(isinstance(leaf, torch.Tensor) and leaf.dtype in WIDER for leaf in pytree.tree_leaves(value))
+
+
+def _is_of_pytorch(node: fx.Node) -> bool:
+    """Whether a node calls a function that may be called twice; one of a user's own may do more than compute."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target.namespace in ("aten", "prims")
+    return node.op == "call_method" or getattr(node.target, "__module__", "").split(".")[0] in ("torch", "_operator")
+
+
+_ALSO_OF_TENSORS = dict.fromkeys((aten.where.Scalar, aten.where.ScalarSelf, aten.where.ScalarOther), torch.where)
+"""Overloads that take a number only as a number, and what takes it as a tensor too."""
+
+
+def of_default_dtype(function: Callable[..., object], args: Any, kwargs: dict[str, object], narrow: object) -> object:
+    """The result of a function in float64, which on arguments that are no float tensors returned the default dtype.
+
+    Args:
+        function, args, kwargs: the call.
+        narrow: what it returned; returned again if no other way of calling it gives float64.
+    """
+    function = _ALSO_OF_TENSORS.get(function, function)
+    for other_args, other_kwargs in _other_calls(function, args, kwargs):
+        try:
+            result = function(*other_args, **other_kwargs)
+        except (RuntimeError, NotImplementedError, TypeError):  # it does not take its arguments that way
+            continue
+        if not _is_narrow(result):
+            return result
+    return narrow
+
+
+def _other_calls(
+    function: Callable[..., object], args: Any, kwargs: dict[str, object]
+) -> Iterator[tuple[Any, dict[str, object]]]:
+    """Calls of the same meaning that let a function know what the default dtype would: float64."""
+    if _takes_dtype(function):
+        yield args, {**kwargs, "dtype": torch.float64}
+    for wider in (_float_number, _float_integers, _float_discrete):
+        yield pytree.tree_map(wider, (args, kwargs))
+
+
+def _takes_dtype(function: Callable[..., object]) -> bool:
+    if isinstance(function, torch._ops.OpOverload):
+        return any(argument.name == "dtype" for argument in function._schema.arguments)
+    return inspect.isbuiltin(function)  # it has no signature to read, and says at the call what it does not take
+
+
+def _float_number(value: object) -> object:
+    """A Python number as a tensor of its own dtype, which takes part in type promotion."""
+    if isinstance(value, float):
+        return torch.tensor(value, dtype=torch.float64)
+    return torch.tensor(value, dtype=torch.complex128) if isinstance(value, complex) else value
+
+
+def _float_integers(value: object) -> object:
+    is_integer = isinstance(value, torch.Tensor) and value.dtype is not torch.bool
+    return _float_discrete(value) if is_integer else value
+
+
+def _float_discrete(value: object) -> object:
+    """A tensor of integers or booleans in float64."""
+    if isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex()):
+        return value.to(torch.float64)
+    return value
 
 
 def _wider_dtype(value: object) -> object:
@@ -129,13 +202,3 @@ def _keep_discrete(exact: object, eager: object) -> object:
     if isinstance(eager, torch.Tensor) and not (eager.is_floating_point() or eager.is_complex()):
         return eager
     return widen(exact)
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

@@ -24,7 +24,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from .exact import BIT_CASTS, WIDER, widen
+from .exact import BIT_CASTS, WIDER, of_default_dtype, widen
 
 aten = torch.ops.aten
 
@@ -291,20 +291,8 @@ class _Float64(TorchDispatchMode):
         if not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable:
             return result
         if any(leaf.dtype in WIDER for leaf in _floats(result)) and not _returns_view(func):
-            result = self._of_default_dtype(func, args, kwargs, result)
+            result = _widened(of_default_dtype(func, args, kwargs, result))
         return result
-
-    def _of_default_dtype(self, func: Any, args: Any, kwargs: Any, result: object) -> object:
-        """Float64 of an operator that makes floating-point values of none: constants, or of integers."""
-        names = {argument.name for argument in func._schema.arguments}
-        if "dtype" in names and kwargs.get("dtype") is None:
-            try:
-                return func(*args, **{**kwargs, "dtype": torch.float64})
-            except (RuntimeError, TypeError):
-                return _widened(result)
-        if torch.Tag.pointwise in func.tags:
-            return func(*pytree.tree_map(_as_double, args), **pytree.tree_map(_as_double, kwargs))
-        return _widened(result)
 
     def _in_low_precision(self, func: Any, args: Any, kwargs: Any, error: Exception) -> object:
         """For an operator that float64 does not have."""
@@ -325,10 +313,6 @@ def _wider_dtype(value: object) -> object:
 
 def _widened(value: object) -> Any:
     return pytree.tree_map(widen, value)
-
-
-def _as_double(value: object) -> object:
-    return value.double() if isinstance(value, torch.Tensor) and not value.is_complex() else value
 
 
 def _narrowed(value: object) -> object:
