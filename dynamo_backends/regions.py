@@ -28,6 +28,7 @@ from .exporter.known_wrong import (
     draws_random_numbers,
     reason_not_to_translate,
 )
+from .exporter.signature import signature
 from .exporter.translate import Input, Output, find_translation, fold_constants, translate
 from .layout import ROW_MAJOR, Layout, layout_of
 from .runtime.kernels import check
@@ -121,7 +122,8 @@ class Support:
                 return self.reason_against(producer)
         if "val" in node.meta and (reason := reason_not_to_translate(node)) is not None:
             return reason
-        if find_translation(node.target, self.opset) is None:
+        translation = find_translation(node.target, self.opset)
+        if translation is None:
             return "no translation to ONNX"
         if is_ordered(node) and not draws_random_numbers(node):
             return "it has side effects"
@@ -133,7 +135,7 @@ class Support:
             return f"no execution provider in {names} for {elsewhere.pop()}"
         if len(_devices(node)) > 1:
             return "it copies between devices"
-        key = (self._configuration, torch.are_deterministic_algorithms_enabled(), signature(node))
+        key = (self._configuration, torch.are_deterministic_algorithms_enabled(), translation, signature(node))
         if key not in self._known:
             self._known[key] = self.ask(node)
         return self._known[key]
@@ -184,34 +186,6 @@ def results_of(node: fx.Node) -> list[Output]:
     if isinstance(value, (tuple, list)):
         return [Output(node, index=i) for i, item in enumerate(value) if item is not None]
     return [Output(node)]
-
-
-def signature(node: fx.Node) -> object:
-    """What a node's translation depends on: its operator, constants, and the types and shapes around it."""
-    positions = {arg: i for i, arg in enumerate(node.all_input_nodes)}
-
-    def describe(arg: object) -> object:
-        if isinstance(arg, fx.Node):
-            return ("node", positions[arg], _describe_value(arg.meta["val"]))
-        if isinstance(arg, (list, tuple)):
-            return tuple(describe(item) for item in arg)
-        return (type(arg).__name__, str(arg))
-
-    kwargs = tuple((key, describe(arg)) for key, arg in sorted(node.kwargs.items()))
-    return (node.target, describe(node.args), kwargs, _describe_value(node.meta["val"]))
-
-
-def _describe_value(value: object) -> object:
-    if isinstance(value, torch.Tensor):
-        return (
-            str(value.dtype),
-            str(value.layout),
-            value.device.type,
-            tuple(str(dim) for dim in value.shape),
-        )
-    if isinstance(value, (list, tuple)):
-        return tuple(_describe_value(item) for item in value)
-    return type(value).__name__
 
 
 class _OperatorSupport(OperatorSupportBase):

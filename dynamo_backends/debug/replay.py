@@ -9,8 +9,9 @@ import torch
 from torch import fx
 
 from ..errors import SessionError, TranslationError
+from ..exporter.signature import signature
 from ..exporter.translate import Input, Output, fold_constants, translate
-from ..regions import Region, results_of, signature
+from ..regions import Region, results_of
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.providers import Provider
 from ..runtime.session import Session
