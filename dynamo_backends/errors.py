@@ -27,3 +27,7 @@ class KernelFaultError(SessionError):
         super().__init__(f"{onnx_node}: {reason}")
         self.reason = reason
         self.fx_node = fx_node
+
+
+class WrongResultError(SessionError):
+    """What ONNX Runtime returned has another shape or dtype than eager's result."""

@@ -31,9 +31,10 @@ from passes.manager import Checker, PassManager, PassResult
 
 from . import aot
 from .aliases import read_memory_of_owners, separate_returned_views
-from .errors import KernelFaultError, SessionError, TranslationError, UnsupportedOperatorError
+from .errors import KernelFaultError, SessionError, TranslationError, UnsupportedOperatorError, WrongResultError
 from .exporter.decompositions import decomposition_table
 from .exporter.locations import source_line
+from .exporter.results import sizes_of
 from .exporter.translate import fold_constants, translate, value_names
 from .observer import GraphName, Observer, Runner
 from .options import Options
@@ -98,19 +99,21 @@ class CompiledRegion:
         """Runs the region in PyTorch after the session failed on these arguments; PyTorch's own error wins."""
         assert self.in_pytorch is not None
         results = self.in_pytorch(*args)
-        count("runtime_failures")
+        is_wrong = isinstance(error, WrongResultError)
+        count("wrong_results" if is_wrong else "runtime_failures")
+        what = "ONNX Runtime returned another result than eager's" if is_wrong else "ONNX Runtime failed on this call"
         if self.must_run_on_onnx:
-            raise SessionError(
-                f"{self.graph} region {self.region.index}: ONNX Runtime failed on this call: {error}. "
+            raise type(error)(
+                f"{self.graph} region {self.region.index}: {what}: {error}. "
                 "Remove options={'fallback': 'error'} to let PyTorch run the region."
             )
         if not self._has_failed:
             self._has_failed = True
             logger.warning(
-                "%s region %d: ONNX Runtime failed on this call, PyTorch ran the region, as it will where it fails "
-                "again: %s",
+                "%s region %d: %s, PyTorch ran the region, as it will where that happens again: %s",
                 self.graph,
                 self.region.index,
+                what,
                 first_line(str(error)),
             )
         return results
@@ -418,7 +421,7 @@ def _input_specs(compiled: CompiledRegion) -> list[InputSpec]:
         meta = item.node.meta["val"]
         dtype = meta.dtype if isinstance(meta, torch.Tensor) else None
         assert value.name is not None
-        specs.append(InputSpec(value.name, dtype, item.permutation))
+        specs.append(InputSpec(value.name, dtype, item.permutation, sizes_of(meta)))
     return specs
 
 
@@ -429,10 +432,11 @@ def _output_specs(compiled: CompiledRegion) -> list[OutputSpec]:
         meta = item.node.meta["val"]
         assert value.name is not None
         if isinstance(meta, torch.Tensor):
-            specs.append(OutputSpec(value.name, meta.dtype, False, layout.permutation, layout.strides))
+            strides = layout.strides
+            specs.append(OutputSpec(value.name, meta.dtype, False, layout.permutation, strides, sizes_of(meta)))
         else:
             dtype = torch.bool if isinstance(meta, (bool, torch.SymBool)) else torch.int64
-            specs.append(OutputSpec(value.name, dtype, is_number=True))
+            specs.append(OutputSpec(value.name, dtype, is_number=True, sizes=()))
     return specs
 
 
