@@ -19,7 +19,7 @@ from torch import fx
 
 from passes.manager import PassResult
 
-from .errors import SessionError, first_line
+from .errors import SessionError, WrongResultError, first_line
 from .events import count
 from .layout import Layout
 from .reasons import Reason
@@ -152,7 +152,7 @@ class RunnableRegion:
         must_run_on_onnx: whether a failure of the session is an error (``fallback="error"``) rather than PyTorch's to
             make good.
         failures: calls on which the session failed.
-        last_failure: the first line of what ONNX Runtime said of the last of them.
+        last_failure: what happened in the last of them, a line.
     """
 
     graph: GraphName
@@ -175,18 +175,19 @@ class RunnableRegion:
     def _rescue(self, args: Sequence[object], error: SessionError) -> Sequence[object]:
         """Runs the region in PyTorch after the session failed on these arguments; PyTorch's own error wins."""
         results = self.in_pytorch(*args)
-        count("runtime_failures")
+        is_wrong = isinstance(error, WrongResultError)
+        count("wrong_results" if is_wrong else "runtime_failures")
+        what = "ONNX Runtime returned another result than eager's" if is_wrong else "ONNX Runtime failed on this call"
         self.failures += 1
-        self.last_failure = first_line(str(error))
+        self.last_failure = f"{what}: {first_line(str(error))}"
         if self.must_run_on_onnx:
-            raise SessionError(
-                f"{self.graph} region {self.index}: ONNX Runtime failed on this call: {error}. "
+            raise type(error)(
+                f"{self.graph} region {self.index}: {what}: {error}. "
                 "Remove options={'fallback': 'error'} to let PyTorch run the region."
             )
         if self.failures == 1:
             logger.warning(
-                "%s region %d: ONNX Runtime failed on this call, PyTorch ran the region, as it will where it fails "
-                "again: %s",
+                "%s region %d: PyTorch ran the region, as it will where this happens again: %s",
                 self.graph,
                 self.index,
                 self.last_failure,

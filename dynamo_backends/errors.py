@@ -77,3 +77,7 @@ class KernelFaultError(SessionError):
 
     def __init__(self, onnx_node: str, reason: Reason, node: str | None) -> None:
         super().__init__(f"{onnx_node}: {reason}", reason, node)
+
+
+class WrongResultError(SessionError):
+    """What ONNX Runtime returned has another shape or dtype than eager's result."""

@@ -30,6 +30,7 @@ from .artifacts import (
 from .errors import KernelFaultError, SessionError, TranslationError, UnsupportedOperatorError
 from .events import count
 from .exporter.locations import source_line
+from .exporter.results import sizes_of
 from .exporter.translate import fold_constants, translate
 from .observer import Observer
 from .options import Options
@@ -217,7 +218,7 @@ def _input_specs(region: Region, model: ir.Model) -> tuple[InputSpec, ...]:
         meta = item.node.meta["val"]
         dtype = meta.dtype if isinstance(meta, torch.Tensor) else None
         assert value.name is not None
-        specs.append(InputSpec(value.name, dtype, item.permutation))
+        specs.append(InputSpec(value.name, dtype, item.permutation, sizes_of(meta)))
     return tuple(specs)
 
 
@@ -227,10 +228,11 @@ def _output_specs(region: Region, model: ir.Model) -> tuple[OutputSpec, ...]:
         meta = item.node.meta["val"]
         assert value.name is not None
         if isinstance(meta, torch.Tensor):
-            specs.append(OutputSpec(value.name, meta.dtype, False, layout.permutation, layout.strides))
+            strides = layout.strides
+            specs.append(OutputSpec(value.name, meta.dtype, False, layout.permutation, strides, sizes_of(meta)))
         else:
             dtype = torch.bool if isinstance(meta, (bool, torch.SymBool)) else torch.int64
-            specs.append(OutputSpec(value.name, dtype, is_number=True))
+            specs.append(OutputSpec(value.name, dtype, is_number=True, sizes=()))
     return tuple(specs)
 
 

@@ -21,6 +21,7 @@ from .aliases import IN_PYTORCH, is_view
 from .artifacts import Input, Output, Region, Split
 from .errors import TranslationError
 from .exporter.known_wrong import draws_random_numbers, faults_of, reason_not_to_translate
+from .exporter.signature import signature
 from .exporter.translate import find_translation, fold_constants, translate
 from .layout import ROW_MAJOR, Layout, layout_of
 from .reasons import Kind, Reason
@@ -140,34 +141,6 @@ def results_of(node: fx.Node) -> list[Output]:
     if isinstance(value, (tuple, list)):
         return [Output(node, index=i) for i, item in enumerate(value) if item is not None]
     return [Output(node)]
-
-
-def signature(node: fx.Node) -> object:
-    """What a node's translation depends on: its operator, constants, and the types and shapes around it."""
-    positions = {arg: i for i, arg in enumerate(node.all_input_nodes)}
-
-    def describe(arg: object) -> object:
-        if isinstance(arg, fx.Node):
-            return ("node", positions[arg], _describe_value(arg.meta["val"]))
-        if isinstance(arg, (list, tuple)):
-            return tuple(describe(item) for item in arg)
-        return (type(arg).__name__, str(arg))
-
-    kwargs = tuple((key, describe(arg)) for key, arg in sorted(node.kwargs.items()))
-    return (node.target, describe(node.args), kwargs, _describe_value(node.meta["val"]))
-
-
-def _describe_value(value: object) -> object:
-    if isinstance(value, torch.Tensor):
-        return (
-            str(value.dtype),
-            str(value.layout),
-            value.device.type,
-            tuple(str(dim) for dim in value.shape),
-        )
-    if isinstance(value, (list, tuple)):
-        return tuple(_describe_value(item) for item in value)
-    return type(value).__name__
 
 
 class _OperatorSupport(OperatorSupportBase):

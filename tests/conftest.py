@@ -57,6 +57,7 @@ def assert_on_onnx() -> None:
     assert not in_pytorch, f"these run in PyTorch: {in_pytorch}"
     assert counted("nodes_on_onnx") > 0, "nothing runs on ONNX Runtime"
     assert counted("runtime_failures") == 0, "ONNX Runtime failed while running a region"
+    assert counted("wrong_results") == 0, "ONNX Runtime returned another shape or dtype than eager"
 
 
 def _is_view(target: str) -> bool:

@@ -7,13 +7,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import compiled
+import zoo
+from conftest import compiled, counted
+from onnxscript import opset18 as op
 from torch import fx, nn
+from torch._dynamo.backends.common import aot_autograd
 
+from dynamo_backends import onnx_compiler
+from dynamo_backends.exporter import decompositions
+from dynamo_backends.exporter.converters import CONVERTERS
 from passes import Pass, PassContext, register, unregister
 
 aten = torch.ops.aten
@@ -95,18 +103,18 @@ def scale(stage: str) -> Callable[[fx.GraphModule, PassContext], int]:
     return run
 
 
-def scale_onnx(model: ir.Model, context: PassContext) -> int:
+def scale_onnx(model: ir.Model, context: PassContext, name: str = "silu") -> int:
     """The same in the ONNX model; the value keeps its name."""
     fired = 0
     for node in list(model.graph):
-        if any(value.name == "silu" for value in node.outputs):
+        if any(value.name == name for value in node.outputs):
             value = node.outputs[0]
             factor = ir.node("Constant", [], {"value": ir.tensor(np.float32(1.01))})
             scaled = ir.node("Mul", [value, factor.outputs[0]])
             for user, index in list(value.uses()):
                 if user is not scaled:
                     user.replace_input_with(index, scaled.outputs[0])
-            value.name, scaled.outputs[0].name = "before_scaling", "silu"
+            value.name, scaled.outputs[0].name = "before_scaling", name
             model.graph.insert_after(node, [factor, scaled])
             model.graph.outputs[:] = [scaled.outputs[0] if item is value else item for item in model.graph.outputs]
             fired += 1
@@ -138,3 +146,184 @@ def test_a_wrong_pass(stage: str, name: str, mode: str, planted: Callable[[Pass]
     assert found[direction].startswith("diverges at "), found
     assert f"pass {stage}.wrong" in found[direction]
     assert line_of(f"silu of the {name}") in found[direction]
+
+
+def test_a_wrong_gradient_of_a_pass(planted: Callable[[Pass], None], tmp_path: Path) -> None:
+    """The results are right; only what flows back is not."""
+
+    def detach(module: fx.GraphModule, context: PassContext) -> int:
+        (node,) = module.graph.find_nodes(op="call_function", target=F.silu)
+        with module.graph.inserting_before(node.next):
+            detached = module.graph.call_method("detach", (node,))
+            half = module.graph.call_function(torch.mul, (node, 0.5))
+            rest = module.graph.call_function(torch.mul, (detached, 0.5))
+            total = module.graph.call_function(torch.add, (half, rest))
+        node.replace_all_uses_with(total, lambda user: user not in (detached, half))
+        module.recompile()
+        context.matches.append(node.name)
+        return 1
+
+    planted(Pass("pre_grad.wrong", "Planted by a test.", detach))
+    found = verdicts(Perceptron(), (5, 8), "training", tmp_path)
+    assert found["forward"] == "ok"
+    assert found["backward"].startswith("diverges at ") and "pass pre_grad.wrong" in found["backward"]
+    assert line_of("silu of the perceptron") in found["backward"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_wrong_decomposition(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of a forward operator in inference, of a backward operator in training."""
+
+    def wrong_silu(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.sigmoid(x) * 1.01
+
+    def wrong_silu_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        sigmoid = torch.sigmoid(x)
+        return grad * sigmoid * (1 + x * (1 - sigmoid)) * 1.01
+
+    make, shape = MODELS[name]
+    line = line_of(f"silu of the {name}")
+    right = decompositions._decompositions
+    table = {aten.silu.default: wrong_silu}
+    monkeypatch.setattr(decompositions, "_decompositions", lambda opset: {**right(opset), **table})
+    found = verdicts(make(), shape, "inference", tmp_path / "inference")
+    assert found["inference"].startswith("diverges at ") and line in found["inference"]
+    assert "decomposition of aten.silu.default" in found["inference"]
+    table = {aten.silu_backward.default: wrong_silu_backward}
+    found = verdicts(make(), shape, "training", tmp_path / "training")
+    assert found["forward"] == "ok"
+    assert found["backward"].startswith("diverges at ") and line in found["backward"]
+    assert "decomposition of aten.silu_backward.default" in found["backward"]
+
+
+class Damped(nn.Module):
+    """Twelve layers alike; the end of the model makes the fault of one as small as rounding."""
+
+    def seventh(self, y: torch.Tensor) -> torch.Tensor:
+        return F.silu(y)  # silu in the seventh layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x
+        for i in range(12):
+            y = torch.tanh(y + 0.1 * i)
+            y = self.seventh(y) if i == 6 else F.silu(y)
+        return 1.0 + 1e-7 * y
+
+
+def silu_lines() -> str:
+    return line_of("silu in the seventh layer")
+
+
+@pytest.mark.parametrize("stage", ["pre_grad", "joint", "post_grad", "onnx"])
+def test_a_wrong_pass_that_the_model_damps(stage: str, planted: Callable[[Pass], None], tmp_path: Path) -> None:
+    """The same operator is right in eleven other places, and the results show nothing."""
+
+    def only_the_seventh(graph: object, context: PassContext) -> int:
+        if isinstance(graph, fx.GraphModule):
+            nodes = [
+                n for n in graph.graph.nodes if n.op == "call_function" and n.target in (F.silu, aten.silu.default)
+            ]
+            others = [node for i, node in enumerate(nodes) if i != 6]
+            targets = [node.target for node in others]
+            for node in others:
+                node.target = torch.neg  # hidden from the pass
+            fired = scale(stage)(graph, context)
+            for node, target in zip(others, targets, strict=True):
+                node.target = target
+            graph.recompile()
+            return fired
+        assert isinstance(graph, ir.Model)
+        for node in graph.graph:
+            if any(value.name == "silu_6" for value in node.outputs):
+                return scale_onnx(graph, context, "silu_6")
+        return 0
+
+    planted(Pass(f"{stage}.wrong", "Planted by a test.", only_the_seventh))
+    found = verdicts(Damped(), (4, 8), "inference", tmp_path)
+    assert f"pass {stage}.wrong" in found["inference"]
+    assert silu_lines() in found["inference"]
+
+
+def test_a_wrong_operator_that_the_model_damps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its translation is right but for one of twelve calls."""
+    calls = 0
+
+    def wrong_once(x: ir.Value) -> object:
+        nonlocal calls
+        calls += 1
+        result = op.Mul(x, op.Sigmoid(x))
+        return op.Mul(result, 1.01) if calls == 8 else result  # the first call asks whether it can be translated
+
+    monkeypatch.setitem(CONVERTERS, aten.silu.default, wrong_once)
+    found = verdicts(Damped(), (4, 8), "inference", tmp_path)
+    assert found["inference"] == f"diverges at silu_6 ({silu_lines()})"
+
+
+def test_a_kernel_that_is_wrong_only_in_the_session_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """ONNX Runtime's optimizers are made to change a value inside; the model hides it from the results."""
+    create = onnxruntime.InferenceSession
+
+    def optimize_badly(model: bytes, options: onnxruntime.SessionOptions, **kwargs: object) -> object:
+        if options.graph_optimization_level != onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL:
+            changed = ir.from_proto(onnx.load_model_from_string(model))
+            scale_onnx(changed, PassContext("onnx.none"), "silu_6")
+            model = ir.to_proto(changed).SerializeToString()
+        return create(model, options, **kwargs)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", optimize_badly)
+    found = verdicts(Damped(), (4, 8), "inference", tmp_path)
+    assert found["inference"] == f"diverges at silu_6 ({silu_lines()}): ONNX Runtime's optimizers"
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_inputs_that_are_changed_in_place(keep: bool, tmp_path: Path) -> None:
+    def running(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        half = total[:2]
+        result = (half * x).sin()
+        total.add_(1.0)
+        return result + half
+
+    compiler = onnx_compiler(debug=True, dump_dir=str(tmp_path), compare="every")
+    kept = aot_autograd(fw_compiler=compiler, keep_inference_input_mutations=True)
+    options = {"dump_dir": str(tmp_path), "compare": "every"}
+    with torch.no_grad():
+        function = compiled(running, backend=kept) if keep else compiled(running, backend="onnx_debug", options=options)
+        total = torch.zeros(4, 3)
+        for _ in range(3):
+            function(torch.randn(2, 3), total)
+    assert torch.equal(total, torch.full((4, 3), 3.0))
+    (graph,) = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    assert (graph["verdict"], graph["unchecked"]) == ("ok", [])
+
+
+def test_a_reference_that_is_not_float64_is_said(tmp_path: Path) -> None:
+    """An operator of one's own that float64 does not have."""
+
+    @torch.library.custom_op("planted::single_only", mutates_args=())
+    def single_only(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype is not torch.float32:
+            raise RuntimeError("float32 only")
+        return x * 2
+
+    single_only.register_fake(torch.empty_like)
+    with torch.no_grad():
+        function = compiled(lambda x: single_only(x).sin(), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
+        function(torch.randn(4))
+    (graph,) = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    assert graph["verdict"] == "ok"
+    assert any("single_only" in item and "float32 only" in item for item in graph["unchecked"])
+    assert "not checked: " in graph["note"]
+    assert counted("unchecked_values") > 0
+
+
+@pytest.mark.parametrize("name", sorted(zoo.ZOO))
+def test_no_false_alarm(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = zoo.ZOO[name].build(), zoo.ZOO[name].inputs()
+    function = compiled(model, backend="onnx_debug", options={"dump_dir": str(tmp_path), "tensor_limit": 0})
+    result = function(**inputs)
+    loss = result.loss if getattr(result, "loss", None) is not None else result[0].square().mean()
+    loss.backward()
+    graphs = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    found = {(graph["index"], graph["direction"]): (graph["verdict"], graph["unchecked"]) for graph in graphs}
+    assert all(item == ("ok", []) for item in found.values()), found

@@ -208,7 +208,7 @@ def test_a_session_that_cannot_run_again_is_said(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setitem(CONVERTERS, aten.sinh.default, failing)
     (graph,) = comparison_of(sinh_in_the_middle, tmp_path, torch.randn(50))
-    assert graph["verdict"].startswith("not comparable: ONNX Runtime failed in region_0, PyTorch ran it: ")
+    assert graph["verdict"].startswith("not comparable: PyTorch ran region_0: ONNX Runtime failed on this call: ")
     assert "1000000" in graph["verdict"]
     assert "1000000" in graph["repeated"]["0"]["failure"]
     assert any(item.startswith("region_0 was not run again: ") for item in graph["unchecked"])

@@ -19,20 +19,11 @@ from torch import fx
 
 from .. import aot
 from ..exporter.decompositions import decomposition_table
+from ..numerics.differences import is_discrete, value_difference
 from ..numerics.distance import distance
 from ..numerics.twice import Results, Twice, copies
 from .decomposed import find_wrong_decomposition
-from .stages import (
-    Culprit,
-    StageGraphs,
-    Step,
-    changed,
-    difference,
-    interpret,
-    is_discrete,
-    name_of_result,
-    value_difference,
-)
+from .stages import Culprit, StageGraphs, Step, changed, difference, interpret, name_of_result
 
 _KEPT_CALLS = 4
 """Calls whose backward has not come yet that are kept for it."""

@@ -72,7 +72,7 @@ def compare_run(graph: CompiledGraph, run: RunValues, replay: Replay) -> GraphCo
     again = [f"region_{i} was not run again: {item.failure}" for i, item in run.repeated.items() if item.failure]
     unchecked = [*lockstep.unchecked(), *again]
     if run.rescued and comparison.ok:
-        said = "; ".join(f"ONNX Runtime failed in region_{i}, PyTorch ran it: {why}" for i, why in run.rescued.items())
+        said = "; ".join(f"PyTorch ran region_{i}: {why}" for i, why in run.rescued.items())
         comparison = dataclasses.replace(comparison, verdict=f"not comparable: {said}")
     return dataclasses.replace(comparison, unchecked=unchecked)
 
@@ -312,7 +312,8 @@ class _Lockstep:
         first = self._propagated[(node, index)]
         assert isinstance(first, torch.Tensor)
         for _ in range(_EXPOSED_TIMES):
-            values = self._replay.region_values(region, [self._actual[item.node] for item in region.inputs])
+            arguments = [self._actual[item.node] for item in region.inputs]
+            values = self._replay.region_values(_region(self._graph, region.index), arguments)
             other = values[(node, index)]
             assert isinstance(other, torch.Tensor)
             found = instability_of(first, other, _region(self._graph, region.index).bound.threads)
@@ -399,7 +400,7 @@ class _Lockstep:
         """All values of a region: in its exported model, and in the session that ran."""
         compiled = _region(self._graph, region.index)
         try:
-            self._propagated.update(self._replay.region_values(region, arguments))
+            self._propagated.update(self._replay.region_values(compiled, arguments))
         except SessionError as error:  # the local errors and the outputs remain
             self._unchecked.append(f"the values inside region_{region.index}: {first_line(str(error))}")
         try:

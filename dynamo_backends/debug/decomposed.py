@@ -16,8 +16,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..exporter.locations import source_line
+from ..numerics.differences import value_difference
 from ..numerics.twice import as_float64, is_random
-from .stages import Culprit, value_difference
+from .stages import Culprit
 
 _Table = Mapping[object, Callable[..., Any]]
 

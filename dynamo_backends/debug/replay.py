@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
 import torch
 from torch import fx
 
-from ..artifacts import CompiledRegion, Input, Output, Region
+from ..artifacts import CompiledRegion, Input, Output
 from ..errors import SessionError, TranslationError, first_line
+from ..exporter.signature import signature
 from ..exporter.translate import fold_constants, translate, value_names
-from ..regions import results_of, signature
+from ..regions import results_of
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.providers import Provider
 from ..runtime.session import Session
@@ -37,19 +38,22 @@ class Replay:
         self._threads = threads
         self._node_sessions: dict[object, BoundSession | str] = {}
 
-    def region_values(self, region: Region, args: Sequence[object]) -> dict[tuple[fx.Node, int | None], object]:
-        """The value of every node of a region, computed from the region's arguments in one session.
+    def region_values(
+        self, compiled: CompiledRegion, args: Sequence[object]
+    ) -> dict[tuple[fx.Node, int | None], object]:
+        """The value of every node of a region in its exported model, nothing optimized.
 
         Returns:
-            From a node, and the index of the result if it has several, to the value.
+            From a node, and the index of the result if it has several, to the value; constants are not among them.
 
         Raises:
             SessionError: the runtime refuses the model with all values exposed.
         """
-        outputs = [output for node in region.nodes if "val" in node.meta for output in _own_results(node)]
-        session = self._bind(region.nodes, [item.node for item in region.inputs], outputs, threads=self._threads)
-        values = session(args)
-        return {(output.node, output.index): value for output, value in zip(outputs, values, strict=True)}
+        nodes = [node for node in compiled.region.nodes if "val" in node.meta]
+        outputs = {_name(output): output for node in nodes for output in _own_results(node)}
+        specs = [_output_spec(output, name) for name, output in outputs.items()]
+        values = values_of_model(compiled.bound, compiled.bound.session, compiled.model, args, specs)
+        return {(outputs[name].node, outputs[name].index): value for name, value in values.items()}
 
     def session_values(self, compiled: CompiledRegion, args: Sequence[object]) -> dict[str, torch.Tensor]:
         """The values inside the session that ran, by name: those of the model that ONNX Runtime made of it.
@@ -59,7 +63,10 @@ class Replay:
         Raises:
             SessionError: the runtime does not write the model, or refuses it with all values exposed.
         """
-        return values_of_session(compiled.bound, compiled.bound.session, args, list(_dtypes(compiled.region)))
+        nodes = [node for node in compiled.region.nodes if "val" in node.meta]
+        specs = [_output_spec(output, _name(output)) for node in nodes for output in _own_results(node)]
+        specs = [spec for spec in specs if not spec.is_number]
+        return tensors(values_of_session(compiled.bound, compiled.bound.session, args, specs))
 
     def node_values(self, node: fx.Node, args: Sequence[object]) -> list[object] | str:
         """A node's results computed by a session of that node alone; in words, why it does not run alone.
@@ -112,45 +119,75 @@ class Replay:
         return BoundSession(session, input_specs, output_specs, device=torch.device("cpu"))
 
 
-def _dtypes(region: Region) -> Iterator[tuple[str, torch.dtype]]:
-    """The tensors inside a region, with their dtypes."""
-    for node in region.nodes:
-        if node.target is operator.getitem or "val" not in node.meta:
-            continue
-        value = node.meta["val"]
-        values = value if isinstance(value, (tuple, list)) else [value]
-        for name, item in zip(value_names(node), values, strict=True):
-            if isinstance(item, torch.Tensor):
-                yield name, item.dtype
-
-
 def values_of_session(
-    bound: BoundSession, session: Session, args: Sequence[object], wanted: Sequence[tuple[str, torch.dtype]]
-) -> dict[str, torch.Tensor]:
+    bound: BoundSession, session: Session, args: Sequence[object], wanted: Sequence[OutputSpec]
+) -> dict[str, object]:
     """Values inside a session, by name: those that the model ONNX Runtime made of it still has.
 
     Args:
         bound: how the arguments are bound.
         session: the session; it is not run itself.
         args: of the region.
-        wanted: names and dtypes of the values.
+        wanted: the values.
 
     Raises:
         SessionError: the runtime does not write the model, or refuses it with the values exposed.
     """
     model = ir.from_proto(onnx.load_model_from_string(session.optimized()))
+    return _exposed_values(bound, session, model, args, wanted, is_final=True)
+
+
+def values_of_model(
+    bound: BoundSession, session: Session, model: ir.Model, args: Sequence[object], wanted: Sequence[OutputSpec]
+) -> dict[str, object]:
+    """Values inside a model of a region, by name, with nothing optimized; constants are not among them.
+
+    Args:
+        bound: how the arguments are bound.
+        session: of whose settings the model's session is.
+        model: the model; left as it is.
+        args: of the region.
+        wanted: the values.
+
+    Raises:
+        SessionError: the runtime refuses the model with the values exposed.
+    """
+    return _exposed_values(bound, session, model.clone(), args, wanted, is_final=False)
+
+
+def _exposed_values(
+    bound: BoundSession,
+    session: Session,
+    model: ir.Model,
+    args: Sequence[object],
+    wanted: Sequence[OutputSpec],
+    *,
+    is_final: bool,
+) -> dict[str, object]:
+    """The values of a model, which is changed; ``is_final``: it is given to ONNX Runtime as it is."""
     values = {str(value.name): value for node in model.graph for value in node.outputs}
-    specs = [OutputSpec(name, dtype) for name, dtype in wanted if name in values]
+    specs = [spec for spec in wanted if spec.name in values]
+    if not specs:
+        return {}
     model.graph.outputs.clear()
     for spec in specs:
         value = values[spec.name]
         value.dtype = ir.tensor_adapters.from_torch_dtype(spec.dtype)
         model.graph.outputs.append(value)
-    if not specs:
-        return {}
-    exposed = Session(ir.to_proto(model).SerializeToString(), dataclasses.replace(session.settings, optimize=False))
+    settings = dataclasses.replace(session.settings, optimize=False, shares_graph=True)
+    exposed = Session(ir.to_proto(model).SerializeToString() if is_final else model, settings)
     results = BoundSession(exposed, bound.inputs, specs, device=torch.device("cpu"))(args)
-    return {spec.name: value for spec, value in zip(specs, results, strict=True) if isinstance(value, torch.Tensor)}
+    return {spec.name: value for spec, value in zip(specs, results, strict=True)}
+
+
+def tensors(values: Mapping[str, object]) -> dict[str, torch.Tensor]:
+    """Those of the values that are tensors."""
+    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+
+
+def _name(output: Output) -> str:
+    """The name of the ONNX value that holds a result."""
+    return value_names(output.node)[output.index or 0]
 
 
 def _own_results(node: fx.Node) -> list[Output]:

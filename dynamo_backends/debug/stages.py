@@ -20,11 +20,12 @@ from torch.utils import _pytree as pytree
 from passes.manager import PassResult
 
 from ..exporter.locations import source_line
-from ..numerics.distance import Distance, distance, is_explained
+from ..numerics.differences import is_discrete, same_number, value_difference
+from ..numerics.distance import distance
 from ..numerics.twice import Results, Twice
-from ..verification import Evaluation
+from .first_node import first_wrong_node
 
-_FLOAT64_ROUNDING = 1e-9
+_FLOAT64_ROUNDING = 1e-14
 """Relative to the largest value: what another order of operations may change in float64."""
 
 
@@ -155,7 +156,7 @@ def changed(before: Results, after: Results) -> bool:
     for key, old in before.exact.items():
         new = after.exact[key]
         if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
-            if not _equal(old, new):
+            if not same_number(old, new):
                 return True
             continue
         if old.dtype != new.dtype or old.shape != new.shape:
@@ -164,11 +165,6 @@ def changed(before: Results, after: Results) -> bool:
         if found.nonfinite or found.max_abs > _FLOAT64_ROUNDING * (found.scale or 1.0):
             return True
     return False
-
-
-def is_discrete(value: object) -> bool:
-    """Whether a result has no floating-point values."""
-    return not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex())
 
 
 def difference(before: Results, after: Results, key: object) -> str:
@@ -182,39 +178,6 @@ def difference(before: Results, after: Results, key: object) -> str:
     return value_difference(old, exact, new)
 
 
-def value_difference(old: object, exact: object, new: object) -> str:
-    """In words, why ``new`` is further from ``exact`` than ``old`` and rounding explain; ``""`` if it is not.
-
-    The dtypes of floating-point values are no matter of this: within a graph a pass may change them, and some kernels
-    of PyTorch return others than their fake tensors (the statistics of a layer norm of bfloat16 with float32 weights).
-    """
-    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor) or not isinstance(exact, torch.Tensor):
-        return "" if _equal(old, new) else f"{new} instead of {old}"
-    if old.dtype != new.dtype and not (old.is_floating_point() and new.is_floating_point()):
-        return f"dtype {new.dtype} instead of {old.dtype}"
-    if old.shape != new.shape:
-        return f"shape {tuple(new.shape)} instead of {tuple(old.shape)}"
-    if torch.equal(old, new):
-        return ""
-    theirs, ours = distance(old, exact), distance(new, exact)
-    coarser = max((old.dtype, new.dtype), key=_epsilon)
-    return "" if is_explained(ours, theirs, coarser) else _error(ours, theirs)
-
-
-def _epsilon(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
-
-
-def _equal(first: object, other: object) -> bool:
-    return bool(first == other) or (first != first and other != other)
-
-
-def _error(ours: Distance, theirs: Distance) -> str:
-    if ours.nonfinite > theirs.nonfinite:
-        return f"{ours.nonfinite} elements are NaN or infinite and should not be"
-    return f"off float64 by {ours.max_abs:.3g}, {theirs.max_abs:.3g} before, at values up to {ours.scale:.3g}"
-
-
 def _compare(
     before: fx.GraphModule,
     step: Step,
@@ -226,7 +189,8 @@ def _compare(
     """The culprit of a step after which the float64 results are others; ``None`` if nothing is beyond rounding."""
     graphs = (before, step.graph)
     first, second = graphs if judged is None else (_restricted(graph, judged) for graph in graphs)
-    node = _first_node(first, second, arguments)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        node = first_wrong_node(first, second, arguments, torch.get_rng_state())
     if node is not None:
         name, source, said = node
         return Culprit(name, source, step.cause, said)
@@ -255,64 +219,6 @@ def name_of_result(graph: fx.GraphModule, key: object) -> tuple[str, str]:
     kind, position = key
     placeholder = list(graph.graph.find_nodes(op="placeholder"))[position]
     return ("the gradient of " if kind == "gradient" else "the input ") + placeholder.name, ""
-
-
-def _first_node(
-    before: fx.GraphModule, after: fx.GraphModule, arguments: Sequence[object]
-) -> tuple[str, str, str] | None:
-    """The first node of ``after`` whose value is not that of its namesake: name, line, in words by how much.
-
-    A node that the step made has no namesake. Where one is what the found node reads, it is named, with the line of
-    what was read before.
-    """
-    old = Evaluation(before, arguments, exact=True)
-    new = Evaluation(after, arguments, exact=False)
-    namesakes = {node.name: node for node in old.eager}
-    for node in after.graph.nodes:
-        same = namesakes.get(node.name)
-        if node.op == "output":
-            same = before.graph.output_node()
-            pairs = zip(_read(same), _read(node), strict=False)
-            for theirs, ours in pairs:
-                said = _node_difference(old, new, theirs, ours)
-                if said:
-                    return ours.name, source_line(ours) or source_line(theirs), said
-            continue
-        if same is None or node not in new.eager or _rounds(node, new):
-            continue
-        said = _node_difference(old, new, same, node)
-        if said:
-            for theirs, ours in zip(_read(same), _read(node), strict=False):
-                if ours.name not in namesakes:
-                    return ours.name, source_line(ours) or source_line(theirs), said
-            return node.name, source_line(node) or source_line(same), said
-    return None
-
-
-def _rounds(node: fx.Node, values: Evaluation) -> bool:
-    """Whether a node makes discrete results of floating-point values: these another rounding may turn."""
-    if not all(map(is_discrete, pytree.tree_leaves(values.eager[node]))):
-        return False
-    return not all(is_discrete(leaf) for arg in node.all_input_nodes for leaf in pytree.tree_leaves(values.eager[arg]))
-
-
-def _read(node: fx.Node) -> list[fx.Node]:
-    """The nodes a node reads, in the order of its arguments, repeated ones too."""
-    return [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]
-
-
-def _node_difference(old: Evaluation, new: Evaluation, theirs: fx.Node, ours: fx.Node) -> str:
-    before, exact, after = (
-        pytree.tree_leaves(item, is_leaf=lambda x: x is None)
-        for item in (old.eager[theirs], old.exact[theirs], new.eager[ours])
-    )
-    if len(before) != len(after):
-        return f"{len(after)} results instead of {len(before)}"
-    for values in zip(before, exact, after, strict=True):
-        said = value_difference(*values)
-        if said:
-            return said
-    return ""
 
 
 def _restricted(graph: fx.GraphModule, judged: Sequence[int]) -> fx.GraphModule:

@@ -12,7 +12,7 @@ several results, and each ONNX node keeps in its metadata where it comes from::
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -28,6 +28,7 @@ from .converters import CONVERTERS
 from .indices import INDEX_ARGUMENT, refuse_negative
 from .locations import module_path, source_line
 from .promotion import promoted_dtypes
+from .results import check_results, expected_dtype, expected_shape
 
 Values: TypeAlias = "ir.Value | None | Sequence[ir.Value | None]"
 
@@ -199,7 +200,9 @@ class _Translation:
             raise TranslationError(f"its translation failed: {_root_cause(error)}") from error
         if _is_double(node.meta["val"]) and (number := recorder.rounded_number()) is not None:
             raise TranslationError(f"its translation rounds {number} to float32, and its result is float64")
-        self._adopt(node, results, recorder)
+        promoted = {value.dtype for value in casts.values() if value.dtype is not None}
+        adopted = self._adopt(node, results, promoted, recorder)
+        check_results(node, function, recorder.nodes, self.model.functions, adopted, self.opset)
 
     def _cast(self, node: fx.Node, dtype: torch.dtype, recorder: torch_internals.Recorder) -> ir.Value:
         value = self._value(node)
@@ -214,20 +217,32 @@ class _Translation:
         recorder.nodes.append(ir.Node("", "Cast", [value], [target], outputs=[cast]))
         return cast
 
-    def _adopt(self, node: fx.Node, results: object, recorder: torch_internals.Recorder) -> None:
-        """Gives the results the node's names, shapes and dtypes, and takes the recorded ONNX nodes into the graph."""
+    def _adopt(
+        self,
+        node: fx.Node,
+        results: object,
+        promoted: Collection[ir.DataType],
+        recorder: torch_internals.Recorder,
+    ) -> list[ir.Value | None]:
+        """Gives the results the node's names, shapes and dtypes, and takes the recorded ONNX nodes into the graph.
+
+        Args:
+            node: the FX node.
+            results: what its translation returned.
+            promoted: the dtypes its arguments were cast to: results of these are cast to eager's dtype.
+            recorder: it has the ONNX nodes.
+        """
         for identifier, function in recorder.functions.items():
             if identifier not in self.model.functions:
                 if not isinstance(function, ir.Function):
                     function = ir.serde.deserialize_function(function.to_function_proto())
                 self.model.functions[identifier] = function
         several = isinstance(node.meta["val"], (tuple, list))
-        if several != isinstance(results, Sequence):
-            raise TranslationError("its translation does not return what the operator returns")
         metas = node.meta["val"] if several else [node.meta["val"]]
-        values: Sequence[object] = results if several else [results]  # type: ignore[assignment]
-        if len(values) < len(metas):
-            raise TranslationError(f"its translation returns {len(values)} of {len(metas)} results")
+        values: Sequence[object] = results if isinstance(results, Sequence) else [results]
+        if several != isinstance(results, Sequence) or len(values) != len(metas):
+            ours, eagers = _number(len(values), results), _number(len(metas), node.meta["val"])
+            raise TranslationError(f"its translation returns {ours} where eager returns {eagers}")
         names = [f"{node.name}__{i}" for i in range(len(metas))] if several else [node.name]
         adopted: list[ir.Value | None] = []
         recorded = set(recorder.nodes)
@@ -239,7 +254,7 @@ class _Translation:
             if not isinstance(value, ir.Value):
                 raise TranslationError(f"its translation returns {value!r} instead of an ONNX value")
             own = value.producer() in recorded and value not in taken and not _is_constant(value)
-            result = _conform(value, meta, own, recorder.nodes)
+            result = _conform(value, meta, own, promoted, recorder.nodes)
             taken.add(value)
             result.name = name
             _set_type(result, meta)
@@ -254,6 +269,7 @@ class _Translation:
                 onnx_node.name = f"node_{node.name}__part{i}"
         self.graph.extend(recorder.nodes)
         self.values[node] = adopted if several else adopted[0]
+        return adopted
 
     def _add_opset_imports(self) -> None:
         for onnx_node in ir.traversal.RecursiveGraphIterator(self.graph):
@@ -265,10 +281,18 @@ class _Translation:
                 self.model.opset_imports.setdefault(domain, version)
 
 
-def _conform(value: ir.Value, meta: object, own: bool, nodes: list[ir.Node]) -> ir.Value:
-    """A value of this node alone, of eager's dtype: ``value``, or a Cast or Identity of it."""
-    expected = _expected_dtype(meta)
-    if expected is not None and value.dtype is not None and value.dtype != expected:
+def _number(results: int, structure: object) -> str:
+    if not isinstance(structure, Sequence):
+        return "a single value"
+    return "1 result" if results == 1 else f"{results} results"
+
+
+def _conform(
+    value: ir.Value, meta: object, own: bool, promoted: Collection[ir.DataType], nodes: list[ir.Node]
+) -> ir.Value:
+    """A value of this node alone: ``value``, or a Cast of a promoted one to eager's dtype, or an Identity of it."""
+    expected = expected_dtype(meta)
+    if expected is not None and value.dtype in promoted and value.dtype != expected:
         cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(expected))])
         nodes.append(cast)
         return cast.outputs[0]
@@ -289,25 +313,12 @@ def _is_constant(value: ir.Value) -> bool:
     return producer is not None and producer.op_type == "Constant"
 
 
-def _expected_dtype(meta: object) -> ir.DataType | None:
-    if isinstance(meta, torch.Tensor):
-        return torch_internals.onnx_dtype(meta.dtype)
-    if isinstance(meta, (bool, torch.SymBool)):
-        return ir.DataType.BOOL
-    if isinstance(meta, (int, torch.SymInt)):
-        return ir.DataType.INT64
-    return None
-
-
 def _set_type(value: ir.Value, meta: object) -> None:
-    dtype = _expected_dtype(meta)
+    dtype = expected_dtype(meta)
     if dtype is None:
         raise TranslationError(f"a value of type {type(meta).__name__} has no place in an ONNX graph")
     value.type = ir.TensorType(dtype)
-    if isinstance(meta, torch.Tensor):
-        value.shape = ir.Shape([dim if isinstance(dim, int) else str(dim.node) for dim in meta.shape])
-    else:
-        value.shape = ir.Shape([])
+    value.shape = ir.Shape(expected_shape(meta))
 
 
 def _origin(node: fx.Node) -> dict[str, str]:

@@ -8,6 +8,8 @@ border:
 - any other non-contiguous tensor is copied, the only copy made;
 - symbolic integers and booleans go in as 0-d tensors and come out as Python numbers;
 - results get the strides eager gives them.
+
+At the first call with new sizes the shapes and dtypes that came out are compared with eager's.
 """
 
 from __future__ import annotations
@@ -17,10 +19,13 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
+import onnx_ir as ir
 import torch
 from onnxruntime.capi import _pybind_state as ort_c
 from torch._C import _from_dlpack, _to_dlpack  # the functions behind torch.utils.dlpack, without its checks
 
+from ..errors import WrongResultError
+from .expected_shapes import Size, Sizes, differs, written
 from .messages import ORT_ERRORS, session_error
 from .session import Session
 
@@ -29,11 +34,19 @@ _from_torch = ort_c.OrtValue.from_dlpack
 
 @dataclasses.dataclass(frozen=True)
 class InputSpec:
-    """One model input: its name, ``dtype`` (``None``: a number), and its dimensions' order in memory."""
+    """One model input.
+
+    Attributes:
+        name: the ONNX value.
+        dtype: torch dtype; ``None``: a number.
+        permutation: the order of its dimensions in memory.
+        sizes: its shape, for a number the number; ``None`` if it is not known.
+    """
 
     name: str
     dtype: torch.dtype | None
     permutation: tuple[int, ...] | None = None
+    sizes: tuple[Size, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +60,7 @@ class OutputSpec:
         permutation: the model returns the result transposed by it; the caller sees it transposed back.
         strides: eager's strides in elements where the result is not dense in memory (an expanded tensor),
             else ``None``.
+        sizes: eager's shape; ``None``: any shape is right.
     """
 
     name: str
@@ -54,12 +68,19 @@ class OutputSpec:
     is_number: bool = False
     permutation: tuple[int, ...] | None = None
     strides: tuple[int, ...] | None = None
+    sizes: tuple[Size, ...] | None = None
 
     @functools.cached_property
     def inverse(self) -> tuple[int, ...]:
         """The permutation that undoes ``permutation``."""
         assert self.permutation is not None
         return tuple(self.permutation.index(i) for i in range(len(self.permutation)))
+
+
+_MAXIMUM_JUDGED = 1_000
+"""How many different sizes of arguments a session remembers the verdict of."""
+
+_NOT_JUDGED = object()
 
 
 def ort_device(device: torch.device) -> ort_c.OrtDevice:
@@ -129,6 +150,8 @@ class BoundSession:
         self._output_names = [spec.name for spec in outputs]
         self._devices = [ort_device(device)] * len(outputs)
         self._run_options = ort_c.RunOptions()
+        self._sizes = Sizes([spec.sizes for spec in inputs])
+        self._judged: dict[tuple[int, ...], str | None] = {}
 
     @property
     def threads(self) -> int:
@@ -151,8 +174,14 @@ class BoundSession:
             One value for each output spec, with eager's dtype, shape and strides.
 
         Raises:
+            WrongResultError: a result has another shape or dtype than in eager; each later call with these sizes raises
+                it without running.
             SessionError: ONNX Runtime failed while running.
         """
+        sizes = self._sizes.of(args)
+        verdict = self._judged.get(sizes, _NOT_JUDGED)
+        if isinstance(verdict, str):
+            raise WrongResultError(verdict)
         feeds = ort_c.OrtValueVector()
         feeds.reserve(len(self._converters))
         for value, convert in zip(args, self._converters, strict=True):
@@ -165,7 +194,35 @@ class BoundSession:
             )
         except ORT_ERRORS as error:
             raise session_error(error, self.session.model) from error
+        if verdict is _NOT_JUDGED:
+            self._judge(fetches, sizes)
         return [_present(fetches[i], spec) for i, spec in enumerate(self.outputs)]
+
+    def _judge(self, fetches: ort_c.OrtValueVector, sizes: tuple[int, ...]) -> None:
+        """Compares the shapes and dtypes that came out with eager's, and remembers the verdict on these sizes."""
+        known = self._sizes.known(sizes)
+        found = (_wrong_result(fetches[i], spec, known) for i, spec in enumerate(self.outputs))
+        verdict = next((text for text in found if text is not None), None)
+        if len(self._judged) >= _MAXIMUM_JUDGED:
+            self._judged.clear()
+        self._judged[sizes] = verdict
+        if verdict is not None:
+            raise WrongResultError(verdict)
+
+
+def _wrong_result(value: ort_c.OrtValue, spec: OutputSpec, known: dict[str, int]) -> str | None:
+    """How a result, as it lies in memory, differs in dtype or shape from eager's; ``None`` if it does not."""
+    dtype = ir.tensor_adapters.to_torch_dtype(ir.DataType(value.element_type()))
+    if dtype is not spec.dtype:
+        return f"{spec.name} is {dtype} where eager returns {spec.dtype}"
+    if spec.sizes is None:
+        return None
+    shape = value.shape()
+    if spec.permutation is not None and len(shape) == len(spec.permutation):
+        shape = [shape[i] for i in spec.inverse]
+    if not differs(shape, spec.sizes, known):
+        return None
+    return f"{spec.name} has shape {tuple(shape)} where eager returns {written(spec.sizes, known)}"
 
 
 def _present(value: ort_c.OrtValue, spec: OutputSpec) -> torch.Tensor | int | bool:

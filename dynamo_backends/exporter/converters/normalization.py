@@ -34,15 +34,14 @@ def layer_norm(
     """
     dims = list(range(-len(normalized_shape), 0))
     dtype = shapes.computing_dtype(input)
-    statistics = (input if weight is None else weight).dtype
+    returned, statistics = input.dtype, (input if weight is None else weight).dtype
+    assert returned is not None and statistics is not None
     input, weight, bias = shapes.cast_all(dtype, input, weight, bias)
     if dtype != ir.DataType.DOUBLE:
         if weight is None:
             weight = op.Expand(shapes.constant(1.0, dtype), shapes.vector(_sizes(normalized_shape)))
         result, mean, inverse = op.LayerNormalization(input, weight, bias, axis=dims[0], epsilon=eps)
-        if statistics != ir.DataType.FLOAT:
-            mean, inverse = op.Cast(mean, to=statistics), op.Cast(inverse, to=statistics)
-        return result, mean, inverse
+        return shapes.cast(result, returned), shapes.cast(mean, statistics), shapes.cast(inverse, statistics)
     mean = op.ReduceMean(input, dims, keepdims=1)
     centered = op.Sub(input, mean)
     variance = op.ReduceMean(op.Mul(centered, centered), dims, keepdims=1)
@@ -137,15 +136,19 @@ def batch_norm(
     variance, the running variance takes the unbiased one. In evaluation the saved statistics are empty.
     ONNX's operator in training mode updates the running variance with the biased one and returns no
     statistics of the batch.
+
+    Dtypes are those of PyTorch's fake tensors: the saved statistics have the input's, new running statistics the one it
+    is computed in.
     """
-    dtype, sizes = shapes.computing_dtype(input), shapes.sizes(input)
+    returned, dtype, sizes = input.dtype, shapes.computing_dtype(input), shapes.sizes(input)
+    assert returned is not None
     input, weight, bias, running_mean, running_var = shapes.cast_all(
         dtype, input, weight, bias, running_mean, running_var
     )
     if not training:
-        empty = shapes.zeros([0], dtype)
+        empty = shapes.zeros([0], returned)
         result = _normalize(input, sizes[1], running_mean, running_var, weight, bias, eps)
-        return result, empty, empty, op.Identity(running_mean), op.Identity(running_var)
+        return shapes.cast(result, returned), empty, empty, op.Identity(running_mean), op.Identity(running_var)
     axes = [dim for dim in range(len(sizes)) if dim != 1]
     count = _number(shapes.product([size for i, size in enumerate(sizes) if i != 1]), dtype)
     mean = op.ReduceMean(input, axes, keepdims=1)
@@ -156,12 +159,25 @@ def batch_norm(
     result = _normalize(input, sizes[1], mean, variance, weight, bias, eps)
     inverse = op.Reciprocal(op.Sqrt(op.Add(variance, eps)))
     return (
-        result,
-        mean,
-        inverse,
+        *shapes.cast_all(returned, result, mean, inverse),
         _blend(running_mean, mean, momentum),
         _blend(running_var, unbiased, momentum),
     )
+
+
+@converter(aten._native_batch_norm_legit_no_training.default)
+def batch_norm_in_evaluation(
+    input: ir.Value,
+    weight: ir.Value | None,
+    bias: ir.Value | None,
+    running_mean: ir.Value,
+    running_var: ir.Value,
+    momentum: float,
+    eps: float,
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """The result, and empty statistics of the batch; torchlib returns the running statistics in their place."""
+    result, mean, inverse, _, _ = batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)
+    return result, mean, inverse
 
 
 def _blend(running: ir.Value, new: ir.Value, momentum: float) -> ir.Value:
@@ -208,7 +224,9 @@ def batch_norm_backward(
     With c = input - mean, s = 1 / standard deviation and N elements a channel: ``dw = s * sum(g * c)``, ``db
     = sum(g)``, ``dx = w * s * (g - db / N - c * s^2 * sum(g * c) / N)``; in evaluation ``dx = w * s * g``.
     """
-    dtype, sizes = shapes.computing_dtype(input), shapes.sizes(input)
+    returned, dtype, sizes = input.dtype, shapes.computing_dtype(input), shapes.sizes(input)
+    assert returned is not None
+    original = None if weight is None else weight.dtype
     axes = [dim for dim in range(len(sizes)) if dim != 1]
     grad_out, input, weight, running_mean, running_var, save_mean, save_invstd = shapes.cast_all(
         dtype, grad_out, input, weight, running_mean, running_var, save_mean, save_invstd
@@ -232,10 +250,11 @@ def batch_norm_backward(
         grad_input = op.Mul(op.Sub(across, _channels(op.Div(total, count), spread)), _channels(scale, spread))
     elif output_mask[0]:
         grad_input = op.Mul(grad_out, _channels(scale, spread))
+    parameter = returned if original is None else original
     return (
-        grad_input,
-        op.Mul(dot, inverse) if output_mask[1] else None,
-        op.Identity(total) if output_mask[2] else None,
+        None if grad_input is None else shapes.cast(grad_input, returned),
+        shapes.cast(op.Mul(dot, inverse), parameter) if output_mask[1] else None,
+        shapes.cast(op.Identity(total), parameter) if output_mask[2] else None,
     )
 
 

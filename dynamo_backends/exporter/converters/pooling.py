@@ -20,7 +20,8 @@ def _max_pool_backward(dims: int, grad_output: ir.Value, input: ir.Value, indice
 
     By ``ScatterElements``, as ``ScatterND`` loses sums where windows overlap.
     """
-    dtype = shapes.computing_dtype(input)  # ONNX Runtime's scatters add no half precision
+    returned, dtype = input.dtype, shapes.computing_dtype(input)  # ONNX Runtime's scatters add no half precision
+    assert returned is not None
     sizes = shapes.sizes(input)
     planes, places = shapes.product(sizes[:-dims]), shapes.product(sizes[-dims:])
     outer = shapes.product(shapes.sizes(grad_output)[-dims:])
@@ -31,7 +32,7 @@ def _max_pool_backward(dims: int, grad_output: ir.Value, input: ir.Value, indice
         axis=1,
         reduction="add",
     )
-    return shapes.reshape(scattered, sizes)
+    return shapes.cast(shapes.reshape(scattered, sizes), returned)
 
 
 def _max_pool_with_indices_backward(

@@ -1,7 +1,7 @@
-"""Views: reshaping, expanding, slicing.
+"""Views: reshaping, expanding, slicing; and copying into a tensor.
 
-Torchlib's are right, and make a dozen nodes of each, to be folded again: a third of the time a translation takes. These
-make one node and constants.
+Torchlib's views are right, and make a dozen nodes of each, to be folded again: a third of the time a translation takes.
+These make one node and constants. Torchlib's copy has the shape of what is copied, not of what it is copied into.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from onnxscript.onnx_opset import opset18 as op
 
 from .registry import converter
-from .shapes import as_size, reshape, vector
+from .shapes import as_size, cast, reshape, sizes, vector
 
 aten = torch.ops.aten
 
@@ -33,6 +33,14 @@ def view(x: ir.Value, target: Sequence[int | ir.Value]) -> ir.Value:
 def expand(x: ir.Value, target: Sequence[int | ir.Value], implicit: bool = False) -> ir.Value:
     """``Expand``, in which a 1 keeps a dimension as it is, as a -1 does in ATen."""
     return op.Expand(x, vector([1 if isinstance(item, int) and item == -1 else as_size(item) for item in target]))
+
+
+@converter(aten.copy.default)
+def copy(target: ir.Value, source: ir.Value, non_blocking: bool = False) -> ir.Value:
+    """``source`` with the dtype and shape of ``target``, to which it may have to be broadcast."""
+    assert target.dtype is not None
+    result = cast(source, target.dtype)
+    return result if source.shape == target.shape else op.Expand(result, vector(sizes(target)))
 
 
 @converter(aten.slice.Tensor)

@@ -1,0 +1,208 @@
+"""Whether a translation returns what eager returns: the fake tensors say what comes out.
+
+The shapes and dtypes of a translation's results are inferred from its ONNX nodes and its arguments alone, and compared
+with the fake tensors. What inference does not know (a shape computed from data, a symbolic size) is compared when the
+model runs (``runtime/binding.py``).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import onnx
+import onnx_ir as ir
+import sympy
+import torch
+from torch import fx
+from torch.utils._sympy.printers import PythonPrinter
+
+from ..errors import TranslationError
+from . import torch_internals
+from .signature import signature
+
+Size: TypeAlias = "int | str"
+"""The size of a dimension: a number, or a symbolic one's Python expression."""
+
+Functions: TypeAlias = Mapping[ir.OperatorIdentifier, ir.Function]
+
+_MAXIMUM_KNOWN = 50_000
+
+_SMALL = 2**20
+"""Elements of the largest tensor around a node whose computed shapes are followed."""
+
+_known: dict[object, str | None] = {}
+"""What is wrong with the results of a translation, or ``None``."""
+
+
+def expected_dtype(meta: object) -> ir.DataType | None:
+    """The element type of the ONNX value for a fake tensor or a symbolic number, ``None`` for what ONNX cannot hold."""
+    if isinstance(meta, torch.Tensor):
+        return torch_internals.onnx_dtype(meta.dtype)
+    if isinstance(meta, (bool, torch.SymBool)):
+        return ir.DataType.BOOL
+    if isinstance(meta, (int, torch.SymInt)):
+        return ir.DataType.INT64
+    return None
+
+
+def expected_shape(meta: object) -> tuple[Size, ...]:
+    """The shape of the ONNX value for a fake tensor or a symbolic number, which is a scalar."""
+    return tuple([_size(dim) for dim in meta.shape]) if isinstance(meta, torch.Tensor) else ()
+
+
+def sizes_of(meta: object) -> tuple[Size, ...]:
+    """The shape of a fake tensor; for a symbolic number, that number alone."""
+    if isinstance(meta, torch.Tensor):
+        return expected_shape(meta)
+    return (_size(meta),) if isinstance(meta, (int, torch.SymInt)) else ()
+
+
+def _size(dim: int | torch.SymInt) -> Size:
+    if isinstance(dim, int):
+        return dim
+    number = dim.node.maybe_as_int()
+    return _expression(dim.node.expr) if number is None else number
+
+
+@functools.lru_cache(maxsize=10_000)
+def _expression(expression: sympy.Expr) -> str:
+    """A symbolic expression as Python text, which can be evaluated."""
+    return PythonPrinter().doprint(expression)
+
+
+def check_results(
+    node: fx.Node,
+    translation: object,
+    onnx_nodes: Sequence[ir.Node],
+    functions: Functions,
+    results: Sequence[ir.Value | None],
+    opset: int,
+) -> None:
+    """Compares the results of a node's translation with the fake tensors; alike nodes are looked at once.
+
+    Args:
+        node: the FX node.
+        translation: the function that translated it.
+        onnx_nodes: what it wrote, in execution order.
+        functions: the model's functions, which ``onnx_nodes`` may call.
+        results: the values that hold the node's results; ``None`` where eager returns none.
+        opset: the ONNX opset.
+
+    Raises:
+        TranslationError: one of them has another dtype or shape than in eager.
+    """
+    key = (opset, translation, signature(node))
+    if key not in _known:
+        if len(_known) >= _MAXIMUM_KNOWN:
+            _known.clear()
+        _known[key] = _difference(node, onnx_nodes, functions, results, opset)
+    difference = _known[key]
+    if difference is not None:
+        raise TranslationError(difference)
+
+
+def _difference(
+    node: fx.Node,
+    onnx_nodes: Sequence[ir.Node],
+    functions: Functions,
+    results: Sequence[ir.Value | None],
+    opset: int,
+) -> str | None:
+    meta = node.meta["val"]
+    metas = meta if isinstance(meta, (tuple, list)) else [meta]
+    around = [*metas, *(arg.meta["val"] for arg in node.all_input_nodes)]
+    is_small = all(
+        math.prod(size for size in expected_shape(item) if isinstance(size, int)) <= _SMALL for item in around
+    )
+    inferred = _infer(onnx_nodes, functions, results, opset, is_small=is_small)
+    for i, (value, item) in enumerate(zip(results, metas, strict=True)):
+        if value is None or value.name not in inferred:
+            continue
+        where = f" as result {i}" if len(metas) > 1 else ""
+        dtype, shape = inferred[value.name]
+        expected = expected_dtype(item)
+        if dtype is not None and expected is not None and dtype != expected:
+            return f"its translation returns {dtype.name}{where} where eager returns {expected.name}"
+        if shape is not None and not _agree(shape, expected_shape(item)):
+            ours, eagers = _written(shape), _written(expected_shape(item))
+            return f"its translation returns shape {ours}{where} where eager returns {eagers}"
+    return None
+
+
+def _agree(inferred: Sequence[Size | None], expected: Sequence[Size]) -> bool:
+    """Whether two shapes can be the same; what cannot be told is."""
+    if len(inferred) != len(expected):
+        return False
+    return not any(_differ(ours, eagers) for ours, eagers in zip(inferred, expected, strict=True))
+
+
+def _differ(inferred: Size | None, expected: Size) -> bool:
+    """Whether two sizes are known to differ.
+
+    A number for a symbol is wrong, as the model is called with other sizes too. An expression of symbols may be known
+    to be that number, and two expressions may be equal.
+    """
+    if not isinstance(inferred, int) or inferred < 0:  # onnx 1.23 takes a -1 in the shape of Expand for a size
+        return False
+    return inferred != expected if isinstance(expected, int) else expected.isidentifier()
+
+
+def _written(shape: Sequence[Size | None]) -> str:
+    sizes = ["?" if item is None else str(item) for item in shape]
+    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
+
+def _infer(
+    onnx_nodes: Sequence[ir.Node],
+    functions: Functions,
+    results: Iterable[ir.Value | None],
+    opset: int,
+    *,
+    is_small: bool,
+) -> dict[str, tuple[ir.DataType | None, list[Size | None] | None]]:
+    """The dtype and shape of each result, where ONNX's shape inference knows them, by the value's name.
+
+    Computed shapes are followed (``data_prop``) where all tensors are small: onnx 1.23 makes an object for each element
+    of each vector, whatever it holds.
+    """
+    produced = {value for onnx_node in onnx_nodes for value in onnx_node.outputs}
+    constants: dict[ir.Node, None] = {}
+    inputs: dict[ir.Value, None] = {}
+    for onnx_node in onnx_nodes:
+        for value in onnx_node.inputs:
+            if value is None or value in produced:
+                continue
+            producer = value.producer()
+            if producer is not None and producer.op_type == "Constant":
+                constants[producer] = None  # another node of the region has written it first
+            else:
+                inputs[value] = None
+    graph = onnx.GraphProto(
+        name="translation",
+        node=[ir.serde.serialize_node(item) for item in (*constants, *onnx_nodes)],
+        input=[ir.serde.serialize_value(value) for value in inputs],
+        output=[onnx.ValueInfoProto(name=value.name) for value in results if value is not None],
+    )
+    model = onnx.ModelProto(ir_version=onnx.IR_VERSION, graph=graph)
+    called = {onnx_node.op_identifier() for onnx_node in onnx_nodes} & functions.keys()
+    model.functions.extend(ir.serde.serialize_function(functions[identifier]) for identifier in called)
+    domains = {"": opset} | {item.domain: item.version or 1 for item in onnx_nodes if item.domain}
+    model.opset_import.extend(
+        onnx.OperatorSetIdProto(domain=name, version=version) for name, version in domains.items()
+    )
+    computes_shapes = any(item.domain or item.op_type in ("Shape", "Size") for item in onnx_nodes)
+    try:
+        completed = onnx.shape_inference.infer_shapes(model, data_prop=computes_shapes and is_small)
+    except onnx.shape_inference.InferenceError:
+        return {}  # the model contradicts itself; the runtime is asked next, and says where
+    return {output.name: _type(output.type.tensor_type) for output in completed.graph.output}
+
+
+def _type(tensor: onnx.TypeProto.Tensor) -> tuple[ir.DataType | None, list[Size | None] | None]:
+    dtype = ir.DataType(tensor.elem_type) if tensor.elem_type else None
+    if not tensor.HasField("shape"):
+        return dtype, None
+    return dtype, [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim]

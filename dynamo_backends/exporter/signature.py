@@ -1,0 +1,34 @@
+"""What a node's translation depends on, so that alike nodes are asked about once."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+
+def signature(node: fx.Node) -> tuple[object, ...]:
+    """A node's operator, constants, and the types and shapes around it; hashable, equal for alike nodes.
+
+    Args:
+        node: a call with ``meta["val"]`` on itself and on the nodes it reads.
+    """
+    positions = {arg: i for i, arg in enumerate(node.all_input_nodes)}
+
+    def describe(arg: object) -> object:
+        if isinstance(arg, fx.Node):
+            return ("node", positions[arg], _describe_value(arg.meta["val"]))
+        if isinstance(arg, (list, tuple)):
+            return tuple([describe(item) for item in arg])
+        return (type(arg), str(arg))
+
+    kwargs = tuple([(key, describe(arg)) for key, arg in sorted(node.kwargs.items())]) if node.kwargs else ()
+    return (node.target, describe(node.args), kwargs, _describe_value(node.meta["val"]))
+
+
+def _describe_value(value: object) -> object:
+    if isinstance(value, torch.Tensor):
+        sizes = tuple([size if type(size) is int else str(size) for size in value.shape])
+        return (value.dtype, value.layout, value.device.type, sizes)
+    if isinstance(value, (list, tuple)):
+        return tuple([_describe_value(item) for item in value])
+    return type(value)

@@ -1,0 +1,46 @@
+"""Whether a value is as near to float64 as another computation of it, in words."""
+
+from __future__ import annotations
+
+import torch
+
+from .distance import Distance, distance, is_explained
+
+
+def is_discrete(value: object) -> bool:
+    """Whether a result has no floating-point values."""
+    return not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex())
+
+
+def value_difference(old: object, exact: object, new: object) -> str:
+    """In words, why ``new`` is further from ``exact`` than ``old`` and rounding explain; ``""`` if it is not.
+
+    The dtypes of floating-point values are no matter of this: within a graph a pass may change them, and some kernels
+    of PyTorch return others than their fake tensors (the statistics of a layer norm of bfloat16 with float32 weights).
+    """
+    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor) or not isinstance(exact, torch.Tensor):
+        return "" if same_number(old, new) else f"{new} instead of {old}"
+    if old.dtype != new.dtype and not (old.is_floating_point() and new.is_floating_point()):
+        return f"dtype {new.dtype} instead of {old.dtype}"
+    if old.shape != new.shape:
+        return f"shape {tuple(new.shape)} instead of {tuple(old.shape)}"
+    if torch.equal(old, new):
+        return ""
+    theirs, ours = distance(old, exact), distance(new, exact)
+    coarser = max((old.dtype, new.dtype), key=_epsilon)
+    return "" if is_explained(ours, theirs, coarser) else _error(ours, theirs)
+
+
+def _epsilon(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
+
+
+def same_number(first: object, other: object) -> bool:
+    """Whether two results that are not both tensors are equal; NaN is NaN."""
+    return bool(first == other) or (first != first and other != other)
+
+
+def _error(ours: Distance, theirs: Distance) -> str:
+    if ours.nonfinite > theirs.nonfinite:
+        return f"{ours.nonfinite} elements are NaN or infinite and should not be"
+    return f"off float64 by {ours.max_abs:.3g}, {theirs.max_abs:.3g} before, at values up to {ours.scale:.3g}"

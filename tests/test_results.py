@@ -1,0 +1,187 @@
+"""No translation and no session returns another shape, dtype or number of results than eager, whoever wrote it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from conftest import assert_on_onnx, assert_same_as_eager, compiled, counted
+from onnxscript import opset18 as op
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynamo_backends.errors import TranslationError
+from dynamo_backends.exporter.converters import CONVERTERS
+from dynamo_backends.exporter.translate import Input, Output, translate
+
+aten = torch.ops.aten
+
+Plant = Callable[[object, Callable[..., object]], None]
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
+    """Makes a function the translation of an operator."""
+    return lambda target, function: monkeypatch.setitem(CONVERTERS, target, function)
+
+
+# Broadcasting
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3), (3,), (1, 3), (2, 1), (1,), ()], ids=str)
+def test_copying_into_a_tensor_keeps_its_shape_and_dtype(
+    shape: tuple[int, ...], dtype: torch.dtype, dynamic: bool
+) -> None:
+    def copy(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        result = x.clone()
+        result.copy_(y)
+        return result
+
+    y = torch.arange(6.0)[: torch.Size(shape).numel()].reshape(shape).to(dtype)
+    assert_same_as_eager(copy, torch.randn(2, 3), y, settings={"dynamic": dynamic})
+    assert_on_onnx()
+    if dtype.is_floating_point:
+        requires_grad = torch.randn(2, 3, requires_grad=True), y.clone().requires_grad_()
+        assert_same_as_eager(copy, *requires_grad, settings={"dynamic": dynamic})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_batch_normalization_in_evaluation_saves_no_statistics(dtype: torch.dtype) -> None:
+    """Torchlib returns the running statistics, of shape [3], where eager's are empty."""
+    normalize = aten._native_batch_norm_legit_no_training.default
+    x, statistics = torch.randn(2, 3, 4).to(dtype), [torch.rand(3).to(dtype) for _ in range(4)]
+    close = {"rtol": 1e-2, "atol": 1e-2} if dtype is torch.float16 else None  # rounded at other places
+    assert_same_as_eager(lambda x, *rest: normalize(x, *rest, 0.1, 1e-5), x, *statistics, tolerance=close)
+    assert_on_onnx()
+
+
+# A translation that inference sees through
+
+WRONG = {
+    "shape": (lambda x: op.Reshape(x, [-1, 2]), r"shape \(3, 2\) where eager returns \(2, 3\)"),
+    "rank": (lambda x: op.Unsqueeze(x, [0]), r"shape \(1, 2, 3\) where eager returns \(2, 3\)"),
+    "computed shape": (
+        lambda x: op.Reshape(x, op.Concat(op.Shape(x, start=1, end=2), op.Shape(x, start=0, end=1), axis=0)),
+        r"shape \(3, 2\) where eager returns \(2, 3\)",
+    ),
+    "scalar": (lambda x: op.ReduceSum(x, keepdims=0), r"shape \(\) where eager returns \(2, 3\)"),
+    "integers": (lambda x: op.Cast(x, to=7), "returns INT64 where eager returns FLOAT"),
+    "double": (lambda x: op.Cast(x, to=11), "returns DOUBLE where eager returns FLOAT"),
+    "two results": (lambda x: (x, x), "returns 2 results where eager returns a single value"),
+    "a Python number": (lambda x: 3.0, "returns 3.0 instead of an ONNX value"),
+    "nothing": (lambda x: None, "returns None instead of an ONNX value"),
+}
+
+
+@pytest.mark.parametrize(("function", "reason"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_translation_that_returns_something_else_is_not_used(
+    function: Callable[..., object], reason: str, requires_grad: bool, plant: Plant, caplog: pytest.LogCaptureFixture
+) -> None:
+    plant(aten.sinh.default, function)
+    with caplog.at_level(logging.WARNING, "dynamo_backends"):
+        assert_same_as_eager(lambda x: x.exp().sinh().sin(), torch.randn(2, 3, requires_grad=requires_grad))
+    assert counted("fallback aten.sinh.default") == 1 + requires_grad  # the backward computes it anew
+    assert counted("runtime_failures") == counted("wrong_results") == 0
+    assert "where eager returns" in caplog.text or "instead of an ONNX value" in caplog.text
+    with pytest.raises(Exception, match=rf"'sinh'.* at .*test_results.py:\d+ cannot run on ONNX Runtime: .*{reason}"):
+        compiled(lambda x: x.exp().sinh().sin(), options={"fallback": "error"})(torch.randn(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x, dim: op.ReduceMax(x, [dim], keepdims=0), "returns a single value where eager returns 2 results"),
+        (lambda x, dim: (op.ReduceMax(x, [dim], keepdims=0),), "returns 1 result where eager returns 2"),
+        (lambda x, dim: (x, op.Shape(x), x), "returns 3 results where eager returns 2"),
+        (
+            lambda x, dim: (op.ReduceMax(x, [dim], keepdims=0), op.ArgMax(x, axis=dim, keepdims=1)),
+            r"shape \(2, 1\) as result 1 where eager returns \(2,\)",
+        ),
+        (
+            lambda x, dim: (op.ArgMax(x, axis=dim, keepdims=0), op.ArgMax(x, axis=dim, keepdims=0)),
+            "returns INT64 as result 0 where eager returns FLOAT",
+        ),
+    ],
+)
+def test_several_results(function: Callable[..., object], reason: str, plant: Plant) -> None:
+    plant(aten.max.dim, function)
+    assert_same_as_eager(lambda x: x.exp().max(1), torch.randn(2, 3))
+    assert counted("fallback aten.max.dim") == 1
+    with pytest.raises(Exception, match=reason):
+        compiled(lambda x: x.exp().max(1), options={"fallback": "error"})(torch.randn(2, 3))
+
+
+def test_a_symbolic_size_is_no_constant(plant: Plant, caplog: pytest.LogCaptureFixture) -> None:
+    """Right for the first call alone."""
+    plant(aten.sinh.default, lambda x: op.Reshape(x, [4, 3]))
+    function = compiled(lambda x: x.sinh() * 2, dynamic=True)
+    with caplog.at_level(logging.WARNING, "dynamo_backends"):
+        for length in (4, 5):
+            x = torch.randn(length, 3)
+            torch.testing.assert_close(function(x), x.sinh() * 2)
+    assert "returns shape (4, 3) where eager returns (s" in caplog.text
+
+
+def captured(function: Callable[..., object], *args: torch.Tensor) -> fx.GraphModule:
+    return make_fx(function, tracing_mode="fake")(*args)
+
+
+def test_every_node_of_a_region_is_checked(plant: Plant) -> None:
+    """Also those whose result is not the model's."""
+    graph = captured(lambda x: x.exp().sinh().sum(), torch.randn(2, 3)).graph
+    x, *nodes = [node for node in graph.nodes if node.op in ("placeholder", "call_function")]
+    for _ in range(2):  # the second answer is remembered
+        translate(nodes, [Input(x)], [Output(nodes[-1])], opset=23)
+        plant(aten.sinh.default, lambda x: op.Transpose(x, perm=[1, 0]))
+        for _ in range(2):
+            with pytest.raises(TranslationError, match=r"sinh .*shape \(3, 2\) where eager returns \(2, 3\)"):
+                translate(nodes, [Input(x)], [Output(nodes[-1])], opset=23)
+        plant(aten.sinh.default, lambda x: op.Sinh(x))
+
+
+def test_a_translation_registered_later_is_used(plant: Plant) -> None:
+    """What is remembered of an operator's translation says nothing of another's."""
+    x = torch.randn(2, 3)
+    plant(aten.sinh.default, lambda x: op.Unsqueeze(x, [0]))
+    compiled(lambda x: x.sinh() * 2)(x)
+    assert counted("fallback aten.sinh.default") == 1
+    plant(aten.sinh.default, lambda x: op.Sinh(x))
+    compiled(lambda x: x.sinh() * 3)(x)
+    assert counted("fallback aten.sinh.default") == 1
+
+
+# A session whose results inference did not foresee
+
+
+def shape_from_data(x: object, *sizes: int) -> object:
+    """The sizes as a vector that no inference knows, as it is computed from ``x``."""
+    zero = op.Cast(op.Mul(op.ReduceSum(op.Abs(x), keepdims=0), 0.0), to=7)
+    return op.Add(op.Reshape(zero, [1]), list(sizes))
+
+
+def flattened(x: object) -> object:
+    return op.Reshape(op.Sinh(x), shape_from_data(x, -1))
+
+
+def transposed(x: object) -> object:
+    return op.Reshape(op.Sinh(x), shape_from_data(x, -1, 2))
+
+
+def only_the_first_row(x: object) -> object:
+    return op.Slice(op.Sinh(x), [0], shape_from_data(x, 1), [0])
+
+
+@pytest.mark.parametrize("wrong", [flattened, transposed, only_the_first_row])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_result_of_another_shape_is_not_returned(
+    wrong: Callable[..., object], dynamic: bool, requires_grad: bool, plant: Plant
+) -> None:
+    plant(aten.sinh.default, wrong)
+    x = torch.randn(4, 3, requires_grad=requires_grad)
+    assert_same_as_eager(lambda x: x.exp().sinh().t().sin(), x, calls=3, settings={"dynamic": dynamic})
