@@ -8,6 +8,7 @@ float64. Where a result is wrong, or a stage changed what is computed, the stage
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
 import threading
@@ -144,7 +145,13 @@ class Call:
         self._arguments = copies(arguments)
         self._state = torch.get_rng_state()
         self._leaves = [not isinstance(item, torch.Tensor) or item.is_leaf for item in arguments]
-        self._graphs_grad = torch.is_grad_enabled()
+        self._has_gradients = torch.is_grad_enabled()
+        devices = {item.device.type for item in arguments if isinstance(item, torch.Tensor)} | {"cpu"}
+        self._autocast = {
+            device: torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+            for device in devices
+            if torch.amp.is_autocast_available(device)
+        }
         self._reference: Twice | None = None
         self.saved: dict[str, object] | None = None
         self.traced: Results | None = None
@@ -194,10 +201,7 @@ class Call:
         return Finding(culprit)
 
     def judge_forward(self, results: Sequence[object], arguments: Sequence[object]) -> Finding:
-        """Compares what the compiled graph returned, and what it left in its arguments.
-
-        Must be called where the compiled graph was: autocast and the grad mode are those of the call.
-        """
+        """Compares what the compiled graph returned, and what it left in its arguments."""
         steps = self._captured.pre_grad.steps
         self._reference = self._run(steps[0].graph)
         reference = self._reference.outputs
@@ -236,7 +240,17 @@ class Call:
         return isinstance(value, torch.Tensor) and value.requires_grad
 
     def _run(self, graph: fx.GraphModule) -> Twice:
-        return Twice(lambda *args: interpret(graph, args), self._arguments, self._state, self._leaves)
+        with self._as_called():
+            return Twice(lambda *args: interpret(graph, args), self._arguments, self._state, self._leaves)
+
+    @contextlib.contextmanager
+    def _as_called(self) -> Iterator[None]:
+        """The grad mode and autocast of the call."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(self._has_gradients))
+            for device, dtype in self._autocast.items():
+                stack.enter_context(torch.autocast(device, dtype, enabled=dtype is not None))
+            yield
 
     def _outputs_of(self, step: Step) -> Results:
         return self._run(step.graph).outputs
@@ -285,7 +299,7 @@ class Call:
             if ends:
                 torch.autograd.backward([end for end, _ in ends], [grad for _, grad in ends])
 
-        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(self._graphs_grad):
+        with torch.random.fork_rng(devices=[]), self._as_called():
             torch.set_rng_state(self._state)
             return find_wrong_decomposition(graph, self._captured.decompositions(), given, gradients)
 

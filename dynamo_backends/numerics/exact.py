@@ -46,7 +46,7 @@ def _layer_norm_backward(
     return aten.native_layer_norm_backward.default(grad, input, shape, mean, rstd, weight, *rest)
 
 
-_WHATEVER_THE_FAKE_RESULT = {
+WHATEVER_THE_FAKE_RESULT = {
     aten.view.default: aten.reshape.default,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
 }
@@ -77,7 +77,7 @@ def _function(node: fx.Node) -> Callable[..., object]:
     if node.op == "call_module":
         assert node.graph.owning_module is not None
         return node.graph.owning_module.get_submodule(str(node.target))
-    function = _WHATEVER_THE_FAKE_RESULT.get(node.target, node.target)
+    function = WHATEVER_THE_FAKE_RESULT.get(node.target, node.target)
     assert callable(function)
     return function
 
