@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import os
 
 import onnxruntime
 import pytest
@@ -17,7 +19,8 @@ from dynamo_backends import (
     onnx_compiler,
     partition_joint_graph,
 )
-from dynamo_backends.options import Options, parse_options
+from dynamo_backends import options as options_module
+from dynamo_backends.options import Form, Options, most_threads, option, parse_options
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.versions import MINIMUM_OPSET, maximum_opset
 
@@ -31,6 +34,45 @@ def test_every_option_has_help_and_a_valid_default() -> None:
     for name, field in Options.__dataclass_fields__.items():
         assert field.metadata["help"].endswith("."), name
         assert getattr(defaults, name) == getattr(parse_options(), name)
+
+
+def test_a_new_option_is_one_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its help, its check, and how what a user or the environment says is read, are all in it."""
+
+    def check(value: object) -> None:
+        if value not in (1, 2):
+            raise ValueError(f"expected 1 or 2, got {value!r}")
+
+    @dataclasses.dataclass(frozen=True)
+    class More(Options):
+        speed: int = option(1, Form(check, int, lambda value: 2 if value == "fast" else value), "How fast it is.")
+
+    monkeypatch.setattr(options_module, "Options", More)
+    assert parse_options().speed == 1  # type: ignore[attr-defined]
+    assert parse_options({"speed": "fast"}).speed == 2  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="^option 'speed': expected 1 or 2, got 3$"):
+        parse_options({"speed": 3})
+    with pytest.raises(ValueError, match="unknown option 'sped'. Did you mean 'speed'"):
+        parse_options({"sped": 1})
+    monkeypatch.setenv("DYNAMO_BACKENDS_SPEED", "2")
+    assert parse_options().speed == 2  # type: ignore[attr-defined]
+    monkeypatch.setenv("DYNAMO_BACKENDS_SPEED", "3")
+    with pytest.raises(ValueError, match="^environment variable DYNAMO_BACKENDS_SPEED='3': expected 1 or 2, got 3$"):
+        parse_options()
+
+
+@pytest.mark.parametrize("threads", [0, -1, most_threads() + 1, 20_000, 100_000, True, "2"])
+def test_a_number_of_threads_that_no_machine_has(threads: object) -> None:
+    """It is refused before a session tries to make them: 100,000 exhaust the memory."""
+    with pytest.raises(ValueError, match="option 'threads': expected .*integer"):
+        parse_options({"threads": threads})
+
+
+def test_any_sensible_number_of_threads() -> None:
+    assert most_threads() >= max(64, os.cpu_count() or 1)
+    assert parse_options({"threads": most_threads()}).threads == most_threads()
+    with pytest.raises(ValueError, match=f"1 to {most_threads()} .*four for each processor"):
+        parse_options({"threads": most_threads() + 1})
 
 
 @pytest.mark.parametrize("opset", range(MINIMUM_OPSET, maximum_opset() + 1))
