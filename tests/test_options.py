@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import json
 import logging
 import os
+from pathlib import Path
 
 import onnxruntime
 import pytest
@@ -17,12 +20,13 @@ from dynamo_backends import (
     UnsupportedOperatorError,
     decomposition_table,
     onnx_compiler,
-    partition_joint_graph,
 )
 from dynamo_backends import options as options_module
+from dynamo_backends.backends import AotCompiler
 from dynamo_backends.options import Form, Options, most_threads, option, parse_options
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.versions import MINIMUM_OPSET, maximum_opset
+from passes import Pass, PassContext, registry
 
 
 def block() -> nn.Module:
@@ -202,8 +206,9 @@ def test_environment_takes_providers_with_options_as_json(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("partition", [True, False])
 def test_as_a_compiler_for_aot_autograd(partition: bool) -> None:
     """``fw_compiler`` alone serves forward and backward."""
-    extra = {"partition_fn": partition_joint_graph} if partition else {}
-    backend = aot_autograd(fw_compiler=onnx_compiler(opset=18), decompositions=decomposition_table(18), **extra)
+    compiler = onnx_compiler(opset=18)
+    extra = {"partition_fn": compiler.partition_fn} if partition else {}
+    backend = aot_autograd(fw_compiler=compiler, decompositions=decomposition_table(18), **extra)
     assert_same_as_eager(block(), torch.randn(3, 6), settings={"backend": backend, "fullgraph": True})
     assert counted("graphs") == 1
     assert counted("regions") == 2
@@ -223,3 +228,70 @@ def test_as_a_compiler_that_keeps_input_mutations_in_the_graph() -> None:
     )
     settings = {"backend": backend}
     assert_same_as_eager(change, torch.randn(3, 3), torch.randn(3, 3), calls=2, settings=settings)
+
+
+def through_aot_autograd(compiler: AotCompiler, opset: int) -> object:
+    return aot_autograd(
+        fw_compiler=compiler, partition_fn=compiler.partition_fn, decompositions=decomposition_table(opset)
+    )
+
+
+def test_the_partitioner_of_a_compiler_has_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The opset and the switches are the compiler's, for the passes of the stage ``joint`` too."""
+    targets: list[tuple[int, str]] = []
+
+    def note(module: torch.fx.GraphModule, context: PassContext) -> int:
+        targets.append((context.target.opset, context.graph))
+        return 0
+
+    for name in ("joint.note", "joint.off"):
+        monkeypatch.setitem(registry._registered, name, Pass(name, "Planted by a test.", note))
+    compiler = onnx_compiler(opset=18, passes={"disable": ["joint.off"]})
+    model = torch.compile(block(), backend=through_aot_autograd(compiler, 18))
+    model(torch.randn(3, 6)).sum().backward()
+    assert [opset for opset, _ in targets] == [18]
+    with torch.no_grad():
+        model(torch.randn(3, 6))
+    assert [opset for opset, _ in targets] == [18, 18], "an inference graph has no partitioner, and joint passes"
+    assert len({graph for _, graph in targets}) == 2
+
+
+def test_the_partitioner_of_a_compiler_has_its_observer(tmp_path: Path) -> None:
+    """The joint graph is in the dump, beside the forward and the backward that were made of it."""
+    compiler = onnx_compiler(debug=True, dump_dir=str(tmp_path))
+    model = torch.compile(block(), backend=through_aot_autograd(compiler, 23))
+    model(torch.randn(3, 6)).sum().backward()
+    [folder] = [path for path in (tmp_path / "latest").iterdir() if path.name.startswith("graph_")]
+    assert (folder / "joint.py").exists()
+    assert (folder / "forward" / "aten.py").exists()
+    assert (folder / "backward" / "aten.py").exists()
+    manifest = json.loads((tmp_path / "latest" / "manifest.json").read_text())
+    [joint] = manifest["dynamo_graphs"]
+    assert {result["name"].split(".")[0] for result in joint["passes"]} == {"joint"}
+
+
+def test_the_partitioner_of_a_compiler_checks_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``verify_passes``, on made-up arguments: a wrong joint pass is undone."""
+
+    def wrong(module: torch.fx.GraphModule, context: PassContext) -> int:
+        for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
+            node.target = torch.ops.aten.cos.default
+            return 1
+        return 0
+
+    monkeypatch.setitem(registry._registered, "joint.wrong", Pass("joint.wrong", "Planted by a test.", wrong))
+    backend = through_aot_autograd(onnx_compiler(verify_passes=True), 23)
+    assert_same_as_eager(lambda x: x.sin() * 2, torch.randn(5, requires_grad=True), settings={"backend": backend})
+    assert counted("undone pass joint.wrong") == 1
+
+
+def test_a_copy_of_a_model_compiled_through_aot_autograd() -> None:
+    """``copy.deepcopy`` copies the backend too; it records to the same list."""
+    records: list[object] = []
+    model = torch.compile(block(), backend=through_aot_autograd(onnx_compiler(record=records), 23))
+    x = torch.randn(3, 6)
+    expected = model(x)
+    other = copy.deepcopy(model)
+    torch._dynamo.reset()
+    torch.testing.assert_close(other(x), expected)
+    assert len(records) == 2
