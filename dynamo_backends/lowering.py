@@ -140,7 +140,7 @@ class OnnxLowering:
             against = self.support.ask(node)
             if against is not None:
                 by_themselves[producer_of(node)] = against
-        refused = Reason(error.reason.kind, f"of the region it is in: {error.reason}")
+        refused = Reason(error.reason.kind, f"as a part of its region: {error.reason}")
         return by_themselves or dict.fromkeys(region.nodes, refused)
 
     def _compile_region(
