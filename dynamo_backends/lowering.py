@@ -41,7 +41,7 @@ from .regions import (
 )
 from .runtime.binding import InputSpec, OutputSpec
 from .runtime.executable import Executable
-from .runtime.kernels import serialized
+from .runtime.kernels import optimizers_to_disable, serialized
 from .runtime.settings import SessionSettings
 from .stage_passes import StagePasses
 from .verification import Evaluation, ModelChecker
@@ -163,7 +163,7 @@ class OnnxLowering:
             self.options.providers,
             self.options.threads,
             shares_graph=not is_only,
-            disabled_optimizers=_optimizers_to_disable(region),
+            disabled_optimizers=optimizers_to_disable(model),
         )
         checker = None
         if evaluation is not None:
@@ -237,19 +237,6 @@ def _output_specs(region: Region, model: ir.Model) -> tuple[OutputSpec, ...]:
             dtype = torch.bool if isinstance(meta, (bool, torch.SymBool)) else torch.int64
             specs.append(OutputSpec(value.name, dtype, is_number=True))
     return tuple(specs)
-
-
-def _optimizers_to_disable(region: Region) -> tuple[str, ...]:
-    """Optimizers of ONNX Runtime 1.31 that change results.
-
-    ``NoopElimination`` makes ``x`` of ``x + 0``, where ``-0.0 + 0`` is ``0.0`` (our ``remove_noops`` remove the rest of
-    what it does). ``MatMulScaleFusion`` moves a float64 scale into the float32 attribute ``alpha`` of ``FusedMatMul``,
-    rounded.
-    """
-    is_double = any(
-        isinstance(v := node.meta.get("val"), torch.Tensor) and v.dtype is torch.float64 for node in region.nodes
-    )
-    return ("NoopElimination", "MatMulScaleFusion") if is_double else ("NoopElimination",)
 
 
 def _device(region: Region) -> torch.device:

@@ -79,6 +79,17 @@ CPU = ("CPUExecutionProvider",)
 NEG = ir.from_onnx_text('<ir_version: 10, opset_import: ["" : 18]>\ng (float[4] x) => (float[4] y) { y = Neg(x) }')
 
 
+def test_an_optimizer_runs_where_its_fault_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    doubles = ir.from_onnx_text(
+        '<ir_version: 10, opset_import: ["" : 18]> g (double[4] x) => (double[4] y) { y = Neg(x) }'
+    )
+    assert kernels.optimizers_to_disable(NEG) == ("NoopElimination",)
+    assert kernels.optimizers_to_disable(doubles) == ("NoopElimination", "MatMulScaleFusion")
+    mended = tuple(dataclasses.replace(fault, versions=f"<{VERSION}") for fault in kernels.OPTIMIZER_FAULTS)
+    monkeypatch.setattr(kernels, "OPTIMIZER_FAULTS", mended)
+    assert kernels.optimizers_to_disable(doubles) == ()
+
+
 @pytest.mark.parametrize("takes", [True, False])
 def test_a_fault_of_the_cpu_provider_does_not_hold_for_what_another_takes(
     takes: bool, monkeypatch: pytest.MonkeyPatch

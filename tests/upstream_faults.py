@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx.parser
 import onnxruntime
 import pytest
 import torch
@@ -41,7 +42,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "upstream.md"
 
 def faults() -> list[Fault]:
     """All entries of both tables."""
-    return [*known_wrong.FAULTS, *kernels.FAULTS]
+    return [*known_wrong.FAULTS, *kernels.FAULTS, *kernels.OPTIMIZER_FAULTS]
 
 
 @contextlib.contextmanager
@@ -151,6 +152,23 @@ def _sum_of_exponentials_underflows() -> bool:
     return not np.allclose(result, -200)
 
 
+def _run_optimized(text: str, **feeds: np.ndarray) -> np.ndarray:
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18]>\n{text}')
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    [result] = session.run(None, feeds)
+    return result
+
+
+def _minus_zero_stays() -> bool:
+    text = "g (float[2] x) => (float[2] y) <float zero = {0.0}> { a = Neg(x) b = Add(a, zero) y = Reciprocal(b) }"
+    return bool((_run_optimized(text, x=np.zeros(2, np.float32)) < 0).any())
+
+
+def _scale_is_rounded() -> bool:
+    text = "g (double[2,2] x) => (double[2,2] y) <double scale = {0.1}> { a = MatMul(x, x) y = Mul(a, scale) }"
+    return bool(abs(_run_optimized(text, x=np.eye(2)) - np.eye(2) * 0.1).max() > 1e-12)
+
+
 DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
     "gelu by tanh in double precision": differs(
         lambda x: gelu(x, approximate="tanh"), torch.linspace(-3, 3, 50, dtype=torch.float64), by=1e-12
@@ -199,5 +217,7 @@ DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
         lambda x, a, b: torch.addmm(x, a, b, beta=0.2), torch.full((3, 3), 2.0), torch.zeros(3, 0), torch.zeros(0, 3)
     ),
     "the logarithm of a sum of exponentials underflows": _sum_of_exponentials_underflows,
+    "the sum of -0 and 0": _minus_zero_stays,
+    "a scaled product in double precision": _scale_is_rounded,
     "repeated indices are written in any order": _scatter_writes_in_any_order,
 }
