@@ -4,12 +4,13 @@ Nothing needs to be imported for ``torch.compile(model, backend="onnxrt")``. Wha
 AOTAutograd themselves::
 
     from torch._dynamo.backends.common import aot_autograd
-    from dynamo_backends import decomposition_table, onnx_compiler, partition_joint_graph
+    from dynamo_backends import decomposition_table, onnx_compiler
 
     records = []
+    compiler = onnx_compiler(debug=True, dump_dir="dump", record=records)
     backend = aot_autograd(
-        fw_compiler=onnx_compiler(debug=True, dump_dir="dump", record=records),
-        partition_fn=partition_joint_graph,
+        fw_compiler=compiler,
+        partition_fn=compiler.partition_fn,
         decompositions=decomposition_table(),
     )
 """
@@ -18,7 +19,6 @@ from .shadowing import check_passes_package
 
 check_passes_package()
 
-from .aot import partition_joint_graph  # noqa: E402
 from .backends import onnx_compiler  # noqa: E402
 from .errors import SessionError, TranslationError, UnsupportedOperatorError  # noqa: E402
 from .exporter.decompositions import decomposition_table  # noqa: E402
@@ -29,5 +29,4 @@ __all__ = [
     "UnsupportedOperatorError",
     "decomposition_table",
     "onnx_compiler",
-    "partition_joint_graph",
 ]

@@ -27,19 +27,15 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext, TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
-from passes.manager import PassManager
-
 from .artifacts import Runner
-from .options import parse_options
-from .pass_target import pass_target
-from .regions import Support
 from .verification import synthetic
 
-_GRAPH_NAME = re.compile(r"(?:^|__)(?P<id>\d+)_(?P<direction>forward|backward|inference)")
+_GRAPH_NAME = re.compile(r"(?:^|__)(?P<id>\d+)_(?P<direction>forward|backward|inference|joint)")
 
 
 def graph_being_compiled() -> tuple[str | None, str]:
-    """AOTAutograd's number of the graph it is compiling, the same for a forward and its backward, and the direction.
+    """AOTAutograd's number of the graph it is compiling, the same for a forward, its backward and the joint graph of
+    both, and which of them: ``forward``, ``backward``, ``joint`` or ``inference``.
 
     ``None`` and ``inference`` if AOTAutograd has no such name for it. The name is taken from the tracing context, which
     is the thread's; the one that AOTAutograd has for the process may be that of a backward in another thread.
@@ -56,12 +52,12 @@ def is_recompile() -> bool:
     return bool(compile_id is not None and compile_id.frame_compile_id)
 
 
-def real_arguments(module: fx.GraphModule, arguments: Sequence[object]) -> list[object]:
+def real_arguments(module: fx.GraphModule, arguments: Sequence[object] | None) -> list[object]:
     """Real values for the placeholders of one of AOTAutograd's graphs, from those of Dynamo's graph.
 
     Args:
         module: the joint graph.
-        arguments: what Dynamo's graph is called with.
+        arguments: what Dynamo's graph is called with; ``None`` if that is not known.
 
     Returns:
         One value for each placeholder. What Dynamo's graph does not take, such as the gradients of the results, is made
@@ -71,7 +67,9 @@ def real_arguments(module: fx.GraphModule, arguments: Sequence[object]) -> list[
         return [_real_argument(node, arguments) for node in module.graph.find_nodes(op="placeholder")]
 
 
-def _real_argument(node: fx.Node, arguments: Sequence[object]) -> object:
+def _real_argument(node: fx.Node, arguments: Sequence[object] | None) -> object:
+    if arguments is None:
+        return synthetic(node.meta["val"])
     descriptor = node.meta.get("desc")
     if isinstance(descriptor, PlainAOTInput):
         return arguments[descriptor.idx]
@@ -146,22 +144,3 @@ def boxed(runner: Runner) -> Runner:
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
-
-
-def partition_joint_graph(
-    joint: fx.GraphModule, inputs: object, **kwargs: Any
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The stage ``joint`` for ``aot_autograd(partition_fn=...)``: our joint passes, then PyTorch's min-cut partitioner.
-
-    Args:
-        joint: forward and backward in one graph; changed in place by the passes.
-        inputs: the joint graph's inputs.
-        **kwargs: what AOTAutograd passes on, ``num_fwd_outputs`` among it.
-
-    Returns:
-        The forward and the backward graph.
-    """
-    options = parse_options()
-    target = pass_target(options, Support(options.opset, options.providers))
-    PassManager(options.passes, target).run("joint", joint)
-    return min_cut_partition(joint, inputs, **kwargs)

@@ -9,6 +9,7 @@ Each checks its options and makes a pipeline; ``onnx_debug`` is ``onnxrt`` with 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, cast
 
 from torch import fx
 
@@ -73,18 +74,33 @@ def fx_debug(
     return compile_in_pytorch(gm, example_inputs, parse_options(options, mode))
 
 
-def onnx_compiler(
-    *, debug: bool = False, record: list[object] | None = None, **options: object
-) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
-    """The pipeline from the stage ``aten`` on, as ``fw_compiler`` of ``aot_autograd``; it serves the backward too.
+class AotCompiler(Protocol):
+    """What ``onnx_compiler`` returns: a compiler for ``aot_autograd``, and the partitioner that belongs to it."""
+
+    partition_fn: Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+    """The stage ``joint``, with the options and the observer of the compiler: our joint passes, then PyTorch's min-cut
+    partitioner. Arguments and results are those of AOTAutograd's ``partition_fn``."""
+
+    def __call__(self, module: fx.GraphModule, example_inputs: Sequence[object]) -> Runner:
+        """Compiles a forward, backward or inference graph, which is changed in place; what it returns takes its
+        arguments boxed."""
+        ...
+
+
+def onnx_compiler(*, debug: bool = False, record: list[object] | None = None, **options: object) -> AotCompiler:
+    """The pipeline from the stage ``joint`` on, as ``fw_compiler`` of ``aot_autograd``; it serves the backward too.
 
     ::
 
-        compiler = onnx_compiler(debug=True, record=records)
-        backend = aot_autograd(fw_compiler=compiler, decompositions=decomposition_table())
+        compiler = onnx_compiler(debug=True, opset=18, record=records)
+        backend = aot_autograd(
+            fw_compiler=compiler,
+            partition_fn=compiler.partition_fn,
+            decompositions=decomposition_table(18),
+        )
 
-    Pre-grad and joint passes have no chance here, and AOTAutograd's default partitioner runs unless
-    ``partition_fn=partition_joint_graph`` is given.
+    The passes of the stage ``pre_grad`` do not run: AOTAutograd starts after it. Without ``partition_fn``, a graph that
+    is trained is partitioned by AOTAutograd's default partitioner, and the passes of the stage ``joint`` do not run.
 
     Args:
         debug: dump and compare as ``onnx_debug`` does.
@@ -103,4 +119,14 @@ def onnx_compiler(
         observer = DebugObserver(checked, record)
     elif record is not None:
         observer = RecordObserver(record)
-    return Pipeline(checked, observer).compile_for_aot_autograd
+    pipeline = Pipeline(checked, observer)
+
+    # Functions, as ``copy.deepcopy`` of a compiled module copies the backend too, and does not copy functions.
+    def compiler(module: fx.GraphModule, example_inputs: Sequence[object]) -> Runner:
+        return pipeline.compile_for_aot_autograd(module)
+
+    def partition(joint: fx.GraphModule, inputs: object, **kwargs: object) -> tuple[fx.GraphModule, fx.GraphModule]:
+        return pipeline.partition_for_aot_autograd(joint, inputs, **kwargs)
+
+    compiler.partition_fn = partition  # type: ignore[attr-defined]
+    return cast(AotCompiler, compiler)

@@ -34,7 +34,8 @@ class Fault(Generic[NodeT]):
 
     Attributes:
         shown_by: the demonstration in ``tests/upstream_faults.py``.
-        operators: those that meet the fault: ONNX operators by name, ATen operators by overload; empty for any.
+        operators: those that meet the fault: ONNX operators and optimizers by name, ATen operators by overload; empty
+            for any.
         text: what is wrong, for people.
         library: whose fault it is, ``onnxruntime`` or ``onnxscript``.
         versions: of the library, as a requirement is written; open at the end until a version is known to be mended.

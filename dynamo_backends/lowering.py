@@ -44,7 +44,7 @@ from .regions import (
 )
 from .runtime.binding import InputSpec, OutputSpec
 from .runtime.executable import Executable
-from .runtime.kernels import serialized
+from .runtime.kernels import optimizers_to_disable, serialized
 from .runtime.settings import SessionSettings
 from .stage_passes import StagePasses
 from .verification import Evaluation, ModelChecker
@@ -143,7 +143,7 @@ class OnnxLowering:
             against = self.support.ask(node)
             if against is not None:
                 by_themselves[producer_of(node)] = against
-        refused = Reason(error.reason.kind, f"of the region it is in: {error.reason}")
+        refused = Reason(error.reason.kind, f"as a part of its region: {error.reason}")
         return by_themselves or dict.fromkeys(region.nodes, refused)
 
     def _compile_region(
@@ -166,7 +166,7 @@ class OnnxLowering:
             self.options.providers,
             self.options.threads,
             shares_graph=not is_only,
-            disabled_optimizers=_optimizers_to_disable(region),
+            disabled_optimizers=optimizers_to_disable(model),
         )
         checker = None
         if evaluation is not None:
@@ -234,19 +234,6 @@ def _output_specs(region: Region, model: ir.Model) -> tuple[OutputSpec, ...]:
             dtype = torch.bool if isinstance(meta, (bool, torch.SymBool)) else torch.int64
             specs.append(OutputSpec(value.name, dtype, is_number=True, sizes=()))
     return tuple(specs)
-
-
-def _optimizers_to_disable(region: Region) -> tuple[str, ...]:
-    """Optimizers of ONNX Runtime 1.31 that change results.
-
-    ``NoopElimination`` makes ``x`` of ``x + 0``, where ``-0.0 + 0`` is ``0.0`` (our ``remove_noops`` remove the rest of
-    what it does). ``MatMulScaleFusion`` moves a float64 scale into the float32 attribute ``alpha`` of ``FusedMatMul``,
-    rounded.
-    """
-    is_double = any(
-        isinstance(v := node.meta.get("val"), torch.Tensor) and v.dtype is torch.float64 for node in region.nodes
-    )
-    return ("NoopElimination", "MatMulScaleFusion") if is_double else ("NoopElimination",)
 
 
 def _device(region: Region) -> torch.device:

@@ -16,7 +16,7 @@ import difflib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any
 
 from passes.manager import Switches
 
@@ -28,192 +28,20 @@ FALLBACKS = ("pytorch", "error")
 COMPARISONS = ("first", "every", "never")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
-OptionValue: TypeAlias = "str | int | bool | None | Sequence[Provider] | Switches"
-
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """The checked options of one backend. Each field is one option; its metadata documents it."""
+class Form:
+    """How an option is checked and read.
 
-    providers: tuple[Provider, ...] = dataclasses.field(
-        default=("CPUExecutionProvider",),
-        metadata={
-            "help": "Execution providers in order of preference; each a name or a (name, options) pair.",
-        },
-    )
-    opset: int = dataclasses.field(
-        default=23,
-        metadata={"help": "ONNX opset of the models; at least 18, at most what this ONNX Runtime loads."},
-    )
-    fallback: str = dataclasses.field(
-        default="pytorch",
-        metadata={
-            "help": "What happens to an operator ONNX Runtime cannot run: 'pytorch' runs it in PyTorch, "
-            "'error' raises UnsupportedOperatorError with the node and the user's source line.",
-        },
-    )
-    threads: int | None = dataclasses.field(
-        default=None,
-        metadata={"help": "Threads of a session; by default torch.get_num_threads() at each call."},
-    )
-    dump_dir: str = dataclasses.field(
-        default="onnx_debug",
-        metadata={
-            "help": "Folder of the dumps of onnx_debug and fx_debug; each process writes its own run folder in it."
-        },
-    )
-    compare: str = dataclasses.field(
-        default="first",
-        metadata={
-            "help": "Which runs onnx_debug compares with eager and float64: 'first' of each graph, 'every' or 'never'."
-        },
-    )
-    tensor_limit: int = dataclasses.field(
-        default=16 * 2**20,
-        metadata={"help": "Size in bytes above which a dumped tensor is summarized instead of stored; -1 stores all."},
-    )
-
-    passes: Switches = dataclasses.field(
-        default_factory=Switches,
-        metadata={
-            "help": "Which passes run: {'disable': [...], 'enable': [...]}, each a list of names or patterns such as "
-            "'joint.*'; the most specific decides. In the environment also '-joint.*,+joint.pad_matmul'.",
-        },
-    )
-    verify_passes: bool = dataclasses.field(
-        default=False,
-        metadata={
-            "help": "Whether each pass that fired is checked on the real inputs, against float64, and undone if it "
-            "changes the results beyond rounding.",
-        },
-    )
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            try:
-                _CHECKS[field.name](getattr(self, field.name))
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"option {field.name!r}: {error}") from None
-
-
-def parse_options(options: Mapping[str, object] | None = None, mode: str | None = None) -> Options:
-    """The options of one ``torch.compile`` call, checked, over the environment's defaults.
-
-    Args:
-        options: what the user passed as ``torch.compile(options=...)``.
-        mode: what the user passed as ``torch.compile(mode=...)``. The modes tune Inductor; they are
-            accepted so that code written for it runs, and change nothing here.
-
-    Raises:
-        ValueError: unknown option (with close matches), wrong type or impossible value (with the valid ones).
+    Attributes:
+        check: raises ``TypeError`` or ``ValueError`` for what is no value of the option, with the valid ones.
+        from_text: the value that is written in the environment.
+        from_user: the value in the form in which it is kept, of what a user wrote.
     """
-    if mode is not None and mode not in MODES:
-        raise ValueError(f"unknown mode {mode!r}; valid modes: {', '.join(MODES)}")
-    if options is not None and not isinstance(options, Mapping):
-        raise ValueError(f"options must be a dict of option names to values, not {type(options).__name__}")
-    names = [field.name for field in dataclasses.fields(Options)]
-    values = _environment(names)
-    for name, value in (options or {}).items():
-        if name not in names:
-            raise ValueError(unknown_name("option", name, names))
-        values[name] = value
-    if isinstance(values.get("providers"), (list, tuple)):
-        values["providers"] = tuple(values["providers"])  # type: ignore[arg-type]
-    if "passes" in values:
-        values["passes"] = _switches(values["passes"])
-    dump_dir = values.get("dump_dir")
-    if isinstance(dump_dir, os.PathLike):
-        values["dump_dir"] = os.fspath(dump_dir)
-    return Options(**values)  # type: ignore[arg-type]
 
-
-def _switches(value: object) -> Switches:
-    """The option ``passes`` as the manager takes it.
-
-    Raises:
-        ValueError: not a dict of the lists ``disable`` and ``enable``.
-    """
-    if isinstance(value, Switches):
-        return value
-    if not isinstance(value, Mapping):
-        raise ValueError(f"option 'passes': expected {{'disable': [...], 'enable': [...]}}, got {value!r}")
-    lists: dict[str, tuple[str, ...]] = {}
-    for key, names in value.items():
-        if key not in ("disable", "enable"):
-            raise ValueError("option 'passes': " + unknown_name("key", key, ("disable", "enable")))
-        if isinstance(names, str) or not isinstance(names, (list, tuple)):
-            raise ValueError(f"option 'passes': {key!r} takes a list of names of passes, got {names!r}")
-        for name in names:
-            if not isinstance(name, str):
-                raise ValueError(f"option 'passes': {key!r} takes names of passes, got {name!r}")
-        lists[key] = tuple(names)
-    return Switches(**lists)
-
-
-def unknown_name(kind: str, name: object, valid: Sequence[str]) -> str:
-    """The message for a misspelt name: the name, the close matches, all that is valid."""
-    close = difflib.get_close_matches(str(name), valid, n=3)
-    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-    plural = kind + ("es" if kind.endswith("s") else "s")
-    return f"unknown {kind} {name!r}.{hint} Valid {plural}: {', '.join(valid)}"
-
-
-def _environment(names: Sequence[str]) -> dict[str, object]:
-    """The options the environment sets, each checked so that the message names its variable."""
-    variables = {ENVIRONMENT_PREFIX + name.upper(): name for name in names}
-    values: dict[str, object] = {}
-    for variable, text in os.environ.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX):
-            continue
-        if variable not in variables:
-            raise ValueError(unknown_name("environment variable", variable, list(variables)))
-        name = variables[variable]
-        try:
-            values[name] = _parse(name, text)
-            if name == "passes":
-                values[name] = _switches(values[name])
-            _CHECKS[name](values[name])
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"environment variable {variable}={text!r}: {error}") from None
-    return values
-
-
-def _parse(name: str, text: str) -> object:
-    """The value of an option as it is written in the environment."""
-    if name == "providers":
-        if text.lstrip().startswith("["):
-            parsed = json.loads(text)  # its error is a ValueError that says where
-            return tuple(tuple(item) if isinstance(item, list) else item for item in parsed)
-        return tuple(part.strip() for part in text.split(",") if part.strip())
-    if name == "passes":
-        return json.loads(text) if text.lstrip().startswith("{") else _signed_names(text)
-    if name == "verify_passes":
-        words = {"1": True, "true": True, "0": False, "false": False}
-        if text.lower() not in words:
-            raise ValueError("expected 1, 0, true or false")
-        return words[text.lower()]
-    if name in ("opset", "threads", "tensor_limit"):
-        try:
-            return int(text)
-        except ValueError:
-            raise ValueError("expected an integer") from None
-    return text
-
-
-def _signed_names(text: str) -> dict[str, list[str]]:
-    """``-joint.*,+joint.pad_matmul`` as the dict it stands for."""
-    lists: dict[str, list[str]] = {"disable": [], "enable": []}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        if part[0] not in "+-":
-            raise ValueError(f"expected a list such as '-joint.*,+joint.pad_matmul', got {part!r} without a sign")
-        lists["disable" if part[0] == "-" else "enable"].append(part[1:].strip())
-    return lists
-
-
-def _check_passes(value: object) -> None:
-    if not isinstance(value, Switches):
-        raise TypeError(f"expected the switches of the pass manager, got {value!r}")
-    value.check()
+    check: Callable[[object], None]
+    from_text: Callable[[str], object] = str
+    from_user: Callable[[object], object] = lambda value: value  # noqa: E731
 
 
 def _check_bool(value: object) -> None:
@@ -236,9 +64,22 @@ def _check_opset(value: object) -> None:
         )
 
 
+def most_threads() -> int:
+    """The largest number that the option ``threads`` takes: four for each processor, but at least 64.
+
+    More would only wait for each other. Each has a stack of its own, and tens of thousands use up the memory.
+    """
+    return max(64, 4 * (os.cpu_count() or 1))
+
+
 def _check_threads(value: object) -> None:
-    if value is not None and _check_integer(value) < 1:
-        raise ValueError(f"expected None or a positive integer, got {value}")
+    if value is None:
+        return
+    if not 1 <= _check_integer(value) <= most_threads():
+        raise ValueError(
+            f"expected None or an integer from 1 to {most_threads()} (four for each processor of this machine, at "
+            f"least 64), got {value}"
+        )
 
 
 def _check_tensor_limit(value: object) -> None:
@@ -261,14 +102,202 @@ def _one_of(valid: Sequence[str]) -> Callable[[object], None]:
     return check
 
 
-_CHECKS: dict[str, Callable[[object], None]] = {
-    "providers": check_providers,
-    "opset": _check_opset,
-    "fallback": _one_of(FALLBACKS),
-    "threads": _check_threads,
-    "dump_dir": _check_dump_dir,
-    "compare": _one_of(COMPARISONS),
-    "tensor_limit": _check_tensor_limit,
-    "passes": _check_passes,
-    "verify_passes": _check_bool,
-}
+def _check_passes(value: object) -> None:
+    if not isinstance(value, Switches):
+        raise TypeError(f"expected the switches of the pass manager, got {value!r}")
+    value.check()
+
+
+def _integer_from_text(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("expected an integer") from None
+
+
+def _bool_from_text(text: str) -> bool:
+    words = {"1": True, "true": True, "0": False, "false": False}
+    if text.lower() not in words:
+        raise ValueError("expected 1, 0, true or false")
+    return words[text.lower()]
+
+
+def _providers_from_text(text: str) -> object:
+    if text.lstrip().startswith("["):
+        parsed = json.loads(text)  # its error is a ValueError that says where
+        return [tuple(item) if isinstance(item, list) else item for item in parsed]
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _providers_from_user(value: object) -> object:
+    return tuple(value) if isinstance(value, (list, tuple)) else value
+
+
+def _path_from_user(value: object) -> object:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _switches_from_text(text: str) -> object:
+    return json.loads(text) if text.lstrip().startswith("{") else _signed_names(text)
+
+
+def _signed_names(text: str) -> dict[str, list[str]]:
+    """``-joint.*,+joint.pad_matmul`` as the dict it stands for."""
+    lists: dict[str, list[str]] = {"disable": [], "enable": []}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if part[0] not in "+-":
+            raise ValueError(f"expected a list such as '-joint.*,+joint.pad_matmul', got {part!r} without a sign")
+        lists["disable" if part[0] == "-" else "enable"].append(part[1:].strip())
+    return lists
+
+
+def _switches_from_user(value: object) -> Switches:
+    """The option ``passes`` as the manager takes it.
+
+    Raises:
+        ValueError: not a dict of the lists ``disable`` and ``enable``.
+    """
+    if isinstance(value, Switches):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError(f"expected {{'disable': [...], 'enable': [...]}}, got {value!r}")
+    lists: dict[str, tuple[str, ...]] = {}
+    for key, names in value.items():
+        if key not in ("disable", "enable"):
+            raise ValueError(unknown_name("key", key, ("disable", "enable")))
+        if isinstance(names, str) or not isinstance(names, (list, tuple)):
+            raise ValueError(f"{key!r} takes a list of names of passes, got {names!r}")
+        for name in names:
+            if not isinstance(name, str):
+                raise ValueError(f"{key!r} takes names of passes, got {name!r}")
+        lists[key] = tuple(names)
+    return Switches(**lists)
+
+
+def option(default: Any, form: Form, help: str) -> Any:
+    """A field of ``Options``: all there is to say of an option.
+
+    Args:
+        default: its value if nothing else is said; a function that makes it, if it cannot be shared.
+        form: how it is checked and read.
+        help: what it does, for the documentation.
+    """
+    metadata = {"help": help, "form": form}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The checked options of one backend. Each field is one option, and says all of it."""
+
+    providers: tuple[Provider, ...] = option(
+        ("CPUExecutionProvider",),
+        Form(check_providers, _providers_from_text, _providers_from_user),
+        "Execution providers in order of preference; each a name or a (name, options) pair.",
+    )
+    opset: int = option(
+        23,
+        Form(_check_opset, _integer_from_text),
+        "ONNX opset of the models; at least 18, at most what this ONNX Runtime loads.",
+    )
+    fallback: str = option(
+        "pytorch",
+        Form(_one_of(FALLBACKS)),
+        "What happens to an operator ONNX Runtime cannot run: 'pytorch' runs it in PyTorch, "
+        "'error' raises UnsupportedOperatorError with the node and the user's source line.",
+    )
+    threads: int | None = option(
+        None,
+        Form(_check_threads, _integer_from_text),
+        "Threads of a session, at most four for each processor or 64; by default torch.get_num_threads() at each call.",
+    )
+    dump_dir: str = option(
+        "onnx_debug",
+        Form(_check_dump_dir, from_user=_path_from_user),
+        "Folder of the dumps of onnx_debug and fx_debug; each process writes its own run folder in it.",
+    )
+    compare: str = option(
+        "first",
+        Form(_one_of(COMPARISONS)),
+        "Which runs onnx_debug compares with eager and float64: 'first' of each graph, 'every' or 'never'.",
+    )
+    tensor_limit: int = option(
+        16 * 2**20,
+        Form(_check_tensor_limit, _integer_from_text),
+        "Size in bytes above which a dumped tensor is summarized instead of stored; -1 stores all.",
+    )
+    passes: Switches = option(
+        Switches,
+        Form(_check_passes, _switches_from_text, _switches_from_user),
+        "Which passes run: {'disable': [...], 'enable': [...]}, each a list of names or patterns such as "
+        "'joint.*'; the most specific decides. In the environment also '-joint.*,+joint.pad_matmul'.",
+    )
+    verify_passes: bool = option(
+        False,
+        Form(_check_bool, _bool_from_text),
+        "Whether each pass that fired is checked on the real inputs, against float64, and undone if it "
+        "changes the results beyond rounding.",
+    )
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            try:
+                field.metadata["form"].check(getattr(self, field.name))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"option {field.name!r}: {error}") from None
+
+
+def parse_options(options: Mapping[str, object] | None = None, mode: str | None = None) -> Options:
+    """The options of one ``torch.compile`` call, checked, over the environment's defaults.
+
+    Args:
+        options: what the user passed as ``torch.compile(options=...)``.
+        mode: what the user passed as ``torch.compile(mode=...)``. The modes tune Inductor; they are
+            accepted so that code written for it runs, and change nothing here.
+
+    Raises:
+        ValueError: unknown option (with close matches), wrong type or impossible value (with the valid ones).
+    """
+    if mode is not None and mode not in MODES:
+        raise ValueError(f"unknown mode {mode!r}; valid modes: {', '.join(MODES)}")
+    if options is not None and not isinstance(options, Mapping):
+        raise ValueError(f"options must be a dict of option names to values, not {type(options).__name__}")
+    forms: dict[str, Form] = {field.name: field.metadata["form"] for field in dataclasses.fields(Options)}
+    values = _environment(forms)
+    for name, value in (options or {}).items():
+        if name not in forms:
+            raise ValueError(unknown_name("option", name, list(forms)))
+        try:
+            values[name] = forms[name].from_user(value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"option {name!r}: {error}") from None
+    return Options(**values)  # type: ignore[arg-type]
+
+
+def _environment(forms: Mapping[str, Form]) -> dict[str, object]:
+    """The options the environment sets, each checked so that the message names its variable."""
+    variables = {ENVIRONMENT_PREFIX + name.upper(): name for name in forms}
+    values: dict[str, object] = {}
+    for variable, text in os.environ.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        if variable not in variables:
+            raise ValueError(unknown_name("environment variable", variable, list(variables)))
+        form = forms[variables[variable]]
+        try:
+            value = form.from_user(form.from_text(text))
+            form.check(value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"environment variable {variable}={text!r}: {error}") from None
+        values[variables[variable]] = value
+    return values
+
+
+def unknown_name(kind: str, name: object, valid: Sequence[str]) -> str:
+    """The message for a misspelt name: the name, the close matches, all that is valid."""
+    close = difflib.get_close_matches(str(name), valid, n=3)
+    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    plural = kind + ("es" if kind.endswith("s") else "s")
+    return f"unknown {kind} {name!r}.{hint} Valid {plural}: {', '.join(valid)}"

@@ -24,6 +24,7 @@ def pass_target(options: Options, support: Support) -> Target:
     return Target(
         providers=tuple(provider_name(provider) for provider in options.providers),
         opset=options.opset,
+        threads=options.threads,
         decompositions=functools.partial(decomposition_table, options.opset),
         refuses=functools.partial(_refuses, options.providers, options.opset),
         refuses_operator=functools.partial(_refuses_operator, support),

@@ -100,11 +100,27 @@ class Pipeline:
             count("recompiles")
         return self.observer.entry(graph, result)
 
-    def compile_for_aot_autograd(self, module: fx.GraphModule, example_inputs: Sequence[object]) -> Runner:
-        """The pipeline from the stage ``aten`` on, for ``aot_autograd(fw_compiler=...)``.
+    def compile_for_aot_autograd(self, module: fx.GraphModule) -> Runner:
+        """The pipeline from the stage ``aten`` on, for ``aot_autograd(fw_compiler=...)``; an inference graph, which
+        AOTAutograd does not partition, goes through the stage ``joint`` too."""
+        graph, direction = self._graph_of_aot_autograd()
+        name = GraphName(graph.index, direction)
+        return self.compile_aten_graph(name, module, is_joint=direction == "inference")
 
-        AOTAutograd tells only by the name of the graph which direction it is compiling, and which forward a backward
-        belongs to.
+    def partition_for_aot_autograd(
+        self, joint: fx.GraphModule, inputs: object, **kwargs: object
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """The stage ``joint`` for ``aot_autograd(partition_fn=...)``, see ``partitioner``.
+
+        The numeric check of passes runs it on made-up arguments: AOTAutograd does not tell the real ones.
+        """
+        graph, _ = self._graph_of_aot_autograd()
+        return self.partitioner(graph, None)(joint, inputs, **kwargs)
+
+    def _graph_of_aot_autograd(self) -> tuple[GraphName, str]:
+        """The graph that AOTAutograd is compiling, and which part of it.
+
+        AOTAutograd tells only by a name which direction it is compiling, and which forward a backward belongs to.
         """
         aot_id, direction = aot.graph_being_compiled()
         number = self._numbers_by_aot_id.get(aot_id) if aot_id is not None else None
@@ -113,12 +129,17 @@ class Pipeline:
             count("graphs")
         if aot_id is not None:
             self._numbers_by_aot_id[aot_id] = number
-        return self.compile_aten_graph(GraphName(number, direction), module)
+        return GraphName(number), direction
 
     def partitioner(
-        self, graph: GraphName, example_inputs: Sequence[object]
+        self, graph: GraphName, example_inputs: Sequence[object] | None
     ) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
-        """AOTAutograd's ``partition_fn``: the joint passes, then the min-cut partitioner."""
+        """AOTAutograd's ``partition_fn``: the joint passes, then the min-cut partitioner.
+
+        Args:
+            graph: which graph.
+            example_inputs: what Dynamo's graph is called with; ``None`` if that is not known.
+        """
         verify = self.options.verify_passes
         arguments = example_inputs if verify else ()  # AOTAutograd keeps what is made here, and the first batch with it
 

@@ -41,6 +41,7 @@ class Target:
     Attributes:
         providers: names of the execution providers, in the order of preference.
         opset: the ONNX opset of the models.
+        threads: how many threads a session has; ``None`` if as many as PyTorch has when it is called.
         decompositions: gives the table AOTAutograd uses, from ATen overload to function; patterns are traced with it.
         refuses: says why the providers cannot run an ONNX node, whose inputs have types and shapes, or ``None``.
         refuses_operator: the same for an FX node of the stage ``post_grad``.
@@ -49,6 +50,7 @@ class Target:
 
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     opset: int = 23
+    threads: int | None = None
     decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = dict
     refuses: Callable[[ir.Node], str | None] = _nothing_known
     refuses_operator: Callable[[fx.Node], str | None] = _nothing_known

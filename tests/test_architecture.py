@@ -130,6 +130,29 @@ def test_does_not_know_through_others(start: str, unknown: str) -> None:
     assert {path for path in known if path.startswith(unknown)} == set()
 
 
+FOUNDATIONS = {"reasons", "errors", "events", "faults", "layout"}
+"""What all of the package may import."""
+
+
+@pytest.mark.parametrize("name", sorted(FOUNDATIONS))
+def test_foundations_import_nothing_but_each_other(name: str) -> None:
+    known = reached(f"dynamo_backends/{name}.py")
+    assert known <= {f"dynamo_backends/{other}.py" for other in FOUNDATIONS}
+
+
+def test_the_runtime_does_not_know_fx_through_others() -> None:
+    modules = {*paths_of("dynamo_backends/runtime")}.union(*map(reached, paths_of("dynamo_backends/runtime")))
+    fx = ("torch.fx", "torch._dynamo")
+    assert {path for path in modules if any(name.startswith(fx) for name in imports_of(ROOT / path))} == set()
+
+
+def test_what_onnx_runtime_says_is_read_in_one_module() -> None:
+    outside = {*paths_of("dynamo_backends/runtime"), "dynamo_backends/regions.py", "dynamo_backends/lowering.py"}
+    assert {path for path in outside if "re" in imports_of(ROOT / path)} == {"dynamo_backends/runtime/messages.py"}
+    said = [path for path in paths_of("dynamo_backends") if "ONNXRuntimeError" in (ROOT / path).read_text()]
+    assert said == ["dynamo_backends/runtime/messages.py"]
+
+
 @pytest.mark.parametrize("package", ["dynamo_backends"])
 def test_no_import_circles(package: str) -> None:
     """Neither by imports inside functions. Imports for types alone do not count."""

@@ -23,7 +23,7 @@ WRONG_OPTIONS = {
     "opset bool": ({"opset": True}, ["'opset'", "expected an integer", "bool"]),
     "opset too old": ({"opset": 9}, ["opset 9 is out of range", f"18 to {maximum_opset()}"]),
     "opset too new": ({"opset": 999}, ["opset 999 is out of range", f"18 to {maximum_opset()}"]),
-    "threads": ({"threads": 0}, ["'threads'", "positive integer, got 0"]),
+    "threads": ({"threads": 0}, ["'threads'", "expected None or an integer from 1 to", "got 0"]),
     "threads type": ({"threads": 1.5}, ["'threads'", "expected an integer, got 1.5 (float)"]),
     "fallback": ({"fallback": "eager"}, ["'fallback'", "expected one of 'pytorch', 'error', got 'eager'"]),
     "provider": (

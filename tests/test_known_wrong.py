@@ -96,6 +96,13 @@ CASES: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
         lambda x, a, b: (torch.addmm(x, a, b, beta=0.2), torch.addmm(x, a, b)),
         [torch.full((3, 3), 2.0), torch.zeros(3, 0), torch.zeros(0, 3)],
     ),
+    "antialiased interpolation with aligned corners": (
+        lambda x: (
+            torch.nn.functional.interpolate(x, size=(9, 3), mode="bilinear", antialias=True, align_corners=True),
+            torch.nn.functional.interpolate(x, size=(3, 9), mode="bicubic", antialias=True, align_corners=True),
+        ),
+        [torch.linspace(0, 1, 36).view(1, 1, 6, 6)],
+    ),
     "interpolation of bytes": (
         lambda x: torch.nn.functional.interpolate(x, size=(3, 7), mode="bilinear", antialias=True),
         [torch.arange(16, dtype=torch.uint8).mul(15).view(1, 1, 4, 4)],

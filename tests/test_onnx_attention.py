@@ -321,5 +321,12 @@ def test_not_with_fewer_heads_than_threads() -> None:
     check(eager_attention, heads(1, 1), heads(1, 1), heads(1, 1), times=0)
 
 
+@pytest.mark.parametrize(("pytorch", "option", "times"), [(1, 2, 0), (2, 1, 1)])
+def test_the_threads_that_count_are_the_sessions(pytorch: int, option: int, times: int) -> None:
+    torch.set_num_threads(pytorch)
+    settings = {"options": {"threads": option, "passes": ALONE}}
+    check(eager_attention, heads(1, 1), heads(1, 1), heads(1, 1), times=times, settings=settings)
+
+
 def test_not_before_opset_23() -> None:
     check(eager_attention, *queries_keys_values(), times=0, settings={"options": {"opset": 22, "passes": ALONE}})

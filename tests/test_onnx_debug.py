@@ -349,9 +349,10 @@ def test_records_of_the_aot_autograd_compiler(dump: Path) -> None:
 
 def test_records_without_debug_keep_the_runs_and_do_not_compare() -> None:
     records: list = []
+    compiler = dynamo_backends.onnx_compiler(record=records)
     backend = aot_autograd(
-        fw_compiler=dynamo_backends.onnx_compiler(record=records),
-        partition_fn=dynamo_backends.partition_joint_graph,
+        fw_compiler=compiler,
+        partition_fn=compiler.partition_fn,
         decompositions=dynamo_backends.decomposition_table(),
     )
     function = torch.compile(Classifier(), backend=backend)

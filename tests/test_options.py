@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import json
 import logging
+import os
+from pathlib import Path
 
 import onnxruntime
 import pytest
@@ -15,11 +20,13 @@ from dynamo_backends import (
     UnsupportedOperatorError,
     decomposition_table,
     onnx_compiler,
-    partition_joint_graph,
 )
-from dynamo_backends.options import Options, parse_options
+from dynamo_backends import options as options_module
+from dynamo_backends.backends import AotCompiler
+from dynamo_backends.options import Form, Options, most_threads, option, parse_options
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.versions import MINIMUM_OPSET, maximum_opset
+from passes import Pass, PassContext, registry
 
 
 def block() -> nn.Module:
@@ -31,6 +38,45 @@ def test_every_option_has_help_and_a_valid_default() -> None:
     for name, field in Options.__dataclass_fields__.items():
         assert field.metadata["help"].endswith("."), name
         assert getattr(defaults, name) == getattr(parse_options(), name)
+
+
+def test_a_new_option_is_one_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its help, its check, and how what a user or the environment says is read, are all in it."""
+
+    def check(value: object) -> None:
+        if value not in (1, 2):
+            raise ValueError(f"expected 1 or 2, got {value!r}")
+
+    @dataclasses.dataclass(frozen=True)
+    class More(Options):
+        speed: int = option(1, Form(check, int, lambda value: 2 if value == "fast" else value), "How fast it is.")
+
+    monkeypatch.setattr(options_module, "Options", More)
+    assert parse_options().speed == 1  # type: ignore[attr-defined]
+    assert parse_options({"speed": "fast"}).speed == 2  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="^option 'speed': expected 1 or 2, got 3$"):
+        parse_options({"speed": 3})
+    with pytest.raises(ValueError, match="unknown option 'sped'. Did you mean 'speed'"):
+        parse_options({"sped": 1})
+    monkeypatch.setenv("DYNAMO_BACKENDS_SPEED", "2")
+    assert parse_options().speed == 2  # type: ignore[attr-defined]
+    monkeypatch.setenv("DYNAMO_BACKENDS_SPEED", "3")
+    with pytest.raises(ValueError, match="^environment variable DYNAMO_BACKENDS_SPEED='3': expected 1 or 2, got 3$"):
+        parse_options()
+
+
+@pytest.mark.parametrize("threads", [0, -1, most_threads() + 1, 20_000, 100_000, True, "2"])
+def test_a_number_of_threads_that_no_machine_has(threads: object) -> None:
+    """It is refused before a session tries to make them: 100,000 exhaust the memory."""
+    with pytest.raises(ValueError, match="option 'threads': expected .*integer"):
+        parse_options({"threads": threads})
+
+
+def test_any_sensible_number_of_threads() -> None:
+    assert most_threads() >= max(64, os.cpu_count() or 1)
+    assert parse_options({"threads": most_threads()}).threads == most_threads()
+    with pytest.raises(ValueError, match=f"1 to {most_threads()} .*four for each processor"):
+        parse_options({"threads": most_threads() + 1})
 
 
 @pytest.mark.parametrize("opset", range(MINIMUM_OPSET, maximum_opset() + 1))
@@ -160,8 +206,9 @@ def test_environment_takes_providers_with_options_as_json(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("partition", [True, False])
 def test_as_a_compiler_for_aot_autograd(partition: bool) -> None:
     """``fw_compiler`` alone serves forward and backward."""
-    extra = {"partition_fn": partition_joint_graph} if partition else {}
-    backend = aot_autograd(fw_compiler=onnx_compiler(opset=18), decompositions=decomposition_table(18), **extra)
+    compiler = onnx_compiler(opset=18)
+    extra = {"partition_fn": compiler.partition_fn} if partition else {}
+    backend = aot_autograd(fw_compiler=compiler, decompositions=decomposition_table(18), **extra)
     assert_same_as_eager(block(), torch.randn(3, 6), settings={"backend": backend, "fullgraph": True})
     assert counted("graphs") == 1
     assert counted("regions") == 2
@@ -181,3 +228,70 @@ def test_as_a_compiler_that_keeps_input_mutations_in_the_graph() -> None:
     )
     settings = {"backend": backend}
     assert_same_as_eager(change, torch.randn(3, 3), torch.randn(3, 3), calls=2, settings=settings)
+
+
+def through_aot_autograd(compiler: AotCompiler, opset: int) -> object:
+    return aot_autograd(
+        fw_compiler=compiler, partition_fn=compiler.partition_fn, decompositions=decomposition_table(opset)
+    )
+
+
+def test_the_partitioner_of_a_compiler_has_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The opset and the switches are the compiler's, for the passes of the stage ``joint`` too."""
+    targets: list[tuple[int, str]] = []
+
+    def note(module: torch.fx.GraphModule, context: PassContext) -> int:
+        targets.append((context.target.opset, context.graph))
+        return 0
+
+    for name in ("joint.note", "joint.off"):
+        monkeypatch.setitem(registry._registered, name, Pass(name, "Planted by a test.", note))
+    compiler = onnx_compiler(opset=18, passes={"disable": ["joint.off"]})
+    model = torch.compile(block(), backend=through_aot_autograd(compiler, 18))
+    model(torch.randn(3, 6)).sum().backward()
+    assert [opset for opset, _ in targets] == [18]
+    with torch.no_grad():
+        model(torch.randn(3, 6))
+    assert [opset for opset, _ in targets] == [18, 18], "an inference graph has no partitioner, and joint passes"
+    assert len({graph for _, graph in targets}) == 2
+
+
+def test_the_partitioner_of_a_compiler_has_its_observer(tmp_path: Path) -> None:
+    """The joint graph is in the dump, beside the forward and the backward that were made of it."""
+    compiler = onnx_compiler(debug=True, dump_dir=str(tmp_path))
+    model = torch.compile(block(), backend=through_aot_autograd(compiler, 23))
+    model(torch.randn(3, 6)).sum().backward()
+    [folder] = [path for path in (tmp_path / "latest").iterdir() if path.name.startswith("graph_")]
+    assert (folder / "joint.py").exists()
+    assert (folder / "forward" / "aten.py").exists()
+    assert (folder / "backward" / "aten.py").exists()
+    manifest = json.loads((tmp_path / "latest" / "manifest.json").read_text())
+    [joint] = manifest["dynamo_graphs"]
+    assert {result["name"].split(".")[0] for result in joint["passes"]} == {"joint"}
+
+
+def test_the_partitioner_of_a_compiler_checks_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``verify_passes``, on made-up arguments: a wrong joint pass is undone."""
+
+    def wrong(module: torch.fx.GraphModule, context: PassContext) -> int:
+        for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
+            node.target = torch.ops.aten.cos.default
+            return 1
+        return 0
+
+    monkeypatch.setitem(registry._registered, "joint.wrong", Pass("joint.wrong", "Planted by a test.", wrong))
+    backend = through_aot_autograd(onnx_compiler(verify_passes=True), 23)
+    assert_same_as_eager(lambda x: x.sin() * 2, torch.randn(5, requires_grad=True), settings={"backend": backend})
+    assert counted("undone pass joint.wrong") == 1
+
+
+def test_a_copy_of_a_model_compiled_through_aot_autograd() -> None:
+    """``copy.deepcopy`` copies the backend too; it records to the same list."""
+    records: list[object] = []
+    model = torch.compile(block(), backend=through_aot_autograd(onnx_compiler(record=records), 23))
+    x = torch.randn(3, 6)
+    expected = model(x)
+    other = copy.deepcopy(model)
+    torch._dynamo.reset()
+    torch.testing.assert_close(other(x), expected)
+    assert len(records) == 2

@@ -151,13 +151,18 @@ _INTEGER_DIVISIONS = {
 } | {operator.floordiv, operator.mod}
 
 
-def _may_divide_by_zero(node: fx.Node) -> bool:
-    divisor, result = node.args[1], node.meta.get("val")
-    if isinstance(result, torch.Tensor) and result.is_floating_point():
-        return False
-    if isinstance(divisor, fx.Node):
-        return isinstance(divisor.meta.get("val"), torch.Tensor)
-    return divisor in (0, -1)  # -1: the smallest integer has no negative, and the processor traps
+def _may_divide_by(*numbers: int) -> Callable[[fx.Node], bool]:
+    """Whether a node divides integers by one of these numbers, or by a tensor, which may hold them."""
+
+    def applies(node: fx.Node) -> bool:
+        divisor, result = node.args[1], node.meta.get("val")
+        if isinstance(result, torch.Tensor) and result.is_floating_point():
+            return False
+        if isinstance(divisor, fx.Node):
+            return isinstance(divisor.meta.get("val"), torch.Tensor)
+        return divisor in numbers
+
+    return applies
 
 
 SUMS_AT_INDICES = {aten.index_add.default, aten.embedding_dense_backward.default, aten.unfold_backward.default}
@@ -180,9 +185,12 @@ def _averages(node: fx.Node) -> bool:
 
 
 _POWERS = {aten.pow.Scalar, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor}
-_AVERAGES = {aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default}
 _INTERPOLATIONS = {aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default}
 _CLIPS = {aten.hardtanh.default, aten.relu6.default}
+
+
+def _aligns_corners(node: fx.Node) -> bool:
+    return bool(node.args[2])
 
 
 def _is_integer(node: fx.Node) -> bool:
@@ -253,10 +261,12 @@ def _kernel(
     operators: set[object],
     text: str,
     applies: Callable[[fx.Node], bool] | None = None,
+    *,
     kind: Kind = Kind.UPSTREAM_FAULT,
+    versions: str = ">=1.24",
 ) -> Fault[fx.Node]:
-    """A fault of the CPU provider, seen in ONNX Runtime 1.31 and assumed in all that the package may meet."""
-    fault: Fault[fx.Node] = Fault(shown_by, frozenset(operators), text, "onnxruntime", ">=1.24", kind=kind)
+    """A fault of the CPU provider, seen in ONNX Runtime 1.31 and assumed in all versions that the package may meet."""
+    fault: Fault[fx.Node] = Fault(shown_by, frozenset(operators), text, "onnxruntime", versions, kind=kind)
     return fault if applies is None else dataclasses.replace(fault, applies=applies)
 
 
@@ -276,10 +286,17 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         _is_tanh_in_double,
     ),
     _kernel(
+        "the smallest integer divided by -1",
+        _INTEGER_DIVISIONS,
+        "an integer division of the smallest integer by -1 ends the process in ONNX Runtime",
+        _may_divide_by(-1),
+    ),
+    _kernel(
         "integer division by zero",
         _INTEGER_DIVISIONS,
-        "an integer division by zero, or of the smallest integer by -1, ends the process in ONNX Runtime",
-        _may_divide_by_zero,
+        "an integer division by zero ends the process in ONNX Runtime",
+        _may_divide_by(0),
+        versions=">=1.24,<1.25",
     ),
     # ``ScatterElements`` is right. It wants an index for each number, and takes 10 ms where PyTorch takes 0.5 (4,096
     # rows of 512 added into 512 rows; AMD EPYC, 4 threads). ``ScatterND`` is in ``runtime/kernels.py``.
@@ -288,7 +305,7 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         {*SUMS_AT_INDICES, *_PUTS},
         "PyTorch adds at repeated indices; of ONNX Runtime's kernels one loses sums and the other is slow",
         _sums_at_indices,
-        Kind.FASTER_IN_PYTORCH,
+        kind=Kind.FASTER_IN_PYTORCH,
     ),
     _translation(
         "product added to NaN without weight",
@@ -324,10 +341,10 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         _is_integer,
     ),
     _translation(
-        "average of integers",
-        _AVERAGES,
-        "the averages of integers are not truncated to integers as in eager",
-        _is_integer,
+        "antialiased interpolation with aligned corners",
+        _INTERPOLATIONS,
+        "its translation takes other weights than eager where corners are aligned",
+        _aligns_corners,
     ),
     _translation("interpolation of bytes", _INTERPOLATIONS, "eager interpolates integers in fixed point", _is_integer),
     _kernel("clip of large integers", _CLIPS, "ONNX Runtime's Clip compares 32 bits of an int64", _is_int64),

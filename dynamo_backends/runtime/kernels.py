@@ -7,7 +7,7 @@ fault; ``tests/test_upstream.py`` shows each, and fails where it is gone.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 import torch
@@ -16,10 +16,10 @@ from ..errors import KernelFaultError, SessionError
 from ..faults import Fault
 from ..reasons import Reason
 from .long_sums import with_accurate_sums
+from .one_node import model_of, signature
 from .oracle import ORACLE
 from .providers import Provider, provider_name
 from .settings import SessionSettings, create_session
-from .versions import IR_VERSION
 
 
 def _reduces(node: ir.Node) -> bool:
@@ -68,6 +68,39 @@ FAULTS: tuple[Fault[ir.Node], ...] = (
 )
 """Seen in ONNX Runtime 1.31, assumed in all versions that the package may be installed with, until one is shown to be
 mended."""
+
+
+def _has_doubles(model: ir.Model) -> bool:
+    values = (value for graph in model.graphs() for node in graph for value in node.outputs)
+    return any(value.dtype == ir.DataType.DOUBLE for value in values)
+
+
+OPTIMIZER_FAULTS: tuple[Fault[ir.Model], ...] = (
+    Fault(
+        "the sum of -0 and 0",
+        frozenset({"NoopElimination"}),
+        "makes x of x + 0, where -0.0 + 0 is 0.0; our remove_noops remove the rest of what it does",
+        "onnxruntime",
+        ">=1.24",
+        providers=(),
+    ),
+    Fault(
+        "a scaled product in double precision",
+        frozenset({"MatMulScaleFusion"}),
+        "moves a float64 scale into the float32 attribute alpha of FusedMatMul, rounded",
+        "onnxruntime",
+        ">=1.24",
+        providers=(),
+        applies=_has_doubles,
+    ),
+)
+"""Graph optimizers of ONNX Runtime that change results; they run before nodes are given to providers."""
+
+
+def optimizers_to_disable(model: ir.Model) -> tuple[str, ...]:
+    """The names of ONNX Runtime's optimizers that must not see a model."""
+    faults = (fault for fault in OPTIMIZER_FAULTS if fault.is_installed and fault.applies(model))
+    return tuple(str(name) for fault in faults for name in fault.operators)
 
 
 def fault_in(model: ir.Model, providers: Sequence[Provider]) -> tuple[ir.Node, Fault[ir.Node]] | None:
@@ -148,7 +181,7 @@ def refusal_of_node(node: ir.Node, providers: Sequence[Provider], opset: int) ->
         providers: in the order of preference.
         opset: of the model that it is for.
     """
-    model = _model_of(node, opset)
+    model = model_of(node, opset)
     try:
         check(model, providers)
     except SessionError as error:
@@ -167,12 +200,12 @@ def _first_provider_refuses(node: ir.Node, providers: Sequence[Provider], opset:
 
     def find_out() -> Reason | None:
         try:
-            _load(_model_of(node, opset), providers, only_first=True)
+            _load(model_of(node, opset), providers, only_first=True)
         except SessionError as error:
             return error.reason
         return None
 
-    return ORACLE.ask(("ONNX node", repr(providers), opset, _signature(node)), find_out)
+    return ORACLE.ask(("ONNX node", repr(providers), opset, signature(node)), find_out)
 
 
 def _load(model: ir.Model, providers: Sequence[Provider], *, only_first: bool) -> None:
@@ -186,36 +219,3 @@ def _load(model: ir.Model, providers: Sequence[Provider], *, only_first: bool) -
     if only_first and provider_name(providers[0]) != "CPUExecutionProvider":
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     create_session(_as_bytes(model), settings, options)
-
-
-def _signature(node: ir.Node) -> Hashable:
-    attributes = tuple(sorted((name, str(attribute.value)) for name, attribute in node.attributes.items()))
-    inputs = tuple(None if value is None else (str(value.dtype), _rank(value)) for value in node.inputs)
-    outputs = tuple(value.name != "" for value in node.outputs)
-    return node.domain, node.op_type, attributes, inputs, outputs
-
-
-def _rank(value: ir.Value) -> int | None:
-    return None if value.shape is None else len(value.shape)
-
-
-def _model_of(node: ir.Node, opset: int) -> ir.Model:
-    """A model of one node: its inputs become the model's, of the same types and of any size."""
-    inputs = [None if value is None else _input(f"input_{i}", value) for i, value in enumerate(node.inputs)]
-    outputs = [ir.Value(name="" if value.name == "" else f"output_{i}") for i, value in enumerate(node.outputs)]
-    copy = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=outputs)
-    imports = {"": opset}
-    imports.setdefault(node.domain, 1)
-    graph = ir.Graph(
-        [value for value in inputs if value is not None],
-        [value for value in outputs if value.name],
-        nodes=[copy],
-        opset_imports=imports,
-        name="one_node",
-    )
-    return ir.Model(graph, ir_version=IR_VERSION)
-
-
-def _input(name: str, value: ir.Value) -> ir.Value:
-    rank = _rank(value)
-    return ir.Value(name=name, type=value.type, shape=None if rank is None else ir.Shape([None] * rank))
