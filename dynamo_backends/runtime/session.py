@@ -18,6 +18,7 @@ import torch
 from onnxruntime.capi import _pybind_state as ort_c
 
 from ..errors import SessionError
+from ..forks import never_free, renew_in_children
 from .kernels import serialized
 from .providers import Provider, provider_name
 
@@ -110,6 +111,8 @@ def refusal(model: ir.Model, providers: Sequence[Provider], *, only_first: bool 
 class Session:
     """The sessions of one model, by number of threads; each is made when it is first asked for.
 
+    A forked child makes its own: the threads of its parent's are not there.
+
     Args:
         model: the model; or what ``kernels.serialized``, which checks it, made of it.
         settings: how it becomes a session.
@@ -129,6 +132,14 @@ class Session:
         self._lock = threading.Lock()
         threads = settings.current_threads
         self._by_threads = {threads: self._create(threads)}
+        renew_in_children(self)
+
+    def renew_in_child(self) -> None:
+        """See ``forks.Renewable``."""
+        self._lock = threading.Lock()
+        for session in self._by_threads.values():
+            never_free(session)
+        self._by_threads = {}
 
     def _create(self, threads: int) -> onnxruntime.InferenceSession:
         return _create_session(self.model, self.settings, self.settings.options(threads))
