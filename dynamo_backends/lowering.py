@@ -179,7 +179,7 @@ class OnnxLowering:
             checker = ModelChecker(evaluation, arguments, results, inputs, outputs, settings)
         optimized = model.clone()
         passes = self.passes.run("onnx", name, optimized, region.index, checker)
-        executable = Executable(serialized(optimized), inputs, outputs, settings, _device(region))
+        executable = Executable(serialized(optimized), inputs, outputs, settings)
         in_pytorch = without_graph(region_module(module, region))
         must_run_on_onnx = self.options.fallback == "error"
         runnable = RunnableRegion(name, region.index, executable.load(), in_pytorch, must_run_on_onnx)
@@ -230,9 +230,11 @@ def _input_specs(region: Region, model: ir.Model) -> tuple[InputSpec, ...]:
     specs = []
     for item, value in zip(region.inputs, model.graph.inputs, strict=True):
         meta = item.node.meta["val"]
-        dtype = meta.dtype if isinstance(meta, torch.Tensor) else None
         assert value.name is not None
-        specs.append(InputSpec(value.name, dtype, item.permutation))
+        if isinstance(meta, torch.Tensor):
+            specs.append(InputSpec(value.name, meta.dtype, item.permutation, meta.device))
+        else:
+            specs.append(InputSpec(value.name, None))
     return tuple(specs)
 
 
@@ -242,7 +244,7 @@ def _output_specs(region: Region, model: ir.Model) -> tuple[OutputSpec, ...]:
         meta = item.node.meta["val"]
         assert value.name is not None
         if isinstance(meta, torch.Tensor):
-            specs.append(OutputSpec(value.name, meta.dtype, False, layout.permutation, layout.strides))
+            specs.append(OutputSpec(value.name, meta.dtype, False, layout.permutation, layout.strides, meta.device))
         else:
             dtype = torch.bool if isinstance(meta, (bool, torch.SymBool)) else torch.int64
             specs.append(OutputSpec(value.name, dtype, is_number=True))
@@ -260,11 +262,3 @@ def _optimizers_to_disable(region: Region) -> tuple[str, ...]:
         isinstance(v := node.meta.get("val"), torch.Tensor) and v.dtype is torch.float64 for node in region.nodes
     )
     return ("NoopElimination", "MatMulScaleFusion") if is_double else ("NoopElimination",)
-
-
-def _device(region: Region) -> torch.device:
-    for output in region.outputs:
-        value = output.node.meta["val"]
-        if isinstance(value, torch.Tensor):
-            return value.device
-    return torch.device("cpu")

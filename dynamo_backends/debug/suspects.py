@@ -119,7 +119,7 @@ def find_unstable_rewrite(compiled: CompiledRegion, actual: Mapping[fx.Node, obj
         (compiled.optimized_model, "a pass of the stage onnx"),
     ):
         session = compiled.bound.session.variant(model, optimize=False)
-        bound = BoundSession(session, compiled.bound.inputs, compiled.bound.outputs, device=torch.device("cpu"))
+        bound = BoundSession(session, compiled.bound.inputs, compiled.bound.outputs)
         if any(not found.is_rounding(None) for found in repeat_node(bound, arguments).values()):
             return culprit
     return "ONNX Runtime's optimizers, or a race that did not show again"
@@ -143,7 +143,7 @@ class _Search:
     def _run(self, model: ir.Model | None, *, optimize: bool = True, disabled: Sequence[str] = ()) -> torch.Tensor:
         assert model is not None
         session = self._bound.session.variant(model, optimize=optimize, also_disabled=disabled)
-        bound = BoundSession(session, self._bound.inputs, self._bound.outputs, device=torch.device("cpu"))
+        bound = BoundSession(session, self._bound.inputs, self._bound.outputs)
         result = bound(self._arguments)[self._position]
         assert isinstance(result, torch.Tensor)
         return result

@@ -29,11 +29,12 @@ _from_torch = ort_c.OrtValue.from_dlpack
 
 @dataclasses.dataclass(frozen=True)
 class InputSpec:
-    """One model input: its name, ``dtype`` (``None``: a number), and its dimensions' order in memory."""
+    """One model input: its name, ``dtype`` (``None``: a number), its dimensions' order in memory, and where it is."""
 
     name: str
     dtype: torch.dtype | None
     permutation: tuple[int, ...] | None = None
+    device: torch.device = torch.device("cpu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +48,7 @@ class OutputSpec:
         permutation: the model returns the result transposed by it; the caller sees it transposed back.
         strides: eager's strides in elements where the result is not dense in memory (an expanded tensor),
             else ``None``.
+        device: where eager has the result; a number is on the CPU.
     """
 
     name: str
@@ -54,6 +56,7 @@ class OutputSpec:
     is_number: bool = False
     permutation: tuple[int, ...] | None = None
     strides: tuple[int, ...] | None = None
+    device: torch.device = torch.device("cpu")
 
     @functools.cached_property
     def inverse(self) -> tuple[int, ...]:
@@ -66,6 +69,16 @@ def ort_device(device: torch.device) -> ort_c.OrtDevice:
     """ONNX Runtime's name of a torch device (cpu or cuda)."""
     kind = ort_c.OrtDevice.cuda() if device.type == "cuda" else ort_c.OrtDevice.cpu()
     return ort_c.OrtDevice(kind, ort_c.OrtDevice.default_memory(), device.index or 0)
+
+
+def wait_for_streams(devices: Sequence[torch.device]) -> None:
+    """Waits until PyTorch has computed what it was asked to on these devices.
+
+    A CUDA provider runs on a stream of its own, and does not wait for PyTorch's, in which arguments may still be
+    computed. PyTorch need not wait for ONNX Runtime: a run ends only when its stream has.
+    """
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
 
 
 def to_ort(value: torch.Tensor) -> ort_c.OrtValue:
@@ -118,8 +131,6 @@ class BoundSession:
         session: Session,
         inputs: Sequence[InputSpec],
         outputs: Sequence[OutputSpec],
-        *,
-        device: torch.device,
     ) -> None:
         self.session = session
         self.inputs = tuple(inputs)
@@ -127,7 +138,9 @@ class BoundSession:
         self._converters = [_converter(spec) for spec in inputs]
         self._input_names = [spec.name for spec in inputs]
         self._output_names = [spec.name for spec in outputs]
-        self._devices = [ort_device(device)] * len(outputs)
+        self._devices = [ort_device(spec.device) for spec in outputs]
+        devices = [spec.device for spec in self.inputs] + [spec.device for spec in self.outputs]
+        self._asynchronous = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
         self._run_options = ort_c.RunOptions()
 
     @property
@@ -157,6 +170,8 @@ class BoundSession:
         feeds.reserve(len(self._converters))
         for value, convert in zip(args, self._converters, strict=True):
             feeds.push_back(convert(value))
+        if self._asynchronous:
+            wait_for_streams(self._asynchronous)
         fetches = ort_c.OrtValueVector()
         session = self.session(self.threads)
         try:
