@@ -174,7 +174,7 @@ class OnnxLowering:
             checker = ModelChecker(evaluation, arguments, results, inputs, outputs, settings)
         optimized = model.clone()
         passes = self.passes.run("onnx", name, optimized, region.index, checker)
-        executable = Executable(serialized(optimized, settings.providers), inputs, outputs, settings, _device(region))
+        executable = Executable(serialized(optimized, settings.providers), inputs, outputs, settings)
         in_pytorch = without_graph(region_module(module, region))
         must_run_on_onnx = self.options.fallback == "error"
         runnable = RunnableRegion(name, region.index, executable.load(), in_pytorch, must_run_on_onnx)
@@ -216,9 +216,12 @@ def _input_specs(region: Region, model: ir.Model) -> tuple[InputSpec, ...]:
     specs = []
     for item, value in zip(region.inputs, model.graph.inputs, strict=True):
         meta = item.node.meta["val"]
-        dtype = meta.dtype if isinstance(meta, torch.Tensor) else None
         assert value.name is not None
-        specs.append(InputSpec(value.name, dtype, item.permutation, sizes_of(meta)))
+        if isinstance(meta, torch.Tensor):
+            sizes = sizes_of(meta)
+            specs.append(InputSpec(value.name, meta.dtype, item.permutation, sizes=sizes, device=meta.device))
+        else:
+            specs.append(InputSpec(value.name, None, sizes=sizes_of(meta)))
     return tuple(specs)
 
 
@@ -228,17 +231,19 @@ def _output_specs(region: Region, model: ir.Model) -> tuple[OutputSpec, ...]:
         meta = item.node.meta["val"]
         assert value.name is not None
         if isinstance(meta, torch.Tensor):
-            strides = layout.strides
-            specs.append(OutputSpec(value.name, meta.dtype, False, layout.permutation, strides, sizes_of(meta)))
+            specs.append(
+                OutputSpec(
+                    value.name,
+                    meta.dtype,
+                    permutation=layout.permutation,
+                    strides=layout.strides,
+                    sizes=sizes_of(meta),
+                    device=meta.device,
+                )
+            )
         else:
             dtype = torch.bool if isinstance(meta, (bool, torch.SymBool)) else torch.int64
             specs.append(OutputSpec(value.name, dtype, is_number=True, sizes=()))
     return tuple(specs)
 
 
-def _device(region: Region) -> torch.device:
-    for output in region.outputs:
-        value = output.node.meta["val"]
-        if isinstance(value, torch.Tensor):
-            return value.device
-    return torch.device("cpu")

@@ -33,6 +33,10 @@ _VIEWS_ONLY = Reason(Kind.FASTER_IN_PYTORCH, "views and shapes alone cost less i
 
 _CUDA_PROVIDERS = {"CUDAExecutionProvider", "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider"}
 
+_COLLECTIVES = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"}
+"""Namespaces of operators that other processes take part in. Nothing in their schemas says so, and all processes must
+run them in one order, each once: the program's."""
+
 _SYMBOLIC_STRIDES = Reason(Kind.UNKNOWN_SHAPE, "its result's strides are not known before the call")
 
 ORIGINAL = "original_node"
@@ -218,10 +222,12 @@ def _partition(
 
 
 def is_ordered(node: fx.Node) -> bool:
-    """Whether a node must keep its place among its kind: it draws random numbers or has side effects."""
+    """Whether a node must keep its place among its kind: a collective, random numbers, side effects."""
     if node.op not in ("call_function", "call_module", "call_method"):
         return False
     if isinstance(node.target, torch._ops.OpOverload):
+        if node.target.namespace in _COLLECTIVES:
+            return True
         return draws_random_numbers(node) or node.is_impure(impure_random=False)
     return node.target is not operator.getitem and not _is_pure_function(node.target)
 

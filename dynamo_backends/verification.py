@@ -175,7 +175,7 @@ class ModelChecker:
         return None
 
     def _run(self, model: ir.Model, outputs: Sequence[OutputSpec]) -> list[object]:
-        bound = BoundSession(Session(model, self._settings), self._inputs, outputs, device=torch.device("cpu"))
+        bound = BoundSession(Session(model, self._settings), self._inputs, outputs)
         return list(bound(self._arguments))
 
 

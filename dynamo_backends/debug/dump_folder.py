@@ -24,23 +24,24 @@ import torch
 from torch import fx
 
 from ..artifacts import GraphName
+from ..forks import renew_in_children
 
 logger = logging.getLogger(__name__)
 
 LATEST = "latest"
 
-_folders: dict[tuple[str, int], DumpFolder] = {}
+_folders: dict[str, DumpFolder] = {}
 _folders_lock = threading.Lock()
 _temporary_numbers = itertools.count()
 
 
 def dump_folder(root: str | os.PathLike[str]) -> DumpFolder:
     """This process's run folder under ``root``, the same at each call; made with its first file."""
-    key = (os.path.abspath(root), os.getpid())
+    path = os.path.abspath(root)
     with _folders_lock:
-        if key not in _folders:
-            _folders[key] = DumpFolder(key[0])
-        return _folders[key]
+        if path not in _folders:
+            _folders[path] = DumpFolder(path)
+        return _folders[path]
 
 
 def graph_folder(graph: GraphName) -> str:
@@ -57,6 +58,8 @@ def stage_text(module: fx.GraphModule) -> str:
 class DumpFolder:
     """A run folder, ``<root>/run_<date>_<time>_pid<N>[_rank<R>]``, and ``<root>/latest`` beside it.
 
+    In a forked child it is a new run folder.
+
     Relative paths use ``/``. All methods may be called from several threads. None raises ``OSError``: after
     the first one the folder is disabled, which is said once, and all further writes do nothing and return
     ``False``.
@@ -67,6 +70,17 @@ class DumpFolder:
         self._lock = threading.RLock()
         self._location: Path | None = None
         self._is_enabled = True
+        self._is_announced = False
+        self.forked_from: str | None = None
+        """The name of the run folder of the process that forked this one."""
+        renew_in_children(self)
+
+    def renew_in_child(self) -> None:
+        """See ``forks.Renewable``."""
+        self._lock = threading.RLock()
+        if self._location is not None:
+            self.forked_from = self._location.name
+        self._location = None
         self._is_announced = False
 
     @property

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from ..exporter.known_wrong import is_uninitialized
 from ..exporter.locations import source_line
 from ..numerics.differences import is_discrete, value_difference
 from ..numerics.exact import Environment, run_eager, run_exact, widen
@@ -37,7 +38,7 @@ def first_wrong_node(
     old, new = _Steps(before, arguments, state, common, exact=True), _Steps(after, arguments, state, common)
     for node in after.graph.nodes:
         same = namesakes.get(node.name)
-        if same is None or node.op == "output":
+        if same is None or node.op == "output" or is_uninitialized(node):
             continue
         new.reach(node)
         old.reach(same)

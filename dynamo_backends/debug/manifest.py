@@ -25,6 +25,7 @@ from passes.manager import PassResult
 
 from ..artifacts import CompiledGraph, GraphName
 from ..exporter.locations import source_line
+from ..forks import renew_in_children
 from ..options import Options
 from .dump_folder import DumpFolder, graph_folder
 from .repeat import RepeatedRegion
@@ -49,7 +50,7 @@ class Manifest:
     def __init__(self, folder: DumpFolder) -> None:
         self._folder = folder
         self._lock = threading.RLock()
-        self._started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        self._started = _now()
         self._graphs: dict[GraphName, dict[str, object]] = {}
         self._options: dict[str, object] = {}
         self._dynamo_graphs: dict[int, list[dict[str, object]]] = {}
@@ -57,6 +58,17 @@ class Manifest:
         self._next_write = 0.0
         self._timer: threading.Timer | None = None
         _manifests.add(self)
+        renew_in_children(self)
+
+    def renew_in_child(self) -> None:
+        """See ``forks.Renewable``. The graphs that the parent compiled are the child's too; their runs are not."""
+        self._lock = threading.RLock()
+        self._started = _now()
+        self._is_behind = False
+        self._next_write = 0.0
+        self._timer = None
+        for entry in self._graphs.values():
+            entry.update(status="compiled", runs=0, verdict=None, note="", worst=None)
 
     def add_passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
         """What the passes of ``pre_grad`` or ``joint`` did to a Dynamo graph; it is in the file with the next write."""
@@ -165,6 +177,7 @@ class Manifest:
         content = {
             "schema_version": SCHEMA_VERSION,
             "started": self._started,
+            "forked_from": self._folder.forked_from,
             "versions": {"python": platform.python_version(), **_versions()},
             "options": self._options,
             "dynamo_graphs": [
@@ -183,6 +196,10 @@ _manifests: weakref.WeakSet[Manifest] = weakref.WeakSet()
 def _flush_all() -> None:
     for manifest in list(_manifests):
         manifest.flush()
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def _rank(name: GraphName) -> int:

@@ -111,12 +111,12 @@ class Replay:
         settings = SessionSettings(self._providers, threads, shares_graph=True, optimize=False)
         session = Session(model, settings)
         input_specs = [
-            InputSpec(str(value.name), _dtype(node)) for node, value in zip(inputs, model.graph.inputs, strict=True)
+            _input_spec(node, str(value.name)) for node, value in zip(inputs, model.graph.inputs, strict=True)
         ]
         output_specs = [
             _output_spec(output, str(value.name)) for output, value in zip(outputs, model.graph.outputs, strict=True)
         ]
-        return BoundSession(session, input_specs, output_specs, device=torch.device("cpu"))
+        return BoundSession(session, input_specs, output_specs)
 
 
 def values_of_session(
@@ -176,7 +176,7 @@ def _exposed_values(
         model.graph.outputs.append(value)
     settings = dataclasses.replace(session.settings, optimize=False, shares_graph=True)
     exposed = Session(ir.to_proto(model).SerializeToString() if is_final else model, settings)
-    results = BoundSession(exposed, bound.inputs, specs, device=torch.device("cpu"))(args)
+    results = BoundSession(exposed, bound.inputs, specs)(args)
     return {spec.name: value for spec, value in zip(specs, results, strict=True)}
 
 
@@ -195,9 +195,11 @@ def _own_results(node: fx.Node) -> list[Output]:
     return [] if node.target is operator.getitem else results_of(node)
 
 
-def _dtype(node: fx.Node) -> torch.dtype | None:
+def _input_spec(node: fx.Node, name: str) -> InputSpec:
     value = node.meta["val"]
-    return value.dtype if isinstance(value, torch.Tensor) else None
+    if isinstance(value, torch.Tensor):
+        return InputSpec(name, value.dtype, device=value.device)
+    return InputSpec(name, None)
 
 
 def _output_spec(output: Output, name: str) -> OutputSpec:
@@ -205,5 +207,5 @@ def _output_spec(output: Output, name: str) -> OutputSpec:
     if output.index is not None:
         value = value[output.index]
     if isinstance(value, torch.Tensor):
-        return OutputSpec(name, value.dtype)
+        return OutputSpec(name, value.dtype, device=value.device)
     return OutputSpec(name, torch.bool if isinstance(value, (bool, torch.SymBool)) else torch.int64, is_number=True)

@@ -156,7 +156,7 @@ def find_unstable_rewrite(
         (compiled.optimized_model, "the passes of the stage onnx"),
     ):
         session = compiled.bound.session.variant(model, optimize=False)
-        bound = BoundSession(session, compiled.bound.inputs, compiled.bound.outputs, device=torch.device("cpu"))
+        bound = BoundSession(session, compiled.bound.inputs, compiled.bound.outputs)
         if any(not found.is_rounding(None) for found in repeat_node(bound, arguments).values()):
             return culprit
     return "ONNX Runtime's optimizers, or a race that did not show again"
@@ -212,7 +212,7 @@ class _Search:
         if self._position is None:
             wanted = [OutputSpec(self._value, _dtype_of(model, self._value))]
             return tensors(values_of_session(self._bound, session, self._arguments, wanted)).get(self._value)
-        bound = BoundSession(session, self._bound.inputs, self._bound.outputs, device=torch.device("cpu"))
+        bound = BoundSession(session, self._bound.inputs, self._bound.outputs)
         result = bound(self._arguments)[self._position]
         assert isinstance(result, torch.Tensor)
         return result

@@ -130,8 +130,13 @@ _EMPTY = {
 }
 
 
+def is_uninitialized(node: fx.Node) -> bool:
+    """Whether a node returns memory as it is, without values."""
+    return node.target in _EMPTY
+
+
 def _uninitialized(node: fx.Node) -> Reason | None:
-    return _UNINITIALIZED if node.target in _EMPTY else None
+    return _UNINITIALIZED if is_uninitialized(node) else None
 
 
 _RULES: tuple[Callable[[fx.Node], Reason | None], ...] = (

@@ -41,12 +41,14 @@ class InputSpec:
         dtype: torch dtype; ``None``: a number.
         permutation: the order of its dimensions in memory.
         sizes: its shape, for a number the number; ``None`` if it is not known.
+        device: where it is.
     """
 
     name: str
     dtype: torch.dtype | None
     permutation: tuple[int, ...] | None = None
     sizes: tuple[Size, ...] | None = None
+    device: torch.device = torch.device("cpu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +63,7 @@ class OutputSpec:
         strides: eager's strides in elements where the result is not dense in memory (an expanded tensor),
             else ``None``.
         sizes: eager's shape; ``None``: any shape is right.
+        device: where eager has the result; a number is on the CPU.
     """
 
     name: str
@@ -69,6 +72,7 @@ class OutputSpec:
     permutation: tuple[int, ...] | None = None
     strides: tuple[int, ...] | None = None
     sizes: tuple[Size, ...] | None = None
+    device: torch.device = torch.device("cpu")
 
     @functools.cached_property
     def inverse(self) -> tuple[int, ...]:
@@ -87,6 +91,16 @@ def ort_device(device: torch.device) -> ort_c.OrtDevice:
     """ONNX Runtime's name of a torch device (cpu or cuda)."""
     kind = ort_c.OrtDevice.cuda() if device.type == "cuda" else ort_c.OrtDevice.cpu()
     return ort_c.OrtDevice(kind, ort_c.OrtDevice.default_memory(), device.index or 0)
+
+
+def wait_for_streams(devices: Sequence[torch.device]) -> None:
+    """Waits until PyTorch has computed what it was asked to on these devices.
+
+    A CUDA provider runs on a stream of its own, and does not wait for PyTorch's, in which arguments may still be
+    computed. PyTorch need not wait for ONNX Runtime: a run ends only when its stream has.
+    """
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
 
 
 def to_ort(value: torch.Tensor) -> ort_c.OrtValue:
@@ -139,8 +153,6 @@ class BoundSession:
         session: Session,
         inputs: Sequence[InputSpec],
         outputs: Sequence[OutputSpec],
-        *,
-        device: torch.device,
     ) -> None:
         self.session = session
         self.inputs = tuple(inputs)
@@ -148,7 +160,9 @@ class BoundSession:
         self._converters = [_converter(spec) for spec in inputs]
         self._input_names = [spec.name for spec in inputs]
         self._output_names = [spec.name for spec in outputs]
-        self._devices = [ort_device(device)] * len(outputs)
+        self._devices = [ort_device(spec.device) for spec in outputs]
+        devices = [spec.device for spec in self.inputs] + [spec.device for spec in self.outputs]
+        self._asynchronous = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
         self._run_options = ort_c.RunOptions()
         self._sizes = Sizes([spec.sizes for spec in inputs])
         self._judged: dict[tuple[int, ...], str | None] = {}
@@ -186,6 +200,8 @@ class BoundSession:
         feeds.reserve(len(self._converters))
         for value, convert in zip(args, self._converters, strict=True):
             feeds.push_back(convert(value))
+        if self._asynchronous:
+            wait_for_streams(self._asynchronous)
         fetches = ort_c.OrtValueVector()
         session = self.session(self.threads)
         try:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 
-import torch
-
 from .binding import BoundSession, InputSpec, OutputSpec
 from .session import Session
 from .settings import SessionSettings
@@ -22,16 +20,14 @@ class Executable:
     Attributes:
         model: the serialized model, from ``kernels.serialized``.
         inputs: one for each input of the model, in its order.
-        outputs: one for each output.
+        outputs: one for each output; where it is, too.
         settings: of the session.
-        device: where the results are.
     """
 
     model: bytes = dataclasses.field(repr=False)
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
     settings: SessionSettings
-    device: torch.device
 
     @property
     def digest(self) -> str:
@@ -46,4 +42,4 @@ class Executable:
         Raises:
             SessionError: ONNX Runtime refused the model.
         """
-        return BoundSession(Session(self.model, self.settings), self.inputs, self.outputs, device=self.device)
+        return BoundSession(Session(self.model, self.settings), self.inputs, self.outputs)

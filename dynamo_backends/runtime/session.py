@@ -16,12 +16,15 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import onnxruntime
 
+from ..forks import never_free, renew_in_children
 from .kernels import serialized
 from .settings import SessionSettings, create_session
 
 
 class Session:
     """The sessions of one model, by number of threads; each is made when it is first asked for.
+
+    A forked child makes its own: the threads of its parent's are not there.
 
     Args:
         model: the model; or what ``kernels.serialized``, which checks it, made of it.
@@ -42,6 +45,14 @@ class Session:
         self._lock = threading.Lock()
         threads = settings.current_threads
         self._by_threads = {threads: self._create(threads)}
+        renew_in_children(self)
+
+    def renew_in_child(self) -> None:
+        """See ``forks.Renewable``."""
+        self._lock = threading.Lock()
+        for session in self._by_threads.values():
+            never_free(session)
+        self._by_threads = {}
 
     def _create(self, threads: int) -> onnxruntime.InferenceSession:
         return create_session(self.model, self.settings, self.settings.options(threads))

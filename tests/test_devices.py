@@ -1,0 +1,73 @@
+"""Where results are. There is no GPU here: what can be tried is which device is asked for, and who waits for whom."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from onnxruntime.capi import _pybind_state as ort_c
+from torch import fx
+
+from dynamo_backends.artifacts import Output, Region
+from dynamo_backends.debug import replay
+from dynamo_backends.exporter.translate import translate
+from dynamo_backends.layout import ROW_MAJOR
+from dynamo_backends.lowering import _output_specs
+from dynamo_backends.runtime.binding import BoundSession, InputSpec, OutputSpec, ort_device
+from dynamo_backends.runtime.session import Session, SessionSettings
+
+CPU, FIRST, SECOND = torch.device("cpu"), torch.device("cuda"), torch.device("cuda", 1)
+
+
+def test_names_of_devices() -> None:
+    names = [(ort_device(device).device_type(), ort_device(device).device_id()) for device in (CPU, FIRST, SECOND)]
+    cpu, cuda = ort_c.OrtDevice.cpu(), ort_c.OrtDevice.cuda()
+    assert names == [(cpu, 0), (cuda, 0), (cuda, 1)]
+
+
+def graph_of_two() -> tuple[fx.Node, fx.Node]:
+    """``x.sin()`` and its first size; ``x`` is on a device without memory, which stands for another than the CPU."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(3, device="meta")
+    sin = graph.call_function(torch.ops.aten.sin.default, (x,))
+    sin.meta["val"] = torch.empty(3, device="meta")
+    size = graph.call_function(torch.ops.aten.sym_size.int, (sin, 0))
+    size.meta["val"] = 3
+    return sin, size
+
+
+def test_each_result_is_on_its_own_device() -> None:
+    sin, size = graph_of_two()
+    outputs = [Output(sin), Output(size)]
+    model = translate([sin, size], [replay.Input(sin.args[0])], outputs, opset=18)  # type: ignore[arg-type]
+    region = Region(0, [sin, size], [], outputs, [ROW_MAJOR, ROW_MAJOR])
+    for specs in (_output_specs(region, model), [replay._output_spec(output, "y") for output in outputs]):
+        assert [spec.device.type for spec in specs] == ["meta", "cpu"], "a number is on the CPU"
+
+
+def session_of(argument: torch.device, result: torch.device) -> BoundSession:
+    sin, _ = graph_of_two()
+    model = translate([sin], [replay.Input(sin.args[0])], [Output(sin)], opset=18)  # type: ignore[arg-type]
+    session = Session(model, SessionSettings(("CPUExecutionProvider",)))
+    inputs = [InputSpec("x", torch.float32, device=argument)]
+    return BoundSession(session, inputs, [OutputSpec(sin.name, torch.float32, device=result)])
+
+
+def test_a_run_waits_for_what_pytorch_still_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+
+    class Stream:
+        def __init__(self, device: torch.device) -> None:
+            self._device = device
+
+        def synchronize(self) -> None:
+            waited.append(self._device)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    x = torch.ones(3)
+    for argument, result, expected in ((CPU, CPU, []), (SECOND, CPU, [SECOND]), (FIRST, SECOND, [FIRST, SECOND])):
+        waited.clear()
+        session = session_of(argument, result)
+        monkeypatch.setattr(session, "_devices", [ort_device(CPU)])  # there is no other here
+        torch.testing.assert_close(session([x])[0], x.sin())
+        assert waited == expected
