@@ -28,12 +28,14 @@ from .exporter.known_wrong import (
     draws_random_numbers,
     reason_not_to_translate,
 )
+from .exporter.results import is_inferred
 from .exporter.signature import signature
 from .exporter.translate import Input, Output, find_translation, fold_constants, translate
 from .layout import ROW_MAJOR, Layout, layout_of
 from .runtime.kernels import check
 from .runtime.providers import Provider, provider_name
 from .runtime.session import refusal
+from .trial import wrong_result
 
 VIEWS_ONLY = "views and shapes alone cost less in PyTorch than the call of a session"
 BY_DESIGN = frozenset({VIEWS_ONLY, SHARED_MEMORY, RANDOM, UNINITIALIZED, REPEATED_INDICES})
@@ -149,6 +151,8 @@ class Support:
             refused = refusal(model, self.providers)
             if refused is not None:
                 refused = refusal(fold_constants(model), self.providers)
+            if refused is None and not is_inferred(node, find_translation(node.target, self.opset), self.opset):
+                return wrong_result(node, model, self.providers)
         except TranslationError as error:
             return str(error).split(": ", 1)[-1]
         except KernelFaultError as error:

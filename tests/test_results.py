@@ -191,6 +191,18 @@ def test_a_result_of_another_shape_is_not_returned(
     assert_same_as_eager(lambda x: x.exp().sinh().t().sin(), x, calls=3, settings={"dynamic": dynamic})
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_node_of_which_nothing_is_inferred_is_tried_alone(
+    dynamic: bool, plant: Plant, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The shape of the sum is right whatever the shape of what is summed up."""
+    plant(aten.sinh.default, lambda x: op.Compress(op.Sinh(x), op.Less(op.ReduceMax(x, [1], keepdims=0), -1.0), axis=0))
+    with caplog.at_level(logging.WARNING, "dynamo_backends"):
+        assert_same_as_eager(lambda x: x.sinh().sum() * 2, torch.randn(4, 3), settings={"dynamic": dynamic})
+    assert counted("fallback aten.sinh.default") == 1
+    assert "on made-up arguments its translation's result has shape (0, 3) where eager returns (4, 3)" in caplog.text
+
+
 def rows_that_are_positive(x: object) -> object:
     """As many rows as the data says, which nothing can infer."""
     return op.Compress(op.Sinh(x), op.Greater(op.ReduceMax(x, [1], keepdims=0), 0.0), axis=0)
