@@ -60,6 +60,15 @@ def test_arguments_in_any_memory_order_go_in_as_they_read() -> None:
         assert result.stride() == argument.stride()
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int64], ids=str)
+def test_arguments_with_gaps_in_memory_are_copied(dtype: torch.dtype) -> None:
+    for view in (lambda x: x[:, ::2], lambda x: x[1:, 1:], lambda x: x.t(), lambda x: x[:, :1].expand(4, 6)):
+        argument = view((torch.randn(4, 6) * 3).to(dtype))
+        assert torch.equal(from_ort(to_ort(argument), dtype), argument)
+        assert_same_as_eager(lambda x: x | x if x.dtype is torch.bool else x * x, argument)
+    assert_on_onnx()
+
+
 def test_arguments_are_not_copied() -> None:
     for x in [torch.randn(3, 4), torch.randn(3, 4) > 0]:
         assert to_ort(x).data_ptr() == x.data_ptr()

@@ -63,6 +63,18 @@ def test_batch_normalization_in_evaluation_saves_no_statistics(dtype: torch.dtyp
     assert_on_onnx()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "norm", [torch.nn.LayerNorm(4), torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3).eval()], ids=str
+)
+def test_half_precision_with_float32_weights(norm: torch.nn.Module, dtype: torch.dtype) -> None:
+    """The statistics have the dtype of the fake tensors, which eager's have not."""
+    x = torch.randn(2, 3, 4).to(dtype).requires_grad_()
+    close = {"rtol": 2e-2, "atol": 2e-2}  # the gradients are computed from rounded statistics
+    assert_same_as_eager(norm, x, tolerance=close)
+    assert_on_onnx()
+
+
 # A translation that inference sees through
 
 WRONG = {
