@@ -138,6 +138,16 @@ def test_as_strided_of_unknown_memory_runs_in_pytorch(make: Callable[[torch.Tens
     assert IN_PYTORCH in node.meta
 
 
+def test_as_strided_of_memory_that_begins_before_the_tensor_runs_in_pytorch() -> None:
+    """An operator of another package may return a part of its memory, which its schema does not tell."""
+    module = strided(lambda x: x.exp(), (2, 2), (1, 1))
+    (exp,) = module.graph.find_nodes(op="call_function", target=aten.exp.default)
+    exp.meta["val"] = torch.empty(5, 6)[1:]
+    assert read_memory_of_owners(module) == 0
+    (node,) = module.graph.find_nodes(op="call_function", target=aten.as_strided.default)
+    assert IN_PYTORCH in node.meta
+
+
 # Layout
 
 
