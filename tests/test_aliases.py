@@ -236,3 +236,24 @@ def test_regions_run_as_close_to_the_order_of_the_graph_as_they_can() -> None:
     results = assemble(module, Split(regions, {}), [recorder(region) for region in regions])([argument])
     assert ran == [0, 1, 2, 3]
     torch.testing.assert_close(results, module(argument))
+
+
+def test_draws_keep_their_order_though_a_region_has_to_wait() -> None:
+    """The first draw needs the region, the region needs what comes after the second draw."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        wide = x.exp()
+        first = torch.rand_like(wide)
+        second = torch.rand_like(x)
+        return first, second, wide + x.neg()
+
+    module = captured(function, torch.ones(2))
+    names = {node.name: node for node in module.graph.nodes}
+    (x,) = module.graph.find_nodes(op="placeholder")
+    region = region_of(0, [names["exp"], names["add"]], [x, names["neg"]], [names["exp"], names["add"]])
+    outside = dict.fromkeys([names["rand_like"], names["rand_like_1"], names["neg"]], "planted")
+    run = assemble(module, Split([region], outside), [named("region_0", region_module(module, region))])
+    torch.manual_seed(0)
+    expected = module(torch.ones(2))
+    torch.manual_seed(0)
+    torch.testing.assert_close(run([torch.ones(2)]), expected)
