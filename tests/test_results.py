@@ -68,11 +68,11 @@ def test_batch_normalization_in_evaluation_saves_no_statistics(dtype: torch.dtyp
     "norm", [torch.nn.LayerNorm(4), torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3).eval()], ids=str
 )
 def test_half_precision_with_float32_weights(norm: torch.nn.Module, dtype: torch.dtype) -> None:
-    """The statistics have the dtype of the fake tensors, which eager's have not."""
+    """The fake tensors of the statistics have another dtype than eager's."""
     x = torch.randn(2, 3, 4).to(dtype).requires_grad_()
     close = {"rtol": 2e-2, "atol": 2e-2}  # the gradients are computed from rounded statistics
     assert_same_as_eager(norm, x, tolerance=close)
-    assert_on_onnx()
+    assert counted("wrong_results") == 0
 
 
 # A translation that inference sees through

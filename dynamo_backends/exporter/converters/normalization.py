@@ -30,19 +30,18 @@ def layer_norm(
     dimensions.
 
     ONNX Runtime's ``LayerNormalization`` returns float32 statistics: float64 gets the formula, and the half
-    precisions are computed in float32. The statistics have the dtype that PyTorch's fake tensors give them, the
-    input's; eager's have the weight's.
+    precisions, whose statistics have the dtype of the weight, are computed in float32.
     """
     dims = list(range(-len(normalized_shape), 0))
     dtype = shapes.computing_dtype(input)
-    returned = input.dtype
-    assert returned is not None
+    returned, statistics = input.dtype, (input if weight is None else weight).dtype
+    assert returned is not None and statistics is not None
     input, weight, bias = shapes.cast_all(dtype, input, weight, bias)
     if dtype != ir.DataType.DOUBLE:
         if weight is None:
             weight = op.Expand(shapes.constant(1.0, dtype), shapes.vector(_sizes(normalized_shape)))
         result, mean, inverse = op.LayerNormalization(input, weight, bias, axis=dims[0], epsilon=eps)
-        return shapes.cast_all(returned, result, mean, inverse)
+        return shapes.cast(result, returned), *shapes.cast_all(statistics, mean, inverse)
     mean = op.ReduceMean(input, dims, keepdims=1)
     centered = op.Sub(input, mean)
     variance = op.ReduceMean(op.Mul(centered, centered), dims, keepdims=1)
