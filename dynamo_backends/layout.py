@@ -44,7 +44,7 @@ def layout_of(tensor: torch.Tensor) -> Layout:
     known_sizes = [size for size in map(_hint, sizes) if size is not None]
     known_strides = [stride for stride in map(_hint, strides) if stride is not None]
     if len(known_sizes) == len(known_strides) == len(sizes):
-        order = sorted(range(len(sizes)), key=lambda i: (-known_strides[i], -known_sizes[i]))
+        order = sorted(range(len(sizes)), key=lambda i: -known_strides[i])
         if _is_row_major([sizes[i] for i in order], [strides[i] for i in order]):
             return Layout(permutation=tuple(order))
     if any(isinstance(item, torch.SymInt) for item in [*sizes, *strides]):

@@ -21,6 +21,7 @@ from .aliases import IN_PYTORCH, is_view
 from .artifacts import Input, Output, Region, Split
 from .errors import TranslationError
 from .exporter.known_wrong import draws_random_numbers, faults_of, reason_not_to_translate
+from .exporter.results import is_inferred
 from .exporter.signature import signature
 from .exporter.translate import find_translation, fold_constants, translate
 from .layout import ROW_MAJOR, Layout, layout_of
@@ -28,6 +29,7 @@ from .reasons import Kind, Reason
 from .runtime.kernels import refusal
 from .runtime.oracle import ORACLE
 from .runtime.providers import Provider, provider_name
+from .trial import wrong_result
 
 _VIEWS_ONLY = Reason(Kind.FASTER_IN_PYTORCH, "views and shapes alone cost less in PyTorch than the call of a session")
 
@@ -116,6 +118,8 @@ class Support:
             refused = refusal(model, self.providers, only_first=only_first)
             if refused is not None and refused.reason.kind is not Kind.OUT_OF_MEMORY:
                 refused = refusal(fold_constants(model), self.providers, only_first=only_first)
+            if refused is None and not is_inferred(node, find_translation(node.target, self.opset), self.opset):
+                return wrong_result(node, model, self.providers)
         except TranslationError as error:
             return _out_of_memory(error) or error.reason
         return None if refused is None else refused.reason

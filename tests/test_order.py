@@ -76,3 +76,25 @@ def test_attention_that_draws_nothing_keeps_no_order_with_draws() -> None:
         return x
 
     same_with_seed(function, torch.randn(2, 4, 6, 8))
+
+
+def test_no_region_has_to_run_both_before_and_after_a_draw() -> None:
+    """By data alone ``sigmoid`` and the sum could be one region; the draws between them must keep their order."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        wide = torch.sigmoid(x)
+        first = torch.bernoulli(wide)
+        second = torch.rand_like(x)
+        return first, wide + second
+
+    same_with_seed(function, torch.randn(4, 5))
+
+
+def test_nor_where_the_first_draw_depends_on_the_region_through_others() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        wide = torch.sigmoid(x)
+        first = torch.bernoulli(torch.heaviside(wide, wide) * 0.5)  # heaviside runs in PyTorch
+        second = torch.rand_like(x)
+        return first, wide + second
+
+    same_with_seed(function, torch.randn(4, 5))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import onnx_ir as ir
 import pytest
 import torch
 from conftest import assert_on_onnx, assert_same_as_eager, compiled, counted
@@ -12,9 +13,12 @@ from onnxscript import opset18 as op
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends.errors import TranslationError
+from dynamo_backends.errors import SessionError, TranslationError, WrongResultError
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.translate import Input, Output, translate
+from dynamo_backends.runtime import binding
+from dynamo_backends.runtime.binding import BoundSession, InputSpec, OutputSpec
+from dynamo_backends.runtime.session import Session
 
 aten = torch.ops.aten
 
@@ -57,6 +61,18 @@ def test_batch_normalization_in_evaluation_saves_no_statistics(dtype: torch.dtyp
     close = {"rtol": 1e-2, "atol": 1e-2} if dtype is torch.float16 else None  # rounded at other places
     assert_same_as_eager(lambda x, *rest: normalize(x, *rest, 0.1, 1e-5), x, *statistics, tolerance=close)
     assert_on_onnx()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "norm", [torch.nn.LayerNorm(4), torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3).eval()], ids=str
+)
+def test_half_precision_with_float32_weights(norm: torch.nn.Module, dtype: torch.dtype) -> None:
+    """The fake tensors of the statistics have another dtype than eager's."""
+    x = torch.randn(2, 3, 4).to(dtype).requires_grad_()
+    close = {"rtol": 2e-2, "atol": 2e-2}  # the gradients are computed from rounded statistics
+    assert_same_as_eager(norm, x, tolerance=close)
+    assert counted("wrong_results") == 0
 
 
 # A translation that inference sees through
@@ -185,3 +201,171 @@ def test_a_result_of_another_shape_is_not_returned(
     plant(aten.sinh.default, wrong)
     x = torch.randn(4, 3, requires_grad=requires_grad)
     assert_same_as_eager(lambda x: x.exp().sinh().t().sin(), x, calls=3, settings={"dynamic": dynamic})
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_node_of_which_nothing_is_inferred_is_tried_alone(
+    dynamic: bool, plant: Plant, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The shape of the sum is right whatever the shape of what is summed up."""
+    plant(aten.sinh.default, lambda x: op.Compress(op.Sinh(x), op.Less(op.ReduceMax(x, [1], keepdims=0), -1.0), axis=0))
+    with caplog.at_level(logging.WARNING, "dynamo_backends"):
+        assert_same_as_eager(lambda x: x.sinh().sum() * 2, torch.randn(4, 3), settings={"dynamic": dynamic})
+    assert counted("fallback aten.sinh.default") == 1
+    assert "on made-up arguments its translation's result has shape (0, 3) where eager returns (4, 3)" in caplog.text
+
+
+def rows_that_are_positive(x: object) -> object:
+    """As many rows as the data says, which nothing can infer."""
+    return op.Compress(op.Sinh(x), op.Greater(op.ReduceMax(x, [1], keepdims=0), 0.0), axis=0)
+
+
+def some_positive(*shape: int) -> torch.Tensor:
+    """Rows of which the first has no positive element."""
+    x = torch.rand(shape)
+    x[0] = -1.0
+    return x
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_result_of_another_shape_is_computed_by_pytorch(
+    requires_grad: bool, plant: Plant, caplog: pytest.LogCaptureFixture
+) -> None:
+    plant(aten.sinh.default, rows_that_are_positive)
+    x = some_positive(4, 3).requires_grad_(requires_grad)
+    with caplog.at_level(logging.WARNING, "dynamo_backends"):
+        assert_same_as_eager(lambda x: (x.sinh() * 2, x + 1), x, calls=3, settings={"dynamic": False})
+    assert counted("wrong_results") == 3
+    assert counted("runtime_failures") == 0
+    assert counted("regions") == 1 + requires_grad
+    (record,) = caplog.records
+    said = "region 0: ONNX Runtime returned another result than eager's, PyTorch ran the region"
+    assert said in record.getMessage()
+    assert "has shape (3, 3) where eager returns (4, 3)" in record.getMessage()
+
+
+def test_each_shape_is_judged_by_itself(plant: Plant) -> None:
+    """One that comes out right stays on ONNX Runtime; one that does not never runs there again."""
+    plant(aten.sinh.default, rows_that_are_positive)
+    function = compiled(lambda x: x.sinh() * 2, dynamic=True)
+    wrong, right = some_positive(4, 3), torch.rand(5, 3)
+    for _ in range(3):
+        for x in (wrong, right):
+            torch.testing.assert_close(function(x), x.sinh() * 2)
+    assert counted("graphs") == 1
+    assert counted("wrong_results") == 3
+    function(torch.rand(4, 3))  # right for these values, but of sizes that were wrong once
+    assert counted("wrong_results") == 4
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_result_of_another_shape_is_an_error_when_fallback_is(dynamic: bool, plant: Plant) -> None:
+    plant(aten.sinh.default, rows_that_are_positive)
+    function = compiled(lambda x: x.sinh() * 2, dynamic=dynamic, options={"fallback": "error"})
+    message = (
+        r"graph \d+ inference region 0: .* has shape \(3, 3\) where eager returns \((s\d+=)?4, (s\d+=)?3\).*fallback"
+    )
+    for _ in range(2):
+        with pytest.raises(SessionError, match=message):
+            function(some_positive(4, 3))
+    assert counted("wrong_results") == 2
+
+
+def test_a_result_in_other_memory_order_is_checked_too(plant: Plant) -> None:
+    """Checked as eager's user sees it, before the permutation is applied."""
+    plant(aten.sinh.default, rows_that_are_positive)
+    x = some_positive(4, 3)
+    assert_same_as_eager(lambda x: x.sinh().t(), x, settings={"dynamic": False})
+    assert_same_as_eager(lambda x: x.sinh() * 2, some_positive(4, 3).t().contiguous().t())
+    assert counted("wrong_results") == 2
+
+
+# The check itself, on sessions of models written down
+
+
+def session_of(text: str, inputs: list[InputSpec], outputs: list[OutputSpec]) -> BoundSession:
+    model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 18]>\n{text}')
+    session = Session(model, ("CPUExecutionProvider",), threads=1)
+    return BoundSession(session, inputs, outputs, device=torch.device("cpu"))
+
+
+FLOAT, LONG = torch.float32, torch.int64
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ((2, 3), None),
+        (("s0", "s1"), None),
+        (("s0", "2*s1 - s0 - 1"), None),
+        (("max(s0, 1)", "(s0 + 5)//2"), None),
+        (("u0", "u1"), None),
+        (("u0", "u0"), r"\(2, 3\) where eager returns \(u0=2, u0=2\)"),
+        (("s1", "s0"), r"\(2, 3\) where eager returns \(s1=3, s0=2\)"),
+        (("s0", "s0 + 2"), r"\(2, 3\) where eager returns \(s0=2, s0 \+ 2=4\)"),
+        ((3, 2), r"\(2, 3\) where eager returns \(3, 2\)"),
+        ((2, 3, 1), r"\(2, 3\) where eager returns \(2, 3, 1\)"),
+        ((3,), r"\(2, 3\) where eager returns \(3,\)"),
+        ((), r"\(2, 3\) where eager returns \(\)"),
+    ],
+    ids=str,
+)
+def test_sizes_are_those_of_the_arguments(sizes: tuple[int | str, ...], reason: str | None) -> None:
+    """``s0`` is a number among the arguments, ``s1`` the size of one of them, and nothing says what ``u0`` is."""
+    inputs = [InputSpec("n", None, sizes=("s0",)), InputSpec("x", FLOAT, sizes=(2, "s1"))]
+    text = "g (int64 n, float[r,c] x) => (float[p,q] y) { y = Exp(x) }"
+    session = session_of(text, inputs, [OutputSpec("y", FLOAT, sizes=sizes)])
+    x = torch.randn(2, 3)
+    for _ in range(2):
+        if reason is None:
+            torch.testing.assert_close(session([2, x]), [x.exp()])
+        else:
+            with pytest.raises(WrongResultError, match=f"^y has shape {reason}$"):
+                session([2, x])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "actual"), [(torch.float64, "float32"), (torch.int64, "float32"), (torch.bool, "float32")], ids=str
+)
+def test_dtypes_are_compared(dtype: torch.dtype, actual: str) -> None:
+    text = "g (float[2] x) => (float[2] y) { y = Exp(x) }"
+    session = session_of(text, [InputSpec("x", FLOAT, sizes=(2,))], [OutputSpec("y", dtype, sizes=(2,))])
+    with pytest.raises(WrongResultError, match=f"^y is torch.{actual} where eager returns {dtype}$"):
+        session([torch.randn(2)])
+
+
+def test_bytes_are_not_booleans() -> None:
+    text = "g (float[2] x) => (uint8[2] y) { y = Cast<to=2>(x) }"
+    session = session_of(text, [InputSpec("x", FLOAT, sizes=(2,))], [OutputSpec("y", torch.bool, sizes=(2,))])
+    with pytest.raises(WrongResultError, match="^y is torch.uint8 where eager returns torch.bool$"):
+        session([torch.ones(2)])
+
+
+def test_a_number_is_a_scalar() -> None:
+    text = "g (float[a,b] x) => (int64[1] y) { y = Shape<start=0,end=1>(x) }"
+    outputs = [OutputSpec("y", LONG, is_number=True, sizes=())]
+    session = session_of(text, [InputSpec("x", FLOAT, sizes=("s0", "s1"))], outputs)
+    with pytest.raises(WrongResultError, match=r"^y has shape \(1,\) where eager returns \(\)$"):
+        session([torch.ones(2, 3)])
+
+
+def test_a_permuted_result_is_compared_as_eager_presents_it() -> None:
+    text = "g (float[2,3] x) => (float[3,2] y__memory) { y__memory = Transpose(x) }"
+    inputs = [InputSpec("x", FLOAT, sizes=(2, 3))]
+    x = torch.randn(2, 3)
+    (result,) = session_of(text, inputs, [OutputSpec("y__memory", FLOAT, permutation=(1, 0), sizes=(2, 3))])([x])
+    assert torch.equal(result, x) and result.stride() == (1, 2)
+    for permutation, sizes, said in [((1, 0), (3, 2), r"\(2, 3\)"), ((0, 2, 1), (1, 2, 3), r"\(3, 2\)")]:
+        session = session_of(text, inputs, [OutputSpec("y__memory", FLOAT, permutation=permutation, sizes=sizes)])
+        with pytest.raises(WrongResultError, match=f"has shape {said} where"):
+            session([x])
+
+
+def test_the_verdicts_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binding, "_MAXIMUM_JUDGED", 3)
+    text = "g (float[a] x) => (float[b] y) { y = Exp(x) }"
+    outputs = [OutputSpec("y", FLOAT, sizes=("s0",))]
+    session = session_of(text, [InputSpec("x", FLOAT, sizes=("s0",))], outputs)
+    for size in range(10):
+        session([torch.ones(size)])
+        assert 0 < len(session._judged) <= 3

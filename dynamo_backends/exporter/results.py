@@ -7,6 +7,7 @@ model runs (``runtime/binding.py``).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,8 +34,16 @@ _MAXIMUM_KNOWN = 50_000
 _SMALL = 2**20
 """Elements of the largest tensor around a node whose computed shapes are followed."""
 
-_known: dict[object, str | None] = {}
-"""What is wrong with the results of a translation, or ``None``."""
+
+@dataclasses.dataclass(frozen=True)
+class _Judgement:
+    """How the results of a translation differ from eager's (``None``: not at all), and whether all is known of them."""
+
+    difference: str | None
+    is_inferred: bool
+
+
+_known: dict[object, _Judgement] = {}
 
 
 def expected_dtype(meta: object) -> ir.DataType | None:
@@ -98,19 +107,25 @@ def check_results(
     if key not in _known:
         if len(_known) >= _MAXIMUM_KNOWN:
             _known.clear()
-        _known[key] = _difference(node, onnx_nodes, functions, results, opset)
-    difference = _known[key]
+        _known[key] = _judge(node, onnx_nodes, functions, results, opset)
+    difference = _known[key].difference
     if difference is not None:
         raise TranslationError(difference)
 
 
-def _difference(
+def is_inferred(node: fx.Node, translation: object, opset: int) -> bool:
+    """Whether inference knew the dtype and shape of all results of a node's translation, which was checked before."""
+    judgement = _known.get((opset, translation, signature(node)))
+    return judgement is not None and judgement.is_inferred
+
+
+def _judge(
     node: fx.Node,
     onnx_nodes: Sequence[ir.Node],
     functions: Functions,
     results: Sequence[ir.Value | None],
     opset: int,
-) -> str | None:
+) -> _Judgement:
     meta = node.meta["val"]
     metas = meta if isinstance(meta, (tuple, list)) else [meta]
     around = [*metas, *(arg.meta["val"] for arg in node.all_input_nodes)]
@@ -118,18 +133,20 @@ def _difference(
         math.prod(size for size in expected_shape(item) if isinstance(size, int)) <= _SMALL for item in around
     )
     inferred = _infer(onnx_nodes, functions, results, opset, is_small=is_small)
+    is_inferred = True
     for i, (value, item) in enumerate(zip(results, metas, strict=True)):
-        if value is None or value.name not in inferred:
+        if value is None:
             continue
         where = f" as result {i}" if len(metas) > 1 else ""
-        dtype, shape = inferred[value.name]
-        expected = expected_dtype(item)
+        dtype, shape = inferred.get(str(value.name), (None, None))
+        expected, sizes = expected_dtype(item), expected_shape(item)
         if dtype is not None and expected is not None and dtype != expected:
-            return f"its translation returns {dtype.name}{where} where eager returns {expected.name}"
-        if shape is not None and not _agree(shape, expected_shape(item)):
-            ours, eagers = _written(shape), _written(expected_shape(item))
-            return f"its translation returns shape {ours}{where} where eager returns {eagers}"
-    return None
+            return _Judgement(f"its translation returns {dtype.name}{where} where eager returns {expected.name}", True)
+        if shape is not None and not _agree(shape, sizes):
+            ours, eagers = _written(shape), _written(sizes)
+            return _Judgement(f"its translation returns shape {ours}{where} where eager returns {eagers}", True)
+        is_inferred &= dtype is not None and shape is not None and tuple(shape) == sizes
+    return _Judgement(None, is_inferred)
 
 
 def _agree(inferred: Sequence[Size | None], expected: Sequence[Size]) -> bool:

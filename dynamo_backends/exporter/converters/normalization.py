@@ -25,7 +25,7 @@ def layer_norm(
     weight: ir.Value | None,
     bias: ir.Value | None,
     eps: float,
-) -> tuple[ir.Value, ir.Value, ir.Value]:
+) -> tuple[ir.Value, ...]:
     """The normalized input, and mean and 1 / standard deviation of the last ``len(normalized_shape)``
     dimensions.
 
@@ -41,7 +41,7 @@ def layer_norm(
         if weight is None:
             weight = op.Expand(shapes.constant(1.0, dtype), shapes.vector(_sizes(normalized_shape)))
         result, mean, inverse = op.LayerNormalization(input, weight, bias, axis=dims[0], epsilon=eps)
-        return shapes.cast(result, returned), shapes.cast(mean, statistics), shapes.cast(inverse, statistics)
+        return shapes.cast(result, returned), *shapes.cast_all(statistics, mean, inverse)
     mean = op.ReduceMean(input, dims, keepdims=1)
     centered = op.Sub(input, mean)
     variance = op.ReduceMean(op.Mul(centered, centered), dims, keepdims=1)

@@ -1,0 +1,170 @@
+"""What goes into a session and comes out of it, and what happens where a session fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import onnx_ir as ir
+import pytest
+import torch
+from conftest import assert_on_onnx, assert_same_as_eager, compiled, counted
+from onnxscript import opset18 as op
+
+from dynamo_backends.errors import SessionError
+from dynamo_backends.exporter.converters import CONVERTERS
+from dynamo_backends.runtime.binding import BoundSession, InputSpec, OutputSpec, from_ort, to_ort
+from dynamo_backends.runtime.session import Session
+
+FLOAT = torch.float32
+
+
+def session_of(text: str, inputs: list[InputSpec], outputs: list[OutputSpec], **settings: object) -> BoundSession:
+    model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 18]>\n{text}')
+    session = Session(model, ("CPUExecutionProvider",), threads=1)
+    return BoundSession(session, inputs, outputs, device=torch.device("cpu"), **settings)  # type: ignore[arg-type]
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        torch._neg_view(torch.randn(3, 4)),
+        torch._neg_view(torch.randn(3, 4)).t(),
+        torch.randn(1, dtype=torch.complex64).conj().imag,
+        torch.randn(3, 4, dtype=torch.complex64).conj().imag,
+    ],
+    ids=["contiguous", "transposed", "one element", "of complex numbers"],
+)
+def test_an_argument_with_the_negative_bit_is_negated(argument: torch.Tensor) -> None:
+    """Its memory holds the number with the other sign."""
+    assert argument.is_neg()
+    torch.testing.assert_close(from_ort(to_ort(argument), FLOAT), argument.resolve_neg())
+    assert_same_as_eager(lambda x: (x.exp(), x * 2), argument)
+    assert_on_onnx()
+
+
+def test_arguments_in_any_memory_order_go_in_as_they_read() -> None:
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    text = "g (float[a,b,c] x__memory) => (float[d,e,f] y) { y = Identity(x__memory) }"
+    for permutation in [(0, 2, 1), (2, 0, 1), (1, 2, 0), (2, 1, 0)]:
+        inverse = [permutation.index(i) for i in range(3)]
+        argument = x.permute(permutation).contiguous().permute(inverse)  # x in the memory order of the permutation
+        session = session_of(text, [InputSpec("x__memory", FLOAT, permutation)], [OutputSpec("y", FLOAT)])
+        assert torch.equal(session([argument])[0], x.permute(permutation))
+        outputs = [OutputSpec("y", FLOAT, permutation=permutation)]
+        (result,) = session_of(text, [InputSpec("x__memory", FLOAT, permutation)], outputs)([argument])
+        assert torch.equal(result, x)
+        assert result.stride() == argument.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int64], ids=str)
+def test_arguments_with_gaps_in_memory_are_copied(dtype: torch.dtype) -> None:
+    for view in (lambda x: x[:, ::2], lambda x: x[1:, 1:], lambda x: x.t(), lambda x: x[:, :1].expand(4, 6)):
+        argument = view((torch.randn(4, 6) * 3).to(dtype))
+        assert torch.equal(from_ort(to_ort(argument), dtype), argument)
+        assert_same_as_eager(lambda x: x | x if x.dtype is torch.bool else x * x, argument)
+    assert_on_onnx()
+
+
+def test_arguments_are_not_copied() -> None:
+    for x in [torch.randn(3, 4), torch.randn(3, 4) > 0]:
+        assert to_ort(x).data_ptr() == x.data_ptr()
+
+
+def test_too_few_arguments_are_an_error() -> None:
+    text = "g (float[a] x, float[a] z) => (float[a] y) { y = Add(x, z) }"
+    session = session_of(text, [InputSpec("x", FLOAT), InputSpec("z", FLOAT)], [OutputSpec("y", FLOAT)])
+    with pytest.raises(ValueError, match="zip"):
+        session([torch.ones(2)])
+
+
+@pytest.mark.parametrize(("number", "dtype"), [(7, torch.int64), (-(2**40), torch.int64), (True, torch.bool)])
+def test_numbers_go_in_and_come_out(number: int | bool, dtype: torch.dtype) -> None:
+    kind = "bool" if dtype is torch.bool else "int64"
+    text = f"g ({kind} n) => ({kind} y) {{ y = Identity(n) }}"
+    session = session_of(text, [InputSpec("n", None)], [OutputSpec("y", dtype, is_number=True)])
+    (result,) = session([number])
+    assert result == number and type(result) is type(number)
+
+
+# Results
+
+EXPANDED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...]]] = {
+    "rows": (lambda x: (x * 2).expand(5, 3), (0, 1)),
+    "columns": (lambda x: (x * 2)[:, None].expand(3, 5), (1, 0)),
+    "scalar": (lambda x: x.sum().expand(4, 5), (0, 0)),
+    "in the middle": (lambda x: (x[:, None, None] * x).expand(3, 6, 3), (3, 0, 1)),
+}
+
+
+@pytest.mark.parametrize(("function", "strides"), EXPANDED.values(), ids=EXPANDED)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_an_expanded_result_keeps_its_strides_and_its_little_memory(
+    function: Callable[[torch.Tensor], torch.Tensor], strides: tuple[int, ...], requires_grad: bool
+) -> None:
+    x = torch.randn(3, requires_grad=requires_grad)
+    assert_same_as_eager(function, x)
+    result = compiled(function)(x)
+    assert isinstance(result, torch.Tensor)
+    assert result.stride() == function(x).stride() == strides
+    assert result.untyped_storage().nbytes() == function(x).untyped_storage().nbytes()
+
+
+def test_a_session_presents_expanded_results() -> None:
+    text = "g (float[2,3] x) => (float[2,3] y) { y = Identity(x) }"
+    x = torch.randn(3).expand(2, 3)
+    (result,) = session_of(text, [InputSpec("x", FLOAT)], [OutputSpec("y", FLOAT, strides=(0, 1))])([x])
+    assert torch.equal(result, x) and result.stride() == (0, 1)
+
+
+# Threads
+
+
+def test_each_number_of_threads_has_its_session() -> None:
+    text = "g (float[a] x) => (float[a] y) { y = Exp(x) }"
+    follows = session_of(text, [InputSpec("x", FLOAT)], [OutputSpec("y", FLOAT)])
+    fixed = session_of(text, [InputSpec("x", FLOAT)], [OutputSpec("y", FLOAT)], threads=2)
+    assert fixed.threads == fixed.with_threads(2).threads == 2
+    assert follows.threads == torch.get_num_threads()
+    torch.set_num_threads(follows.threads + 1)
+    assert follows.threads == torch.get_num_threads()
+    follows([torch.ones(2)])
+    assert follows.session(follows.threads).get_session_options().intra_op_num_threads == follows.threads
+
+
+# Failures
+
+
+def fails_for_large_values(x: object) -> object:
+    """Looks for a number that is not there if the largest value is 1 or more."""
+    index = op.Cast(op.Floor(op.ReduceMax(x, keepdims=0)), to=7)
+    return op.Add(op.Sinh(x), op.Gather(op.Constant(value_floats=[0.0]), index))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_pytorch_makes_good_for_a_failure_and_it_is_counted(
+    dynamic: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(CONVERTERS, torch.ops.aten.sinh.default, fails_for_large_values)
+    function = compiled(lambda x: x.sinh() * 2, dynamic=dynamic)
+    fails, works = torch.rand(2, 3) + 1, torch.rand(2, 3)
+    with caplog.at_level(logging.WARNING, "dynamo_backends"):
+        for number, x in enumerate([works, fails, works, fails]):
+            torch.testing.assert_close(function(x), x.sinh() * 2)
+            assert counted("runtime_failures") == (number + 1) // 2
+    assert counted("wrong_results") == 0
+    (record,) = caplog.records
+    assert "ONNX Runtime failed on this call, PyTorch ran the region" in record.getMessage()
+
+
+def test_a_failure_is_an_error_and_counted_when_fallback_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CONVERTERS, torch.ops.aten.sinh.default, fails_for_large_values)
+    function = compiled(lambda x: x.sinh() * 2, options={"fallback": "error"})
+    torch.testing.assert_close(function(torch.zeros(2, 3)), torch.zeros(2, 3))
+    for number in (1, 2):
+        with pytest.raises(SessionError, match=r"inference region 0: ONNX Runtime failed on this call.*fallback"):
+            function(torch.ones(2, 3))
+        assert counted("runtime_failures") == number
