@@ -437,16 +437,18 @@ def _output_specs(compiled: CompiledRegion) -> list[OutputSpec]:
 
 
 def _optimizers_to_disable(region: Region) -> tuple[str, ...]:
-    """Optimizers of ONNX Runtime 1.31 that change results.
+    """Optimizers of ONNX Runtime 1.31 that change results, or cost time.
 
     ``NoopElimination`` makes ``x`` of ``x + 0``, where ``-0.0 + 0`` is ``0.0`` (our ``remove_noops`` remove the rest of
     what it does). ``MatMulScaleFusion`` moves a float64 scale into the float32 attribute ``alpha`` of ``FusedMatMul``,
-    rounded.
+    rounded. ``SkipLayerNormFusion`` and ``BiasSkipLayerNormFusion`` put a kernel there that takes five times as long as
+    the ``Add`` and the ``LayerNormalization`` it replaces.
     """
     is_double = any(
         isinstance(v := node.meta.get("val"), torch.Tensor) and v.dtype is torch.float64 for node in region.nodes
     )
-    return ("NoopElimination", "MatMulScaleFusion") if is_double else ("NoopElimination",)
+    always = ("NoopElimination", "SkipLayerNormFusion", "BiasSkipLayerNormFusion")
+    return (*always, "MatMulScaleFusion") if is_double else always
 
 
 def _device(region: Region) -> torch.device:

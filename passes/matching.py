@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,14 +18,10 @@ from torch._inductor import pattern_matcher
 from torch._inductor.pattern_matcher import Match, PatternExpr, PatternMatcherPass
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-from . import stored_patterns
 from .context import PassContext, Refusal
-from .patterns import Pattern, PatternPass
-from .registry import Pass
+from .patterns import Pattern
 
 aten = torch.ops.aten
-
-_COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor, aten.maximum.default, aten.minimum.default}
 
 _NEAR = 0.5
 """Share of a pattern's nodes, of two at least, that must have matched for a near miss to be worth telling."""
@@ -50,7 +45,6 @@ class Matcher:
                     self._matcher,
                     extra_check=functools.partial(self._accepts, pattern),
                     scalar_workaround=dict(pattern.scalars),
-                    search_fn_pattern=stored_pattern(name, pattern) if pattern.is_stored else None,
                     skip_duplicates=True,
                     get_decomp_fn=lambda: dict(decompositions()),
                 )
@@ -164,34 +158,6 @@ def _inherit_source(module: fx.GraphModule, before: set[fx.Node]) -> None:
                     node.meta.setdefault(key, user.meta[key])
 
 
-class CommutativeCall(pattern_matcher.CallFunction):
-    """A call of two tensors that matches whichever way round they are."""
-
-    args: tuple[Any, ...]
-    flat_args_kwargs: Any
-
-    def _match(self, node: fx.Node, ctx: pattern_matcher.MatchContext) -> Match | pattern_matcher.FailedMatch:
-        before = dict(ctx.pattern_to_node)
-        result = super()._match(node, ctx)
-        if pattern_matcher.is_match(result) or len(self.args) != 2:
-            return result
-        if not self._match_fns(node) or not self._match_users(node, ctx):
-            return result
-        got = ctx.pattern_to_node
-        ctx.pattern_to_node = before
-        straight = self.args, self.flat_args_kwargs
-        self.args = tuple(reversed(self.args))
-        self.flat_args_kwargs = self.flatten(self.args, self.kwargs)
-        try:
-            swapped = super()._match(node, ctx)
-        finally:
-            self.args, self.flat_args_kwargs = straight
-        if pattern_matcher.is_match(swapped) or len(ctx.pattern_to_node) > len(got):
-            return swapped
-        ctx.pattern_to_node = got
-        return result
-
-
 def _near_miss(name: str, pattern: PatternExpr, node: fx.Node) -> Refusal | None:
     """How far a pattern gets at a node, if it gets far and does not match."""
     outputs = getattr(pattern, "outputs", None) or [pattern]
@@ -243,52 +209,3 @@ def _explanation(failed: Any, anchor: fx.Node) -> tuple[fx.Node, str, bool]:
         expected = failed.kwargs["pattern"]
         return node, f"{node.name} has the argument {failed.args[1]!r} where the pattern has {expected!r}", True
     return node, str(failed), False
-
-
-# Stored patterns
-
-
-def stored_pattern(pass_name: str, pattern: Pattern) -> PatternExpr:
-    """The pattern as ``stored_patterns.py`` has it.
-
-    Raises:
-        KeyError: it is not there; the file must be written anew.
-    """
-    expression: PatternExpr = stored_patterns.build(stored_patterns.function_name(pass_name, pattern.name))
-    return expression
-
-
-def stored_texts(
-    passes: Sequence[Pass], decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = dict
-) -> dict[str, tuple[list[str], str]]:
-    """What ``traced_patterns.json`` must hold: by name, each stored pattern's operators and the text that makes it.
-
-    Args:
-        passes: those without stored patterns add nothing.
-        decompositions: none by default: stored patterns are of operators that no table takes apart.
-    """
-    return {
-        stored_patterns.function_name(item.name, pattern.name): _traced(pattern, decompositions)
-        for item in passes
-        if isinstance(item.run, PatternPass)
-        for pattern in item.run.patterns
-        if pattern.is_stored
-    }
-
-
-def _traced(pattern: Pattern, decompositions: Callable[[], Mapping[Any, Callable[..., Any]]]) -> tuple[list[str], str]:
-    with _tracing_apart():
-        _, graph = pattern_matcher.gen_pattern_and_search_gm(
-            pattern.search,
-            _arguments(pattern),
-            _Tracer(pattern.is_training),
-            dict(pattern.scalars),
-            get_decomp_fn=lambda: dict(decompositions()),
-        )
-    arguments = list(inspect.signature(pattern.search).parameters)
-    expression = pattern_matcher.fx_to_pattern(graph, argnames=arguments, scalar_workaround=dict(pattern.scalars))
-    text = pattern_matcher.PatternPrettyPrinter.run(expression, output_name="result")
-    for target in _COMMUTATIVE:
-        text = text.replace(f"CallFunction({target},", f"CommutativeCall({target},")
-    operators = {str(node.target) for node in graph.graph.nodes if node.op == "call_function"}
-    return sorted(operators), text.strip()

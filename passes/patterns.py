@@ -10,7 +10,7 @@ written as one writes a model::
         return torch.nn.functional.silu(x)
 
     PASS = pattern_pass(
-        "post_grad.find_silu",
+        "post_grad.someone.silu",
         "Writes x * sigmoid(x) as SiLU.",
         lambda: [Pattern("silu", search, replacement, example_inputs=[torch.empty(2, 3)])],
     )
@@ -32,12 +32,8 @@ decompositions the graphs are made with, as ``Target`` gives them. With ``is_tra
 one, forward and backward, and the match replaces both.
 
 Nothing is traced before the first graph arrives. Tracing takes 20 to 80 ms for each pattern, and a pattern is traced
-again at each match, with the shapes of the match. Ours are traced ahead instead and kept in ``traced_patterns.json``,
-which ``python -m passes.stored_patterns`` writes anew. A stored pattern is matched as it is: its numbers are part of
-it, so it must not hold sizes; sums and products in it match whichever way round they are written.
-
-PyTorch's matcher takes 0.6 s to import. A pass whose patterns are all stored imports it only for a graph that has all
-operators of one of them.
+again at each match, with the shapes of the match. PyTorch's matcher takes 0.6 s to import, which happens then too; our
+own passes have no such patterns.
 """
 
 from __future__ import annotations
@@ -51,7 +47,6 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from . import stored_patterns
 from .context import PassContext
 from .registry import Pass
 
@@ -76,7 +71,6 @@ class Pattern:
             replaced, or ``None``.
         scalars: arguments that are numbers, each with a value that occurs nowhere else in the pattern.
         is_training: whether ``search`` is traced forward and backward.
-        is_stored: whether the traced pattern is in ``traced_patterns.json``.
     """
 
     name: str
@@ -86,7 +80,6 @@ class Pattern:
     check: Callable[[Match], str | None] | None = None
     scalars: Mapping[str, float | int] = dataclasses.field(default_factory=dict)
     is_training: bool = False
-    is_stored: bool = False
 
 
 def pattern_pass(
@@ -126,20 +119,9 @@ class PatternPass:
 
     def __call__(self, module: fx.GraphModule, context: PassContext) -> int:
         """Replaces all matches; returns how many."""
-        if not context.explain and not self._may_match(module):
-            return 0
         opset = context.target.opset  # the decompositions depend on it
         if opset not in self._matchers:
             from .matching import Matcher
 
             self._matchers[opset] = Matcher(self._name, self.patterns, context)
         return self._matchers[opset].apply(module, context)
-
-    def _may_match(self, module: fx.GraphModule) -> bool:
-        """Whether the graph has all operators of one of the patterns, as far as that is known without the matcher."""
-        present = {str(node.target) for node in module.graph.nodes if node.op == "call_function"}
-        for pattern in self.patterns:
-            name = stored_patterns.function_name(self._name, pattern.name)
-            if not pattern.is_stored or stored_patterns.operators(name) <= present:
-                return True
-        return False
