@@ -34,7 +34,7 @@ from benchmarks.timing import median_difference, median_ratio, milliseconds_by_r
 from dynamo_backends.observer import GraphName, Observer, Runner
 from dynamo_backends.options import parse_options
 from dynamo_backends.pipeline import CompiledGraph, Pipeline
-from passes.manager import PassResult, Switches, all_passes
+from passes.engine.manager import PassResult, Switches, all_passes
 
 Json: TypeAlias = "dict[str, Any]"
 Step: TypeAlias = Callable[[Callable[..., Any]], object]

@@ -33,7 +33,7 @@ if __name__ == "__main__":
 from benchmarks.measure import Settings  # noqa: E402
 from benchmarks.models import MODELS  # noqa: E402
 from benchmarks.report import RESULTS, report  # noqa: E402
-from passes.manager import all_passes  # noqa: E402
+from passes.engine.manager import all_passes  # noqa: E402
 
 logger = logging.getLogger("benchmarks.passes")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from passes.manager import Pass, all_passes
+from passes.engine.manager import Pass, all_passes
 
 RESULTS = Path(__file__).with_name("passes.json")
 """Where a full run's result is kept."""

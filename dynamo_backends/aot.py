@@ -18,7 +18,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext
 from torch.utils._python_dispatch import _disable_current_modes
 
-from passes.manager import PassManager
+from passes.engine.manager import PassManager
 
 from .observer import Runner
 from .options import parse_options

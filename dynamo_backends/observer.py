@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from passes.manager import Listener, PassResult
+from passes.engine.manager import Listener, PassResult
 
 if TYPE_CHECKING:
     from .pipeline import CompiledGraph

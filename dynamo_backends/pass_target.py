@@ -9,7 +9,7 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
-from passes.manager import Target
+from passes.engine.manager import Target, register_backend
 
 from .errors import KernelFaultError
 from .exporter.decompositions import decomposition_table
@@ -20,6 +20,11 @@ from .runtime.kernels import check
 from .runtime.providers import Provider, provider_name
 from .runtime.session import refusal
 
+BACKEND = "onnxrt"
+"""The name PyTorch's bisector knows our backends by."""
+
+register_backend(BACKEND)
+
 _known: dict[object, str | None] = {}
 """What the runtime said of a node, for all alike."""
 
@@ -27,6 +32,7 @@ _known: dict[object, str | None] = {}
 def pass_target(options: Options, support: Support) -> Target:
     """The target of a pipeline's passes."""
     return Target(
+        backend=BACKEND,
         providers=tuple(provider_name(provider) for provider in options.providers),
         opset=options.opset,
         decompositions=functools.partial(decomposition_table, options.opset),

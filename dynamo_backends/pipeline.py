@@ -27,7 +27,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import _disable_current_modes
 
-from passes.manager import Checker, PassManager, PassResult
+from passes.engine.manager import Checker, PassManager, PassResult
 
 from . import aot
 from .aliases import read_memory_of_owners, separate_returned_views

@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))  # ``benchmarks`` is not installed
 
 from benchmarks import measure, models, report, timing  # noqa: E402
 from benchmarks.counting import count_attentions, count_operators  # noqa: E402
-from passes.manager import Pass, all_passes  # noqa: E402
+from passes.engine.manager import Pass, all_passes  # noqa: E402
 
 
 class Tiny(torch.nn.Module):

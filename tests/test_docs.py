@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from passes.manager import all_passes
+from passes.engine.manager import all_passes
 
 ROOT = Path(__file__).parent.parent
 

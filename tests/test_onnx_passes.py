@@ -23,7 +23,7 @@ from torch._dynamo.utils import counters
 from dynamo_backends.options import Options
 from dynamo_backends.pass_target import pass_target
 from dynamo_backends.regions import Support
-from passes.manager import PassManager, Switches
+from passes.engine.manager import PassManager, Switches
 
 OPTIONS = Options()
 TARGET = pass_target(OPTIONS, Support(OPTIONS.opset, OPTIONS.providers))

@@ -16,9 +16,8 @@ from conftest import assert_same_as_eager, counted
 from dynamo_backends.options import parse_options
 from dynamo_backends.pass_target import pass_target
 from dynamo_backends.regions import Support
-from passes.context import PassContext, Target
-from passes.onnx_patterns import OnnxPattern, apply_patterns, constant, infer_types, onnx_pattern_pass
-from passes.registry import register, unregister
+from passes import OnnxPattern, PassContext, Target, onnx_pattern_pass, register, unregister
+from passes.engine.onnx.patterns import apply_patterns, constant, infer_types
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
 

@@ -20,9 +20,9 @@ from torch._inductor.compiler_bisector import CompilerBisector
 
 from dynamo_backends.cli import main
 from dynamo_backends.debug.dump_folder import latest_run
-from passes import Pass, PassContext, register, registry, unregister
-from passes.bisecting import BACKEND
-from passes.manager import STAGES, PassManager, Switches, all_passes
+from dynamo_backends.pass_target import BACKEND
+from passes import Pass, PassContext, catalog, register, unregister
+from passes.engine.manager import STAGES, PassManager, Switches, all_passes
 
 aten = torch.ops.aten
 
@@ -62,7 +62,7 @@ def third_sine_becomes_cosine(module: fx.GraphModule, context: PassContext) -> i
 
 def test_each_pass_has_a_stage_a_sentence_and_its_place() -> None:
     passes = all_passes()
-    assert [item.name for item in passes] == sorted(registry.ORDER, key=lambda name: STAGES.index(name.split(".")[0]))
+    assert passes == tuple(sorted(catalog.OURS, key=lambda item: STAGES.index(item.stage)))
     for item in passes:
         assert item.stage in STAGES
         assert item.sentence.endswith(".") and len(item.sentence) > 20
@@ -181,7 +181,7 @@ def test_a_pass_that_fails_is_left_out(
         raise KeyError("lost")
 
     plant(f"{stage}.spoil", spoil)
-    with caplog.at_level(logging.WARNING, "passes.manager"):
+    with caplog.at_level(logging.WARNING, "passes.engine.manager"):
         assert_same_as_eager(lambda x: torch.sin(x) * 2, torch.randn(3, requires_grad=True))
     assert f"pass '{stage}.spoil' failed" in caplog.text and "KeyError: 'lost'" in caplog.text
     assert "'disable'" in caplog.text

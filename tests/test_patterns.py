@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import assert_same_as_eager, compiled, counted
+from torch._inductor.pattern_matcher import Match
 
 from dynamo_backends import decomposition_table
-from passes import PassContext, register, unregister
-from passes.matching import Match
-from passes.patterns import Pattern, pattern_pass
-from passes.registry import Pass
+from passes import Pass, PassContext, Pattern, pattern_pass, register, unregister
 
 F = torch.nn.functional
 aten = torch.ops.aten
@@ -208,7 +206,7 @@ def test_all_patterns_are_registered_within_a_tenth_of_a_second() -> None:
         import time, torch
         torch.compile(lambda x: x + 1, backend="onnxrt", options={"passes": {"disable": ["*"]}})(torch.ones(3))
         from passes import PassContext
-        from passes.registry import all_passes
+        from passes.engine.registry import all_passes
         import onnx_ir as ir
         empty = torch.fx.symbolic_trace(lambda x: x)
         total = 0.0
@@ -249,8 +247,7 @@ PACKAGE = {
     "someone/passes.py": """
         import torch
 
-        from passes import register, register_pass
-        from passes.patterns import Pattern, pattern_pass
+        from passes import Pattern, pattern_pass, register, register_pass
 
 
         @register_pass("post_grad.someone.unnegate", "Replaces neg(neg(x)) by x.")

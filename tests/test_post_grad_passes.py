@@ -9,8 +9,8 @@ import torch
 from conftest import assert_on_onnx, assert_same_as_eager, assert_same_values, compiled, counted
 from torch import fx
 
-from passes.context import PassContext
-from passes.manager import PassManager
+from passes import PassContext
+from passes.engine.manager import PassManager
 from passes.post_grad.remove_unused import remove_unused
 
 

@@ -105,7 +105,7 @@ def test_a_bad_pass_is_undone(
         assert_same_as_eager(Wave().train(trains), torch.randn(3, 8), settings=VERIFY)
     assert counted(f"undone pass {stage}.bad") == 1
     assert counted(f"pass {stage}.bad") == 0
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "passes.manager"]
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "passes.engine.manager"]
     assert f"pass {stage}.bad" in said
     assert "sin" in said and "test_verify_passes.py" in said, "it names the node and its line"
     assert "off float64 by" in said

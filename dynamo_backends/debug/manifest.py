@@ -12,7 +12,7 @@ from importlib import metadata
 
 from torch._dynamo.utils import counters
 
-from passes.manager import PassResult
+from passes.engine.manager import PassResult
 
 from ..exporter.locations import source_line
 from ..observer import GraphName

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from passes.manager import PassResult
+from passes.engine.manager import PassResult
 
 from ..errors import SessionError
 from ..exporter.translate import serialize

@@ -18,12 +18,12 @@ import operator
 import torch
 from torch import fx
 
-from ..attention_forms import PARTS, Forward, NotAttention, constant_of, find_forward
-from ..context import PassContext
-from ..editing import call, same_sizes, value_of
+from ..engine.context import PassContext
+from ..engine.fx.editing import call, same_sizes, value_of
+from ..engine.registry import Pass
 from ..operators import attention, attention_backward
-from ..registry import Pass
-from .attention import operands, product_sizes, put_in_place, shaped, size_of, softmaxes, transposed
+from .attention.forms import PARTS, Forward, NotAttention, constant_of, find_forward
+from .attention.writing import operands, product_sizes, put_in_place, shaped, size_of, softmaxes, transposed
 
 aten = torch.ops.aten
 

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..context import PassContext
-from ..editing import call, fake_result, replace, same_tensor, value_of
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.fx.editing import call, fake_result, replace, same_tensor, value_of
+from ..engine.registry import Pass
 
 aten = torch.ops.aten
 prims = torch.ops.prims

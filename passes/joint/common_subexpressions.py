@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from torch import fx
 
-from ..context import PassContext
-from ..editing import changes_memory, is_pure, remove, shared_memory
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.fx.editing import changes_memory, is_pure, remove, shared_memory
+from ..engine.registry import Pass
 
 
 def common_subexpressions(module: fx.GraphModule, context: PassContext) -> int:

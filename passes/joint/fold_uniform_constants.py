@@ -25,9 +25,9 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..context import PassContext
-from ..editing import call, erase_unused, is_pure, replace, same_tensor, shared_memory, value_of
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.fx.editing import call, erase_unused, is_pure, replace, same_tensor, shared_memory, value_of
+from ..engine.registry import Pass
 
 aten = torch.ops.aten
 prims = torch.ops.prims

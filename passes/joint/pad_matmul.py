@@ -22,9 +22,9 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ..context import PassContext
-from ..editing import call, replace, value_of
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.fx.editing import call, replace, value_of
+from ..engine.registry import Pass
 
 aten = torch.ops.aten
 

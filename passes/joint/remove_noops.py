@@ -32,9 +32,9 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from ..context import PassContext
-from ..editing import is_input, known_equal, owner, remove, same_tensor, shared_memory, value_of
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.fx.editing import is_input, known_equal, owner, remove, same_tensor, shared_memory, value_of
+from ..engine.registry import Pass
 
 aten = torch.ops.aten
 prims = torch.ops.prims

@@ -26,10 +26,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from ..context import PassContext
-from ..onnx_graph import constant, erase_unused, new_constant
-from ..onnx_patterns import infer_types
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.onnx.editing import constant, erase_unused, new_constant
+from ..engine.onnx.patterns import infer_types
+from ..engine.registry import Pass
 
 _MOST_BYTES = 4 * 2**20
 

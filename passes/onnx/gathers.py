@@ -24,8 +24,8 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ..context import PassContext
-from ..onnx_graph import (
+from ..engine.context import PassContext
+from ..engine.onnx.editing import (
     constant,
     erase_unused,
     hidden_value,
@@ -36,7 +36,7 @@ from ..onnx_graph import (
     sizes,
     substitute,
 )
-from ..registry import Pass
+from ..engine.registry import Pass
 
 
 def gathers(model: ir.Model, context: PassContext) -> int:

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..context import PassContext
-from ..onnx_graph import nodes_of
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.onnx.editing import nodes_of
+from ..engine.registry import Pass
 
 _SHARED_BYTES = 4096
 

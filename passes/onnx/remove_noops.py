@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..context import PassContext
-from ..onnx_graph import constant, erase_unused, integers, is_named, nodes_of, permutation, same_shape
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.onnx.editing import constant, erase_unused, integers, is_named, nodes_of, permutation, same_shape
+from ..engine.registry import Pass
 
 _OF_ONE_INPUT = ("Concat", "Max", "Min", "Sum", "Mean")
 _VIEWS = ("Reshape", "Expand", "Squeeze", "Unsqueeze", "Flatten")

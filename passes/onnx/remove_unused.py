@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ..context import PassContext
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.registry import Pass
 
 
 def remove_unused(model: ir.Model, context: PassContext) -> int:

@@ -34,8 +34,8 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from ..context import PassContext
-from ..onnx_graph import (
+from ..engine.context import PassContext
+from ..engine.onnx.editing import (
     constant,
     integers,
     is_only_used_by,
@@ -47,7 +47,7 @@ from ..onnx_graph import (
     sizes,
     substitute,
 )
-from ..registry import Pass
+from ..engine.registry import Pass
 
 _FIRST_OPSET = 23
 _NODES = 4  # sum, two products, the rotated value: what a near miss is counted in

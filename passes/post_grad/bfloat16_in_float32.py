@@ -29,8 +29,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..context import PassContext
-from ..editing import (
+from ..engine.context import PassContext
+from ..engine.fx.editing import (
     call,
     changes_memory,
     erase_unused,
@@ -42,7 +42,7 @@ from ..editing import (
     take_name,
     value_of,
 )
-from ..registry import Pass
+from ..engine.registry import Pass
 
 aten = torch.ops.aten
 

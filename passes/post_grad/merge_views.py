@@ -25,9 +25,9 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from ..context import PassContext
-from ..editing import call, known_equal, remove, replace, same_sizes, same_tensor, value_of
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.fx.editing import call, known_equal, remove, replace, same_sizes, same_tensor, value_of
+from ..engine.registry import Pass
 
 aten = torch.ops.aten
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ..context import PassContext
-from ..editing import is_python_function
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.fx.editing import is_python_function
+from ..engine.registry import Pass
 
 
 def remove_unused(module: fx.GraphModule, context: PassContext) -> int:

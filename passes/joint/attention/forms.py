@@ -22,7 +22,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from .editing import known_equal, same_sizes, value_of
+from ...engine.fx.editing import known_equal, same_sizes, value_of
 
 aten = torch.ops.aten
 

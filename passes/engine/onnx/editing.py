@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from .context import PassContext
-from .onnx_patterns import constant
+from ..context import PassContext
+from .patterns import constant
 
 __all__ = [
     "constant",

@@ -39,6 +39,7 @@ class Target:
     """Where the graphs of one compile will run, as far as a pass may depend on it.
 
     Attributes:
+        backend: the name of the backend that compiles, for PyTorch's bisector.
         providers: names of the execution providers, in the order of preference.
         opset: the ONNX opset of the models.
         decompositions: gives the table AOTAutograd uses, from ATen overload to function; patterns are traced with it.
@@ -47,6 +48,7 @@ class Target:
         objection: says why a whole ONNX model must not run, or ``None``: asked after each pass of the stage ``onnx``.
     """
 
+    backend: str = ""
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     opset: int = 23
     decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = dict
@@ -86,7 +88,6 @@ class PassContext:
         name: the pass.
         graph: which graph, for people: ``graph 0 forward``.
         target: where the graph will run.
-        backend: whose passes these are, for PyTorch's bisector.
         explain: whether refusals are kept; without it a pass need not look for them.
     """
 
@@ -96,7 +97,6 @@ class PassContext:
         graph: str = "",
         target: Target | None = None,
         *,
-        backend: str = "onnxrt",
         explain: bool = False,
     ) -> None:
         self.name = name
@@ -104,7 +104,6 @@ class PassContext:
         self.target = target or Target()
         self.explain = explain
         self.matches: list[str] = []
-        self._backend = backend
         self._refusals: dict[tuple[str, str, str], Refusal] = {}
 
     @property
@@ -113,7 +112,7 @@ class PassContext:
 
     def allows_pass(self) -> bool:
         """Whether the pass runs at all; the manager asks before it."""
-        return not bisecting.is_disabled(self._backend, self.stage, lambda: f"{self.name} on {self.graph}")
+        return not bisecting.is_disabled(self.target.backend, self.stage, lambda: f"{self.name} on {self.graph}")
 
     def allows(self, node: object) -> bool:
         """Asks, once for each match and right before the change, whether the pass may change the graph at ``node``.
@@ -124,7 +123,7 @@ class PassContext:
             node: what is replaced: an FX node, an ONNX node, or a text that names it.
         """
         label = name_of(node)
-        if bisecting.is_disabled(self._backend, self.stage, lambda: f"{self.name} at {label} of {self.graph}"):
+        if bisecting.is_disabled(self.target.backend, self.stage, lambda: f"{self.name} at {label} of {self.graph}"):
             return False
         self.matches.append(label)
         return True

@@ -4,7 +4,7 @@ The pattern language is that of onnxscript's rewriter; the search and the replac
 like the ONNX they stand for. A pass is a list of patterns::
 
     from passes import register
-    from passes.onnx_patterns import OnnxPattern, onnx_pattern_pass
+    from passes import OnnxPattern, onnx_pattern_pass
 
     def silu(op, x):
         return op.Mul(x, op.Sigmoid(x))
@@ -69,8 +69,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from .context import PassContext
-from .registry import Pass
+from ..context import PassContext
+from ..registry import Pass
 
 if TYPE_CHECKING:
     from onnxscript._internal.tape_builder import TapeBuilder

@@ -23,8 +23,12 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 aten = torch.ops.aten
 
-_OF_ITS_VALUE = {"val", "tensor_meta", "desc", "tensor_dict", "eager_input_vals", "in_pytorch"}
-"""Keys of a node's ``meta`` that tell of its value or of its being an input, not of where it comes from."""
+_OF_ITS_ORIGIN = (
+    *("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "original_aten", "from_node", "custom"),
+    *("seq_nr", "partitioner_tag", "autograd_backward", "fwd_nn_module_stack", "fwd_source_fn_stack"),
+    *("recompute", "ac_graph_id", "has_backward_hook"),
+)
+"""Keys of a node's ``meta`` that tell where it comes from: source line, module, forward or backward, checkpoint."""
 
 
 def value_of(node: object) -> torch.Tensor | None:
@@ -58,7 +62,7 @@ def call(
 
 def origin(node: fx.Node) -> dict[str, Any]:
     """What a node's ``meta`` says of where it comes from: source line, module, operator, forward or backward."""
-    return {key: item for key, item in node.meta.items() if key not in _OF_ITS_VALUE}
+    return {key: node.meta[key] for key in _OF_ITS_ORIGIN if key in node.meta}
 
 
 def fake_result(target: Any, args: tuple, kwargs: dict[str, Any]) -> object:

@@ -6,14 +6,7 @@
     for result in manager.run("post_grad", module):
         print(result.name, result.fired, result.nodes_before, result.nodes_after)
 
-Stages, in the order a compile meets them:
-
-1. ``pre_grad``   Dynamo's graph, torch IR.
-2. ``joint``      forward and backward together, before the partitioner; or the inference graph.
-3. ``post_grad``  the forward, backward or inference graph on its own, ATen.
-4. ``onnx``       one region's ONNX model.
-
-``registry.ORDER`` is the list of the passes.
+``stages.py`` lists the stages, ``passes/catalog.py`` our passes.
 """
 
 from __future__ import annotations
@@ -27,10 +20,10 @@ from typing import Any, Protocol
 
 from torch import fx
 
-from . import operators
-from .bisecting import BACKEND, STAGES, bisect_command, register_backend
+from .bisecting import bisect_command, register_backend
 from .context import PassContext, Refusal, Target
 from .registry import Pass, Switches, all_passes
+from .stages import STAGES
 
 __all__ = [
     "STAGES",
@@ -47,7 +40,6 @@ __all__ = [
     "all_passes",
     "bisect_command",
     "count_nodes",
-    "operators",
     "register_backend",
 ]
 
@@ -116,7 +108,6 @@ class PassManager:
     Args:
         switches: which passes are on.
         target: where the graphs will run.
-        backend: the backend's name, for PyTorch's bisector.
         explain: whether near misses are kept.
         strict: whether a pass that raises an error ends the compile; else it is left out, with a warning.
     """
@@ -126,14 +117,11 @@ class PassManager:
         switches: Switches | None = None,
         target: Target | None = None,
         *,
-        backend: str = BACKEND,
         explain: bool = False,
         strict: bool = False,
     ) -> None:
-        register_backend(backend)
         switches = switches or Switches()
         self._target = target or Target()
-        self._backend = backend
         self._explain = explain
         self._strict = strict
         self._by_stage: dict[str, list[Pass]] = {stage: [] for stage in STAGES}
@@ -219,7 +207,7 @@ class PassManager:
         return copied, dataclasses.replace(result, undone=problem)
 
     def _run_one(self, item: Pass, graph: Any, name: str) -> PassResult:
-        context = PassContext(item.name, name, self._target, backend=self._backend, explain=self._explain)
+        context = PassContext(item.name, name, self._target, explain=self._explain)
         before = count_nodes(graph)
         start = time.perf_counter()
         fired = 0
