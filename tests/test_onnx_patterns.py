@@ -16,8 +16,9 @@ from conftest import assert_same_as_eager, counted
 from dynamo_backends.options import parse_options
 from dynamo_backends.pass_target import pass_target
 from dynamo_backends.regions import Support
-from passes import OnnxPattern, PassContext, Target, onnx_pattern_pass, register, unregister
-from passes.engine.onnx.patterns import apply_patterns, constant, infer_types
+from passes import OnnxPattern, PassContext, Target, onnx_editing, onnx_pattern_pass, register, unregister
+from passes.engine.onnx.inference import infer_types
+from passes.engine.onnx.patterns import apply_patterns
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
 
@@ -278,6 +279,7 @@ def test_a_registered_pass_runs_in_torch_compile():
 def test_constants_are_read_from_initializers_and_nodes():
     model = model_of("m (float[4] x) => (y) <float[1] w = {2.0}> { c = Constant<value_int=3>()  y = Mul(x, w)  }")
     by_name = {value.name: value for node in model.graph for value in (*node.inputs, *node.outputs)}
+    constant = onnx_editing.constant
     assert constant(by_name["w"]) == [2.0]
     assert constant(by_name["c"]) == 3
     assert constant(by_name["x"]) is None and constant(None) is None

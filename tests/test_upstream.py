@@ -55,3 +55,20 @@ def _seconds(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]
     start = time.perf_counter()
     session.run(None, feeds)
     return time.perf_counter() - start
+
+
+def test_the_fusion_of_rms_normalization_still_forgets_the_rank_of_epsilon() -> None:
+    """When it fails, ``SimplifiedLayerNormFusion`` can be on again."""
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+        m (float[2,4,8] x) => (float[1,2,4,8] z)
+        <int64[1] last = {-1}, float two = {2.0}, float[1,1,1,1] e = {0.001}, float[8] w = {1,1,1,1,1,1,1,1}> {
+            m = ReduceMean(x, last)  d = Sub(x, m)  p = Pow(d, two)  v = ReduceMean(p, last)
+            a = Add(v, e)  s = Sqrt(a)  q = Div(d, s)  y = Mul(q, w)  z = Identity(y)
+        }"""
+    model = onnx.parser.parse_model(text).SerializeToString()
+    shapes = []
+    for disabled in ([], ["SimplifiedLayerNormFusion"]):
+        session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"], disabled_optimizers=disabled)
+        (result,) = session.run(None, {"x": np.ones((2, 4, 8), np.float32)})
+        shapes.append(result.shape)
+    assert shapes == [(2, 4, 8), (1, 2, 4, 8)]

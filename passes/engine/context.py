@@ -17,8 +17,8 @@ A pass is a function of a graph and a ``PassContext``::
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import bisecting
 
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 _MOST_REFUSALS = 20
 """Refusals kept for each pass and graph: those that got furthest."""
+
+
+Inferred: TypeAlias = "tuple[ir.DataType, Sequence[int | str | None] | None]"
+"""The dtype and the sizes of a result, as far as they are known."""
 
 
 def _nothing_known(_: object) -> None:
@@ -45,6 +49,8 @@ class Target:
         decompositions: gives the table AOTAutograd uses, from ATen overload to function; patterns are traced with it.
         refuses: says why the providers cannot run an ONNX node, whose inputs have types and shapes, or ``None``.
         refuses_operator: the same for an FX node of the stage ``post_grad``.
+        infers: gives dtype and shape of each result of an ONNX node, whose inputs have types and shapes; ``None`` where
+            they are not known. It is asked about operators that are not ONNX's own.
         objection: says why a whole ONNX model must not run, or ``None``: asked after each pass of the stage ``onnx``.
     """
 
@@ -53,6 +59,7 @@ class Target:
     opset: int = 23
     decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = dict
     refuses: Callable[[ir.Node], str | None] = _nothing_known
+    infers: Callable[[ir.Node], Sequence[Inferred | None] | None] = _nothing_known
     refuses_operator: Callable[[fx.Node], str | None] = _nothing_known
     objection: Callable[[ir.Model], str | None] = _nothing_known
 

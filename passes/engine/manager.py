@@ -11,23 +11,25 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+import onnx_ir as ir
 from torch import fx
 
 from .bisecting import bisect_command, register_backend
-from .context import PassContext, Refusal, Target
+from .context import Inferred, PassContext, Refusal, Target
+from .fx.snapshot import FxSnapshot, with_subgraphs
+from .onnx.snapshot import OnnxSnapshot
 from .registry import Pass, Switches, all_passes
 from .stages import STAGES
 
 __all__ = [
     "STAGES",
     "Checker",
+    "Inferred",
     "Listener",
     "Pass",
     "PassContext",
@@ -69,10 +71,11 @@ class PassResult:
         name: the pass.
         fired: how many times it changed the graph.
         nodes_before, nodes_after: nodes of the graph, inputs and outputs not counted.
-        milliseconds: how long it took, the numeric check not included.
+        milliseconds: how long it took, with what the manager does around it, but without the numeric check.
         matches: where it fired, as far as it says so.
         refusals: its near misses, if they were asked for.
-        undone: why the numeric check did not let the change stand; empty if it did.
+        undone: why it was left out: it failed, spoiled the graph, or changed its results; empty if it stands.
+        note: how what the pass says of itself differs from what it did; ``fired`` is put right.
     """
 
     name: str
@@ -83,6 +86,7 @@ class PassResult:
     matches: list[str] = dataclasses.field(default_factory=list)
     refusals: list[Refusal] = dataclasses.field(default_factory=list)
     undone: str = ""
+    note: str = ""
 
 
 class Checker(Protocol):
@@ -92,6 +96,29 @@ class Checker(Protocol):
         """What a pass changed in the results, naming the node and the error; ``None`` if nothing beyond rounding."""
 
 
+class SpoiledGraphError(ValueError):
+    """A pass made of the graph what cannot have been meant."""
+
+
+class Snapshot(Protocol):
+    """What a graph was before a pass."""
+
+    def changed(self) -> bool:
+        """Whether it is another now; what nobody reads any more is erased for that."""
+
+    def problem(self, target: Target) -> str | None:
+        """Why it cannot be what was meant; ``None`` if nothing is wrong."""
+
+    def before(self) -> Any:
+        """The graph as it was, apart from the one there is now."""
+
+    def restore(self) -> None:
+        """Makes the graph what it was."""
+
+    def recompile(self) -> None:
+        """Makes what was changed ready to run."""
+
+
 class Listener(Protocol):
     """Who wants to see the graph around each pass that fired."""
 
@@ -99,7 +126,7 @@ class Listener(Protocol):
         """A stage begins with this graph."""
 
     def fired(self, result: PassResult, graph: Any) -> None:
-        """A pass fired; this is the graph after it, the copy if the check undoes it."""
+        """A pass changed the graph; this is the graph after it, before the change is undone if it is."""
 
 
 class PassManager:
@@ -140,12 +167,17 @@ class PassManager:
     ) -> list[PassResult]:
         """Runs the passes of ``stage`` on ``graph``.
 
+        After each pass that changed the graph, whatever it says of itself, nodes that are no longer read are erased,
+        and the graph is checked: that it is well formed, that it can be computed, that its results have the dtypes,
+        shapes, strides and memory they had. A pass that spoiled it, or failed, is undone with a warning. The code of an
+        FX graph is generated anew at the end.
+
         Args:
             stage: one of ``STAGES``.
             graph: an ``fx.GraphModule``, in the stage ``onnx`` an ``onnx_ir.Model``; changed in place.
             name: which graph, for people.
-            checker: compares the results of the graph with those of a copy each pass has run on; a pass it objects to
-                does not run on the graph itself.
+            checker: compares the results of the graph before and after each pass that changed it; a pass it objects to
+                is undone.
             listener: is shown the graph around each pass that fired.
 
         Returns:
@@ -153,92 +185,125 @@ class PassManager:
 
         Raises:
             KeyError: there is no such stage.
-            PassError: a pass raised an error, and the manager is strict.
+            PassError: a pass failed or spoiled the graph, and the manager is strict.
         """
-        passes = list(self._by_stage[stage])
-        failed: list[PassResult] = []
-        while passes:
-            saved = _copy(graph)
-            if listener is not None:
-                listener.start(stage, graph)
-            try:
-                return [*self._run_all(passes, graph, name, checker, listener), *failed]
-            except PassError as error:
-                if self._strict:
-                    raise
-                logger.warning("%s. It is left out", error, exc_info=True)
-                _restore(graph, saved)
-                passes = [item for item in passes if item.name != error.name]
-                nodes = count_nodes(graph)
-                failed.append(PassResult(error.name, 0, nodes, nodes, 0.0, undone=f"it failed: {error.__cause__!r}"))
-        return failed
-
-    def _run_all(
-        self, passes: Sequence[Pass], graph: Any, name: str, checker: Checker | None, listener: Listener | None
-    ) -> list[PassResult]:
+        passes = self._by_stage[stage]
+        if not passes:
+            return []
+        if listener is not None:
+            listener.start(stage, graph)
+        start = time.perf_counter()
+        snapshot = take_snapshot(graph)
+        spent = time.perf_counter() - start
         results = []
+        is_changed = False
         for item in passes:
-            trial = None
-            if checker is not None:
-                trial, result = self._try(item, graph, name, checker)
-            if trial is None or not result.undone:
-                result = self._run_one(item, graph, name)
-            if result.undone:
-                logger.warning("pass %s on %s changed the results and is undone: %s", item.name, name, result.undone)
-            if result.fired:
-                logger.info(
-                    "pass %s on %s: fired %d, nodes %d -> %d, %.1f ms",
-                    *(item.name, name, result.fired, result.nodes_before, result.nodes_after, result.milliseconds),
-                )
-                if listener is not None:
-                    listener.fired(result, trial if result.undone else graph)
+            result, snapshot = self._run_one(item, graph, snapshot, name, checker, listener, spent)
+            is_changed |= bool(result.fired) or bool(result.undone)
             results.append(result)
+            spent = 0.0
+        if is_changed and isinstance(graph, fx.GraphModule):
+            start = time.perf_counter()
+            for part in with_subgraphs(graph):
+                part.recompile()
+            more = (time.perf_counter() - start) * 1e3
+            results[-1] = dataclasses.replace(results[-1], milliseconds=results[-1].milliseconds + more)
         return results
 
-    def _try(self, item: Pass, graph: Any, name: str, checker: Checker) -> tuple[Any, PassResult]:
-        """A pass on a copy of the graph: the copy, and what the pass did, with what the checker has against it."""
-        copied = _copy(graph)
-        result = self._run_one(item, copied, name)
-        problem = checker.problem(graph, copied) if result.fired else None
-        if problem is None:
-            return copied, result
-        if result.matches:
-            problem += f"; it fired at {', '.join(result.matches[:_MOST_MATCHES])}"
-        return copied, dataclasses.replace(result, undone=problem)
-
-    def _run_one(self, item: Pass, graph: Any, name: str) -> PassResult:
+    def _run_one(
+        self,
+        item: Pass,
+        graph: Any,
+        snapshot: Snapshot,
+        name: str,
+        checker: Checker | None,
+        listener: Listener | None,
+        spent: float,
+    ) -> tuple[PassResult, Snapshot]:
+        """One pass, and the snapshot for the next; ``spent`` seconds before it count as its."""
         context = PassContext(item.name, name, self._target, explain=self._explain)
         before = count_nodes(graph)
-        start = time.perf_counter()
-        fired = 0
-        if context.allows_pass():
-            for part in _with_subgraphs(graph) if item.visits_subgraphs else [graph]:
-                try:
-                    fired += _checked_count(item.run(part, context))
-                except Exception as error:  # whatever goes wrong in a pass, anyone's, is told of the pass
-                    raise PassError(item.name, name, error) from error
+        start = time.perf_counter() - spent
+        fired, error = 0, None
+        try:
+            fired = self._call(item, graph, context)
+        except Exception as failure:  # whatever goes wrong in a pass, anyone's, is told of the pass
+            error = failure
+        is_changed = snapshot.changed()
+        problem = None
+        if error is None and is_changed:
+            problem = snapshot.problem(self._target)
+            if problem is None and isinstance(graph, ir.Model):
+                said = self._target.objection(graph)
+                problem = None if said is None else f"the model it made must not run: {said}"
+            if problem is not None:
+                error = SpoiledGraphError(problem)
         elapsed = (time.perf_counter() - start) * 1e3
-        if fired and not isinstance(graph, fx.GraphModule) and (said := self._target.objection(graph)) is not None:
-            raise PassError(item.name, name, ValueError(f"the model it made must not run: {said}"))
-        return PassResult(item.name, fired, before, count_nodes(graph), elapsed, context.matches, context.refusals)
+        if error is not None:
+            if self._strict:
+                raise PassError(item.name, name, error) from error
+            logger.warning("%s. It is left out", PassError(item.name, name, error), exc_info=error)
+            if is_changed:
+                snapshot.restore()
+                snapshot = take_snapshot(graph)
+            said = str(error) if problem is not None else f"it failed: {error!r}"
+            return PassResult(item.name, 0, before, before, elapsed, refusals=context.refusals, undone=said), snapshot
+        result = PassResult(item.name, fired, before, count_nodes(graph), elapsed, context.matches, context.refusals)
+        result = _as_it_did(result, is_changed, name)
+        if not is_changed:
+            return result, snapshot
+        if checker is not None:
+            if isinstance(graph, fx.GraphModule):
+                snapshot.recompile()
+            result = _checked(result, checker.problem(snapshot.before(), graph))
+        if result.undone:
+            logger.warning("pass %s on %s changed the results and is undone: %s", item.name, name, result.undone)
+        logger.info(
+            "pass %s on %s: fired %d, nodes %d -> %d, %.1f ms",
+            *(item.name, name, result.fired, result.nodes_before, result.nodes_after, result.milliseconds),
+        )
+        if listener is not None:
+            listener.fired(result, graph)
+        start = time.perf_counter()
+        if result.undone:
+            snapshot.restore()
+        snapshot = take_snapshot(graph)
+        more = (time.perf_counter() - start) * 1e3
+        return dataclasses.replace(result, milliseconds=result.milliseconds + more), snapshot
+
+    @staticmethod
+    def _call(item: Pass, graph: Any, context: PassContext) -> int:
+        if not context.allows_pass():
+            return 0
+        parts = list(with_subgraphs(graph)) if item.visits_subgraphs and isinstance(graph, fx.GraphModule) else [graph]
+        return sum(_checked_count(item.run(part, context)) for part in parts)
 
 
 def _checked_count(fired: object) -> int:
-    if isinstance(fired, bool) or not isinstance(fired, int):
+    if isinstance(fired, bool) or not isinstance(fired, int) or fired < 0:
         raise TypeError(f"a pass returns how many times it fired, an integer; this one returned {fired!r}")
     return fired
 
 
-def _with_subgraphs(graph: Any) -> Iterator[Any]:
-    """The subgraphs of higher-order operators, innermost first, then the graph itself."""
-    if isinstance(graph, fx.GraphModule):
-        for node in graph.graph.find_nodes(op="get_attr"):
-            part: object = graph
-            for attribute in str(node.target).split("."):
-                part = getattr(part, attribute, None)
-            if isinstance(part, fx.GraphModule):
-                yield from _with_subgraphs(part)
-    yield graph
+def _as_it_did(result: PassResult, is_changed: bool, name: str) -> PassResult:
+    """What a pass says of itself, put right by what it did."""
+    if is_changed == bool(result.fired):
+        return result
+    if is_changed:
+        note = "it said that it had not fired, and changed the graph"
+        result = dataclasses.replace(result, fired=1, note=note)
+    else:
+        note = f"it said that it had fired {result.fired} times, and changed nothing"
+        result = dataclasses.replace(result, fired=0, matches=[], note=note)
+    logger.warning("pass %s on %s: %s", result.name, name, note)
+    return result
+
+
+def _checked(result: PassResult, problem: str | None) -> PassResult:
+    """The result of a pass with what the numeric check has against it."""
+    if problem is not None and result.matches:
+        problem += f"; it fired at {', '.join(result.matches[:_MOST_MATCHES])}"
+    return result if problem is None else dataclasses.replace(result, undone=problem)
 
 
 def count_nodes(graph: Any) -> int:
@@ -247,35 +312,11 @@ def count_nodes(graph: Any) -> int:
         return len(graph.graph)
     return sum(
         node.op not in ("placeholder", "output", "get_attr")
-        for part in _with_subgraphs(graph)
+        for part in with_subgraphs(graph)
         for node in part.graph.nodes
     )
 
 
-def _copy(graph: Any) -> Any:
-    """A graph of the same nodes and tensors, whose nodes and subgraphs are its own."""
-    if not isinstance(graph, fx.GraphModule):
-        return graph.clone()
-    copied = fx.GraphModule(graph, copy.deepcopy(graph.graph))
-    for old, new in zip(graph.graph.nodes, copied.graph.nodes, strict=True):
-        if hasattr(old, "_dynamo_source"):  # AOTAutograd asks for it; torch.fx does not copy it
-            new._dynamo_source = old._dynamo_source
-    for node in copied.graph.find_nodes(op="get_attr"):
-        name = str(node.target)
-        if "." not in name and isinstance(getattr(copied, name), fx.GraphModule):
-            setattr(copied, name, _copy(getattr(copied, name)))
-    return copied
-
-
-def _restore(graph: Any, saved: Any) -> None:
-    """Makes a graph what its copy ``saved`` is; the copy must not be used any more."""
-    if not isinstance(graph, fx.GraphModule):
-        graph.graph = saved.graph
-        graph.functions.clear()
-        graph.functions.update(saved.functions)
-        return
-    for node in saved.graph.find_nodes(op="get_attr"):
-        name = str(node.target)
-        if "." not in name:
-            setattr(graph, name, getattr(saved, name))
-    graph.graph = saved.graph
+def take_snapshot(graph: fx.GraphModule | ir.Model) -> Snapshot:
+    """What a graph is now."""
+    return FxSnapshot(graph) if isinstance(graph, fx.GraphModule) else OnnxSnapshot(graph)

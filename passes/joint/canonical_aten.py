@@ -53,11 +53,8 @@ def canonical_aten(module: fx.GraphModule, context: PassContext) -> int:
             continue
         if not same_tensor(value, node):
             context.refuse(node, "its result would have another dtype or strides", matched=1, of=1)
-        elif context.allows(node):
-            replace(node, call(node, target, args, kwargs, value=value))
-            fired += 1
-    if fired:
-        module.recompile()
+        else:
+            fired += replace(node, call(node, target, args, kwargs, value=value), context)
     return fired
 
 

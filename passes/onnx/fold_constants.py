@@ -28,7 +28,7 @@ import onnx_ir as ir
 
 from ..engine.context import PassContext
 from ..engine.onnx.editing import constant, erase_unused, new_constant
-from ..engine.onnx.patterns import infer_types
+from ..engine.onnx.inference import infer_types
 from ..engine.registry import Pass
 
 _MOST_BYTES = 4 * 2**20

@@ -21,8 +21,6 @@ def remove_unused(module: fx.GraphModule, context: PassContext) -> int:
         if not node.users and _may_go(node) and context.allows(node):
             module.graph.erase_node(node)
             fired += 1
-    if fired:
-        module.recompile()
     return fired
 
 

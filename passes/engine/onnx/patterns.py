@@ -46,42 +46,53 @@ The pass does the rest for each match:
 1. Values inside the match must have no other use, nor be outputs of the graph (``allow_other_uses=True`` leaves
    them computed instead).
 2. ``check`` may refuse.
-3. ``context.target.refuses`` must know a kernel for each new node.
+3. The results must have the dtypes and shapes of those they replace, as inferred, and ``context.target.refuses`` must
+   know a kernel for each new node.
 4. ``context.allows`` is asked.
 5. The replacement's results take the names, types, shapes and metadata of those they replace; opset imports of new
    domains are added; what nothing uses any more is removed.
 
 Whatever stops a match after its first node is a near miss, listed with how far it got (``context.refuse``).
 
+A rewrite rule of onnxscript, or a set of them, is a pattern as it is::
+
+    from onnxscript.rewriter.rules.common import transpose_transpose_rule
+
+    register(onnx_pattern_pass("onnx.my_transposes", "Makes one of two transposes.", [transpose_transpose_rule]))
+
+Inside, each pattern is such a rule (``Rule``, a ``RewriteRule`` that asks before it rewrites). The matching is
+onnxscript's. Not onnxscript's, as its ``RewriteRuleSet`` has no place for them: the veto, the reasons, the names that
+values keep, and the choice of the patterns that can match at a node at all.
+
 Where the nodes to search for are a family with many variants, a pass that walks the graph itself is easier to read
-than a list of patterns; see ``passes/onnx/attention.py``.
+than a list of patterns; see ``passes/onnx/attention``.
 """
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
-import numpy as np
 import onnx
 import onnx_ir as ir
+from onnxscript._internal.tape_builder import BuilderFeature, TapeBuilder
+from onnxscript.rewriter import MatchResult, _pattern_ir, _rewrite_rule
+from onnxscript.rewriter.pattern import RewriteRule, RewriteRuleSet
 
 from ..context import PassContext
 from ..registry import Pass
+from .editing import drop, reason_against_substituting
 
-if TYPE_CHECKING:
-    from onnxscript._internal.tape_builder import TapeBuilder
-    from onnxscript.rewriter import MatchResult
-    from onnxscript.rewriter._pattern_ir import GraphPattern
-    from onnxscript.rewriter.pattern import Pattern
-
-__all__ = ["OnnxPattern", "apply_patterns", "constant", "infer_types", "onnx_pattern_pass"]
+__all__ = ["OnnxPattern", "apply_patterns", "onnx_pattern_pass"]
 
 _MOST_ORDERS = 64
 """Orders of commutative operands of one pattern that are searched for: of six Adds and Muls."""
+
+_current: contextvars.ContextVar[PassContext] = contextvars.ContextVar("the context of the pass that is running")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,12 +122,18 @@ class OnnxPattern:
     allow_other_uses: bool = False
 
 
+AnyPattern: TypeAlias = OnnxPattern | RewriteRule | RewriteRuleSet
+"""What a pass of patterns is made of."""
+
+
 def onnx_pattern_pass(
     name: str,
     sentence: str,
-    patterns: Sequence[OnnxPattern] | Callable[[], Iterable[OnnxPattern]],
+    patterns: Sequence[AnyPattern] | Callable[[], Iterable[AnyPattern]],
     *,
     default: bool = True,
+    before: Sequence[str] = (),
+    after: Sequence[str] = (),
 ) -> Pass:
     """A pass that replaces what its patterns find.
 
@@ -126,174 +143,179 @@ def onnx_pattern_pass(
         patterns: in the order they are tried at a node; the first that matches is taken. A function is called once,
             when a graph first needs them.
         default: whether the pass is on unless the option ``passes`` says otherwise.
+        before, after: see ``Pass``.
 
     Raises:
         ValueError: the name is not one of the stage ``onnx``.
     """
 
     @functools.cache
-    def rules() -> _Rules:
-        return _Rules(patterns() if callable(patterns) else patterns)
+    def ready() -> _Patterns:
+        return _Patterns(patterns() if callable(patterns) else patterns)
 
     def run(model: ir.Model, context: PassContext) -> int:
-        return _apply(model, context, rules())
+        return _apply(model, context, ready())
 
     run.__module__, run.__qualname__ = _origin(patterns)
-    item = Pass(name, sentence, run, default)
+    item = Pass(name, sentence, run, default, before=before, after=after)
     if item.stage != "onnx":
         raise ValueError(f"pass name {name!r}: patterns on ONNX graphs are passes of the stage 'onnx'")
     return item
 
 
-def apply_patterns(model: ir.Model, context: PassContext, patterns: Iterable[OnnxPattern]) -> int:
+def apply_patterns(model: ir.Model, context: PassContext, patterns: Iterable[AnyPattern]) -> int:
     """Replaces what the patterns find in a model, in place, subgraphs included; returns how often.
 
     For a pass that does more than that; it is quicker to make the patterns once, with ``onnx_pattern_pass``.
     """
-    return _apply(model, context, _Rules(patterns))
+    return _apply(model, context, _Patterns(patterns))
 
 
-def constant(value: ir.Value | None) -> np.ndarray | None:
-    """The number or array a value always has, or ``None``: of an initializer or a ``Constant`` node."""
-    if value is None or value.is_graph_input():
-        return None
-    tensor = ir.convenience.get_const_tensor(value)
-    return None if tensor is None else tensor.numpy()
+class Rule(RewriteRule):
+    """A rewrite rule of onnxscript that asks the running pass before it rewrites, and tells it why it does not."""
 
-
-def infer_types(nodes: Iterable[ir.Node], opset: int) -> None:
-    """Gives results of nodes the dtype and shape they lack, as far as ONNX's schemas tell; in place.
-
-    Results of operators of other domains get the dtype of the first input, as nearly all have it.
-
-    Args:
-        nodes: in execution order.
-        opset: the version of ONNX's own operators.
-    """
-    for node in nodes:
-        if any(output.type is None or output.shape is None for output in node.outputs):
-            _infer_types(node, opset)
-
-
-def _infer_types(node: ir.Node, opset: int) -> None:
-    known = _inferred(node, opset) if node.domain in ("", "ai.onnx") else {}
-    first = next((value.type for value in node.inputs if value is not None and value.type is not None), None)
-    for i, output in enumerate(node.outputs):
-        if f"output_{i}" in known:
-            proto = known[f"output_{i}"]
-            output.type = output.type or ir.serde.deserialize_type_proto_for_type(proto)
-            output.shape = output.shape or ir.serde.deserialize_type_proto_for_shape(proto)
-        elif output.type is None and node.domain not in ("", "ai.onnx"):
-            output.type = first
-
-
-def _inferred(node: ir.Node, opset: int) -> Mapping[str, onnx.TypeProto]:
-    names = ["" if value is None else f"input_{i}" for i, value in enumerate(node.inputs)]
-    proto = onnx.helper.make_node(node.op_type, names, [f"output_{i}" for i in range(len(node.outputs))])
-    proto.attribute.extend(ir.serde.serialize_attribute(attribute) for attribute in node.attributes.values())
-    types, data = {}, {}
-    for name, value in zip(names, node.inputs, strict=True):
-        if value is None or value.type is None:
-            continue
-        types[name] = ir.serde.serialize_type(value.type)
-        if value.shape is not None:
-            ir.serde.serialize_shape_into(types[name], value.shape)
-        tensor = ir.convenience.get_const_tensor(value)
-        if tensor is not None and tensor.size <= 16:
-            data[name] = ir.serde.serialize_tensor(tensor)
-    try:
-        schema = onnx.defs.get_schema(node.op_type, opset, "")
-        inferred: Mapping[str, onnx.TypeProto] = onnx.shape_inference.infer_node_outputs(schema, proto, types, data)
-    except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError):
-        return {}  # the kernel check says what is wrong with it
-    return inferred
-
-
-class _Rules:
-    """Patterns made ready for matching, by the operator they end in."""
-
-    def __init__(self, patterns: Iterable[OnnxPattern]) -> None:
-        self._by_operator: dict[ir.OperatorIdentifier, list[_Rule]] = {}
-        self._any_operator: list[_Rule] = []
-        for rank, pattern in enumerate(patterns):
-            rule = _Rule(pattern, rank)
-            if rule.operator is None:
-                self._any_operator.append(rule)
-            else:
-                self._by_operator.setdefault(rule.operator, []).append(rule)
-
-    def at(self, node: ir.Node, present: set[str] | None) -> Sequence[_Rule]:
-        """Those that may match at a node, in their order.
-
-        Args:
-            node: the last node of a match.
-            present: all operators of the model, if rules of which one is missing are not wanted.
-        """
-        rules = self._by_operator.get((node.domain, node.op_type, node.overload), [])
-        if present is not None:
-            rules = [rule for rule in rules if rule.operators <= present]
-        if not self._any_operator:
-            return rules
-        return sorted([*rules, *self._any_operator], key=lambda rule: rule.rank)
-
-
-class _Rule:
-    """One pattern made ready: a matcher for each order of its commutative operands."""
-
-    def __init__(self, pattern: OnnxPattern, rank: int) -> None:
-        from onnxscript.rewriter import _pattern_ir
-        from onnxscript.rewriter.pattern import Pattern
-
-        self.pattern = pattern
-        self.rank = rank
-        graph = _pattern_ir._to_graph_pattern(pattern.search)
+    def __init__(self, rule: RewriteRule) -> None:
+        super().__init__(
+            rule._target_pattern,
+            rule._replacement_pattern,
+            rule._condition_function,
+            rule._matcher,
+            rule._verbose,
+            rule.name,
+            rule.remove_nodes,
+            rule.graph_pre_visitor,
+            rule.graph_post_visitor,
+            rule.as_function,
+        )
+        graph = self._target_pattern
+        if rule.as_function:
+            raise ValueError(f"rule {rule}: functions of a model are not supported, it makes one of what it matches")
         if not graph.has_single_output_node:
             ends = ", ".join(node.op_type for node in graph.output_nodes)
             raise ValueError(
-                f"pattern {pattern.name!r} ends in several nodes ({ends}); all nodes must lead to one, which has to be "
+                f"pattern {rule.name!r} ends in several nodes ({ends}); all nodes must lead to one, which has to be "
                 "among the results"
             )
         self.size: int = graph.num_nodes()
         self.operator: ir.OperatorIdentifier | None = graph.output_node.op_identifier()
-        self.results: int = graph.num_outputs
         self.operators = _operators_of(graph)
-        orders = graph.commute() if pattern.commute else [graph]
-        if len(orders) > _MOST_ORDERS:
-            raise ValueError(
-                f"pattern {pattern.name!r} has {len(orders)} orders of commutative operands, more than {_MOST_ORDERS}; "
-                "give it commute=False and list the orders that occur"
+        self.reads = _operators_above(graph)
+
+    def try_rewrite(
+        self,
+        model: ir.Model,
+        graph_or_function: ir.Graph | ir.Function,
+        node: ir.Node,
+        *,
+        verbose: int | None = None,
+        tracer: Any = None,
+    ) -> _rewrite_rule.ReplacementSubgraph | None:
+        """What to put where the rule matches, if the running pass may; ``tracer`` hears of what did not match."""
+        context = _current.get()
+        match = self.match(
+            model, graph_or_function, node, verbose=verbose, check_nodes_are_removable=self.remove_nodes, tracer=tracer
+        )
+        if not match:
+            return None
+        delta = self._replacement_pattern.get_replacement(match)
+        if delta is None:
+            self._refuse(node, _reason(match))
+            return None
+        expected = self._target_pattern.num_outputs
+        if len(delta.new_outputs) != expected or not all(isinstance(value, ir.Value) for value in delta.new_outputs):
+            raise TypeError(
+                f"the replacement of pattern {self.name!r} returned {delta.new_outputs!r}; the search returns "
+                f"{expected} value(s)"
             )
-        self._orders = [_Order(Pattern(order, name=pattern.name), _operators_above(order)) for order in orders]
+        against = _reason_against(model, delta, context)
+        if against is None and context.allows(node):
+            return delta
+        drop(delta.new_nodes)  # they are listed as uses of the values they read
+        if against is not None:
+            self._refuse(node, against)
+        return None
 
-    def match(self, model: ir.Model, graph: ir.Graph, node: ir.Node, *, explain: bool) -> MatchResult | None:
-        """The match that ends in ``node``; of several failed ones, if someone asks, the one that got furthest."""
-        removable = not self.pattern.allow_other_uses
-        furthest: MatchResult | None = None
-        for order in self._orders:
-            if not explain and not _reads(node, order.operators):
-                continue
-            seen = _Seen()
-            order.matcher.match(model, graph, node, check_nodes_are_removable=removable, tracer=seen)
-            if seen.match:
-                return seen.match
-            if furthest is None or seen.match.num_matched_nodes() > furthest.num_matched_nodes():
-                furthest = seen.match
-        return furthest
+    def _refuse(self, node: ir.Node, reason: str) -> None:
+        _current.get().refuse(node, reason, matched=self.size, of=self.size, pattern=self.name or "")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Order:
-    """A pattern with the operands of its commutative operators in one order."""
+class _Replacement(_rewrite_rule.ReplacementPatternFunction):
+    """The replacement of an ``OnnxPattern``: numbers become constants of the dtype an operator needs."""
 
-    matcher: Pattern
-    operators: Sequence[tuple[int, str]]
-    """The operators its last node reads directly, by the number of the input."""
+    def __init__(self, pattern: OnnxPattern) -> None:
+        super().__init__(functools.partial(_call, pattern.replacement))
+
+    def get_replacement(self, match: MatchResult) -> _rewrite_rule.ReplacementSubgraph:
+        builder: TapeBuilder = _builder(_current.get().target.opset)()
+        results = self._function(builder, match.bindings)
+        results = list(results) if isinstance(results, (list, tuple)) else [results]
+        return _rewrite_rule.ReplacementSubgraph(
+            match, results, builder.nodes, builder.initializers, builder.used_opsets
+        )
 
 
-def _operators_of(graph: GraphPattern) -> frozenset[str]:
+def _rules_of(pattern: AnyPattern) -> list[list[Rule]]:
+    """What is tried at a node, one after the other: of each pattern a rule for each order of commutative operands."""
+    if isinstance(pattern, RewriteRuleSet):
+        return [[Rule(rule)] for rule in pattern]
+    if isinstance(pattern, RewriteRule):
+        return [[Rule(pattern)]]
+    check = pattern.check
+
+    def condition(_: object, **bindings: Any) -> bool | MatchResult:
+        said = None if check is None else _call(check, _current.get(), bindings)
+        if said is None:
+            return True
+        if not isinstance(said, str):
+            raise TypeError(f"the check of pattern {pattern.name!r} returned {said!r}, not a reason or None")
+        result = MatchResult()
+        result.fail(said)
+        return result
+
+    rule = RewriteRule(
+        pattern.search,
+        _Replacement(pattern),
+        condition,
+        name=pattern.name,
+        remove_nodes=not pattern.allow_other_uses,
+    )
+    straight = Rule(rule)
+    if not pattern.commute:
+        return [[straight]]
+    orders = rule.commute()
+    if len(orders) > _MOST_ORDERS:
+        raise ValueError(
+            f"pattern {pattern.name!r} has {len(orders)} orders of commutative operands, more than {_MOST_ORDERS}; "
+            "give it commute=False and list the orders that occur"
+        )
+    return [[Rule(order) for order in orders]]
+
+
+class _Patterns:
+    """Patterns made ready for matching, by the operator they end in."""
+
+    def __init__(self, patterns: Iterable[AnyPattern]) -> None:
+        self.all = [orders for pattern in patterns for orders in _rules_of(pattern)]
+        self._by_operator: dict[ir.OperatorIdentifier | None, list[int]] = {}
+        for rank, orders in enumerate(self.all):
+            self._by_operator.setdefault(orders[0].operator, []).append(rank)
+
+    def at(self, node: ir.Node, present: set[str] | None) -> Sequence[list[Rule]]:
+        """Those that may match at a node, in their order.
+
+        Args:
+            node: the last node of a match.
+            present: all operators of the model, if patterns of which one is missing are not wanted.
+        """
+        ranks = self._by_operator.get((node.domain, node.op_type, node.overload), [])
+        if None in self._by_operator:
+            ranks = sorted([*ranks, *self._by_operator[None]])
+        found = [self.all[rank] for rank in ranks]
+        return found if present is None else [orders for orders in found if orders[0].operators <= present]
+
+
+def _operators_of(graph: _pattern_ir.GraphPattern) -> frozenset[str]:
     """The operators of a pattern, none if it leaves a choice among them."""
-    from onnxscript.rewriter import _pattern_ir
-
     choices = (_pattern_ir.BacktrackingOr, _pattern_ir.OpIdDispatchOr)
     if any(isinstance(value, choices) for node in graph for value in node.inputs):
         return frozenset()
@@ -301,7 +323,8 @@ def _operators_of(graph: GraphPattern) -> frozenset[str]:
     return frozenset(identifier[1] for identifier in identifiers if identifier is not None)
 
 
-def _operators_above(graph: GraphPattern) -> Sequence[tuple[int, str]]:
+def _operators_above(graph: _pattern_ir.GraphPattern) -> Sequence[tuple[int, str]]:
+    """The operators that the last node of a pattern reads directly, by the number of the input."""
     above = [(i, value.producer()) for i, value in enumerate(graph.output_node.inputs) if value is not None]
     known = [(i, producer.op_identifier()) for i, producer in above if producer is not None]
     return [(i, identifier[1]) for i, identifier in known if identifier is not None]
@@ -310,67 +333,81 @@ def _operators_above(graph: GraphPattern) -> Sequence[tuple[int, str]]:
 def _reads(node: ir.Node, operators: Sequence[tuple[int, str]]) -> bool:
     inputs = node.inputs
     for i, operator in operators:
-        producer = inputs[i].producer() if i < len(inputs) and inputs[i] is not None else None
+        value = inputs[i] if i < len(inputs) else None
+        producer = None if value is None else value.producer()
         if producer is None or producer.op_type != operator:
             return False
     return True
 
 
-class _Seen:
-    """Takes the place of onnxscript's ``MatchingTracer``: ``Pattern.match`` returns nothing if a condition fails."""
+class _Furthest:
+    """Takes the place of onnxscript's ``MatchingTracer``: keeps the failed match that got furthest, and its rule."""
 
-    match: MatchResult
+    def __init__(self) -> None:
+        self.match: MatchResult | None = None
+        self.rule: Rule | None = None
 
-    def log(self, pattern: Pattern, graph: ir.Graph, node: ir.Node, match: MatchResult, status: object) -> None:
-        self.match = match
+    def log(self, rule: Rule, graph: ir.Graph, node: ir.Node, match: MatchResult, status: object) -> None:
+        if not match and (self.match is None or match.num_matched_nodes() > self.match.num_matched_nodes()):
+            self.match, self.rule = match, rule
 
 
-def _apply(model: ir.Model, context: PassContext, rules: _Rules) -> int:
-    fired = 0
-    graphs = (model.graph, *model.graph.subgraphs())
-    present = None if context.explain else {node.op_type for graph in graphs for node in graph}
-    for graph in graphs:
-        for node in [node for node in graph if rules.at(node, present)]:
-            if node.graph is graph:  # not removed by a match before
-                fired += any(_apply_rule(rule, model, graph, node, context) for rule in rules.at(node, present))
+def _apply(model: ir.Model, context: PassContext, patterns: _Patterns) -> int:
+    token = _current.set(context)
+    visitors = [orders[0] for orders in patterns.all]
+    try:
+        fired = 0
+        graphs = (model.graph, *model.graph.subgraphs())
+        present = None if context.explain else {node.op_type for graph in graphs for node in graph}
+        for graph in graphs:
+            for rule in visitors:
+                if rule.graph_pre_visitor is not None:
+                    rule.graph_pre_visitor()
+            found = _apply_to_graph(model, graph, context, patterns, present)
+            for rule in visitors:
+                if rule.graph_post_visitor is not None:
+                    rule.graph_post_visitor()
+            fired += found
+        return fired
+    finally:
+        _current.reset(token)
+
+
+def _apply_to_graph(
+    model: ir.Model, graph: ir.Graph, context: PassContext, patterns: _Patterns, present: set[str] | None
+) -> int:
+    fired, has_several = 0, False
+    for node in [node for node in graph if patterns.at(node, present)]:
+        for orders in patterns.at(node, present):
+            if node.graph is not graph:  # removed by a match before
+                break
+            delta, rule = _rewritten(orders, model, graph, node, context)
+            if delta is not None and rule is not None:
+                _replace(model, graph, node, delta, rule)
+                has_several |= len(delta.new_outputs) > 1
+                fired += 1
+                break
+    if has_several:  # one of several results may be used before the last node of a match
+        graph.sort()
     return fired
 
 
-def _apply_rule(rule: _Rule, model: ir.Model, graph: ir.Graph, node: ir.Node, context: PassContext) -> bool:
-    pattern = rule.pattern
-
-    def refuse(reason: str, matched: int = rule.size, at: object = node) -> bool:
-        context.refuse(at, reason, matched=matched, of=rule.size, pattern=pattern.name)
-        return False
-
-    match = rule.match(model, graph, node, explain=context.explain)
-    if not match:
-        matched = 0 if match is None else match.num_matched_nodes()
-        if match is not None and (matched > 1 or rule.size == 1):
-            refuse(_reason(match), matched)
-        return False
-    if pattern.check is not None:
-        said = _call(pattern.check, context, match.bindings)
-        if said is not None and not isinstance(said, str):
-            raise TypeError(f"the check of pattern {pattern.name!r} returned {said!r}, not a reason or None")
-        if said is not None:
-            return refuse(said)
-    builder: TapeBuilder = _builder(model.opset_imports.get("", 1))()
-    results = _call(pattern.replacement, builder, match.bindings)
-    results = list(results) if isinstance(results, (list, tuple)) else [results]
-    if len(results) != rule.results or not all(isinstance(result, ir.Value) for result in results):
-        raise TypeError(
-            f"the replacement of pattern {pattern.name!r} returned {results!r}; the search returns {rule.results} "
-            "value(s)"
-        )
-    against = _reason_against(model, builder, results, match.outputs, context)
-    if against is not None or not context.allows(node):
-        for new in builder.nodes:  # they are listed as uses of the values they read
-            for i in range(len(new.inputs)):
-                new.replace_input_with(i, None)
-        return False if against is None else refuse(against)
-    _replace(model, graph, node, match, builder, results)
-    return True
+def _rewritten(
+    orders: Sequence[Rule], model: ir.Model, graph: ir.Graph, node: ir.Node, context: PassContext
+) -> tuple[_rewrite_rule.ReplacementSubgraph | None, Rule | None]:
+    """What the first order that matches puts there, and that order; near misses are told if someone wants to know."""
+    furthest = _Furthest() if context.explain else None
+    for rule in orders:
+        if furthest is None and not _reads(node, rule.reads):
+            continue
+        delta = rule.try_rewrite(model, graph, node, tracer=furthest)
+        if delta is not None:
+            return delta, rule
+    if furthest is not None and furthest.match is not None and furthest.rule is not None:
+        rule, matched = furthest.rule, furthest.match.num_matched_nodes()
+        if matched > 1 or rule.size == 1:
+            context.refuse(node, _reason(furthest.match), matched=matched, of=rule.size, pattern=rule.name or "")
+    return None, None
 
 
 def _reason(match: MatchResult) -> str:
@@ -384,27 +421,17 @@ def _label(node: ir.Node) -> str:
     return f"{node.op_type} {node.outputs[0].name}" if node.outputs else node.op_type
 
 
-def _reason_against(
-    model: ir.Model, builder: TapeBuilder, results: list[ir.Value], old: Sequence[ir.Value], context: PassContext
-) -> str | None:
+def _reason_against(model: ir.Model, delta: _rewrite_rule.ReplacementSubgraph, context: PassContext) -> str | None:
     """Why the new nodes cannot take the place of the old, or ``None``."""
-    for domain, version in builder.used_opsets:
+    for domain, version in delta.used_opsets:
         imported = model.opset_imports.get(domain)
         if version is not None and imported is not None and version != imported:
             return f"the replacement needs opset {version} of {domain or 'ai.onnx'}, the model has {imported}"
-    for result, replaced in zip(results, old, strict=True):
-        producer = result.producer()
-        if producer in builder.nodes and producer.domain:  # no schema tells its type
-            result.type, result.shape = replaced.type, replaced.shape
-    infer_types(builder.nodes, model.opset_imports.get("", 1))
-    for result, replaced in zip(results, old, strict=True):
-        if result.dtype is not None and replaced.dtype is not None and result.dtype != replaced.dtype:
-            return f"the replacement gives {result.dtype}, {replaced.name} is {replaced.dtype}"
-    for new in builder.nodes:
-        why = None if new.op_type == "Constant" else context.target.refuses(new)
-        if why is not None:
-            return f"{new.op_type}: {why}"
-    if len(old) > 1 and _depends_on([value for new in builder.nodes for value in new.inputs], set(old)):
+    old = delta.match.outputs
+    against = reason_against_substituting(model, old, delta.new_outputs, delta.new_nodes, context.target)
+    if against is not None:
+        return against
+    if len(old) > 1 and _depends_on([value for new in delta.new_nodes for value in new.inputs], set(old)):
         return "what it replaces depends on itself through a node outside"
     return None
 
@@ -426,21 +453,17 @@ def _depends_on(values: Iterable[ir.Value | None], wanted: set[ir.Value]) -> boo
 
 
 def _replace(
-    model: ir.Model,
-    graph: ir.Graph,
-    node: ir.Node,
-    match: MatchResult,
-    builder: TapeBuilder,
-    results: list[ir.Value],
+    model: ir.Model, graph: ir.Graph, node: ir.Node, delta: _rewrite_rule.ReplacementSubgraph, rule: Rule
 ) -> None:
     """Puts the new nodes behind ``node``, gives their results the old names, and removes what is no longer used."""
-    nodes: list[ir.Node] = list(builder.nodes)
-    for domain, version in builder.used_opsets:
+    nodes: list[ir.Node] = list(delta.new_nodes)
+    results = list(delta.new_outputs)
+    for domain, version in delta.used_opsets:
         model.opset_imports.setdefault(domain, version or 1)
-    for initializer in builder.initializers:
+    for initializer in delta.new_initializers:
         _add_initializer(graph, initializer)
     made = {value for new in nodes for value in new.outputs}
-    for i, old in enumerate(match.outputs):
+    for i, old in enumerate(delta.match.outputs):
         if results[i] in made:
             made.remove(results[i])
         elif old.is_graph_output():  # the result is another value of the graph, which has its own name
@@ -453,9 +476,7 @@ def _replace(
     for new in nodes:
         new.metadata_props.update(node.metadata_props)
     graph.insert_after(node, nodes)
-    _remove_unused(graph, match.nodes)
-    if len(match.outputs) > 1:  # one of them may be used before ``node``
-        graph.sort()
+    _remove_unused(graph, delta.match.nodes)
 
 
 def _take_place(old: ir.Value, new: ir.Value) -> None:
@@ -495,7 +516,6 @@ def _call(function: Callable[..., Any], first: object, bindings: Mapping[str, An
 @functools.cache
 def _builder(opset: int) -> type[TapeBuilder]:
     """onnxscript's builder of replacements, that also turns numbers into constants of the dtype an operator needs."""
-    from onnxscript._internal.tape_builder import BuilderFeature, TapeBuilder
 
     class Builder(TapeBuilder):
         def __init__(self) -> None:
@@ -507,7 +527,11 @@ def _builder(opset: int) -> type[TapeBuilder]:
     return Builder
 
 
-def _origin(patterns: object) -> tuple[str, str]:
+def _origin(patterns: Sequence[AnyPattern] | Callable[[], Iterable[AnyPattern]]) -> tuple[str, str]:
     """Where the patterns were written, by which ``register`` knows a module that is imported again."""
-    first = patterns if callable(patterns) else next(iter(patterns)).search  # type: ignore[call-overload]
+    first: Any = patterns if callable(patterns) else next(iter(patterns))
+    first = next(iter(first)) if isinstance(first, RewriteRuleSet) else first
+    if isinstance(first, RewriteRule):
+        return "onnxscript", str(first)
+    first = first.search if isinstance(first, OnnxPattern) else first
     return getattr(first, "__module__", ""), getattr(first, "__qualname__", "")

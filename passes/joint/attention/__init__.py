@@ -24,11 +24,11 @@ from __future__ import annotations
 from torch import fx
 
 from ...engine.context import PassContext
-from ...engine.fx.editing import call
+from ...engine.fx.editing import NotComputable, call, replace_all
 from ...engine.registry import Pass
 from ...operators import attention
 from .forms import PARTS, Forward, NotAttention, find_forward
-from .writing import operands, product_sizes, put_in_place, softmaxes
+from .writing import operands, places_of, product_sizes, softmaxes
 
 
 def find_attention(module: fx.GraphModule, context: PassContext) -> int:
@@ -41,13 +41,13 @@ def find_attention(module: fx.GraphModule, context: PassContext) -> int:
         except NotAttention as error:
             context.refuse(error.node, error.reason, matched=error.matched, of=PARTS)
             continue
-        if context.allows(found.value_product):
+        try:
             result = call(found.value_product, attention, *operands(found, found.value_product))
-            put_in_place(found.value_product, result, product_sizes(found))
-            fired += 1
-    if fired:
-        module.graph.eliminate_dead_code()
-        module.recompile()
+            places = places_of(found.value_product, result, product_sizes(found))
+        except NotComputable as error:
+            context.refuse(found.value_product, f"its operands do not fit: {error}", matched=PARTS, of=PARTS)
+            continue
+        fired += replace_all(places, context, at=found.value_product)
     return fired
 
 

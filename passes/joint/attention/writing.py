@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ...engine.fx.editing import call, erase_unused, same_sizes, value_of
+from ...engine.fx.editing import call, same_sizes, value_of
 from .forms import Forward
 
 aten = torch.ops.aten
+
+_RESHAPES = (aten.view.default, aten._unsafe_view.default)
 
 
 def softmaxes(module: fx.GraphModule) -> list[fx.Node]:
@@ -68,7 +70,7 @@ def shaped(node: fx.Node, sizes: list[object], before: fx.Node) -> fx.Node:
     if len(sizes) == value.ndim:
         return node
     view = call(before, aten.view.default, (node, sizes))
-    source = node.args[0] if node.target in (aten.view.default, aten._unsafe_view.default) else None
+    source = node.args[0] if node.target in _RESHAPES else None
     if isinstance(source, fx.Node):
         known, wanted = value_of(source), value_of(view)
         if known is not None and wanted is not None and same_sizes(known.shape, wanted.shape):
@@ -85,25 +87,32 @@ def transposed(node: fx.Node, before: fx.Node) -> fx.Node:
     return call(before, aten.permute.default, (node, order))
 
 
-def put_in_place(product: fx.Node, result: fx.Node, sizes: list[object]) -> None:
-    """Lets the users of a product read the operator's result, through a view where they do not view it that way.
+def places_of(product: fx.Node, result: fx.Node, sizes: list[object]) -> list[tuple[fx.Node, fx.Node]]:
+    """What must be replaced, and by what, so that the users of a product read the operator's result.
+
+    Views of the product that have the result's shape are the result; other users read it viewed as the product was.
 
     Args:
         product: the product that goes.
         result: the operator's result.
         sizes: the product's, as arguments for ``view``.
+
+    Raises:
+        NotComputable: the result cannot be viewed that way.
     """
     wanted, value = value_of(result), value_of(product)
     assert wanted is not None and value is not None
-    views = []
-    for user in list(product.users):
-        viewed = value_of(user)
-        is_view = user.target in (aten.view.default, aten._unsafe_view.default)
-        if is_view and viewed is not None and same_sizes(viewed.shape, wanted.shape):
-            user.replace_all_uses_with(result)
-            views.append(user)
-    erase_unused(views)
-    if product.users:
-        if value.ndim != wanted.ndim:
-            result = call(product, aten.view.default, (result, sizes))
-        product.replace_all_uses_with(result)
+    users = list(product.users)
+    if not wanted.is_contiguous() and value.is_contiguous():
+        result = call(product, aten.clone.default, (result,), {"memory_format": torch.contiguous_format})
+    views = [user for user in users if user.target in _RESHAPES and _has_shape(user, wanted)]
+    pairs = [(view, result) for view in views]
+    if len(views) < len(users):
+        same = value.ndim == wanted.ndim
+        pairs.append((product, result if same else call(product, aten.view.default, (result, sizes))))
+    return pairs
+
+
+def _has_shape(node: fx.Node, wanted: torch.Tensor) -> bool:
+    value = value_of(node)
+    return value is not None and same_sizes(value.shape, wanted.shape)
