@@ -442,8 +442,8 @@ def _optimizers_to_disable(region: Region) -> tuple[str, ...]:
     ``NoopElimination`` makes ``x`` of ``x + 0``, where ``-0.0 + 0`` is ``0.0`` (our ``remove_noops`` remove the rest of
     what it does). ``MatMulScaleFusion`` moves a float64 scale into the float32 attribute ``alpha`` of ``FusedMatMul``,
     rounded. ``SkipLayerNormFusion`` and ``BiasSkipLayerNormFusion`` put a kernel there that takes five times as long as
-    the ``Add`` and the ``LayerNormalization`` it replaces. ``SimplifiedLayerNormFusion`` forgets the rank of an epsilon that has
-    more dimensions than what is normalized; our pass ``onnx.layer_norm`` does not.
+    the ``Add`` and the ``LayerNormalization`` it replaces. ``SimplifiedLayerNormFusion`` forgets the rank of an epsilon
+    that has more dimensions than what is normalized; our pass ``onnx.layer_norm`` does not.
     """
     is_double = any(
         isinstance(v := node.meta.get("val"), torch.Tensor) and v.dtype is torch.float64 for node in region.nodes

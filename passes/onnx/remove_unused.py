@@ -16,4 +16,4 @@ def remove_unused(model: ir.Model, context: PassContext) -> int:
     return before - len(model.graph)
 
 
-PASS = Pass("onnx.remove_unused", "Removes nodes that no output depends on.", remove_unused)
+PASS = Pass("onnx.remove_unused", "Removes nodes that no output depends on.", remove_unused, cleans_up=True)

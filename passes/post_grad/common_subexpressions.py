@@ -8,4 +8,6 @@ from __future__ import annotations
 from ..engine.registry import Pass
 from ..joint.common_subexpressions import common_subexpressions
 
-PASS = Pass("post_grad.common_subexpressions", "Computes equal subexpressions once.", common_subexpressions)
+PASS = Pass(
+    "post_grad.common_subexpressions", "Computes equal subexpressions once.", common_subexpressions, cleans_up=True
+)

@@ -154,4 +154,9 @@ def _is_row_major(value: torch.Tensor) -> bool:
     return True
 
 
-PASS = Pass("post_grad.merge_views", "Merges chains of views, and cancels those that undo each other.", merge_views)
+PASS = Pass(
+    "post_grad.merge_views",
+    "Merges chains of views, and cancels those that undo each other.",
+    merge_views,
+    cleans_up=True,
+)

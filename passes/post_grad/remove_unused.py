@@ -32,4 +32,4 @@ def _may_go(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) or is_python_function(node.target)
 
 
-PASS = Pass("post_grad.remove_unused", "Removes nodes whose result nobody reads.", remove_unused)
+PASS = Pass("post_grad.remove_unused", "Removes nodes whose result nobody reads.", remove_unused, cleans_up=True)
