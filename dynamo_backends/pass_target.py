@@ -96,10 +96,13 @@ def _output_types(model: ir.Model, providers: Sequence[Provider]) -> dict[str, I
     except (SessionError, KernelFaultError):
         return None
     return {
-        item.name: (_DTYPES[item.type], [size if isinstance(size, (int, str)) else None for size in item.shape])
-        for item in session(1).get_outputs()
-        if item.type in _DTYPES
+        item.name: (_DTYPES[item.type], _sizes(item.shape)) for item in session(1).get_outputs() if item.type in _DTYPES
     }
+
+
+def _sizes(shape: Sequence[int | str | None]) -> Sequence[int | str | None] | None:
+    """A shape as ONNX Runtime tells it, for which one that is not known is like that of a number: empty."""
+    return [size if isinstance(size, (int, str)) else None for size in shape] if shape else None
 
 
 def _signature(node: ir.Node) -> object:

@@ -414,7 +414,7 @@ ONNX_SPOILERS = {
     onnx_wrong_shape: "Unsqueeze gives [1, 3, 4], and e is [3, 4]",
     onnx_wrong_dtype: "IsNaN gives BOOL, and e is FLOAT",
     onnx_gone: "reads e, which is not computed before it",
-    onnx_output_is_input: "is an input or a constant",
+    onnx_output_is_input: "is an input, whose memory is not its own",
     onnx_other_name: "the output y is named z",
 }
 

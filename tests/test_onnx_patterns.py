@@ -337,6 +337,18 @@ def test_every_rule_of_onnxscript_is_taken():
     assert operators(model).count("Relu") == 1
 
 
+def test_a_rule_of_onnxscript_that_ends_in_several_nodes():
+    text = """m (float[2,8] x) => (y, z)
+        <int64[1] zero = {0}, int64[1] half = {4}, int64[1] all = {8}, int64[1] last = {1}> {
+        b = Slice(x, half, all, last)  z = Exp(b)  a = Slice(x, zero, half, last)  y = Neg(a) }"""
+    model = model_of(text)
+    x = np.random.default_rng(0).random((2, 8), np.float32)
+    expected = run(model, x=x)
+    apply_patterns(model, context(), [common.slice_split_rule])
+    for ours, before in zip(run(model, x=x), expected, strict=True):
+        np.testing.assert_array_equal(ours, before)
+
+
 def test_a_rule_of_onnxscript_is_vetoed_and_explained(monkeypatch):
     text = "m (float[2,3,4] x) => (y) { a = Transpose<perm=[1,2,0]>(x)  y = Transpose<perm=[1,2,0]>(a) }"
     model, asked = model_of(text), context()

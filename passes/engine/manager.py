@@ -287,6 +287,8 @@ def _checked_count(fired: object) -> int:
 
 def _as_it_did(result: PassResult, is_changed: bool, name: str) -> PassResult:
     """What a pass says of itself, put right by what it did."""
+    if not is_changed:
+        result = dataclasses.replace(result, matches=[])
     if is_changed == bool(result.fired):
         return result
     if is_changed:
@@ -294,7 +296,7 @@ def _as_it_did(result: PassResult, is_changed: bool, name: str) -> PassResult:
         result = dataclasses.replace(result, fired=1, note=note)
     else:
         note = f"it said that it had fired {result.fired} times, and changed nothing"
-        result = dataclasses.replace(result, fired=0, matches=[], note=note)
+        result = dataclasses.replace(result, fired=0, note=note)
     logger.warning("pass %s on %s: %s", result.name, name, note)
     return result
 

@@ -74,6 +74,7 @@ import contextvars
 import dataclasses
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -190,16 +191,11 @@ class Rule(RewriteRule):
         graph = self._target_pattern
         if rule.as_function:
             raise ValueError(f"rule {rule}: functions of a model are not supported, it makes one of what it matches")
-        if not graph.has_single_output_node:
-            ends = ", ".join(node.op_type for node in graph.output_nodes)
-            raise ValueError(
-                f"pattern {rule.name!r} ends in several nodes ({ends}); all nodes must lead to one, which has to be "
-                "among the results"
-            )
+        first = graph.output_nodes[0]  # the matcher looks for the others, where a rule ends in several
         self.size: int = graph.num_nodes()
-        self.operator: ir.OperatorIdentifier | None = graph.output_node.op_identifier()
+        self.operator: ir.OperatorIdentifier | None = first.op_identifier()
         self.operators = _operators_of(graph)
-        self.reads = _operators_above(graph)
+        self.reads = _operators_above(first)
 
     def try_rewrite(
         self,
@@ -279,7 +275,13 @@ def _rules_of(pattern: AnyPattern) -> list[list[Rule]]:
         name=pattern.name,
         remove_nodes=not pattern.allow_other_uses,
     )
-    straight = Rule(rule)
+    straight, graph = Rule(rule), rule._target_pattern
+    if not graph.has_single_output_node:
+        ends = ", ".join(node.op_type for node in graph.output_nodes)
+        raise ValueError(
+            f"pattern {pattern.name!r} ends in several nodes ({ends}); all nodes must lead to one, which has to be "
+            "among the results"
+        )
     if not pattern.commute:
         return [[straight]]
     orders = rule.commute()
@@ -295,6 +297,7 @@ class _Patterns:
     """Patterns made ready for matching, by the operator they end in."""
 
     def __init__(self, patterns: Iterable[AnyPattern]) -> None:
+        self.lock = threading.Lock()  # onnxscript's matchers keep the match they are at
         self.all = [orders for pattern in patterns for orders in _rules_of(pattern)]
         self._by_operator: dict[ir.OperatorIdentifier | None, list[int]] = {}
         for rank, orders in enumerate(self.all):
@@ -323,9 +326,9 @@ def _operators_of(graph: _pattern_ir.GraphPattern) -> frozenset[str]:
     return frozenset(identifier[1] for identifier in identifiers if identifier is not None)
 
 
-def _operators_above(graph: _pattern_ir.GraphPattern) -> Sequence[tuple[int, str]]:
+def _operators_above(node: _pattern_ir.NodePattern) -> Sequence[tuple[int, str]]:
     """The operators that the last node of a pattern reads directly, by the number of the input."""
-    above = [(i, value.producer()) for i, value in enumerate(graph.output_node.inputs) if value is not None]
+    above = [(i, value.producer()) for i, value in enumerate(node.inputs) if value is not None]
     known = [(i, producer.op_identifier()) for i, producer in above if producer is not None]
     return [(i, identifier[1]) for i, identifier in known if identifier is not None]
 
@@ -355,6 +358,7 @@ class _Furthest:
 def _apply(model: ir.Model, context: PassContext, patterns: _Patterns) -> int:
     token = _current.set(context)
     visitors = [orders[0] for orders in patterns.all]
+    patterns.lock.acquire()
     try:
         fired = 0
         graphs = (model.graph, *model.graph.subgraphs())
@@ -370,6 +374,7 @@ def _apply(model: ir.Model, context: PassContext, patterns: _Patterns) -> int:
             fired += found
         return fired
     finally:
+        patterns.lock.release()
         _current.reset(token)
 
 

@@ -119,8 +119,8 @@ class OnnxSnapshot:
         for value in graph.outputs:
             if value not in known:
                 return f"the output {value.name} is computed by no node"
-            if (value.is_graph_input() or value.is_initializer()) and value not in self._outputs:
-                return f"the output {value.name} is an input or a constant, whose memory is not its own"
+            if value.is_graph_input() and value not in self._outputs:
+                return f"the output {value.name} is an input, whose memory is not its own"
         if len(set(graph.outputs)) < len(graph.outputs):
             return "two outputs are one value, which would share memory"
         named = [value.name for value in known if value.name]
