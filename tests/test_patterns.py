@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from conftest import assert_same_as_eager, compiled, counted
 from torch._inductor.pattern_matcher import Match
 
 from dynamo_backends import decomposition_table
-from passes import Pass, PassContext, Pattern, pattern_pass, register, unregister
+from passes import Pass, PassContext, Pattern, Target, pattern_pass, register, unregister
 
 F = torch.nn.functional
 aten = torch.ops.aten
@@ -87,6 +88,40 @@ def test_a_check_refuses_with_a_reason() -> None:
         assert item.run(module, context) == fired
         said = [(miss.reason, miss.matched, miss.of, miss.pattern) for miss in context.refusals]
         assert said == ([] if fired else [("too small", 3, 3, "clip")])
+
+
+@pytest.mark.parametrize(
+    ("replacement", "said"),
+    [
+        (lambda x: torch.zeros_like(x).sum(0), "would be float32 [3], relu_1 is float32 [2, 3]"),
+        (lambda x: torch.zeros_like(x).double(), "would be float64 [2, 3], relu_1 is float32 [2, 3]"),
+        (lambda x: x, "would be the memory of an argument"),
+        (lambda x: x.view(2, 3), "would be the memory of an argument"),
+        (lambda x: x @ x, "the replacement cannot be computed"),
+    ],
+    ids=["shape", "dtype", "memory", "a view", "does not fit"],
+)
+def test_a_replacement_that_is_not_the_same_is_refused(replacement: Callable[..., object], said: str) -> None:
+    pattern = Pattern("clip", clipped, replacement, [torch.empty(3, 3)])
+    item = pattern_pass("post_grad.clip", "relu(-relu(x)) is 0.", [pattern])
+    module, context = traced(lambda x: clipped(x), torch.randn(2, 3)), PassContext(item.name, explain=True)
+    assert item.run(module, context) == 0
+    assert said in context.refusals[0].reason
+
+
+def test_matchers_know_the_decompositions_they_were_made_with() -> None:
+    """Two targets of one opset whose graphs are made otherwise."""
+
+    def search(x: torch.Tensor) -> torch.Tensor:
+        return F.hardswish(torch.relu(x))
+
+    item = pattern_pass("post_grad.odd", "Odd.", [Pattern("odd", search, torch.relu, [torch.empty(2)])])
+    whole, apart = traced(search, torch.randn(3)), traced(lambda x: torch.relu(x) * 2.0, torch.randn(3))
+    keeps, takes_apart = Target(), Target(decompositions=lambda: {aten.hardswish.default: lambda x: x * 2.0})
+    for target, matches, other in ((keeps, whole, apart), (takes_apart, apart, whole), (keeps, whole, apart)):
+        context = PassContext(item.name, target=target)
+        assert item.run(copy.deepcopy(other), context) == 0
+        assert item.run(copy.deepcopy(matches), context) == 1
 
 
 def test_numbers_as_arguments() -> None:

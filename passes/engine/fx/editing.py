@@ -226,10 +226,11 @@ def _reads_its_own_memory(node: fx.Node) -> bool:
     if value is None or node.op not in ("call_function", "call_method"):
         return True  # not known
     arguments = (value_of(item) for item in node.all_input_nodes)
-    return any(item is not None and _storage(item) == _storage(value) for item in arguments)
+    return any(item is not None and storage_of(item) == storage_of(value) for item in arguments)
 
 
-def _storage(value: torch.Tensor) -> int:
+def storage_of(value: torch.Tensor) -> int:
+    """Which memory a tensor, real or fake, lies in."""
     return int(value.untyped_storage()._cdata)
 
 

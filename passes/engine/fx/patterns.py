@@ -41,6 +41,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
@@ -52,6 +53,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from ..context import PassContext, Refusal
 from ..registry import Pass
+from .editing import described, fake_result, same_value, storage_of, value_in, value_of
 
 if TYPE_CHECKING:
     from torch._inductor.pattern_matcher import Match, PatternExpr
@@ -188,6 +190,8 @@ class Matcher:
         context: PassContext = self._current.context
         node = match.output_nodes()[0]
         reason = pattern.check(match) if pattern.check is not None else None
+        if reason is None and not pattern.is_training:  # of a joint graph the manager compares the results
+            reason = _reason_by_replacement(pattern, match)
         if reason is not None:
             size = len(match.nodes)
             context.refuse(node, reason, matched=size, of=size, pattern=pattern.name)
@@ -207,6 +211,29 @@ class Matcher:
                 if misses:
                     best = max(misses, key=lambda miss: miss.matched / miss.of)
                     context.refuse(best.node, best.reason, matched=best.matched, of=best.of, pattern=best.pattern)
+
+
+def _reason_by_replacement(pattern: Pattern, match: Match) -> str | None:
+    """Why what a pattern puts there is not what it replaces, by fake tensors; ``None`` if it is."""
+    arguments = tuple(match.kwargs[name] for name in inspect.signature(pattern.search).parameters)
+    try:
+        with torch.no_grad():
+            results = fake_result(pattern.replacement, arguments, {})
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        return f"the replacement cannot be computed: {str(error).splitlines()[0]}"
+    replaced = match.output_nodes()
+    news = list(results) if isinstance(results, (list, tuple)) else [results]
+    for node, new in zip(replaced, news, strict=False):
+        old = None if node is None else value_in(node.meta)
+        if old is not None and not same_value(old, new):
+            return f"the replacement would be {described(new)}, {node} is {described(old)}"
+        if any(_share_memory(new, item) and not _share_memory(old, item) for item in map(value_of, arguments)):
+            return f"the replacement would be the memory of an argument, {node} has its own"
+    return None
+
+
+def _share_memory(one: object, other: object) -> bool:
+    return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and storage_of(one) == storage_of(other)
 
 
 class _Tracer:
