@@ -47,6 +47,7 @@ def pass_target(options: Options, support: Support) -> Target:
         backend=BACKEND,
         providers=tuple(provider_name(provider) for provider in options.providers),
         opset=options.opset,
+        threads=options.threads or torch.get_num_threads(),
         decompositions=functools.partial(decomposition_table, options.opset),
         refuses=functools.partial(_refuses, options.providers, options.opset),
         refuses_operator=_refuses_operator(support),

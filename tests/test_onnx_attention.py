@@ -321,5 +321,11 @@ def test_not_with_fewer_heads_than_threads() -> None:
     check(eager_attention, heads(1, 1), heads(1, 1), heads(1, 1), times=0)
 
 
+def test_the_threads_of_the_session_count() -> None:
+    torch.set_num_threads(2)
+    one = {"options": {"threads": 1, "passes": ALONE}}
+    check(eager_attention, heads(1, 1), heads(1, 1), heads(1, 1), times=1, settings=one)
+
+
 def test_not_before_opset_23() -> None:
     check(eager_attention, *queries_keys_values(), times=0, settings={"options": {"opset": 22, "passes": ALONE}})

@@ -46,6 +46,7 @@ class Target:
         backend: the name of the backend that compiles, for PyTorch's bisector.
         providers: names of the execution providers, in the order of preference.
         opset: the ONNX opset of the models.
+        threads: how many threads a session of the models has.
         decompositions: gives the table AOTAutograd uses, from ATen overload to function; patterns are traced with it.
         refuses: says why the providers cannot run an ONNX node, whose inputs have types and shapes, or ``None``.
         refuses_operator: the same for an FX node of the stage ``post_grad``.
@@ -57,6 +58,7 @@ class Target:
     backend: str = ""
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     opset: int = 23
+    threads: int = 1
     decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = dict
     refuses: Callable[[ir.Node], str | None] = _nothing_known
     infers: Callable[[ir.Node], Sequence[Inferred | None] | None] = _nothing_known

@@ -56,7 +56,7 @@ def fuse_attention(model: ir.Model, context: PassContext) -> int:
             context.refuse(node, f"ONNX has Attention from opset {_FIRST_OPSET} on", matched=_NODES, of=_NODES)
             continue
         try:
-            found = find_attention(node, softmax)
+            found = find_attention(node, softmax, context.target.threads)
             fired += Fusion(model, context, masks, found).run()
         except NotAttention as no:
             context.refuse(node, str(no), matched=no.matched, of=_NODES)

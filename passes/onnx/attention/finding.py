@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import onnx_ir as ir
-import torch
 
 from ...engine.onnx.editing import constant, integers, is_only_used_by, number, permutation, producer, sizes
 
@@ -75,8 +74,8 @@ class Attention:
     result: ir.Value
 
 
-def find_attention(product: ir.Node, softmax: ir.Node) -> Attention:
-    """What the product of a softmax and v computes. Raises ``NotAttention``."""
+def find_attention(product: ir.Node, softmax: ir.Node, threads: int) -> Attention:
+    """What the product of a softmax and v computes, for a session of so many threads. Raises ``NotAttention``."""
     flat = product.inputs[0]
     user = product if flat is None or flat is softmax.outputs[0] else flat.producer()
     assert flat is not None and user is not None
@@ -104,8 +103,8 @@ def find_attention(product: ir.Node, softmax: ir.Node) -> Attention:
     if 0 in (query.batch, query.length, key.length, query.features, value.features):
         raise NotAttention("there is nothing to attend to", 3)
     least = query.heads * (query.batch if isinstance(query.batch, int) else 1)
-    if least < torch.get_num_threads():
-        raise NotAttention(f"{least} heads are fewer than {torch.get_num_threads()} threads", _NODES)
+    if least < threads:
+        raise NotAttention(f"{least} heads are fewer than {threads} threads", _NODES)
     result: ir.Value = product.outputs[0]
     if flat is not softmax.outputs[0]:
         users = result.consumers()
