@@ -35,7 +35,7 @@ from dynamo_backends.artifacts import CompiledGraph, GraphName, Runner
 from dynamo_backends.observer import Observer
 from dynamo_backends.options import parse_options
 from dynamo_backends.pipeline import Pipeline
-from passes.manager import PassResult, Switches, all_passes
+from passes.engine.manager import PassResult, Switches, all_passes
 
 Json: TypeAlias = "dict[str, Any]"
 Step: TypeAlias = Callable[[Callable[..., Any]], object]
@@ -55,7 +55,7 @@ class Settings:
         pass_rounds: the same, of the variants without one pass.
         compiles: how often each variant is compiled, after the first.
         export: whether the export is measured.
-        per_pass: whether the time that each pass gains is measured.
+        per_pass: whether the time that each pass gains is measured, in a call and in a training step.
         training: whether a training step is, of the models that have one.
         threads: threads of PyTorch and of each session; ``None``: PyTorch's own choice.
     """
@@ -158,6 +158,10 @@ class Measurement:
         self.inputs = self.entry.inputs()
 
     def run(self) -> Json:
+        with dynamo_config.patch(recompile_limit=2 * _VARIANTS_AT_ONCE):  # each variant is an entry for the same code
+            return self._run()
+
+    def _run(self) -> Json:
         imported = _milliseconds_to_import_passes()
         _pay_what_is_due_once()
         result: Json = {"parameters": sum(item.numel() for item in self.model.parameters())}
@@ -190,7 +194,7 @@ class Measurement:
         if self.settings.per_pass:
             functions.clear()
             del ours, plain
-            result["noise"] = self._time_each_pass(by_pass)
+            result["noise"] = self._time_each_pass(by_pass, self._call)
         result["passes"] = by_pass
         return result
 
@@ -205,18 +209,23 @@ class Measurement:
     def _training(self) -> Json:
         self.model.train()
         compile_times, ours, plain = self._compile(self._step)
-        functions = {
+        functions: dict[str, Callable[[], object]] = {
             "eager": functools.partial(self._step, self.model),
             "ours": functools.partial(self._step, ours.call),
             "without_passes": functools.partial(self._step, plain.call),
         }
-        return {
+        result: Json = {
             "compile": compile_times,
             "ours": _describe(ours),
             "without_passes": _describe(plain),
             "passes": _by_pass(ours.recorder.results),
             "latency": _latency(functions, self.settings.rounds),
         }
+        if self.settings.per_pass:
+            functions.clear()
+            del ours, plain
+            result["noise"] = self._time_each_pass(result["passes"], self._step)
+        return result
 
     def _compile(self, step: Step) -> tuple[Json, Variant, Variant]:
         """Compiles with and without passes in turn; returns the times, and one of each to run.
@@ -240,8 +249,8 @@ class Measurement:
         result["first_passes_milliseconds"] = first.milliseconds_of_passes
         return result, ours, compile_variant(self.model, step, NO_PASSES)  # the one before was forgotten
 
-    def _time_each_pass(self, by_pass: dict[str, Json]) -> Json:
-        """Adds to ``by_pass`` what each pass gains; returns what a pass that does nothing would seem to gain.
+    def _time_each_pass(self, by_pass: dict[str, Json], step: Step) -> Json:
+        """Adds to ``by_pass`` what each pass gains in a step; returns what a pass that does nothing would seem to gain.
 
         For a pass that is on and fired, all but this one are compared with all; for one that is off by default, the
         default with the default and this one. Both ways, positive is what the pass is good for.
@@ -251,16 +260,16 @@ class Measurement:
             for item in all_passes()
             if item.default and by_pass.get(item.name, {}).get("fired")
         }
-        toggles |= {name: Switches(enable=(name,)) for name in self._fire_if_enabled()}
+        toggles |= {name: Switches(enable=(name,)) for name in self._fire_if_enabled(step)}
         noise: Json = {}
         names = list(toggles)
         for start in range(0, max(len(names), 1), _VARIANTS_AT_ONCE):
             _forget_compiled()
-            default, again = (compile_variant(self.model, self._call, Switches()) for _ in range(2))
+            default, again = (compile_variant(self.model, step, Switches()) for _ in range(2))
             batch = names[start : start + _VARIANTS_AT_ONCE]
-            variants = {name: compile_variant(self.model, self._call, toggles[name]) for name in batch}
+            variants = {name: compile_variant(self.model, step, toggles[name]) for name in batch}
             timed = {"default": default, "default again": again, **variants}
-            functions = {name: functools.partial(variant.call, **self.inputs) for name, variant in timed.items()}
+            functions = {name: functools.partial(step, variant.call) for name, variant in timed.items()}
             rounds = milliseconds_by_round(functions, self.settings.pass_rounds)
             if not noise:
                 noise = _gained(rounds["default again"], rounds["default"])
@@ -275,13 +284,13 @@ class Measurement:
                 by_pass[name] |= {"saved_nodes": saved, **gained}
         return noise
 
-    def _fire_if_enabled(self) -> list[str]:
-        """The passes that are off by default and have something to do in this model."""
+    def _fire_if_enabled(self, step: Step) -> list[str]:
+        """The passes that are off by default and have something to do in a step of this model."""
         off = tuple(item.name for item in all_passes() if not item.default)
         if not off:
             return []
         _forget_compiled()
-        found = _by_pass(compile_variant(self.model, self._call, Switches(enable=off)).recorder.results)
+        found = _by_pass(compile_variant(self.model, step, Switches(enable=off)).recorder.results)
         return [name for name in off if name in found and found[name]["fired"]]
 
 
@@ -379,8 +388,7 @@ def main() -> None:
     settings = Settings(**json.loads(settings_text))
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    with dynamo_config.patch(recompile_limit=2 * _VARIANTS_AT_ONCE):  # each variant is another entry for the same code
-        result = Measurement(name, settings).run()
+    result = Measurement(name, settings).run()
     result["threads"] = torch.get_num_threads()
     Path(path).write_text(json.dumps(result), encoding="utf-8")
 

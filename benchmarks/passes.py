@@ -33,7 +33,7 @@ if __name__ == "__main__":
 from benchmarks.measure import Settings  # noqa: E402
 from benchmarks.models import MODELS  # noqa: E402
 from benchmarks.report import RESULTS, report  # noqa: E402
-from passes.manager import all_passes  # noqa: E402
+from passes.engine.manager import all_passes  # noqa: E402
 
 logger = logging.getLogger("benchmarks.passes")
 
@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
         "--per-pass",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="compile and time the model without each pass that fired (the default, but for --quick)",
+        help="compile and time call and training step without each pass that fired (the default, but for --quick)",
     )
     parser.add_argument("--rounds", type=int, help="rounds of timing, of single passes too")
     parser.add_argument("--threads", type=int, help="of PyTorch and of each session; by default PyTorch's choice")

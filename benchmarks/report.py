@@ -12,7 +12,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from passes.manager import Pass, all_passes
+from passes.engine.manager import Pass, all_passes
 
 RESULTS = Path(__file__).with_name("passes.json")
 """Where a full run's result is kept."""
@@ -52,6 +52,8 @@ class _Total:
     variance: float = 0.0
     models: int = 0
     fired_in_training: int = 0
+    gained_in_training: float | None = None
+    variance_in_training: float = 0.0
 
     def add(self, found: Mapping[str, Any]) -> None:
         self.fired += found["fired"]
@@ -63,6 +65,12 @@ class _Total:
             self.gained = (self.gained or 0.0) + found["gained_milliseconds"]
             self.variance += found["standard_error"] ** 2
 
+    def add_training(self, found: Mapping[str, Any]) -> None:
+        self.fired_in_training += found["fired"]
+        if "gained_milliseconds" in found:
+            self.gained_in_training = (self.gained_in_training or 0.0) + found["gained_milliseconds"]
+            self.variance_in_training += found["standard_error"] ** 2
+
 
 def passes_table(results: Mapping[str, Any], passes: Iterable[Pass] | None = None) -> str:
     """Every pass in the order it runs: what it does, and what it did to the measured models, all together."""
@@ -71,13 +79,15 @@ def passes_table(results: Mapping[str, Any], passes: Iterable[Pass] | None = Non
     for item in all_passes() if passes is None else passes:
         about = (f"`{item.name}`", item.stage, item.sentence, "on" if item.default else "off")
         if item.name not in results["passes"]:
-            rows.append((*about, *[NOT_MEASURED] * 6))
+            rows.append((*about, *[NOT_MEASURED] * 7))
             continue
         total = _Total()
         for model in measured.values():
             if item.name in model["passes"]:
                 total.add(model["passes"][item.name])
-            total.fired_in_training += model.get("training", {}).get("passes", {}).get(item.name, {}).get("fired", 0)
+            in_training = model.get("training", {}).get("passes", {})
+            if item.name in in_training:
+                total.add_training(in_training[item.name])
         rows.append(
             (
                 *about,
@@ -85,15 +95,20 @@ def passes_table(results: Mapping[str, Any], passes: Iterable[Pass] | None = Non
                 str(total.fired_in_training),
                 str(total.removed),
                 "" if total.saved is None else str(total.saved),
-                "" if total.gained is None else f"{total.gained:+.2f} ± {math.sqrt(total.variance):.2f}",
+                _plus_minus(total.gained, total.variance),
+                _plus_minus(total.gained_in_training, total.variance_in_training),
                 f"{total.compile_milliseconds:.0f}",
             )
         )
     headers = (
         *("pass", "stage", "what it does", "default", "fired (inference)", "fired (training)", "nodes it removed"),
-        *("nodes saved in the end", "ms gained a call", "ms of compiling"),
+        *("nodes saved in the end", "ms gained a call", "ms gained a training step", "ms of compiling"),
     )
     return markdown(headers, rows)
+
+
+def _plus_minus(value: float | None, variance: float) -> str:
+    return "" if value is None else f"{value:+.2f} ± {math.sqrt(variance):.2f}"
 
 
 def models_table(results: Mapping[str, Any]) -> str:
@@ -207,9 +222,11 @@ def surplus_table(results: Mapping[str, Any]) -> str:
 
 
 def per_pass_table(results: Mapping[str, Any]) -> str:
-    """Each model and each pass that fired on it, and the difference between two equal variants for comparison."""
+    """Each model and training step, each pass that fired on it, and the difference between two equal variants."""
     rows = []
-    for name, model in _measured(results).items():
+    measured = _measured(results)
+    training = {f"{name}, training": model["training"] for name, model in _trained(results).items()}
+    for name, model in (measured | training).items():
         for item, found in model["passes"].items():
             if found["fired"]:
                 gained = _gained(found)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 from torch import fx
 
-from passes.manager import PassResult
+from passes.engine.manager import PassResult
 
 from .errors import SessionError, WrongResultError, first_line
 from .events import count

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
-from passes.manager import PassResult
+from passes.engine.manager import PassResult
 
 from .artifacts import (
     CompiledGraph,

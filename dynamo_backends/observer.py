@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from passes.manager import Listener, PassResult
+from passes.engine.manager import Listener, PassResult
 
 from .artifacts import CompiledGraph, GraphName, Runner
 

@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from passes.manager import Switches
+from passes.engine.manager import Switches
 
 from .runtime.providers import Provider, check_providers
 from .runtime.versions import MINIMUM_OPSET, maximum_opset

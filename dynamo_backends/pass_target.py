@@ -8,26 +8,30 @@ from collections.abc import Sequence
 import onnx_ir as ir
 from torch import fx
 
-from passes.manager import Target
+from passes.engine.manager import Inferred, Target, register_backend
 
 from .errors import KernelFaultError
-from .exporter.decompositions import decomposition_table
 from .options import Options
 from .reasons import Reason
 from .regions import Support
 from .runtime.kernels import check, refusal_of_node
 from .runtime.providers import Provider, provider_name
+from .runtime.result_types import result_types
+
+BACKEND = "onnxrt"
+"""The name PyTorch's bisector knows our backends by."""
+
+register_backend(BACKEND)
 
 
 def pass_target(options: Options, support: Support) -> Target:
     """The target of a pipeline's passes."""
     return Target(
+        backend=BACKEND,
         providers=tuple(provider_name(provider) for provider in options.providers),
         opset=options.opset,
-        threads=options.threads,
-        decompositions=functools.partial(decomposition_table, options.opset),
-        refuses=functools.partial(_refuses, options.providers, options.opset),
         refuses_operator=functools.partial(_refuses_operator, support),
+        infers=functools.partial(_infers, options.providers, options.opset),
         objection=functools.partial(_objection, options.providers),
     )
 
@@ -50,3 +54,7 @@ def _refuses(providers: Sequence[Provider], opset: int, node: ir.Node) -> str | 
 
 def _text(reason: Reason | None) -> str | None:
     return None if reason is None else reason.text
+
+
+def _infers(providers: Sequence[Provider], opset: int, node: ir.Node) -> Sequence[Inferred | None] | None:
+    return result_types(node, providers, opset)

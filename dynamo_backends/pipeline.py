@@ -21,7 +21,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import _disable_current_modes
 
-from passes.manager import Checker
+from passes.engine.manager import Checker
 
 from . import aot
 from .aliases import read_memory_of_owners, separate_returned_views

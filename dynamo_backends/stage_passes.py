@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from passes.manager import Checker, PassManager, PassResult
+from passes.engine.manager import Checker, PassManager, PassResult
 
 from .artifacts import GraphName
 from .events import count

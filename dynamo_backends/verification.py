@@ -79,7 +79,7 @@ class GraphChecker:
         self._arguments = arguments
 
     def problem(self, before: fx.GraphModule, after: fx.GraphModule) -> str | None:
-        """What a pass changed, see ``passes.manager.Checker``."""
+        """What a pass changed, see ``passes.engine.manager.Checker``."""
         with _undisturbed():
             return self._problem(before, after)
 
@@ -143,7 +143,7 @@ class ModelChecker:
         self._settings = dataclasses.replace(settings, optimize=False)
 
     def problem(self, before: ir.Model, after: ir.Model) -> str | None:
-        """What a pass changed, see ``passes.manager.Checker``."""
+        """What a pass changed, see ``passes.engine.manager.Checker``."""
         with _undisturbed():
             return self._problem(before, after)
 

@@ -1,12 +1,49 @@
-"""Graph passes for a compiler whose target is ONNX: an ordered list of stages, each a list of passes.
+"""Graph passes for a compiler whose target is ONNX: what an author of passes imports.
 
-It knows nothing of the backends that use it. Another package writes passes with ``register_pass``, and patterns with
-``passes.patterns`` (on FX graphs) and ``passes.onnx_patterns`` (on ONNX models); ``passes.manager`` runs them.
+A pass is a function that changes a graph in place; ``register_pass`` gives it a name and a place::
+
+    from passes import fx_editing, register_pass
+
+    @register_pass("post_grad.someone.unnegate", "Replaces neg(neg(x)) by x.")
+    def unnegate(module, context):
+        ...
+
+What is here:
+
+- ``register_pass``, ``register``, ``unregister``, ``Pass``: passes and their place among the others;
+- ``PassContext``, ``Target``, ``Refusal``: what a pass is told, and whom it asks;
+- ``fx_editing``: functions that change FX graphs, and refuse what would not be the same;
+- ``Pattern``, ``pattern_pass``: two functions as a pass on FX graphs;
+- ``onnx_editing``: functions that change ONNX models, and refuse what would not be the same;
+- ``OnnxPattern``, ``onnx_pattern_pass``: two functions, or a rewrite rule of onnxscript, as a pass on ONNX models.
+
+``passes/engine`` has the machinery, ``passes/catalog.py`` the list of our own passes, ``passes/operators.py`` the
+operators these put into graphs. Nothing here knows the backends that use it.
 """
 
-from .context import PassContext, Refusal, Target
-from .registry import Pass, register, register_pass, unregister
+from . import catalog
+from .engine.context import PassContext, Refusal, Target
+from .engine.fx import editing as fx_editing
+from .engine.fx.patterns import Pattern, pattern_pass
+from .engine.onnx import editing as onnx_editing
+from .engine.onnx.patterns import OnnxPattern, onnx_pattern_pass
+from .engine.registry import Pass, register, register_pass, unregister
 
 __dynamo_backends_passes__ = True
 
-__all__ = ["Pass", "PassContext", "Refusal", "Target", "register", "register_pass", "unregister"]
+__all__ = [
+    "OnnxPattern",
+    "Pass",
+    "PassContext",
+    "Pattern",
+    "Refusal",
+    "Target",
+    "catalog",
+    "fx_editing",
+    "onnx_editing",
+    "onnx_pattern_pass",
+    "pattern_pass",
+    "register",
+    "register_pass",
+    "unregister",
+]

@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))  # ``benchmarks`` is not installed
 
 from benchmarks import measure, models, report, timing  # noqa: E402
 from benchmarks.counting import count_attentions, count_operators  # noqa: E402
-from passes.manager import Pass, all_passes  # noqa: E402
+from passes.engine.manager import Pass, all_passes  # noqa: E402
 
 
 class Tiny(torch.nn.Module):
@@ -66,6 +66,20 @@ def test_every_pass_that_fired_is_timed(measured: dict[str, Any]) -> None:
     assert {"gained_milliseconds", "standard_error"} == set(measured["noise"])
 
 
+def test_every_pass_that_fired_is_timed_in_training(measured: dict[str, Any]) -> None:
+    found = {name: item for name, item in measured["training"]["passes"].items() if item["fired"]}
+    assert found, "no pass fired in the training step"
+    for item in found.values():
+        assert {"gained_milliseconds", "standard_error", "saved_nodes"} <= set(item)
+    assert {"gained_milliseconds", "standard_error"} == set(measured["training"]["noise"])
+    names = {item.name: {"default": item.default} for item in all_passes()}
+    table = report.passes_table({"passes": names, "models": {"tiny": measured}})
+    heading, _, *rows = table.splitlines()
+    column = [cell.strip() for cell in heading.split("|")].index("ms gained a training step")
+    shown = {row.split("`")[1]: row.split("|")[column].strip() for row in rows}
+    assert {name for name, text in shown.items() if "±" in text} == set(found)
+
+
 def test_latencies_and_compile_times(measured: dict[str, Any]) -> None:
     assert set(measured["latency"]["times_as_fast_as"]) == {"eager", "without_passes", "export"}
     assert all(measured["latency"][name]["milliseconds"] > 0 for name in ("eager", "ours", "without_passes", "export"))
@@ -80,7 +94,7 @@ def test_report_has_a_row_for_each_pass_and_model(measured: dict[str, Any]) -> N
     assert "| tiny, training |" in text
     assert report.NOT_MEASURED not in text
     new = Pass("onnx.new_pass", "Does something.", lambda model, context: 0)
-    assert report.passes_table(results, [new]).count(report.NOT_MEASURED) == 6
+    assert report.passes_table(results, [new]).count(report.NOT_MEASURED) == 7
 
 
 def test_functions_are_timed_in_turns() -> None:

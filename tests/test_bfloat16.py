@@ -14,7 +14,7 @@ from test_models import without_dropout
 from torch import fx, nn
 from zoo import ZOO, scalar
 
-from passes.manager import PassManager
+from passes.engine.manager import PassManager
 
 FIRED = "pass post_grad.bfloat16_in_float32"
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import runpy
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from conftest import assert_same_as_eager, counted
 
-from passes.manager import all_passes
+from passes import unregister
+from passes.engine.manager import all_passes
 
 ROOT = Path(__file__).parent.parent
 
@@ -36,7 +41,7 @@ def test_table_of_passes_says_which_are_not_measured() -> None:
     table = report["passes_table"]({"passes": {}, "models": {}})
     rows = [row for row in table.splitlines()[2:] if row]
     assert [row.split("`")[1] for row in rows] == [item.name for item in all_passes()]
-    assert all(row.count("not measured") == 6 for row in rows)
+    assert all(row.count("not measured") == 7 for row in rows)
 
 
 def test_every_page_is_in_the_index() -> None:
@@ -48,3 +53,63 @@ def test_every_page_is_in_the_index() -> None:
 @pytest.mark.parametrize("switch", ["--part", "--no-backward", "--mixed", "--dynamic", "--opset", "--length"])
 def test_switches_of_the_demo_are_documented(switch: str) -> None:
     assert f"`{switch}`" in (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
+
+
+def documented_examples() -> list[str]:
+    text = (ROOT / "docs" / "passes.md").read_text(encoding="utf-8")
+    return [
+        block for block in re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) if "regist" in block
+    ]
+
+
+@pytest.fixture
+def documented_passes() -> Iterator[set[str]]:
+    """The passes of the page, registered as its code says."""
+    before = {item.name for item in all_passes()}
+    for block in documented_examples():
+        exec(compile(block, "docs/passes.md", "exec"), {})
+    added = {item.name for item in all_passes()} - before
+    yield added
+    for name in added:
+        unregister(name)
+
+
+FIRES: dict[str, tuple[str, Callable[..., object]]] = {
+    "double negation": ("post_grad.someone.unnegate", lambda x: x.neg().neg().sin() @ x),
+    "square": ("onnx.someone.square", lambda x: (x * x).sum(-1)),
+    "softsign": ("post_grad.someone.softsign", lambda x: x / (1 + x.abs()) + 1),
+    "silu": ("onnx.someone.silu", lambda x: x * torch.sigmoid(x)),
+    "transposes": ("onnx.someone.transposes", lambda x: x.view(2, 2, 4).permute(1, 2, 0).permute(1, 2, 0).exp()),
+}
+UNTHOUGHT_OF: dict[str, Callable[..., object]] = {
+    "returned": lambda x: (x.neg().neg(), x.t().neg().neg(), x * x, x * torch.sigmoid(x)),
+    "changed in place": lambda x: x.neg().neg().add_(1),
+    "views": lambda x: (y := x.view(16)[3:], y.neg().neg(), y / (1 + y.abs()), y * y),
+    "broadcast": lambda x: x * torch.sigmoid(x[:1]) + x.unsqueeze(0).neg().neg() / (1 + x.abs()),
+    "float64": lambda x: (x.double() / (1 + x.double().abs()), x.double().neg().neg() * 2, x.double() * x.double()),
+    "integers": lambda x: (i := x.mul(9).int(), i.neg().neg() + 1, i * i, i / (1 + i.abs())),
+    "one number": lambda x: (n := x[0, 0], n.neg().neg().sin(), n * n, n / (1 + n.abs())),
+}
+
+
+@pytest.mark.parametrize("case", FIRES)
+def test_documented_passes_fire(case: str, documented_passes: set[str]) -> None:
+    name, function = FIRES[case]
+    assert name in documented_passes
+    settings = {"options": {"passes": {"disable": ["*"], "enable": [name]}}}
+    with torch.no_grad():
+        assert_same_as_eager(function, torch.randn(4, 4), settings=settings)
+    assert counted(f"pass {name}") == 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("case", UNTHOUGHT_OF)
+def test_documented_passes_on_cases_their_author_did_not_think_of(
+    case: str, trains: bool, dynamic: bool, documented_passes: set[str]
+) -> None:
+    assert len(documented_passes) == len(FIRES)
+    function = UNTHOUGHT_OF[case]
+    with torch.set_grad_enabled(trains):
+        x = torch.randn(4, 4, requires_grad=trains)
+        assert_same_as_eager(function, x, settings={"dynamic": dynamic})

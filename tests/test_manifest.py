@@ -18,7 +18,7 @@ from dynamo_backends.debug.dump_folder import DumpFolder
 from dynamo_backends.debug.manifest import Cost, Manifest
 from dynamo_backends.debug.rows import OK, GraphComparison
 from dynamo_backends.options import parse_options
-from passes.manager import PassResult
+from passes.engine.manager import PassResult
 
 
 class Clock:

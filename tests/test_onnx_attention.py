@@ -15,7 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.nn.functional import scaled_dot_product_attention
 
 from dynamo_backends import decomposition_table, onnx_compiler
-from passes.context import PassContext
+from passes import PassContext
 from passes.onnx.attention import PASS
 
 ALONE = {"disable": ["*"], "enable": ["onnx.attention", "onnx.lift_constants", "onnx.common_subexpressions"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import time
 
 import numpy as np
@@ -12,13 +13,15 @@ import onnxruntime
 import pytest
 import torch
 from conftest import assert_same_as_eager, counted
+from onnxscript.rewriter.pattern import RewriteRule
+from onnxscript.rewriter.rules import common
 
 from dynamo_backends.options import parse_options
 from dynamo_backends.pass_target import pass_target
 from dynamo_backends.regions import Support
-from passes.context import PassContext, Target
-from passes.onnx_patterns import OnnxPattern, apply_patterns, constant, infer_types, onnx_pattern_pass
-from passes.registry import register, unregister
+from passes import OnnxPattern, PassContext, Target, onnx_editing, onnx_pattern_pass, register, unregister
+from passes.engine.onnx.inference import infer_types
+from passes.engine.onnx.patterns import apply_patterns
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
 
@@ -279,6 +282,7 @@ def test_a_registered_pass_runs_in_torch_compile():
 def test_constants_are_read_from_initializers_and_nodes():
     model = model_of("m (float[4] x) => (y) <float[1] w = {2.0}> { c = Constant<value_int=3>()  y = Mul(x, w)  }")
     by_name = {value.name: value for node in model.graph for value in (*node.inputs, *node.outputs)}
+    constant = onnx_editing.constant
     assert constant(by_name["w"]) == [2.0]
     assert constant(by_name["c"]) == 3
     assert constant(by_name["x"]) is None and constant(None) is None
@@ -307,3 +311,79 @@ def test_the_time_grows_with_the_nodes_that_may_match_only():
     start = time.process_time()
     assert item.run(model, context()) == 0
     assert time.process_time() - start < 0.4
+
+
+# Rules of onnxscript
+
+
+def test_a_rule_of_onnxscript_as_it_is():
+    text = "m (float[2,3,4] x) => (y) { a = Transpose<perm=[1,2,0]>(x)  y = Transpose<perm=[1,2,0]>(a) }"
+    model = model_of(text)
+    x = np.random.default_rng(0).random((2, 3, 4), np.float32)
+    [expected] = run(model, x=x)
+    item = onnx_pattern_pass("onnx.my_transposes", "Makes one of two transposes.", [common.transpose_transpose_rule])
+    asked = context()
+    assert item.run(model, asked) == 1
+    assert operators(model) == ["Transpose"] and asked.matches == ["y"]
+    np.testing.assert_array_equal(run(model, x=x)[0], expected)
+
+
+def test_every_rule_of_onnxscript_is_taken():
+    rules = [getattr(common, name) for name in common.__all__]
+    rules = [rule() if inspect.isfunction(rule) else rule for rule in rules]  # some are made when they are wanted
+    item = onnx_pattern_pass("onnx.all_of_them", "All there is.", rules)
+    model = model_of("m (float[2,3] x) => (y) { a = Relu(x)  b = Relu(a)  c = Identity(b)  y = Exp(c) }")
+    assert item.run(model, context()) >= 1
+    assert operators(model).count("Relu") == 1
+
+
+def test_a_rule_of_onnxscript_that_ends_in_several_nodes():
+    text = """m (float[2,8] x) => (y, z)
+        <int64[1] zero = {0}, int64[1] half = {4}, int64[1] all = {8}, int64[1] last = {1}> {
+        b = Slice(x, half, all, last)  z = Exp(b)  a = Slice(x, zero, half, last)  y = Neg(a) }"""
+    model = model_of(text)
+    x = np.random.default_rng(0).random((2, 8), np.float32)
+    expected = run(model, x=x)
+    apply_patterns(model, context(), [common.slice_split_rule])
+    for ours, before in zip(run(model, x=x), expected, strict=True):
+        np.testing.assert_array_equal(ours, before)
+
+
+def test_a_rule_of_onnxscript_is_vetoed_and_explained(monkeypatch):
+    text = "m (float[2,3,4] x) => (y) { a = Transpose<perm=[1,2,0]>(x)  y = Transpose<perm=[1,2,0]>(a) }"
+    model, asked = model_of(text), context()
+    monkeypatch.setattr(asked, "allows", lambda node: False)
+    assert apply_patterns(model, asked, [common.transpose_transpose_rule]) == 0
+    assert operators(model) == ["Transpose", "Transpose"] and not model.graph.inputs[0].uses()[1:]
+    other = model_of("m (float[4] x, float[4] z) => (y) { a = Relu(x)  y = Neg(a)  }")
+    assert apply_patterns(other, asked, [common.successive_relu_rule]) == 0
+    near = model_of("m (float[4] x) => (y, a) { a = Relu(x)  y = Relu(a) }")
+    explained = context()
+    assert apply_patterns(near, explained, [common.successive_relu_rule]) == 0
+    assert explained.refusals, "why it did not match is told"
+
+
+def test_a_rule_that_would_change_the_shape_is_refused():
+    flat = RewriteRule(lambda op, x: op.Neg(op.Neg(x)), lambda op, x: op.Flatten(x), name="flat")
+    model, asked = model_of("m (float[2,3,4] x) => (y) { a = Neg(x)  y = Neg(a) }"), context()
+    assert apply_patterns(model, asked, [flat]) == 0
+    assert "[2, 12], and y is [2, 3, 4]" in asked.refusals[0].reason
+
+
+def test_a_rule_that_makes_functions_is_refused_when_made():
+    rule = RewriteRule(lambda op, x: op.Neg(x), lambda op, x: op.Mine(x, _domain="mine"), name="mine", as_function=True)
+    with pytest.raises(ValueError, match="functions of a model are not supported"):
+        apply_patterns(model_of(SILU_MODEL), context(), [rule])
+
+
+def test_a_registered_rule_runs_in_torch_compile():
+    item = onnx_pattern_pass("onnx.my_transposes", "Makes one of two.", [common.transpose_transpose_rule])
+    register(item)
+    try:
+        settings = {"options": {"passes": {"enable": ["onnx.my_transposes"], "disable": ["*"]}}}
+        with torch.no_grad():
+            x = torch.randn(2, 3, 4)
+            assert_same_as_eager(lambda x: (x * 2).permute(1, 2, 0).permute(1, 2, 0) + 1, x, settings=settings)
+    finally:
+        unregister("onnx.my_transposes")
+    assert counted("pass onnx.my_transposes") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -20,9 +21,9 @@ from torch._inductor.compiler_bisector import CompilerBisector
 
 from dynamo_backends.cli import main
 from dynamo_backends.debug.dump_folder import latest_run
-from passes import Pass, PassContext, register, registry, unregister
-from passes.bisecting import BACKEND
-from passes.manager import STAGES, PassManager, Switches, all_passes
+from dynamo_backends.pass_target import BACKEND
+from passes import Pass, PassContext, catalog, fx_editing, register, unregister
+from passes.engine.manager import STAGES, PassManager, Switches, all_passes
 
 aten = torch.ops.aten
 
@@ -32,9 +33,9 @@ def plant() -> Iterator[Callable[..., None]]:
     """Registers a pass for the length of a test."""
     names: list[str] = []
 
-    def add(name: str, function: Callable[..., int], *, default: bool = True) -> None:
+    def add(name: str, function: Callable[..., int], **settings: object) -> None:
         names.append(name)
-        register(Pass(name, "Planted by a test.", function, default))
+        register(Pass(name, "Planted by a test.", function, **settings))  # type: ignore[arg-type]
 
     yield add
     for name in names:
@@ -62,17 +63,99 @@ def third_sine_becomes_cosine(module: fx.GraphModule, context: PassContext) -> i
 
 def test_each_pass_has_a_stage_a_sentence_and_its_place() -> None:
     passes = all_passes()
-    assert [item.name for item in passes] == sorted(registry.ORDER, key=lambda name: STAGES.index(name.split(".")[0]))
+    assert passes == tuple(sorted(catalog.OURS, key=lambda item: STAGES.index(item.stage)))
     for item in passes:
         assert item.stage in STAGES
         assert item.sentence.endswith(".") and len(item.sentence) > 20
         assert sys.modules[f"passes.{item.name}"].__doc__, f"{item.name} does not tell its rule"
 
 
-def test_passes_of_other_packages_follow_ours(plant: Callable[..., None]) -> None:
-    plant("joint.mine", nothing)
-    names = [item.name for item in all_passes() if item.stage == "joint"]
-    assert names[-1] == "joint.mine" and len(names) > 1
+def in_order(stage: str) -> list[str]:
+    return [item.name for item in all_passes() if item.stage == stage]
+
+
+def test_passes_of_other_packages_follow_ours_but_those_that_clean_up(plant: Callable[..., None]) -> None:
+    ours = {stage: in_order(stage) for stage in STAGES}
+    for stage in STAGES:
+        plant(f"{stage}.mine", nothing)
+    assert in_order("pre_grad") == ["pre_grad.mine"]
+    assert in_order("joint") == [*ours["joint"], "joint.mine"]
+    cleaning = ["post_grad.merge_views", "post_grad.common_subexpressions", "post_grad.remove_unused"]
+    assert in_order("post_grad")[-4:] == ["post_grad.mine", *cleaning]
+    assert in_order("onnx")[-2:] == ["onnx.mine", "onnx.remove_unused"]
+
+
+def test_before_and_after_a_pass(plant: Callable[..., None]) -> None:
+    ours = in_order("joint")
+    plant("joint.early", nothing, before=["joint.attention"])
+    plant("joint.between", nothing, after=["joint.remove_noops"], before=["joint.early"])
+    plant("joint.late", nothing, after=["joint.remove_noops"])
+    names = in_order("joint")
+    at = names.index("joint.attention")
+    assert names[at - 2 : at] == ["joint.between", "joint.early"]
+    assert names[-1] == "joint.late"
+    assert [name for name in names if name in ours] == ours
+
+
+def test_before_and_after_a_stage(plant: Callable[..., None]) -> None:
+    plant("onnx.first", nothing, before=["onnx"])
+    plant("onnx.last", nothing, after=["onnx"])
+    plant("joint.somewhere", nothing, before=["post_grad", "onnx.attention"], after=["pre_grad"])
+    names = in_order("onnx")
+    assert names[0] == "onnx.first" and names[-2:] == ["onnx.last", "onnx.remove_unused"]
+
+
+def test_others_may_see_graphs_before_anything_is_fused(plant: Callable[..., None]) -> None:
+    seen = {}
+
+    def look(name: str) -> Callable[..., int]:
+        def run(module: fx.GraphModule, context: PassContext) -> int:
+            seen[name] = [str(node.target) for node in module.graph.find_nodes(op="call_function", target=SOFTMAX)]
+            return 0
+
+        return run
+
+    plant("joint.early", look("early"), before=["joint.attention"])
+    plant("joint.late", look("late"))
+    q, k, v = (torch.randn(2, 4, 8, 16) for _ in range(3))
+    with torch.no_grad():
+        compiled(lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v)(q, k, v)
+    assert len(seen["early"]) == 1 and len(seen["late"]) == 0
+
+
+SOFTMAX = torch.ops.aten._softmax.default
+
+BAD_PLACES = {
+    "unknown": ({"before": ["joint.atention"]}, "no pass fits 'joint.atention'. Did you mean 'joint.attention'"),
+    "unknown stage": ({"after": ["joynt"]}, "no pass fits 'joynt'"),
+    "itself": ({"before": ["joint.mine"]}, "cannot run before itself"),
+    "a circle": (
+        {"before": ["joint.remove_noops"], "after": ["joint.attention"]},
+        "cannot run after 'joint.attention' and before 'joint.remove_noops': they run in that order",
+    ),
+    "an earlier stage": ({"before": ["pre_grad"]}, "the stages run in another order"),
+    "a pass of a later stage": ({"after": ["onnx.attention"]}, "the stages run in another order"),
+    "no list": ({"before": "joint.attention"}, "before takes a list of names"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_PLACES)
+def test_a_place_that_there_is_not_is_an_error(case: str, plant: Callable[..., None]) -> None:
+    places, said = BAD_PLACES[case]
+    with pytest.raises((ValueError, TypeError), match=re.escape(said)):
+        plant("joint.mine", nothing, **places)
+
+
+def test_nobody_runs_after_what_cleans_up(plant: Callable[..., None]) -> None:
+    with pytest.raises(ValueError, match="cleans up after all others"):
+        plant("onnx.mine", nothing, after=["onnx.remove_unused"])
+
+
+def test_two_passes_that_want_to_be_before_each_other(plant: Callable[..., None]) -> None:
+    plant("joint.one", nothing)
+    plant("joint.two", nothing, before=["joint.one"])
+    with pytest.raises(ValueError, match="cannot run after 'joint.one' and before 'joint.two'"):
+        plant("joint.three", nothing, after=["joint.one"], before=["joint.two"])
 
 
 # Switches
@@ -149,18 +232,21 @@ def test_a_bad_environment_is_an_error(text: str, monkeypatch: pytest.MonkeyPatc
 def test_subgraphs_are_visited(plant: Callable[..., None]) -> None:
     seen: list[int] = []
 
-    def count_sines(module: fx.GraphModule, context: PassContext) -> int:
-        found = len(module.graph.find_nodes(op="call_function", target=aten.sin.default))
-        seen.append(found)
-        return found
+    def sines_twice_negated(module: fx.GraphModule, context: PassContext) -> int:
+        sines = module.graph.find_nodes(op="call_function", target=aten.sin.default)
+        for node in sines:
+            negated = fx_editing.call(node, aten.neg.default, node.args)
+            fx_editing.replace(node, fx_editing.call(node, aten.neg.default, (negated,)), context)
+        seen.append(len(sines))
+        return len(sines)
 
-    plant("post_grad.count", count_sines)
+    plant("post_grad.count", sines_twice_negated)
 
     def branches(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda x: x.sin().sin(), lambda x: x.cos(), (x,)).sin()
 
     with torch.no_grad():
-        assert_same_as_eager(branches, torch.randn(3))
+        compiled(branches)(torch.randn(3))
     assert sorted(seen) == [0, 1, 2]
     assert counted("pass post_grad.count") == 3
 
@@ -181,7 +267,7 @@ def test_a_pass_that_fails_is_left_out(
         raise KeyError("lost")
 
     plant(f"{stage}.spoil", spoil)
-    with caplog.at_level(logging.WARNING, "passes.manager"):
+    with caplog.at_level(logging.WARNING, "passes.engine.manager"):
         assert_same_as_eager(lambda x: torch.sin(x) * 2, torch.randn(3, requires_grad=True))
     assert f"pass '{stage}.spoil' failed" in caplog.text and "KeyError: 'lost'" in caplog.text
     assert "'disable'" in caplog.text

@@ -9,9 +9,8 @@ import torch
 from conftest import assert_on_onnx, assert_same_as_eager, assert_same_values, compiled, counted
 from torch import fx
 
-from passes.context import PassContext
-from passes.manager import PassManager
-from passes.post_grad.merge_casts import holds_all
+from passes import PassContext
+from passes.engine.manager import PassManager
 from passes.post_grad.remove_unused import remove_unused
 
 
@@ -121,57 +120,6 @@ class TestMergeViews:
         assert [node.name for node in graphs[0].graph.nodes if node.op == "call_function"] == ["mul", "view_1", "exp"]
 
 
-class TestMergeCasts:
-    NAME = "post_grad.merge_casts"
-
-    def test_widening_and_back(self, graphs: list[fx.GraphModule]) -> None:
-        function = lambda x: (x * 2).double().float().exp()  # noqa: E731
-        assert alone(function, torch.randn(3), name=self.NAME) == 1
-        assert operators(graphs[0]) == ["mul", "exp"]
-
-    def test_widening_twice(self, graphs: list[fx.GraphModule]) -> None:
-        function = lambda x: (x > 0).to(torch.int64).float() + x  # noqa: E731
-        assert alone(function, torch.randn(3), name=self.NAME) == 1
-        assert operators(graphs[0]) == ["gt", "_to_copy", "add"]
-
-    def test_gradients(self) -> None:
-        function = lambda x: (x * 2).float().double().float().double().sin() * x  # noqa: E731
-        assert alone(function, double(3), name=self.NAME) > 0
-
-    def test_rounding_is_kept(self) -> None:
-        """Through bfloat16 and back is not what it was; through float32 to bfloat16 is rounded twice."""
-        function = lambda x: ((x * 1.001).bfloat16().float(), (x * 1.001).float().bfloat16().float() * 3)  # noqa: E731
-        assert alone(function, torch.randn(99, dtype=torch.float64), name=self.NAME) == 0
-
-    def test_floats_to_integers_are_left(self) -> None:
-        function = lambda x: (x * 2).double().to(torch.int32) + 1  # noqa: E731
-        assert alone(function, torch.tensor([1.5, -2.5, 1e4]), name=self.NAME) == 0
-
-    def test_results_and_copies_of_inputs_are_left(self) -> None:
-        function = lambda x: (x.double().float(), (x * 2).double().float())  # noqa: E731
-        assert alone(function, torch.randn(3), name=self.NAME) == 0
-
-    def test_transposed_memory(self) -> None:
-        function = lambda x: (x * 2).t().double().float().exp()  # noqa: E731
-        assert_same_as_eager(function, torch.randn(3, 4), settings=only(self.NAME))
-
-    @pytest.mark.parametrize("name", ["bool", "uint8", "int8", "int16", "float16", "bfloat16"])
-    @pytest.mark.parametrize("wide", [torch.int8, torch.int16, torch.float16, torch.bfloat16, torch.float32])
-    def test_holds_all_is_what_casting_there_and_back_says(self, wide: torch.dtype, name: str) -> None:
-        narrow = getattr(torch, name)
-        bits = torch.arange(2**16).to(torch.int32).to(torch.uint16)
-        if narrow is torch.bool:
-            values = torch.tensor([False, True])
-        else:
-            values = bits.view(narrow) if narrow.itemsize == 2 else bits.view(torch.uint8).view(narrow)
-        if narrow.is_floating_point:
-            values = values[values.isfinite()]
-        if holds_all(wide, narrow):
-            assert torch.equal(values.to(wide).to(narrow), values)
-        elif not (narrow.is_floating_point and not wide.is_floating_point):
-            assert not torch.equal(values.to(wide).to(torch.float64), values.to(torch.float64))
-
-
 class TestCommonSubexpressions:
     NAME = "post_grad.common_subexpressions"
 
@@ -213,43 +161,6 @@ class TestRemoveUnused:
         module = fx.GraphModule(torch.nn.Module(), graph)
         assert remove_unused(module, PassContext("post_grad.remove_unused")) == 2
         assert [node for node in module.graph.nodes if node.op == "call_function"] == [draw, write]
-
-
-class TestMoveTransposes:
-    NAME = "post_grad.move_transposes"
-
-    def test_it_is_off_by_default(self) -> None:
-        assert_same_as_eager(lambda x: (x * 2).t() + (x * 3).t(), torch.randn(3, 4))
-        assert counted(f"pass {self.NAME}") == 0
-
-    def test_two_become_one(self, graphs: list[fx.GraphModule]) -> None:
-        with torch.no_grad():
-            assert alone(lambda x: ((x * 2).t() + (x * 3).t()) @ x, double(3, 4), name=self.NAME) == 1
-        assert operators(graphs[0]) == ["mul", "mul", "add", "permute", "mm"]
-
-    def test_two_that_undo_each_other_are_gone(self, graphs: list[fx.GraphModule]) -> None:
-        function = lambda x: (x * 2).t().exp().sin().t() + 1  # noqa: E731
-        with torch.no_grad():
-            assert_same_as_eager(function, double(3, 4), settings=only(self.NAME, "post_grad.merge_views"))
-        assert operators(graphs[0]) == ["mul", "exp", "sin", "add"]
-
-    def test_gradients(self) -> None:
-        function = lambda x, w: ((x * 2).t() * (w.exp()).t()).sin().t() @ w.t()  # noqa: E731
-        settings = only(self.NAME, "post_grad.merge_views")
-        assert_same_as_eager(function, double(3, 4), double(3, 4), settings=settings)
-        assert counted(f"pass {self.NAME}") > 0
-
-    @pytest.mark.parametrize(
-        "function",
-        [
-            lambda x: (x * 2).t() + x[:, 0],  # broadcasts along the other dimension
-            lambda x: (x * 2).t().exp() @ x,  # nothing gets fewer
-            lambda x: (x * 2).view(3, 2, 2).permute(1, 0, 2) + (x * 2).view(2, 3, 2),
-        ],
-    )
-    def test_what_it_leaves(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        with torch.no_grad():
-            assert alone(function, double(3, 4), name=self.NAME) == 0
 
 
 def test_marks_of_autograd_go() -> None:

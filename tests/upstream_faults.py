@@ -169,6 +169,19 @@ def _scale_is_rounded() -> bool:
     return bool(abs(_run_optimized(text, x=np.eye(2)) - np.eye(2) * 0.1).max() > 1e-12)
 
 
+def _epsilon_loses_its_rank() -> bool:
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+        m (float[2,4,8] x) => (float[1,2,4,8] z)
+        <int64[1] last = {-1}, float two = {2.0}, float[1,1,1,1] e = {0.001}, float[8] w = {1,1,1,1,1,1,1,1}> {
+            m = ReduceMean(x, last)  d = Sub(x, m)  p = Pow(d, two)  v = ReduceMean(p, last)
+            a = Add(v, e)  s = Sqrt(a)  q = Div(d, s)  y = Mul(q, w)  z = Identity(y)
+        }"""
+    model = onnx.parser.parse_model(text).SerializeToString()
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    (result,) = session.run(None, {"x": np.ones((2, 4, 8), np.float32)})
+    return result.shape == (2, 4, 8)
+
+
 DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
     "gelu by tanh in double precision": differs(
         lambda x: gelu(x, approximate="tanh"), torch.linspace(-3, 3, 50, dtype=torch.float64), by=1e-12
@@ -219,5 +232,6 @@ DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
     "the logarithm of a sum of exponentials underflows": _sum_of_exponentials_underflows,
     "the sum of -0 and 0": _minus_zero_stays,
     "a scaled product in double precision": _scale_is_rounded,
+    "an epsilon of a higher rank than what is normalized": _epsilon_loses_its_rank,
     "repeated indices are written in any order": _scatter_writes_in_any_order,
 }

@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from passes.manager import bisect_command
+from passes.engine.manager import bisect_command
+
+from ..pass_target import BACKEND
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -35,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write("dynamo-backends bisect: which command? For example: dynamo-backends bisect python train.py\n")
         return 2
     try:
-        found = bisect_command(arguments.command)
+        found = bisect_command(arguments.command, BACKEND)
     except OSError as error:
         sys.stderr.write(f"dynamo-backends bisect: {error}\n")
         return 2

@@ -19,7 +19,7 @@ from typing import Any
 
 import tabulate
 
-from passes.manager import all_passes
+from passes.engine.manager import all_passes
 
 from ..debug.dump_folder import latest_run
 from ..options import unknown_name

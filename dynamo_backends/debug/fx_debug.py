@@ -22,7 +22,7 @@ import torch
 from torch import fx
 from torch.utils._dtype_abbrs import dtype_abbrs
 
-from passes.manager import PassResult
+from passes.engine.manager import PassResult
 
 from ..artifacts import GraphName, Runner, Split
 from ..exporter.locations import source_line

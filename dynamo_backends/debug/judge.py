@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from passes.manager import PassResult
+from passes.engine.manager import PassResult
 
 from .. import aot
 from ..artifacts import CompiledGraph, GraphName

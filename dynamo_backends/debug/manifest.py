@@ -21,7 +21,7 @@ from importlib import metadata
 
 from torch._dynamo.utils import counters
 
-from passes.manager import PassResult
+from passes.engine.manager import PassResult
 
 from ..artifacts import CompiledGraph, GraphName
 from ..exporter.locations import source_line

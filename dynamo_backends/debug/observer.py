@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from passes.manager import Listener, PassResult
+from passes.engine.manager import Listener, PassResult
 
 from ..artifacts import CompiledGraph, CompiledRegion, GraphName, Runner
 from ..errors import SessionError

@@ -17,7 +17,7 @@ import re
 import onnx_ir as ir
 from torch import fx
 
-from passes.manager import PassResult
+from passes.engine.manager import PassResult
 
 from .dump_folder import DumpFolder, stage_text
 

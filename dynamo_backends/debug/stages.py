@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from passes.manager import PassResult
+from passes.engine.manager import PassResult
 
 from ..exporter.locations import source_line
 from ..numerics.differences import is_discrete, same_number, value_difference

@@ -21,9 +21,9 @@ def _rank(value: ir.Value) -> int | None:
     return None if value.shape is None else len(value.shape)
 
 
-def model_of(node: ir.Node, opset: int) -> ir.Model:
-    """A model of one node: its inputs become the model's, of the same types and of any size."""
-    inputs = [None if value is None else _input(f"input_{i}", value) for i, value in enumerate(node.inputs)]
+def model_of(node: ir.Node, opset: int, *, with_sizes: bool = False) -> ir.Model:
+    """A model of one node: its inputs become the model's, of the same types and of any size, or of the same sizes."""
+    inputs = [None if value is None else _input(f"input_{i}", value, with_sizes) for i, value in enumerate(node.inputs)]
     outputs = [ir.Value(name="" if value.name == "" else f"output_{i}") for i, value in enumerate(node.outputs)]
     copy = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=outputs)
     imports = {"": opset}
@@ -38,6 +38,7 @@ def model_of(node: ir.Node, opset: int) -> ir.Model:
     return ir.Model(graph, ir_version=IR_VERSION)
 
 
-def _input(name: str, value: ir.Value) -> ir.Value:
+def _input(name: str, value: ir.Value, with_sizes: bool) -> ir.Value:
     rank = _rank(value)
-    return ir.Value(name=name, type=value.type, shape=None if rank is None else ir.Shape([None] * rank))
+    any_size = None if rank is None else ir.Shape([None] * rank)
+    return ir.Value(name=name, type=value.type, shape=value.shape if with_sizes else any_size)

@@ -1,1 +1,1 @@
-"""Passes of the stage ``joint``; none yet."""
+"""Passes of the stage ``joint``: on forward and backward together, or the inference graph, in ATen."""

@@ -18,12 +18,12 @@ import operator
 import torch
 from torch import fx
 
-from ..attention_forms import PARTS, Forward, NotAttention, constant_of, find_forward
-from ..context import PassContext
-from ..editing import call, same_sizes, value_of
+from ..engine.context import PassContext
+from ..engine.fx.editing import NotComputable, call, replace_all, same_sizes, value_of
+from ..engine.registry import Pass
 from ..operators import attention, attention_backward
-from ..registry import Pass
-from .attention import operands, product_sizes, put_in_place, shaped, size_of, softmaxes, transposed
+from .attention.forms import PARTS, Forward, NotAttention, constant_of, find_forward
+from .attention.writing import operands, places_of, product_sizes, shaped, size_of, softmaxes, transposed
 
 aten = torch.ops.aten
 
@@ -65,12 +65,12 @@ def find_attention_in_training(module: fx.GraphModule, context: PassContext) -> 
         except NotAttention as error:
             context.refuse(error.node, error.reason, matched=error.matched, of=PARTS)
             continue
-        if context.allows(forward.value_product):
-            _replace(forward, backward)
-            fired += 1
-    if fired:
-        module.graph.eliminate_dead_code()
-        module.recompile()
+        try:
+            places = _places(forward, backward)
+        except NotComputable as error:
+            context.refuse(forward.value_product, f"its operands do not fit: {error}", matched=PARTS, of=PARTS)
+            continue
+        fired += replace_all(places, context, at=forward.value_product)
     return fired
 
 
@@ -301,10 +301,11 @@ def _check_users(forward: Forward, backward: _Backward) -> None:
             raise NotAttention(node, "its sizes are not known before the call", PARTS)
 
 
-def _replace(forward: Forward, backward: _Backward) -> None:
+def _places(forward: Forward, backward: _Backward) -> list[tuple[fx.Node, fx.Node]]:
+    """What must be replaced in both halves, and by what. Raises ``NotComputable``."""
     tensors, numbers = operands(forward, forward.value_product)
     result = call(forward.value_product, attention, tensors, numbers)
-    put_in_place(forward.value_product, result, product_sizes(forward))
+    pairs = places_of(forward.value_product, result, product_sizes(forward))
     first = min(node for node in backward.inside if node.target in _PRODUCTS)
     *leading, rows, _ = forward.sizes
     grad = shaped(backward.grad, [*leading, rows, size_of(backward.grad, -1, first)], first)
@@ -314,14 +315,14 @@ def _replace(forward: Forward, backward: _Backward) -> None:
     )
     places = ((backward.of_value, value), (backward.of_query, query), (backward.of_key, transposed(key, first)))
     for product, gradient in places:
-        put_in_place(product, gradient, _sizes(product))
-    outside = [user for user in backward.of_scores.users if user not in backward.inside]
-    if outside:
+        pairs += places_of(product, gradient, _sizes(product))
+    if any(user not in backward.inside for user in backward.of_scores.users):
         known, wanted = value_of(scores), value_of(backward.of_scores)
         assert known is not None and wanted is not None
         if not same_sizes(known.shape, wanted.shape):
             scores = call(first, aten.view.default, (scores, list(wanted.shape)))
-        backward.of_scores.replace_all_uses_with(scores, delete_user_cb=lambda user: user in outside)
+        pairs.append((backward.of_scores, scores))
+    return pairs
 
 
 def _sizes(node: fx.Node) -> list[object]:

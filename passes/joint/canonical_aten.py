@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..context import PassContext
-from ..editing import call, fake_result, replace, same_tensor, value_of
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.fx.editing import call, fake_result, replace, same_tensor, value_of
+from ..engine.registry import Pass
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -53,11 +53,8 @@ def canonical_aten(module: fx.GraphModule, context: PassContext) -> int:
             continue
         if not same_tensor(value, node):
             context.refuse(node, "its result would have another dtype or strides", matched=1, of=1)
-        elif context.allows(node):
-            replace(node, call(node, target, args, kwargs, value=value))
-            fired += 1
-    if fired:
-        module.recompile()
+        else:
+            fired += replace(node, call(node, target, args, kwargs, value=value), context)
     return fired
 
 

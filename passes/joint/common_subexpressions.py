@@ -21,14 +21,13 @@ from __future__ import annotations
 
 from torch import fx
 
-from ..context import PassContext
-from ..editing import changes_memory, is_pure, remove, shared_memory
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.fx.editing import changes_memory, is_pure, replace
+from ..engine.registry import Pass
 
 
 def common_subexpressions(module: fx.GraphModule, context: PassContext) -> int:
     """Merges equal nodes in place; returns how many are gone."""
-    kept = shared_memory(module.graph)
     known: dict[object, fx.Node] = {}
     fired = 0
     for node in list(module.graph.nodes):
@@ -38,15 +37,8 @@ def common_subexpressions(module: fx.GraphModule, context: PassContext) -> int:
             continue
         key = (node.target, _key(node.args), _key(node.kwargs))
         first = known.setdefault(key, node)
-        if first is node:
-            continue
-        if node in kept:
-            context.refuse(node, f"it equals {first.name}, but its memory is returned", matched=1, of=1)
-        elif context.allows(node):
-            remove(node, first)
-            fired += 1
-    if fired:
-        module.recompile()
+        if first is not node:
+            fired += replace(node, first, context)
     return fired
 
 

@@ -25,9 +25,9 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..context import PassContext
-from ..editing import call, erase_unused, is_pure, replace, same_tensor, shared_memory, value_of
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.fx.editing import call, erase_unused, is_pure, replace, value_of
+from ..engine.registry import Pass
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -66,16 +66,14 @@ def fold_uniform_constants(module: fx.GraphModule, context: PassContext) -> int:
                 known[node] = number
                 if not was_made:
                     computed[node] = number.item()
-    kept = shared_memory(module.graph) if computed else set()
     fired = 0
     for node, filled in reversed(computed.items()):
         if not node.users:
             node.graph.erase_node(node)  # what was computed from it is folded
-        elif any(user not in known for user in node.users) and _fold(node, filled, kept, context):
+        elif any(user not in known for user in node.users) and _fold(node, filled, context):
             fired += 1
     if fired:
         erase_unused([node for node in known if not node._erased and node not in computed])
-        module.recompile()
     return fired
 
 
@@ -112,23 +110,14 @@ def _number(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> tuple[torch.Te
     return result, False
 
 
-def _fold(node: fx.Node, number: bool | int | float, kept: set[fx.Node], context: PassContext) -> bool:
+def _fold(node: fx.Node, number: bool | int | float, context: PassContext) -> bool:
     value = value_of(node)
     assert value is not None
     if any(isinstance(size, torch.SymInt) for size in value.shape):
         context.refuse(node, "its sizes are symbolic", matched=1, of=1)
         return False
-    if node in kept and node.target in _VIEWS:
-        context.refuse(node, "it is a view of memory that is returned or read as it lies", matched=1, of=1)
-        return False
     keywords = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
-    new = call(node, aten.full.default, (list(value.shape), number), keywords)
-    if not same_tensor(new, node) or not context.allows(node):
-        node.graph.erase_node(new)
-        context.refuse(node, "its result is not row-major", matched=1, of=1)
-        return False
-    replace(node, new)
-    return True
+    return replace(node, call(node, aten.full.default, (list(value.shape), number), keywords), context)
 
 
 PASS = Pass(

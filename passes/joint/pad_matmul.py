@@ -22,9 +22,9 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ..context import PassContext
-from ..editing import call, replace, value_of
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.fx.editing import call, replace, value_of
+from ..engine.registry import Pass
 
 aten = torch.ops.aten
 
@@ -41,11 +41,8 @@ def pad_matmul(module: fx.GraphModule, context: PassContext) -> int:
             reason = _reason_against(node)
             if reason is not None:
                 context.refuse(node, reason, matched=1, of=1)
-            elif context.allows(node):
-                _pad(node)
-                fired += 1
-    if fired:
-        module.recompile()
+            else:
+                fired += replace(node, _padded_product(node), context)
     return fired
 
 
@@ -76,7 +73,8 @@ def _missing(size: int, dtype: torch.dtype) -> int:
     return 0 if size == 1 else -size % _ALIGNMENT[dtype]
 
 
-def _pad(node: fx.Node) -> None:
+def _padded_product(node: fx.Node) -> fx.Node:
+    """A new node that computes what ``node`` does, by the padded matrices."""
     value = value_of(node)
     assert value is not None
     rows, inner, columns = _sizes(node)
@@ -96,7 +94,7 @@ def _pad(node: fx.Node) -> None:
             made = call(node, aten.slice.Tensor, (made, dim, 0, size))
     if made is not result:
         made = call(node, aten.clone.default, (made,), {"memory_format": torch.contiguous_format})
-    replace(node, made)
+    return made
 
 
 def _padded(node: fx.Node, matrix: object, more_rows: int, more_columns: int) -> fx.Node:

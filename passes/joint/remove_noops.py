@@ -15,10 +15,11 @@ For example::
     y = softmax(scores, -1)
 
 Not if ``y`` is a result of the graph: AOTAutograd counts on that being another tensor than ``x``. A copy (2, 3) also
-stays where its memory matters:
+stays where its memory matters, as ``fx_editing.replace`` says:
 
 - it or a view of it is returned, read by ``as_strided`` or written;
-- ``x`` lies in the memory of an input or a result, which the user may change before the backward reads it.
+- ``x`` is written in the graph; or, while forward and backward are together, lies in the memory of an input or a
+  result, which the user may change before the backward reads it.
 
 PyTorch's ``remove_noop_ops`` (``torch/_inductor/fx_passes/post_grad.py``) differs in the last point, removes copies
 whose strides differ, and asks nobody for leave; its ``remove_no_ops`` turns ``-0.0 + 0`` into ``-0.0``.
@@ -32,9 +33,9 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from ..context import PassContext
-from ..editing import is_input, known_equal, owner, remove, same_tensor, shared_memory, value_of
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.fx.editing import known_equal, replace, value_of
+from ..engine.registry import Pass
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -42,39 +43,13 @@ prims = torch.ops.prims
 
 def remove_noops(module: fx.GraphModule, context: PassContext) -> int:
     """Removes no-ops in place; returns how many."""
-    kept = shared_memory(module.graph)
-    results = set(module.graph.output_node().all_input_nodes)
     fired = 0
     for node in list(module.graph.nodes):
         rule = _RULES.get(node.target) if node.op == "call_function" else None
         argument = None if rule is None else rule(node)
-        if argument is None:
-            continue
-        reason = _reason_against(node, argument, results, kept)
-        if reason is not None:
-            context.refuse(node, reason, matched=1, of=1)
-        elif context.allows(node):
-            remove(node, argument)
-            fired += 1
-    if fired:
-        module.recompile()
+        if argument is not None:
+            fired += replace(node, argument, context)
     return fired
-
-
-def _reason_against(node: fx.Node, argument: fx.Node, results: set[fx.Node], kept: set[fx.Node]) -> str | None:
-    if node in results:
-        return "it is a result of the graph, which must be a tensor of its own"
-    if node.target in _MARKS:
-        return None
-    if not same_tensor(node, argument):
-        return "its result has another dtype, shape or strides than its argument"
-    if node.target in _VIEWS:
-        return None
-    if node in kept:
-        return "its memory is returned, read as it lies, or written"
-    if argument in kept or is_input(owner(argument)):
-        return "its argument's memory is an input's or a result's, which may change"
-    return None
 
 
 Rule = Callable[[fx.Node], "fx.Node | None"]

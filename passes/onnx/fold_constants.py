@@ -6,7 +6,8 @@ Rule: these nodes become constants:
 2. nodes whose inputs are all constant, up to 4 MiB of results, of the operators in ``_EXACT``: those that move data,
    compare, compute integers or round correctly, so that the result does not depend on who computes it.
 
-Shapes that the translation left open, of values between the nodes of one operator, are inferred first.
+The work is ``onnxscript.optimizer.fold_constants``, which knows some more such: what is known of shapes though not
+constant. Shapes that the translation left open, of values between the nodes of one operator, are inferred first.
 
 Before and after (x: [2, 3, 4])::
 
@@ -23,13 +24,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import onnx
 import onnx_ir as ir
+from onnx_ir.passes import common
+from onnxscript import optimizer
 
-from ..context import PassContext
-from ..onnx_graph import constant, erase_unused, new_constant
-from ..onnx_patterns import infer_types
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.onnx.editing import constant
+from ..engine.onnx.inference import infer_types
+from ..engine.registry import Pass
 
 _MOST_BYTES = 4 * 2**20
 
@@ -45,72 +47,35 @@ _EXACT = frozenset(
 
 
 def fold_constants(model: ir.Model, context: PassContext) -> int:
-    """Folds in place; returns how many nodes are gone."""
-    fired = 0
-    opset = model.opset_imports.get("", 1)
-    for node in list(model.graph):
-        infer_types([node], opset)
-        if node.domain not in ("", "ai.onnx") or any(output.is_graph_output() for output in node.outputs):
-            continue
-        arrays = _known_sizes(node) if node.op_type in ("Shape", "Size") else _computed(model, node)
-        if arrays is None or not context.allows(node):
-            continue
-        for value, array in zip(node.outputs, arrays, strict=True):
-            name = value.name or node.name or "folded"
-            value.name = f"{name}__folded"
-            value.replace_all_uses_with(new_constant(model, name, array))
-        erase_unused(node.outputs)
-        fired += 1
-    return fired
+    """Folds in place; returns how many nodes are gone, or 1 if others only read something else."""
+    infer_types(model.graph, model.opset_imports.get("", 1))
+    if not any(map(_may_be_folded, model.graph)) or not context.allows("the model"):
+        return 0
+    nodes = [(node, node.inputs) for node in model.graph]
+    with np.errstate(all="ignore"):
+        optimizer.fold_constants(
+            model,
+            input_size_limit=_MOST_BYTES,
+            output_size_limit=_MOST_BYTES,
+            should_fold=lambda node: _is_exact(node) and context.allows(node),
+        )
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    gone = sum(node.graph is None for node, _ in nodes)
+    return gone or int(nodes != [(node, node.inputs) for node in model.graph])
 
 
-def _known_sizes(node: ir.Node) -> list[np.ndarray] | None:
-    value = node.inputs[0]
-    if value is None or value.shape is None:
-        return None
-    dims = list(value.shape)
-    if node.op_type == "Shape":
-        start, end = (node.attributes.get(name) for name in ("start", "end"))
-        dims = dims[slice(start.as_int() if start else None, end.as_int() if end else None)]
-    if not all(isinstance(dim, int) for dim in dims):
-        return None
-    known = [int(dim) for dim in dims]
-    return [np.array(math.prod(known) if node.op_type == "Size" else known, np.int64)]
+def _may_be_folded(node: ir.Node) -> bool:
+    if node.op_type in ("Shape", "Size"):
+        return True
+    return bool(node.inputs) and all(value is None or value.const_value is not None for value in node.inputs)
 
 
-def _computed(model: ir.Model, node: ir.Node) -> list[np.ndarray] | None:
-    if node.op_type not in _EXACT or not node.inputs:
-        return None
-    if any(value is not None and value.const_value is None for value in node.inputs):  # lift_constants ran before
-        return None
+def _is_exact(node: ir.Node) -> bool:
+    """Whether what a node returns, whose inputs are all constant, does not depend on who computes it."""
+    if node.op_type not in _EXACT or node.domain not in ("", "ai.onnx"):
+        return False
     arrays = [None if value is None else constant(value) for value in node.inputs]
-    if any(array is None and value is not None for array, value in zip(arrays, node.inputs, strict=True)):
-        return None
-    if _is_large(node, arrays) or _is_delicate(node, arrays):
-        return None
-    names = ["" if value is None else f"input_{i}" for i, value in enumerate(node.inputs)]
-    outputs = [f"output_{i}" for i in range(len(node.outputs))]
-    proto = onnx.helper.make_node(node.op_type, names, outputs)
-    proto.attribute.extend(ir.serde.serialize_attribute(attribute) for attribute in node.attributes.values())
-    graph = onnx.helper.make_graph(
-        [proto],
-        "folded",
-        [onnx.ValueInfoProto(name=name) for name in names if name],
-        [onnx.ValueInfoProto(name=name) for name in outputs],
-    )
-    version = model.graph.opset_imports[""]
-    alone = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", version)])
-    feeds = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
-    try:
-        with np.errstate(all="ignore"):
-            results = onnx.reference.ReferenceEvaluator(alone).run(None, feeds)
-    except (ArithmeticError, IndexError, RuntimeError, TypeError, ValueError):
-        return None  # the runtime says what is wrong with it, or can do it
-    folded = [np.asarray(result) for result in results]
-    for value, array in zip(node.outputs, folded, strict=True):
-        if value.dtype is not None and value.dtype != ir.tensor(array).dtype:
-            return None  # the reference does not say what the type is
-    return folded
+    return not _is_large(node, arrays) and not _is_delicate(node, arrays)
 
 
 def _is_delicate(node: ir.Node, arrays: list[np.ndarray | None]) -> bool:

@@ -24,10 +24,9 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ..context import PassContext
-from ..onnx_graph import (
+from ..engine.context import PassContext
+from ..engine.onnx.editing import (
     constant,
-    erase_unused,
     hidden_value,
     integers,
     new_constant,
@@ -35,8 +34,9 @@ from ..onnx_graph import (
     producer,
     sizes,
     substitute,
+    use_existing,
 )
-from ..registry import Pass
+from ..engine.registry import Pass
 
 
 def gathers(model: ir.Model, context: PassContext) -> int:
@@ -49,7 +49,9 @@ def gathers(model: ir.Model, context: PassContext) -> int:
             continue
         fired += _to_reshape(model, context, node) or _to_gather(model, context, node)
     for node in nodes_of(model, "Gather"):
-        fired += _takes_all(node) and _skip(context, node)
+        value = node.inputs[0]
+        if value is not None and _takes_all(node):
+            fired += use_existing(node.outputs[0], value, context)
     return fired
 
 
@@ -113,19 +115,6 @@ def _takes_all(node: ir.Node) -> bool:
         and np.array_equal(indices % max(len(indices), 1), np.arange(len(indices)))
         and bool((indices >= -len(indices)).all() and (indices < len(indices)).all())
     )
-
-
-def _skip(context: PassContext, node: ir.Node) -> bool:
-    value, result = node.inputs[0], node.outputs[0]
-    assert value is not None
-    if result.is_graph_output():
-        context.refuse(node, "the result is an output, and needs its own name", matched=2, of=2)
-        return False
-    if not context.allows(node):
-        return False
-    result.replace_all_uses_with(value)
-    erase_unused([result])
-    return True
 
 
 PASS = Pass("onnx.gathers", "Replaces gathers of many dimensions by simpler operators.", gathers)

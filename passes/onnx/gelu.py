@@ -18,9 +18,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..context import PassContext
-from ..onnx_graph import number
-from ..onnx_patterns import OnnxPattern, onnx_pattern_pass
+from ..engine.context import PassContext
+from ..engine.onnx.editing import number
+from ..engine.onnx.patterns import OnnxPattern, onnx_pattern_pass
 
 _SCALE = math.sqrt(2 / math.pi)
 _CUBE = 0.044715

@@ -29,9 +29,9 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from ..context import PassContext
-from ..onnx_graph import hidden_value, integers, new_constant, nodes_of, number, producer, sizes, substitute
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.onnx.editing import hidden_value, integers, new_constant, nodes_of, number, producer, sizes, substitute
+from ..engine.registry import Pass
 
 _OF = 8
 

@@ -30,8 +30,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..context import PassContext
-from ..onnx_graph import (
+from ..engine.context import PassContext
+from ..engine.onnx.editing import (
     constant,
     erase_unused,
     hidden_value,
@@ -44,7 +44,7 @@ from ..onnx_graph import (
     sizes,
     substitute,
 )
-from ..registry import Pass
+from ..engine.registry import Pass
 
 _OF = 4
 

@@ -23,10 +23,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..context import PassContext
-from ..onnx_graph import (
+from ..engine.context import PassContext
+from ..engine.onnx.editing import (
     constant,
-    erase_unused,
     hidden_value,
     integers,
     is_only_used_by,
@@ -37,8 +36,9 @@ from ..onnx_graph import (
     same_shape,
     sizes,
     substitute,
+    use_existing,
 )
-from ..registry import Pass
+from ..engine.registry import Pass
 
 _VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 
@@ -117,16 +117,9 @@ def _bounds(node: ir.Node | None) -> list[list[int]] | None:
 
 def _undo(context: PassContext, inner: ir.Node, node: ir.Node) -> int:
     """Uses the first input for the result of both; 2 nodes less."""
-    value, result = inner.inputs[0], node.outputs[0]
+    value = inner.inputs[0]
     assert value is not None
-    if result.is_graph_output():
-        context.refuse(node, "the result is an output, and needs its own name", matched=2, of=2)
-        return 0
-    if not context.allows(node):
-        return 0
-    result.replace_all_uses_with(value)
-    erase_unused([result])
-    return 2
+    return 2 * use_existing(node.outputs[0], value, context)
 
 
 def _target(model: ir.Model, node: ir.Node) -> ir.Value | None:

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..context import PassContext
-from ..onnx_graph import constant, erase_unused, integers, is_named, nodes_of, permutation, same_shape
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.onnx.editing import constant, integers, nodes_of, permutation, same_shape, use_existing
+from ..engine.registry import Pass
 
 _OF_ONE_INPUT = ("Concat", "Max", "Min", "Sum", "Mean")
 _VIEWS = ("Reshape", "Expand", "Squeeze", "Unsqueeze", "Flatten")
@@ -40,9 +40,8 @@ def remove_noops(model: ir.Model, context: PassContext) -> int:
     fired = 0
     for node in nodes_of(model, *_OPERATORS):
         value = _unchanged(node)
-        if value is not None and _can_go(node, value) and context.allows(node):
-            _remove(node, value)
-            fired += 1
+        if value is not None:
+            fired += use_existing(node.outputs[0], value, context)
     return fired
 
 
@@ -91,34 +90,6 @@ def _neutral(node: ir.Node) -> ir.Value | None:
         if is_neutral:
             return value
     return None
-
-
-def _can_go(node: ir.Node, value: ir.Value) -> bool:
-    if not node.outputs[0].is_graph_output():
-        return True
-    source = value.producer()
-    is_own = source is not None and source.graph is node.graph and source.op_type != "Constant"
-    return is_own and not value.is_graph_output()
-
-
-def _remove(node: ir.Node, value: ir.Value) -> None:
-    result = node.outputs[0]
-    takes_name = result.is_graph_output() or (
-        is_named(result) and not is_named(value) and not value.is_graph_output() and not value.is_initializer()
-    )
-    name = result.name
-    if value.shape is None:
-        value.shape = result.shape
-    if value.type is None:
-        value.type = result.type
-    result.replace_all_uses_with(value, replace_graph_outputs=True)
-    erase_unused([result])
-    if takes_name:
-        result.name = f"{name}__removed"
-        value.name = name
-        source = value.producer()
-        if source is not None:
-            source.name = f"node_{name}"
 
 
 PASS = Pass("onnx.remove_noops", "Removes nodes that return their input.", remove_noops)

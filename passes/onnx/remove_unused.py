@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ..context import PassContext
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.registry import Pass
 
 
 def remove_unused(model: ir.Model, context: PassContext) -> int:
@@ -16,4 +16,4 @@ def remove_unused(model: ir.Model, context: PassContext) -> int:
     return before - len(model.graph)
 
 
-PASS = Pass("onnx.remove_unused", "Removes nodes that no output depends on.", remove_unused)
+PASS = Pass("onnx.remove_unused", "Removes nodes that no output depends on.", remove_unused, cleans_up=True)

@@ -34,8 +34,8 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from ..context import PassContext
-from ..onnx_graph import (
+from ..engine.context import PassContext
+from ..engine.onnx.editing import (
     constant,
     integers,
     is_only_used_by,
@@ -47,7 +47,7 @@ from ..onnx_graph import (
     sizes,
     substitute,
 )
-from ..registry import Pass
+from ..engine.registry import Pass
 
 _FIRST_OPSET = 23
 _NODES = 4  # sum, two products, the rotated value: what a near miss is counted in
@@ -254,7 +254,9 @@ class _Fusion:
         assert isinstance(heads, int) and isinstance(features, int)
         angles = [self._angle(value, found, batch, length) for value in (found.cos, found.sin)]
         self._new = []
-        inputs = [self._for_batch(angle, found.x, batch, length) for angle in angles]
+        inputs = [
+            self._for_batch(angle, found.x, batch, what) for angle, what in zip(angles, ("cos", "sin"), strict=True)
+        ]
         attributes = [ir.AttrInt64("interleaved", 1)] if found.interleaved else []
         if found.rotated != features:
             attributes.append(ir.AttrInt64("rotary_embedding_dim", found.rotated))
@@ -306,7 +308,7 @@ class _Fusion:
             self._ready[key] = self._behind(once, operator, [once, self._constant("axis", [axis])], squeezed)
         return self._ready[key]
 
-    def _for_batch(self, angle: ir.Value, x: ir.Value, batch: int | str, length: int | str) -> ir.Value:
+    def _for_batch(self, angle: ir.Value, x: ir.Value, batch: int | str, what: str) -> ir.Value:
         """[batch, length, n / 2]."""
         shape = sizes(angle)
         assert shape is not None
@@ -320,13 +322,13 @@ class _Fusion:
                     angle, "Expand", [angle, self._constant("batches", [batch, 1, 1])], full
                 )
             return self._ready[key]
-        first = self._add("Shape", [x], x, "batch", [1], ir.AttrInt64("start", 0), ir.AttrInt64("end", 1))
+        first = self._add("Shape", [x], x, f"batch_of_{what}", [1], ir.AttrInt64("start", 0), ir.AttrInt64("end", 1))
         target = self._add(
-            "Concat", [first, self._constant("ones", [1, 1])], x, "batches", [3], ir.AttrInt64("axis", 0)
+            "Concat", [first, self._constant("ones", [1, 1])], x, f"sizes_of_{what}", [3], ir.AttrInt64("axis", 0)
         )
         for value in (first, target):
             value.type = ir.TensorType(ir.DataType.INT64)
-        return self._add("Expand", [angle, target], angle, "for_batch", full)
+        return self._add("Expand", [angle, target], x, what, full)
 
     def _half(self, value: ir.Value, interleaved: bool) -> ir.Value:
         """Of a value whose last dimension holds each number twice, that with each number once."""

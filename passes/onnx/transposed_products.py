@@ -23,8 +23,8 @@ import math
 
 import onnx_ir as ir
 
-from ..context import PassContext
-from ..onnx_graph import (
+from ..engine.context import PassContext
+from ..engine.onnx.editing import (
     hidden_value,
     is_only_used_by,
     nodes_of,
@@ -33,7 +33,7 @@ from ..onnx_graph import (
     producer,
     substitute,
 )
-from ..registry import Pass
+from ..engine.registry import Pass
 
 _PRODUCTS = {("", "MatMul"), ("", "Gemm"), ("com.microsoft", "FusedMatMul")}
 _FLAGS = ("transA", "transB")

@@ -29,20 +29,21 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..context import PassContext
-from ..editing import (
+from ..engine.context import PassContext
+from ..engine.fx.editing import (
+    NotComputable,
     call,
     changes_memory,
     erase_unused,
     known_equal,
     origin,
-    replace,
+    replace_all,
     same_sizes,
     shared_memory,
     take_name,
     value_of,
 )
-from ..registry import Pass
+from ..engine.registry import Pass
 
 aten = torch.ops.aten
 
@@ -93,7 +94,6 @@ def bfloat16_in_float32(module: fx.GraphModule, context: PassContext) -> int:
             context.refuse(node, reason, matched=1, of=2)
     if fired:
         erase_unused([node for node in nodes if node.target in _VIEWS and not node._erased])
-        module.recompile()
     return fired
 
 
@@ -162,15 +162,18 @@ class _Rewrite:
             args = tuple(_rounded(item) if _is_number(item) else item for item in args)
         try:
             candidate = call(node, node.target, args, kwargs)
-        except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError) as error:
+        except NotComputable as error:
             return self._undo(f"in float32 it fails: {error}")
         self.made.append(candidate)
         reason = self._differs(candidate) or self.context.target.refuses_operator(candidate)
         if reason is not None:
             return self._undo(f"in float32 too: {reason}")
-        if not self.context.allows(node):
+        places = self._places(candidate)
+        if places is None:
+            return self._undo("all its results are read together")
+        if not replace_all(places, self.context, at=node, strides=False):
             return self._undo("")
-        self._adopt(candidate)
+        self._name(candidate, places)
         return None
 
     def _compares_unrounded(self) -> bool:
@@ -227,33 +230,34 @@ class _Rewrite:
                 return "its result lies otherwise in memory"
         return None
 
-    def _adopt(self, candidate: fx.Node) -> None:
-        node = self.node
-        if not isinstance(node.meta["val"], (tuple, list)):
-            replace(node, self._narrowed(candidate, node))
-            if candidate.meta["val"].dtype is not value_of(node).dtype:  # type: ignore[union-attr]
-                candidate._rename(f"{node.name}_in_float32")
-            return
-        for user in list(node.users):
-            user.replace_input_with(node, candidate)
-            if user.target is not operator.getitem:
-                continue  # the graph's output, or another operator that takes them all
-            old = user.meta["val"]
-            new = candidate.meta["val"][user.args[1]]
-            if isinstance(old, torch.Tensor) and old.dtype != new.dtype:
-                item = call(user, operator.getitem, user.args)
-                replace(user, self._narrowed(item, user))
-                item._rename(f"{user.name}_in_float32")
-        take_name(candidate, node)
+    def _places(self, candidate: fx.Node) -> list[tuple[fx.Node, fx.Node]] | None:
+        """What is replaced by what: the node, or each of its results. ``None`` if results are not taken one by one."""
+        if not isinstance(self.node.meta["val"], (tuple, list)):
+            return [(self.node, self._narrowed(candidate, self.node))]
+        if any(user.target is not operator.getitem for user in self.node.users):
+            return None
+        return [
+            (user, self._narrowed(call(user, operator.getitem, (candidate, user.args[1])), user))
+            for user in self.node.users
+        ]
+
+    def _name(self, candidate: fx.Node, places: list[tuple[fx.Node, fx.Node]]) -> None:
+        """Names what is float32 after what it was, and keeps what was known of it in float32."""
+        for old, new in places:
+            if old in self.wide:
+                self.wide[new] = self.wide.pop(old)
+            if new is not candidate and new.target is not operator.getitem:  # a cast
+                new.all_input_nodes[0]._rename(f"{new.name}_in_float32")
+        if not self.node._erased:  # its results were replaced one by one
+            take_name(candidate, self.node)
 
     def _narrowed(self, wide: fx.Node, like: fx.Node) -> fx.Node:
         """A cast of ``wide`` to the dtype of ``like``, or ``wide`` itself."""
-        dtype = like.meta["val"].dtype
-        if wide.meta["val"].dtype == dtype:
+        value, wanted = wide.meta["val"], like.meta["val"]
+        if not isinstance(value, torch.Tensor) or value.dtype == wanted.dtype:
             return wide
-        narrow = call(like, aten._to_copy.default, (wide,), {"dtype": dtype})
-        if like in self.wide:
-            self.wide[narrow] = self.wide.pop(like)
+        narrow = call(like, aten._to_copy.default, (wide,), {"dtype": wanted.dtype})
+        self.made.append(narrow)
         return narrow
 
     def _undo(self, reason: str) -> str:

@@ -5,7 +5,9 @@ What passes after it made equal; and where there was no stage ``joint``: ``aot_a
 
 from __future__ import annotations
 
+from ..engine.registry import Pass
 from ..joint.common_subexpressions import common_subexpressions
-from ..registry import Pass
 
-PASS = Pass("post_grad.common_subexpressions", "Computes equal subexpressions once.", common_subexpressions)
+PASS = Pass(
+    "post_grad.common_subexpressions", "Computes equal subexpressions once.", common_subexpressions, cleans_up=True
+)

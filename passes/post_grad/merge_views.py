@@ -25,9 +25,9 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from ..context import PassContext
-from ..editing import call, known_equal, remove, replace, same_sizes, same_tensor, value_of
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.fx.editing import call, known_equal, replace, same_sizes, same_tensor, value_of
+from ..engine.registry import Pass
 
 aten = torch.ops.aten
 
@@ -38,17 +38,14 @@ _PERMUTES = {aten.permute.default, aten.transpose.int, aten.t.default}
 
 def merge_views(module: fx.GraphModule, context: PassContext) -> int:
     """Merges views in place; returns how many are gone or became one with another."""
-    results = set(module.graph.output_node().all_input_nodes)
     fired = 0
     for node in list(module.graph.nodes):
-        if node.op == "call_function" and _merge(node, results, context):
+        if node.op == "call_function" and _merge(node, context):
             fired += 1
-    if fired:
-        module.recompile()
     return fired
 
 
-def _merge(node: fx.Node, results: set[fx.Node], context: PassContext) -> bool:
+def _merge(node: fx.Node, context: PassContext) -> bool:
     inner = node.args[0] if node.args else None
     if not isinstance(inner, fx.Node) or inner.op != "call_function" or not inner.args:
         return False
@@ -60,26 +57,16 @@ def _merge(node: fx.Node, results: set[fx.Node], context: PassContext) -> bool:
     if target is None:
         return False
     if same_tensor(source, node) and (target is not aten.permute.default or arguments == list(range(value.ndim))):
-        if node in results:
-            context.refuse(node, "it is a result of the graph, which must be a tensor of its own", matched=2, of=2)
-            return False
-        if not context.allows(node):
-            return False
-        remove(node, source)
+        merged = replace(node, source, context)
     else:
         reason = _reason_against(target, value, result)
         if reason is not None:
             context.refuse(node, reason, matched=2, of=2)
             return False
-        if not context.allows(node):
-            return False
-        new = call(node, target, (source, arguments), value=result)
-        replace(node, new)
-        if new in results or node in results:
-            results.add(new)
-    if not inner.users:
-        inner.graph.erase_node(inner)
-    return True
+        merged = replace(node, call(node, target, (source, arguments), value=result), context)
+    if merged and not inner.users:
+        inner.graph.erase_node(inner)  # not left to the manager: the next view may be of the same source
+    return merged
 
 
 def _merged(
@@ -167,4 +154,9 @@ def _is_row_major(value: torch.Tensor) -> bool:
     return True
 
 
-PASS = Pass("post_grad.merge_views", "Merges chains of views, and cancels those that undo each other.", merge_views)
+PASS = Pass(
+    "post_grad.merge_views",
+    "Merges chains of views, and cancels those that undo each other.",
+    merge_views,
+    cleans_up=True,
+)

@@ -5,7 +5,7 @@ What partitioning leaves of them, and where there was no stage ``joint``: ``aot_
 
 from __future__ import annotations
 
+from ..engine.registry import Pass
 from ..joint.remove_noops import remove_noops
-from ..registry import Pass
 
 PASS = Pass("post_grad.remove_noops", "Removes operators that return their argument, such as detach.", remove_noops)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ..context import PassContext
-from ..editing import is_python_function
-from ..registry import Pass
+from ..engine.context import PassContext
+from ..engine.fx.editing import is_python_function
+from ..engine.registry import Pass
 
 
 def remove_unused(module: fx.GraphModule, context: PassContext) -> int:
@@ -21,8 +21,6 @@ def remove_unused(module: fx.GraphModule, context: PassContext) -> int:
         if not node.users and _may_go(node) and context.allows(node):
             module.graph.erase_node(node)
             fired += 1
-    if fired:
-        module.recompile()
     return fired
 
 
@@ -34,4 +32,4 @@ def _may_go(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) or is_python_function(node.target)
 
 
-PASS = Pass("post_grad.remove_unused", "Removes nodes whose result nobody reads.", remove_unused)
+PASS = Pass("post_grad.remove_unused", "Removes nodes whose result nobody reads.", remove_unused, cleans_up=True)

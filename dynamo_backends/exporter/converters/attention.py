@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 from onnxscript.onnx_opset import opset18 as op
 
-from passes.manager import operators
+from passes import operators
 
 from ..known_wrong import RANDOM
 from . import shapes

@@ -34,9 +34,9 @@ from __future__ import annotations
 import onnx_ir as ir
 import torch
 
-from ...context import PassContext
-from ...onnx_graph import nodes_of, producer
-from ...registry import Pass
+from ...engine.context import PassContext
+from ...engine.onnx.editing import nodes_of, producer
+from ...engine.registry import Pass
 from .finding import NotAttention, batches_apart, find_attention
 from .fusion import Fusion
 from .masks import Masks

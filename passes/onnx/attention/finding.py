@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from ...onnx_graph import constant, integers, is_only_used_by, number, permutation, producer, sizes
+from ...engine.onnx.editing import constant, integers, is_only_used_by, number, permutation, producer, sizes
 
 _LOWEST = float(np.finfo(np.float32).min)
 _SWAPS_HEADS = [0, 2, 1, 3]

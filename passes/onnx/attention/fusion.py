@@ -6,8 +6,8 @@ import math
 
 import onnx_ir as ir
 
-from ...context import PassContext
-from ...onnx_graph import permutation, producer, sizes, substitute
+from ...engine.context import PassContext
+from ...engine.onnx.editing import permutation, producer, sizes, substitute
 from .finding import Attention, Heads
 from .masks import Masks, ReadyMask
 

@@ -8,8 +8,8 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ...context import PassContext
-from ...onnx_graph import constant, erase_unused, integers, new_constant, number, producer, sizes
+from ...engine.context import PassContext
+from ...engine.onnx.editing import constant, erase_unused, integers, new_constant, number, producer, sizes
 from .finding import Heads, Mask, NotAttention
 
 _LOWEST = float(np.finfo(np.float32).min)

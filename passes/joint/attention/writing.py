@@ -1,69 +1,22 @@
-"""Finds attention that a model writes out, and writes it as one operator.
-
-Rule: what ``passes.attention_forms`` recognizes becomes ``dynamo_backends.attention(query, key, value, bias, hidden,
-kept)``, which means what was written: also for a row that is masked altogether. Query, key and value keep their leading
-dimensions; heads that share keys stay expanded before it.
-
-Not if a value between the two products has a user outside, as in a training step, where the backward reads the
-probabilities (``joint.attention_in_training``).
-
-Before::
-
-    bmm = aten.bmm.default(q, k_transposed);  scores = aten.view.default(bmm, [2, 4, 8, 8])
-    masked = aten.add.Tensor(aten.div.Tensor(scores, 4.0), mask)
-    p = aten.view.default(aten._softmax.default(masked, -1, False), [8, 8, 8])
-    result = aten.view.default(aten.bmm.default(p, v), [2, 4, 8, 16])
-
-After::
-
-    result = dynamo_backends.attention.default(q, k, v, mask, None, None, scale = 0.25)
-"""
+"""Writes attention that ``forms.py`` found as one operator: its operands, and what reads its result."""
 
 from __future__ import annotations
 
 import torch
 from torch import fx
 
-from ..attention_forms import PARTS, Forward, NotAttention, find_forward
-from ..context import PassContext
-from ..editing import call, erase_unused, same_sizes, value_of
-from ..operators import attention
-from ..registry import Pass
+from ...engine.fx.editing import call, same_sizes, value_of
+from .forms import Forward
 
 aten = torch.ops.aten
 
-
-def find_attention(module: fx.GraphModule, context: PassContext) -> int:
-    """Replaces attention that only a forward uses; returns how many."""
-    fired = 0
-    for softmax in softmaxes(module):
-        try:
-            found = find_forward(softmax)
-            _check_users(found)
-        except NotAttention as error:
-            context.refuse(error.node, error.reason, matched=error.matched, of=PARTS)
-            continue
-        if context.allows(found.value_product):
-            result = call(found.value_product, attention, *operands(found, found.value_product))
-            put_in_place(found.value_product, result, product_sizes(found))
-            fired += 1
-    if fired:
-        module.graph.eliminate_dead_code()
-        module.recompile()
-    return fired
+_RESHAPES = (aten.view.default, aten._unsafe_view.default)
 
 
 def softmaxes(module: fx.GraphModule) -> list[fx.Node]:
     """All softmaxes of a graph, those that are 0 where all scores are -inf included."""
     targets = (aten._softmax.default, aten._safe_softmax.default)
     return [node for target in targets for node in module.graph.find_nodes(op="call_function", target=target)]
-
-
-def _check_users(found: Forward) -> None:
-    inside = {*found.chain, found.value_product, found.scores_product}
-    for node in (*found.chain, found.scores_product):
-        if any(user not in inside for user in node.users):
-            raise NotAttention(node, "the graph needs a value between the two products, as a backward does", PARTS)
 
 
 def operands(found: Forward, before: fx.Node) -> tuple[tuple[fx.Node | None, ...], dict[str, float]]:
@@ -117,7 +70,7 @@ def shaped(node: fx.Node, sizes: list[object], before: fx.Node) -> fx.Node:
     if len(sizes) == value.ndim:
         return node
     view = call(before, aten.view.default, (node, sizes))
-    source = node.args[0] if node.target in (aten.view.default, aten._unsafe_view.default) else None
+    source = node.args[0] if node.target in _RESHAPES else None
     if isinstance(source, fx.Node):
         known, wanted = value_of(source), value_of(view)
         if known is not None and wanted is not None and same_sizes(known.shape, wanted.shape):
@@ -134,28 +87,32 @@ def transposed(node: fx.Node, before: fx.Node) -> fx.Node:
     return call(before, aten.permute.default, (node, order))
 
 
-def put_in_place(product: fx.Node, result: fx.Node, sizes: list[object]) -> None:
-    """Lets the users of a product read the operator's result, through a view where they do not view it that way.
+def places_of(product: fx.Node, result: fx.Node, sizes: list[object]) -> list[tuple[fx.Node, fx.Node]]:
+    """What must be replaced, and by what, so that the users of a product read the operator's result.
+
+    Views of the product that have the result's shape are the result; other users read it viewed as the product was.
 
     Args:
         product: the product that goes.
         result: the operator's result.
         sizes: the product's, as arguments for ``view``.
+
+    Raises:
+        NotComputable: the result cannot be viewed that way.
     """
     wanted, value = value_of(result), value_of(product)
     assert wanted is not None and value is not None
-    views = []
-    for user in list(product.users):
-        viewed = value_of(user)
-        is_view = user.target in (aten.view.default, aten._unsafe_view.default)
-        if is_view and viewed is not None and same_sizes(viewed.shape, wanted.shape):
-            user.replace_all_uses_with(result)
-            views.append(user)
-    erase_unused(views)
-    if product.users:
-        if value.ndim != wanted.ndim:
-            result = call(product, aten.view.default, (result, sizes))
-        product.replace_all_uses_with(result)
+    users = list(product.users)
+    if not wanted.is_contiguous() and value.is_contiguous():
+        result = call(product, aten.clone.default, (result,), {"memory_format": torch.contiguous_format})
+    views = [user for user in users if user.target in _RESHAPES and _has_shape(user, wanted)]
+    pairs = [(view, result) for view in views]
+    if len(views) < len(users):
+        same = value.ndim == wanted.ndim
+        pairs.append((product, result if same else call(product, aten.view.default, (result, sizes))))
+    return pairs
 
 
-PASS = Pass("joint.attention", "Writes attention that is written out as one operator.", find_attention)
+def _has_shape(node: fx.Node, wanted: torch.Tensor) -> bool:
+    value = value_of(node)
+    return value is not None and same_sizes(value.shape, wanted.shape)

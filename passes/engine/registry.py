@@ -1,17 +1,20 @@
 """The passes there are, in the order they run, and which of them are on.
 
-A pass of ours is a module ``passes/<stage>/<name>.py`` with a ``PASS``; ``ORDER`` lists them. Another package brings
-its own by an entry point in the group ``dynamo_backends_passes`` that names a module, whose import registers::
+Our own are registered by ``passes.catalog``. Another package brings its own by an entry point in the group
+``dynamo_backends_passes`` that names a module, whose import registers::
 
     # setup.cfg of the other package:  [options.entry_points]
     #                                  dynamo_backends_passes =
     #                                      mine = my_package.my_passes
-    from passes import register_pass
+    from passes import fx_editing, register_pass
 
-    @register_pass("post_grad.fold_twice_negated", "Replaces neg(neg(x)) by x.")
+    @register_pass("joint.my_package.fold", "Replaces neg(neg(x)) by x.", before=["joint.attention"])
     def fold_twice_negated(module, context):
         ...
         return fired
+
+The order within a stage: our passes, those of others as they are registered, and last those that clean up. ``before``
+and ``after`` move a pass among them.
 """
 
 from __future__ import annotations
@@ -20,57 +23,18 @@ import dataclasses
 import difflib
 import fnmatch
 import functools
-import importlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from typing import Any
 
-from .bisecting import STAGES
 from .context import PassContext
+from .stages import STAGES
 
 logger = logging.getLogger(__name__)
 
 ENTRY_POINTS = "dynamo_backends_passes"
-
-ORDER = (
-    "joint.remove_noops",
-    "joint.fold_uniform_constants",
-    "joint.canonical_aten",
-    "joint.common_subexpressions",
-    "joint.attention",
-    "joint.attention_in_training",
-    "joint.pad_matmul",
-    "post_grad.remove_noops",
-    "post_grad.find_layer_norm",
-    "post_grad.find_gelu",
-    "post_grad.find_silu",
-    "post_grad.find_softmax",
-    "post_grad.merge_casts",
-    "post_grad.bfloat16_in_float32",
-    "post_grad.move_transposes",
-    "post_grad.merge_views",
-    "post_grad.common_subexpressions",
-    "post_grad.remove_unused",
-    "onnx.lift_constants",
-    "onnx.fold_constants",
-    "onnx.remove_noops",
-    "onnx.gathers",
-    "onnx.common_subexpressions",
-    "onnx.rotary_embedding",
-    "onnx.attention",
-    "onnx.merge_views",
-    "onnx.linear",
-    "onnx.layer_norm",
-    "onnx.gelu",
-    "onnx.skip_layer_norm",
-    "onnx.skip_layer_norm_keeping_sum",
-    "onnx.bias_gelu",
-    "onnx.transposed_products",
-    "onnx.remove_unused",
-)
-"""Our passes in the order they run within their stage; those of other packages follow."""
 
 _NAME = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+(\.[a-z0-9_]+)*")
 
@@ -86,6 +50,9 @@ class Pass:
             stage ``onnx`` an ``onnx_ir.Model``.
         default: whether it is on unless the option ``passes`` says otherwise.
         visits_subgraphs: whether the manager also calls it for each subgraph of a higher-order operator.
+        before: names of passes that run after it; the name of its stage stands for all of them.
+        after: names of passes that run before it; the name of its stage stands for all but those that clean up.
+        cleans_up: whether it runs after all that do not.
     """
 
     name: str
@@ -93,6 +60,9 @@ class Pass:
     run: Callable[[Any, PassContext], int]
     default: bool = True
     visits_subgraphs: bool = True
+    before: Sequence[str] = ()
+    after: Sequence[str] = ()
+    cleans_up: bool = False
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.stage not in STAGES:
@@ -102,6 +72,10 @@ class Pass:
             )
         if not callable(self.run):
             raise TypeError(f"pass {self.name!r}: expected a function of a graph and a context, got {self.run!r}")
+        for argument in ("before", "after"):
+            names = getattr(self, argument)
+            if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+                raise TypeError(f"pass {self.name!r}: {argument} takes a list of names, got {names!r}")
 
     @property
     def stage(self) -> str:
@@ -109,19 +83,77 @@ class Pass:
 
 
 _registered: dict[str, Pass] = {}
+"""The passes by name, in the order they run within their stage."""
 
 
 def register(item: Pass) -> Pass:
-    """Adds a pass of another package behind ours of the same stage.
+    """Adds a pass, at its place among those that are registered.
+
+    A pass that is registered again, as by a module that is imported again, takes its old place or the one it names now.
 
     Raises:
-        ValueError: there is another pass of that name.
+        ValueError: there is another pass of that name; ``before`` or ``after`` name a pass that is not registered, the
+            pass itself, or passes between which there is no place.
     """
     known = _registered.get(item.name)
-    if item.name in ORDER or (known is not None and _origin(known) != _origin(item)):
+    if known is not None and _origin(known) != _origin(item):
         raise ValueError(f"there is already a pass named {item.name!r}; give yours another name")
-    _registered[item.name] = item
+    others = [other for other in _registered.values() if other.name != item.name]
+    place = _place(item, others)
+    ordered = [*others[:place], item, *others[place:]]
+    _registered.clear()
+    _registered.update((other.name, other) for other in ordered)
     return item
+
+
+def _place(item: Pass, others: Sequence[Pass]) -> int:
+    """Where in the list of the other passes a pass belongs.
+
+    Stages are not sorted in that list; only places within a stage mean anything.
+    """
+    of_stage = [i for i, other in enumerate(others) if other.stage == item.stage]
+    in_front = [i for i in of_stage if not _is_later(item, others[i])]
+    usual = max(in_front) + 1 if in_front else min(of_stage, default=len(others))
+    earliest, latest = 0, len(others)
+    behind, ahead = "", ""
+    for name in item.after:
+        for i in _named(name, item, others, "after"):
+            if i >= earliest:
+                earliest, behind = i + 1, others[i].name
+    for name in item.before:
+        for i in _named(name, item, others, "before"):
+            if i < latest:
+                latest, ahead = i, others[i].name
+    if earliest > latest:
+        raise ValueError(f"pass {item.name!r} cannot run after {behind!r} and before {ahead!r}: they run in that order")
+    return min(max(usual, earliest), latest)
+
+
+def _is_later(item: Pass, other: Pass) -> bool:
+    """Whether another pass of the stage runs after this one for no other reason than that it cleans up."""
+    return other.stage == item.stage and other.cleans_up and not item.cleans_up
+
+
+def _named(name: str, item: Pass, others: Sequence[Pass], argument: str) -> list[int]:
+    """The places of the passes that ``before`` or ``after`` means."""
+    if name == item.stage:
+        kept = [i for i, other in enumerate(others) if other.stage == name]
+        return kept if argument == "before" or item.cleans_up else [i for i in kept if not others[i].cleans_up]
+    if name == item.name:
+        raise ValueError(f"pass {name!r} cannot run {argument} itself")
+    stage = name.split(".", 1)[0]
+    names = [other.name for other in others]
+    if name not in names and name not in STAGES:
+        raise ValueError(f"pass {item.name!r}, {argument}={name!r}: {_unknown(name, names)}")
+    if stage != item.stage:
+        is_earlier = STAGES.index(stage) < STAGES.index(item.stage)
+        if is_earlier == (argument == "before"):
+            raise ValueError(f"pass {item.name!r} cannot run {argument} {name!r}: the stages run in another order")
+        return []
+    found = names.index(name)
+    if argument == "after" and _is_later(item, others[found]):
+        raise ValueError(f"pass {item.name!r} cannot run after {name!r}, which cleans up after all others")
+    return [found]
 
 
 def unregister(name: str) -> None:
@@ -130,16 +162,21 @@ def unregister(name: str) -> None:
 
 
 def register_pass(
-    name: str, sentence: str, *, default: bool = True
+    name: str,
+    sentence: str,
+    *,
+    default: bool = True,
+    before: Sequence[str] = (),
+    after: Sequence[str] = (),
 ) -> Callable[[Callable[[Any, PassContext], int]], Callable[[Any, PassContext], int]]:
     """Registers the decorated function as a pass; see ``Pass`` for its arguments and result.
 
     Raises:
-        ValueError: the name has no stage in front, or is taken.
+        ValueError: the name has no stage in front, or is taken; or as ``register`` for ``before`` and ``after``.
     """
 
     def decorate(function: Callable[[Any, PassContext], int]) -> Callable[[Any, PassContext], int]:
-        register(Pass(name, sentence, function, default))
+        register(Pass(name, sentence, function, default, before=before, after=after))
         return function
 
     return decorate
@@ -148,12 +185,6 @@ def register_pass(
 def _origin(item: Pass) -> tuple[object, object]:
     """Where a pass's function was written, so that a module that is imported again may register again."""
     return getattr(item.run, "__module__", None), getattr(item.run, "__qualname__", None)
-
-
-@functools.cache
-def _ours() -> tuple[Pass, ...]:
-    package = __package__ or "passes"
-    return tuple(importlib.import_module(f"{package}.{name}").PASS for name in ORDER)
 
 
 @functools.cache
@@ -171,8 +202,7 @@ def _load_entry_points() -> None:
 def all_passes() -> tuple[Pass, ...]:
     """Every pass, ours and those of other packages, by stage, in the order they run."""
     _load_entry_points()
-    passes = [*_ours(), *_registered.values()]
-    return tuple(sorted(passes, key=lambda item: STAGES.index(item.stage)))
+    return tuple(sorted(_registered.values(), key=lambda item: STAGES.index(item.stage)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,45 +1,162 @@
-"""Patterns on PyTorch's pattern matcher: registering, applying, explaining near misses. See ``passes.patterns``.
+"""Replaces what one function computes by what another computes, on FX graphs, with PyTorch's pattern matcher.
 
-The one module that touches ``torch._inductor.pattern_matcher``; written against PyTorch 2.13. Importing it takes 0.6 s,
-so it is imported when a graph needs it.
+Two functions of the same arguments say what to look for and what to put there. They are traced into graphs, so they are
+written as one writes a model::
+
+    def search(x):
+        return x * torch.sigmoid(x)
+
+    def replacement(x):
+        return torch.nn.functional.silu(x)
+
+    PASS = pattern_pass(
+        "post_grad.someone.silu",
+        "Writes x * sigmoid(x) as SiLU.",
+        lambda: [Pattern("silu", search, replacement, example_inputs=[torch.empty(2, 3)])],
+    )
+
+A check on the match sees the real nodes, shapes and dtypes, and may refuse with a reason; a number is an argument if
+the pattern names it among ``scalars``, with a value by which the tracer knows it again::
+
+    def scaled(x, factor):
+        return torch.relu(x) * factor
+
+    def is_positive(match):
+        return None if match.kwargs["factor"] > 0 else "the factor is not positive"
+
+    Pattern("scaled", scaled, lambda x, factor: torch.relu(x * factor), [torch.empty(2, 3)], check=is_positive,
+            scalars={"factor": 0.1234})
+
+What holds for all patterns: every node of a match but the last has no user outside it; a pattern is traced with the
+decompositions the graphs are made with, as ``Target`` gives them. With ``is_training`` the traced graph is the joint
+one, forward and backward, and the match replaces both.
+
+Nothing is traced before the first graph arrives. Tracing takes 20 to 80 ms for each pattern, and a pattern is traced
+again at each match, with the shapes of the match. PyTorch's matcher takes 0.6 s to import, which happens then too; our
+own passes have no such patterns.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch._inductor import pattern_matcher
-from torch._inductor.pattern_matcher import Match, PatternExpr, PatternMatcherPass
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-from . import stored_patterns
-from .context import PassContext, Refusal
-from .patterns import Pattern, PatternPass
-from .registry import Pass
+from ..context import PassContext, Refusal
+from ..registry import Pass
+from .editing import described, fake_result, same_value, storage_of, value_in, value_of
+
+if TYPE_CHECKING:
+    from torch._inductor.pattern_matcher import Match, PatternExpr
 
 aten = torch.ops.aten
 
-_COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor, aten.maximum.default, aten.minimum.default}
-
 _NEAR = 0.5
 """Share of a pattern's nodes, of two at least, that must have matched for a near miss to be worth telling."""
+
+_MOST_MATCHERS = 4
+"""Tables of decompositions for which a pass keeps its patterns traced."""
+
+
+def _pattern_matcher() -> ModuleType:
+    """PyTorch's matcher, which takes 0.6 s to import, so that only who has patterns pays for it."""
+    from torch._inductor import pattern_matcher
+
+    return pattern_matcher
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """What to look for and what to put there.
+
+    Attributes:
+        name: names the pattern among those of its pass.
+        search: computes what to look for.
+        replacement: computes the same otherwise, of the same arguments by name.
+        example_inputs: a tensor for each argument that is not in ``scalars``, in order; their shapes do not matter, but
+            their number of dimensions and their dtypes may. With ``is_training`` those that have gradients require
+            them.
+        check: is given the match (``match.kwargs`` by argument, ``match.nodes``), and returns why it must not be
+            replaced, or ``None``.
+        scalars: arguments that are numbers, each with a value that occurs nowhere else in the pattern.
+        is_training: whether ``search`` is traced forward and backward.
+    """
+
+    name: str
+    search: Callable[..., Any]
+    replacement: Callable[..., Any]
+    example_inputs: Sequence[torch.Tensor]
+    check: Callable[[Match], str | None] | None = None
+    scalars: Mapping[str, float | int] = dataclasses.field(default_factory=dict)
+    is_training: bool = False
+
+
+def pattern_pass(
+    name: str,
+    sentence: str,
+    patterns: Sequence[Pattern] | Callable[[], Sequence[Pattern]],
+    *,
+    default: bool = True,
+) -> Pass:
+    """A pass that replaces the matches of patterns.
+
+    Args:
+        name: see ``Pass``; the stage is ``joint`` or ``post_grad``.
+        sentence: see ``Pass``.
+        patterns: the patterns, or a function that makes them when the first graph arrives.
+        default: see ``Pass``.
+
+    Raises:
+        ValueError: the name has no stage in front.
+    """
+    return Pass(name, sentence, PatternPass(name, patterns), default)
+
+
+class PatternPass:
+    """The function of a pattern pass; its patterns are made, traced and registered at the first call."""
+
+    def __init__(self, name: str, patterns: Sequence[Pattern] | Callable[[], Sequence[Pattern]]) -> None:
+        self._name = name
+        self._patterns = patterns
+        self._matchers: dict[object, Matcher] = {}
+
+    @functools.cached_property
+    def patterns(self) -> Sequence[Pattern]:
+        """The patterns, made now if they were not."""
+        with unset_fake_temporarily():
+            return tuple(self._patterns() if callable(self._patterns) else self._patterns)
+
+    def __call__(self, module: fx.GraphModule, context: PassContext) -> int:
+        """Replaces all matches; returns how many."""
+        decompositions = dict(context.target.decompositions())
+        key = frozenset(decompositions.items())  # what the patterns are traced with
+        matcher = self._matchers.get(key)
+        if matcher is None:
+            if len(self._matchers) == _MOST_MATCHERS:
+                del self._matchers[next(iter(self._matchers))]
+            matcher = self._matchers[key] = Matcher(self._name, self.patterns, decompositions)
+        return matcher.apply(module, context)
 
 
 class Matcher:
     """Patterns registered with PyTorch's matcher. It knows no context; that of the current call is set aside for it."""
 
-    def __init__(self, name: str, patterns: Sequence[Pattern], context: PassContext) -> None:
+    def __init__(
+        self, name: str, patterns: Sequence[Pattern], decompositions: Mapping[Any, Callable[..., Any]]
+    ) -> None:
+        pattern_matcher = _pattern_matcher()
         self._current = threading.local()
         self._name_of: dict[PatternExpr, Pattern] = {}
-        self._matcher = PatternMatcherPass(pass_name=name)
-        decompositions = context.target.decompositions
+        self._matcher = pattern_matcher.PatternMatcherPass(pass_name=name)
         for pattern in patterns:
             with _tracing_apart():
                 expression = pattern_matcher.register_replacement(
@@ -50,11 +167,10 @@ class Matcher:
                     self._matcher,
                     extra_check=functools.partial(self._accepts, pattern),
                     scalar_workaround=dict(pattern.scalars),
-                    search_fn_pattern=stored_pattern(name, pattern) if pattern.is_stored else None,
                     skip_duplicates=True,
-                    get_decomp_fn=lambda: dict(decompositions()),
+                    get_decomp_fn=lambda: dict(decompositions),
                 )
-            if isinstance(expression, PatternExpr):
+            if isinstance(expression, pattern_matcher.PatternExpr):
                 self._name_of[expression] = pattern
 
     def apply(self, module: fx.GraphModule, context: PassContext) -> int:
@@ -74,6 +190,8 @@ class Matcher:
         context: PassContext = self._current.context
         node = match.output_nodes()[0]
         reason = pattern.check(match) if pattern.check is not None else None
+        if reason is None and not pattern.is_training:  # of a joint graph the manager compares the results
+            reason = _reason_by_replacement(pattern, match)
         if reason is not None:
             size = len(match.nodes)
             context.refuse(node, reason, matched=size, of=size, pattern=pattern.name)
@@ -95,6 +213,29 @@ class Matcher:
                     context.refuse(best.node, best.reason, matched=best.matched, of=best.of, pattern=best.pattern)
 
 
+def _reason_by_replacement(pattern: Pattern, match: Match) -> str | None:
+    """Why what a pattern puts there is not what it replaces, by fake tensors; ``None`` if it is."""
+    arguments = tuple(match.kwargs[name] for name in inspect.signature(pattern.search).parameters)
+    try:
+        with torch.no_grad():
+            results = fake_result(pattern.replacement, arguments, {})
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        return f"the replacement cannot be computed: {str(error).splitlines()[0]}"
+    replaced = match.output_nodes()
+    news = list(results) if isinstance(results, (list, tuple)) else [results]
+    for node, new in zip(replaced, news, strict=False):
+        old = None if node is None else value_in(node.meta)
+        if old is not None and not same_value(old, new):
+            return f"the replacement would be {described(new)}, {node} is {described(old)}"
+        if any(_share_memory(new, item) and not _share_memory(old, item) for item in map(value_of, arguments)):
+            return f"the replacement would be the memory of an argument, {node} has its own"
+    return None
+
+
+def _share_memory(one: object, other: object) -> bool:
+    return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and storage_of(one) == storage_of(other)
+
+
 class _Tracer:
     """Traces a function as ``fwd_only`` or ``joint_fwd_bwd``, once for each function and kind of arguments.
 
@@ -102,6 +243,7 @@ class _Tracer:
     """
 
     def __init__(self, is_training: bool) -> None:
+        pattern_matcher = _pattern_matcher()
         self._trace = pattern_matcher.joint_fwd_bwd if is_training else pattern_matcher.fwd_only
         self._known: dict[object, fx.GraphModule] = {}
 
@@ -111,7 +253,7 @@ class _Tracer:
             return _without_ends(self._trace(function, args, **kwargs))  # its symbols belong to one compile
         if key not in self._known:
             self._known[key] = _without_ends(self._trace(function, args, **kwargs))
-        return pattern_matcher.clone_graph(self._known[key])
+        return _pattern_matcher().clone_graph(self._known[key])
 
 
 def _without_ends(module: fx.GraphModule) -> fx.GraphModule:
@@ -164,36 +306,9 @@ def _inherit_source(module: fx.GraphModule, before: set[fx.Node]) -> None:
                     node.meta.setdefault(key, user.meta[key])
 
 
-class CommutativeCall(pattern_matcher.CallFunction):
-    """A call of two tensors that matches whichever way round they are."""
-
-    args: tuple[Any, ...]
-    flat_args_kwargs: Any
-
-    def _match(self, node: fx.Node, ctx: pattern_matcher.MatchContext) -> Match | pattern_matcher.FailedMatch:
-        before = dict(ctx.pattern_to_node)
-        result = super()._match(node, ctx)
-        if pattern_matcher.is_match(result) or len(self.args) != 2:
-            return result
-        if not self._match_fns(node) or not self._match_users(node, ctx):
-            return result
-        got = ctx.pattern_to_node
-        ctx.pattern_to_node = before
-        straight = self.args, self.flat_args_kwargs
-        self.args = tuple(reversed(self.args))
-        self.flat_args_kwargs = self.flatten(self.args, self.kwargs)
-        try:
-            swapped = super()._match(node, ctx)
-        finally:
-            self.args, self.flat_args_kwargs = straight
-        if pattern_matcher.is_match(swapped) or len(ctx.pattern_to_node) > len(got):
-            return swapped
-        ctx.pattern_to_node = got
-        return result
-
-
 def _near_miss(name: str, pattern: PatternExpr, node: fx.Node) -> Refusal | None:
     """How far a pattern gets at a node, if it gets far and does not match."""
+    pattern_matcher = _pattern_matcher()
     outputs = getattr(pattern, "outputs", None) or [pattern]
     attempt = pattern_matcher.MatchContext(outputs, graph=node.graph)
     try:
@@ -211,7 +326,8 @@ def _near_miss(name: str, pattern: PatternExpr, node: fx.Node) -> Refusal | None
 
 
 def _count_calls(pattern: object, seen: set[int]) -> int:
-    if id(pattern) in seen or not isinstance(pattern, PatternExpr):
+    pattern_matcher = _pattern_matcher()
+    if id(pattern) in seen or not isinstance(pattern, pattern_matcher.PatternExpr):
         return 0
     seen.add(id(pattern))
     if isinstance(pattern, pattern_matcher.MultiOutputPattern):
@@ -223,6 +339,7 @@ def _count_calls(pattern: object, seen: set[int]) -> int:
 
 def _explanation(failed: Any, anchor: fx.Node) -> tuple[fx.Node, str, bool]:
     """Where a match stopped, PyTorch's condition in words, and whether the operator there was the right one."""
+    pattern_matcher = _pattern_matcher()
     kind = failed.format_string.split(":")[0].split(" ")[0]
     node = next((item for item in failed.args if isinstance(item, fx.Node)), anchor)
     wanted = next((item for item in failed.args if isinstance(item, pattern_matcher._TargetExpr)), None)
@@ -243,52 +360,3 @@ def _explanation(failed: Any, anchor: fx.Node) -> tuple[fx.Node, str, bool]:
         expected = failed.kwargs["pattern"]
         return node, f"{node.name} has the argument {failed.args[1]!r} where the pattern has {expected!r}", True
     return node, str(failed), False
-
-
-# Stored patterns
-
-
-def stored_pattern(pass_name: str, pattern: Pattern) -> PatternExpr:
-    """The pattern as ``stored_patterns.py`` has it.
-
-    Raises:
-        KeyError: it is not there; the file must be written anew.
-    """
-    expression: PatternExpr = stored_patterns.build(stored_patterns.function_name(pass_name, pattern.name))
-    return expression
-
-
-def stored_texts(
-    passes: Sequence[Pass], decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = dict
-) -> dict[str, tuple[list[str], str]]:
-    """What ``traced_patterns.json`` must hold: by name, each stored pattern's operators and the text that makes it.
-
-    Args:
-        passes: those without stored patterns add nothing.
-        decompositions: none by default: stored patterns are of operators that no table takes apart.
-    """
-    return {
-        stored_patterns.function_name(item.name, pattern.name): _traced(pattern, decompositions)
-        for item in passes
-        if isinstance(item.run, PatternPass)
-        for pattern in item.run.patterns
-        if pattern.is_stored
-    }
-
-
-def _traced(pattern: Pattern, decompositions: Callable[[], Mapping[Any, Callable[..., Any]]]) -> tuple[list[str], str]:
-    with _tracing_apart():
-        _, graph = pattern_matcher.gen_pattern_and_search_gm(
-            pattern.search,
-            _arguments(pattern),
-            _Tracer(pattern.is_training),
-            dict(pattern.scalars),
-            get_decomp_fn=lambda: dict(decompositions()),
-        )
-    arguments = list(inspect.signature(pattern.search).parameters)
-    expression = pattern_matcher.fx_to_pattern(graph, argnames=arguments, scalar_workaround=dict(pattern.scalars))
-    text = pattern_matcher.PatternPrettyPrinter.run(expression, output_name="result")
-    for target in _COMMUTATIVE:
-        text = text.replace(f"CallFunction({target},", f"CommutativeCall({target},")
-    operators = {str(node.target) for node in graph.graph.nodes if node.op == "call_function"}
-    return sorted(operators), text.strip()

@@ -17,8 +17,8 @@ A pass is a function of a graph and a ``PassContext``::
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import bisecting
 
@@ -30,6 +30,10 @@ _MOST_REFUSALS = 20
 """Refusals kept for each pass and graph: those that got furthest."""
 
 
+Inferred: TypeAlias = "tuple[ir.DataType, Sequence[int | str | None] | None]"
+"""The dtype and the sizes of a result, as far as they are known."""
+
+
 def _nothing_known(_: object) -> None:
     return None
 
@@ -39,20 +43,25 @@ class Target:
     """Where the graphs of one compile will run, as far as a pass may depend on it.
 
     Attributes:
+        backend: the name of the backend that compiles, for PyTorch's bisector.
         providers: names of the execution providers, in the order of preference.
         opset: the ONNX opset of the models.
         threads: how many threads a session has; ``None`` if as many as PyTorch has when it is called.
         decompositions: gives the table AOTAutograd uses, from ATen overload to function; patterns are traced with it.
         refuses: says why the providers cannot run an ONNX node, whose inputs have types and shapes, or ``None``.
         refuses_operator: the same for an FX node of the stage ``post_grad``.
+        infers: gives dtype and shape of each result of an ONNX node, whose inputs have types and shapes; ``None`` where
+            they are not known. It is asked about operators that are not ONNX's own.
         objection: says why a whole ONNX model must not run, or ``None``: asked after each pass of the stage ``onnx``.
     """
 
+    backend: str = ""
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     opset: int = 23
     threads: int | None = None
     decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = dict
     refuses: Callable[[ir.Node], str | None] = _nothing_known
+    infers: Callable[[ir.Node], Sequence[Inferred | None] | None] = _nothing_known
     refuses_operator: Callable[[fx.Node], str | None] = _nothing_known
     objection: Callable[[ir.Model], str | None] = _nothing_known
 
@@ -88,7 +97,6 @@ class PassContext:
         name: the pass.
         graph: which graph, for people: ``graph 0 forward``.
         target: where the graph will run.
-        backend: whose passes these are, for PyTorch's bisector.
         explain: whether refusals are kept; without it a pass need not look for them.
     """
 
@@ -98,7 +106,6 @@ class PassContext:
         graph: str = "",
         target: Target | None = None,
         *,
-        backend: str = "onnxrt",
         explain: bool = False,
     ) -> None:
         self.name = name
@@ -106,7 +113,6 @@ class PassContext:
         self.target = target or Target()
         self.explain = explain
         self.matches: list[str] = []
-        self._backend = backend
         self._refusals: dict[tuple[str, str, str], Refusal] = {}
 
     @property
@@ -115,7 +121,7 @@ class PassContext:
 
     def allows_pass(self) -> bool:
         """Whether the pass runs at all; the manager asks before it."""
-        return not bisecting.is_disabled(self._backend, self.stage, lambda: f"{self.name} on {self.graph}")
+        return not bisecting.is_disabled(self.target.backend, self.stage, lambda: f"{self.name} on {self.graph}")
 
     def allows(self, node: object) -> bool:
         """Asks, once for each match and right before the change, whether the pass may change the graph at ``node``.
@@ -126,7 +132,7 @@ class PassContext:
             node: what is replaced: an FX node, an ONNX node, or a text that names it.
         """
         label = name_of(node)
-        if bisecting.is_disabled(self._backend, self.stage, lambda: f"{self.name} at {label} of {self.graph}"):
+        if bisecting.is_disabled(self.target.backend, self.stage, lambda: f"{self.name} at {label} of {self.graph}"):
             return False
         self.matches.append(label)
         return True

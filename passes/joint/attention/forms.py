@@ -22,7 +22,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from .editing import known_equal, same_sizes, value_of
+from ...engine.fx.editing import known_equal, same_sizes, value_of
 
 aten = torch.ops.aten
 
@@ -154,6 +154,8 @@ def _down(softmax: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None, float, li
         if step.target in _PRODUCTS:
             return step, dropped, kept, kept_scale, chain
         chain.append(step)
+        if step.target in _TRANSPARENT:
+            _check_view(step, node)
         if step.target is aten.mul.Tensor:
             other = _other(step, node)
             if isinstance(other, fx.Node):
@@ -274,12 +276,12 @@ def _name_sizes(found: Forward) -> None:
 
 
 def _check_view(node: fx.Node, source: fx.Node) -> None:
-    """A view of the scores may only split or merge the leading dimensions."""
+    """A view of the scores, or probabilities, may only split or merge the leading dimensions."""
     value, origin = value_of(node), value_of(source)
     if value is None or origin is None or value.ndim < 2 or origin.ndim < 2:
-        raise NotAttention(node, "the scores are viewed as something else", 2)
+        raise NotAttention(node, "the scores or probabilities are viewed as something else", 2)
     if not same_sizes(value.shape[-2:], origin.shape[-2:]) or not known_equal(value.numel(), origin.numel()):
-        raise NotAttention(node, "a view of the scores mixes rows or columns", 2)
+        raise NotAttention(node, "a view of the scores or probabilities mixes rows or columns", 2)
 
 
 def _take_scale(found: Forward, node: fx.Node) -> fx.Node:

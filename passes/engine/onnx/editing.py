@@ -1,6 +1,8 @@
-"""What the passes of the stage ``onnx`` that walk the graph themselves have in common.
+"""How passes change ONNX models: looking at nodes and values, and replacement that refuses what is not the same.
 
-A pass looks at nodes, makes new ones, and hands both to ``substitute``, the one place where they change the graph::
+A pass looks at nodes, makes new ones, and hands both to ``substitute``. It infers the dtypes and shapes of what the new
+nodes return, and refuses, with a reason that shows in the dump, what is not the same, or what the provider has no
+kernel for. ``use_existing`` puts a value that is there in the place of another one. Both ask ``context.allows``::
 
     for node in nodes_of(model, "Mul"):
         sigmoid = producer(node.inputs[1], "Sigmoid")
@@ -8,7 +10,7 @@ A pass looks at nodes, makes new ones, and hands both to ``substitute``, the one
             new = ir.Node("com.microsoft", "QuickGelu", [node.inputs[0]], [ir.AttrFloat32("alpha", 1.0)])
             fired += substitute(model, context, node.outputs[:1], [new])
 
-``passes/onnx_patterns.py`` says the same with less, where a few fixed forms are all there is.
+``passes.onnx_pattern_pass`` says the same with less, where a few fixed forms are all there is.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from .context import PassContext
-from .onnx_patterns import constant
+from ..context import PassContext, Target
+from .inference import contradiction, dims_of, settle_types
 
 __all__ = [
     "constant",
+    "drop",
     "erase_unused",
     "hidden_value",
     "integers",
@@ -37,8 +40,18 @@ __all__ = [
     "same_shape",
     "sizes",
     "substitute",
+    "use_all_existing",
+    "use_existing",
     "use_instead",
 ]
+
+
+def constant(value: ir.Value | None) -> np.ndarray | None:
+    """The number or array a value always has, or ``None``: of an initializer or a ``Constant`` node."""
+    if value is None or value.is_graph_input():
+        return None
+    tensor = ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
 
 
 def nodes_of(model: ir.Model, *operators: str, domain: str = "") -> Iterator[ir.Node]:
@@ -158,15 +171,12 @@ def substitute(
     root = old[0].producer()
     assert root is not None
     new = nodes[-1].outputs[: len(old)] if new is None else new
-    for value, before in zip(new, old, strict=True):
-        value.type, value.shape = before.type or value.type, before.shape or value.shape
-    for node in nodes:
-        reason = context.target.refuses(node)
-        if reason is not None:
-            context.refuse(root, f"{node.op_type}: {reason}", matched=1, of=1, pattern=pattern)
-            return _drop(nodes)
+    reason = reason_against_substituting(model, old, new, nodes, context.target)
+    if reason is not None:
+        context.refuse(root, reason, matched=1, of=1, pattern=pattern)
+        return drop(nodes)
     if not context.allows(root):
-        return _drop(nodes)
+        return drop(nodes)
     place = after or root
     assert place.graph is not None
     _note_origin(model, nodes, root)
@@ -175,6 +185,96 @@ def substitute(
         use_instead(before, value)
     erase_unused(old)
     return True
+
+
+def reason_against_substituting(
+    model: ir.Model, old: Sequence[ir.Value], new: Sequence[ir.Value], nodes: Sequence[ir.Node], target: Target
+) -> str | None:
+    """Why new nodes must not compute values, or ``None``: these would be others, or there is no kernel.
+
+    What the nodes return is inferred, never taken over; the new values get what is known of the old ones besides.
+
+    Args:
+        model: the model.
+        old: the values to compute otherwise.
+        new: what would take their place.
+        nodes: the new nodes, in execution order.
+        target: where the model will run.
+    """
+    opset = model.opset_imports.get("", 1)
+    for node in nodes:
+        said = settle_types(node, opset, target)
+        if said is not None:
+            return said
+    for value, before in zip(new, old, strict=True):
+        said = contradiction(before, value.dtype, None if value.shape is None else dims_of(value.shape))
+        if said is not None:
+            return f"the replacement gives {said}"
+        if value.producer() in nodes:
+            value.type, value.shape = before.type or value.type, before.shape or value.shape
+    for node in nodes:
+        reason = None if node.op_type == "Constant" else target.refuses(node)
+        if reason is not None:
+            return f"{node.op_type}: {reason}"
+    return None
+
+
+def use_existing(result: ir.Value, value: ir.Value, context: PassContext) -> bool:
+    """Lets all that uses ``result`` use ``value``, which is there and the same, if the pass may; returns whether so.
+
+    Of the names of both the one an FX node gave is kept. What nothing uses any more is erased.
+
+    Args:
+        result: what is replaced.
+        value: what takes its place, computed before the users of ``result``.
+        context: the pass's, which is asked, and told why not.
+    """
+    return use_all_existing([result], [value], context)
+
+
+def use_all_existing(results: Sequence[ir.Value], values: Sequence[ir.Value], context: PassContext) -> bool:
+    """``use_existing`` for all results of a node: all of them, or none."""
+    node = results[0].producer()
+    assert node is not None
+    for result, value in zip(results, values, strict=True):
+        reason = _reason_against_using(result, value)
+        if reason is not None:
+            context.refuse(node, reason, matched=1, of=1)
+            return False
+    if not context.allows(node):
+        return False
+    for result, value in zip(results, values, strict=True):
+        _use_instead_of(result, value)
+    erase_unused(results)
+    return True
+
+
+def _use_instead_of(result: ir.Value, value: ir.Value) -> None:
+    is_free = not value.is_graph_output() and not value.is_initializer() and not value.is_graph_input()
+    takes_name = result.is_graph_output() or (is_named(result) and not is_named(value) and is_free)
+    name = result.name
+    value.shape, value.type = value.shape or result.shape, value.type or result.type
+    result.replace_all_uses_with(value, replace_graph_outputs=True)
+    if takes_name and name:
+        result.name = f"{name}__replaced"
+        value.name = name
+        source = value.producer()
+        if source is not None and value.index() == 0:
+            source.name = f"node_{name}"
+
+
+def _reason_against_using(result: ir.Value, value: ir.Value) -> str | None:
+    said = contradiction(result, value.dtype, None if value.shape is None else dims_of(value.shape))
+    if said is not None:
+        return f"it would be {said}"
+    if not result.is_graph_output():
+        return None
+    source, node = value.producer(), result.producer()
+    if source is None or node is None or source.graph is not node.graph or source.op_type == "Constant":
+        return "the result is an output, which must not be an input's or a constant's memory"
+    if value.is_graph_output():
+        return "the result is an output, which must not be another output's memory"
+    return None
 
 
 def _note_origin(model: ir.Model, nodes: Sequence[ir.Node], root: ir.Node) -> None:
@@ -187,7 +287,7 @@ def _note_origin(model: ir.Model, nodes: Sequence[ir.Node], root: ir.Node) -> No
     nodes[-1].name = root.name
 
 
-def _drop(nodes: Sequence[ir.Node]) -> bool:
+def drop(nodes: Sequence[ir.Node]) -> bool:
     """Takes back nodes that were made but not used, so that they do not count as users of their inputs."""
     for node in nodes:
         for i in range(len(node.inputs)):
@@ -201,7 +301,7 @@ def reason_against(
     """Why the target cannot run an operator on these inputs, or ``None``."""
     probe = ir.Node(domain, operator, inputs, attributes)
     reason = context.target.refuses(probe)
-    _drop([probe])
+    drop([probe])
     return reason
 
 

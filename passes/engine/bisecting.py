@@ -1,9 +1,9 @@
-"""PyTorch's ``CompilerBisector`` drives our passes: which backend's, which stage's, and up to which match.
+"""PyTorch's ``CompilerBisector`` drives the passes: which backend's, which stage's, and up to which match.
 
-Our backend stands before Inductor in the bisector's list, so that a fault of ours is found without Inductor running.
-The subsystems of our backend are the stages: ``joint_passes``. In a process::
+A backend that uses the passes stands before Inductor in the bisector's list, so that its faults are found without
+Inductor running. Its subsystems are the stages: ``joint_passes``. In a process::
 
-    import dynamo_backends                                        # makes the backend known to the bisector
+    register_backend("onnxrt")                                    # as importing the backend's package does
     from torch._inductor.compiler_bisector import CompilerBisector
 
     def is_right() -> bool:                                       # compiles anew, and says whether the result is right
@@ -25,16 +25,13 @@ from contextlib import contextmanager
 from torch._inductor import compiler_bisector
 from torch._inductor.compiler_bisector import BisectSubsystem, CompilerBisector
 
-STAGES = ("pre_grad", "joint", "post_grad", "onnx")
-"""The stages in the order a compile meets them."""
-
-BACKEND = "onnxrt"
+from .stages import STAGES
 
 _BEFORE = ("eager", "aot_eager")
-"""PyTorch's backends that the bisector tries before ours; all others use parts of Inductor."""
+"""PyTorch's backends that the bisector tries before the one under test; all others use parts of Inductor."""
 
 
-def register_backend(name: str = BACKEND) -> None:
+def register_backend(name: str) -> None:
     """Makes a backend known to the bisector, before Inductor, with one subsystem for each stage of passes."""
     backends = compiler_bisector.BACKENDS
     if name in backends:
@@ -59,15 +56,16 @@ def _subsystem(stage: str) -> str:
     return f"{stage}_passes"
 
 
-def bisect_command(command: Sequence[str], backend: str = BACKEND) -> str | None:
+def bisect_command(command: Sequence[str], backend: str) -> str | None:
     """Runs a command again and again until the pass and the match are known that make it fail.
 
     The command compiles with ``torch.compile``, whose backend the bisector replaces by the one under test, and exits
-    with 0 if its results are right. PyTorch's ``compiler_bisector run`` does the same, but does not know our backend.
+    with 0 if its results are right. PyTorch's ``compiler_bisector run`` does the same, but knows no backend besides
+    PyTorch's.
 
     Args:
         command: the program and its arguments.
-        backend: ours; backends behind it in the bisector's list are not tried.
+        backend: the one under test; those behind it in the bisector's list are not tried.
 
     Returns:
         The finding in words, or ``None`` if the command never failed.

@@ -1,0 +1,459 @@
+"""How passes change FX graphs: new nodes with their values, and replacement that refuses what is not the same.
+
+::
+
+    new = call(node, torch.ops.aten.permute.default, (x, [1, 0]))   # stands before node, has node's source line
+    fired += replace(node, new, context)                            # and bears its name
+
+``replace`` is the one place where a value is put in the place of another. It refuses, with a reason that shows in the
+dump, what has another dtype, device, shape or strides, and what would share memory that somebody may change: in an
+inference graph ``neg(neg(x))`` may become ``x``, unless it is returned, as who changes the result in place would change
+the input. It asks ``context.allows``. A pass need not recompile, erase what is no longer read, or lint: the manager
+does.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.utils import detect_fake_mode
+from torch._library.utils import is_impure
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from ..context import PassContext
+
+aten = torch.ops.aten
+
+_OF_ITS_ORIGIN = (
+    *("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "original_aten", "from_node", "custom"),
+    *("seq_nr", "partitioner_tag", "autograd_backward", "fwd_nn_module_stack", "fwd_source_fn_stack"),
+    *("recompute", "ac_graph_id", "has_backward_hook"),
+)
+"""Keys of a node's ``meta`` that tell where it comes from: source line, module, forward or backward, checkpoint."""
+
+
+class NotComputable(ValueError):
+    """An operator refuses the arguments it was to be called with."""
+
+
+def value_in(meta: Mapping[str, Any]) -> Any:
+    """What a node's ``meta`` says that it returns: a fake tensor, a number, several of them, or ``None``."""
+    return meta.get("val", meta.get("example_value"))
+
+
+def value_of(node: object) -> torch.Tensor | None:
+    """The fake tensor a node returns, ``None`` if it returns anything else."""
+    value = value_in(node.meta) if isinstance(node, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def call(
+    before: fx.Node, target: Any, args: tuple, kwargs: dict[str, Any] | None = None, *, value: object = None
+) -> fx.Node:
+    """A new node right before ``before``, with its source line and the like, and ``meta["val"]``.
+
+    Args:
+        before: the node it stands before.
+        target, args, kwargs: what it calls.
+        value: its ``meta["val"]`` where that is known; otherwise the operator is run on fake tensors, which takes about
+            a millisecond.
+
+    Raises:
+        NotComputable: the operator refuses these arguments; then the graph is as it was.
+    """
+    kwargs = kwargs or {}
+    if value is None:
+        try:
+            value = fake_result(target, args, kwargs)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError) as error:
+            raise NotComputable(f"{target}: {str(error).splitlines()[0]}") from error
+    with before.graph.inserting_before(before):
+        node = before.graph.call_function(target, args, kwargs)
+    node.meta = {**origin(before), "val": value}
+    return node
+
+
+def origin(node: fx.Node) -> dict[str, Any]:
+    """What a node's ``meta`` says of where it comes from: source line, module, operator, forward or backward."""
+    return {key: node.meta[key] for key in _OF_ITS_ORIGIN if key in node.meta}
+
+
+def fake_result(target: Any, args: tuple, kwargs: dict[str, Any]) -> object:
+    """What an operator returns for the fake tensors of its arguments."""
+    values = fx.map_arg((args, kwargs), lambda node: value_in(node.meta))
+    modes = (leaf.fake_mode for leaf in _leaves(values) if isinstance(leaf, FakeTensor))
+    mode = next(modes, None) or detect_fake_mode() or FakeTensorMode()
+    fake_args, fake_kwargs = torch.utils._pytree.tree_map(
+        lambda item: (
+            mode.from_tensor(item, static_shapes=True)
+            if isinstance(item, torch.Tensor) and not isinstance(item, FakeTensor)
+            else item
+        ),
+        values,
+    )
+    with mode:
+        return target(*fake_args, **fake_kwargs)
+
+
+def _leaves(values: object) -> list[Any]:
+    return torch.utils._pytree.tree_leaves(values)
+
+
+def replace(node: fx.Node, new: fx.Node, context: PassContext) -> bool:
+    """Lets all users of ``node`` read ``new``, if that is the same and the pass may; returns whether it did.
+
+    A node made for this, which nobody reads yet, takes the name of ``node``; another one keeps its own.
+
+    Args:
+        node: what is replaced; it is erased.
+        new: what takes its place, computed before the users of ``node``.
+        context: the pass's, which is asked, and told why not.
+    """
+    return replace_all([(node, new)], context)
+
+
+def replace_all(
+    pairs: Sequence[tuple[fx.Node, fx.Node]],
+    context: PassContext,
+    *,
+    at: fx.Node | None = None,
+    strides: bool = True,
+) -> bool:
+    """``replace`` for several nodes of one match: all of them, or none.
+
+    Args:
+        pairs: what is replaced, and by what.
+        context: the pass's, which is asked once, and told why not.
+        at: the node that stands for the match; by default the first one replaced.
+        strides: whether all must lie in memory as what they replace; else only results of the graph must, and not
+            gradients, which autograd lays out.
+    """
+    if not pairs:
+        return False
+    at = at or pairs[0][0]
+    replaced = {node for node, _ in pairs}
+    for node, new in pairs:
+        reason = _reason_by_value(node, new, strides) or _reason_by_memory(node, new, replaced, context.stage)
+        if reason is not None:
+            context.refuse(at, reason, matched=1, of=1)
+            return _drop(new for _, new in pairs)
+    if not context.allows(at):
+        return _drop(new for _, new in pairs)
+    for node, new in pairs:
+        is_made_for_this = not new.users and new.op not in ("placeholder", "get_attr")
+        node.replace_all_uses_with(new)
+        if is_made_for_this:
+            take_name(new, node)
+        else:
+            node.graph.erase_node(node)
+    return True
+
+
+def _drop(nodes: Iterable[fx.Node]) -> bool:
+    """Erases nodes that were made and not used, and then those they were made of, so that they count as no users."""
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if not node._erased and not node.users and is_functional(node):
+            waiting += node.all_input_nodes
+            node.graph.erase_node(node)
+    return False
+
+
+def _reason_by_value(node: fx.Node, new: fx.Node, strides: bool) -> str | None:
+    """Why ``new``, whose value is inferred if it has none, is not of the kind of ``node``; ``None`` if it is."""
+    if value_in(new.meta) is None and new.op == "call_function":
+        new.meta["val"] = fake_result(new.target, new.args, new.kwargs)
+    old_value, new_value = value_in(node.meta), value_in(new.meta)
+    strides = strides or (_is_needed(node) and not is_gradient(node))
+    if same_value(old_value, new_value, strides):
+        return None
+    return f"{new.name} would be {described(new_value)}, {node.name} is {described(old_value)}"
+
+
+def _reason_by_memory(node: fx.Node, new: fx.Node, replaced: Set[fx.Node], stage: str) -> str | None:
+    """Why the memory of ``new`` must not be that of ``node``, ``None`` if it may.
+
+    Args:
+        node: what would be replaced.
+        new: what would take its place.
+        replaced: all that is replaced with it.
+        stage: ``pre_grad`` graphs change tensors in place, and a backward may follow what is in a ``joint`` graph.
+    """
+    if stage == "pre_grad":
+        if _is_made_for_this(new) and not _reads_its_own_memory(new) and not _reads_its_own_memory(node):
+            return None
+        return f"{node.name} may be changed in place before AOTAutograd, and would share memory otherwise than it did"
+    is_made_for_this = _is_made_for_this(new)
+    if not is_made_for_this and any(user.op == "output" for user in node.users):
+        return "it is a result of the graph, which must be a tensor of its own"
+    old_memory, new_memory = owner(node), owner(new)
+    if old_memory is new_memory:
+        return None
+    if is_made_for_this:
+        if not _is_needed(node) or (not is_input(old_memory) and not _is_needed(old_memory, replaced)):
+            return None
+        return f"it shares memory with {old_memory.name}, which is returned, written, or read as it lies"
+    if _is_needed(node):
+        return f"its memory is returned, written, or read as it lies; it must not be that of {new_memory.name}"
+    if stage == "joint" and (is_input(new_memory) or _is_needed(new_memory)):
+        return f"the memory of {new_memory.name} is an input's or a result's, which may change before the backward"
+    if any(changes_memory(user) for view in _views_of(new_memory) for user in view.users):
+        return f"the memory of {new_memory.name} is written"
+    return None
+
+
+def _is_made_for_this(new: fx.Node) -> bool:
+    """Whether a result, which nobody reads yet, lies in memory that only what leads to it reads."""
+    if new.users or new.op in ("placeholder", "get_attr"):
+        return False
+    while (source := viewed(new)) is not None:
+        if is_input(source) or len(source.users) > 1:
+            return False
+        new = source
+    return True
+
+
+def _reads_its_own_memory(node: fx.Node) -> bool:
+    """Whether a node's result lies in the memory of an argument, by its fake tensor."""
+    value = value_of(node)
+    if value is None or node.op not in ("call_function", "call_method"):
+        return True  # not known
+    arguments = (value_of(item) for item in node.all_input_nodes)
+    return any(item is not None and storage_of(item) == storage_of(value) for item in arguments)
+
+
+def storage_of(value: torch.Tensor) -> int:
+    """Which memory a tensor, real or fake, lies in."""
+    return int(value.untyped_storage()._cdata)
+
+
+def _views_of(memory: fx.Node, without: Set[fx.Node] = frozenset()) -> Iterator[fx.Node]:
+    """A node and all views of its result, but for some of them and what is viewed through these alone."""
+    waiting = [memory]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += [user for user in node.users if user not in without and viewed(user) is node]
+
+
+def _is_needed(memory: fx.Node, without: Set[fx.Node] = frozenset()) -> bool:
+    """Whether the memory of a node must stay its own: it or a view of it is returned, written, or read as it lies.
+
+    Args:
+        memory: the node.
+        without: nodes that do not count, as they are replaced.
+    """
+    if memory in without:
+        return False
+    return any(_needs_memory(user) for view in _views_of(memory, without) for user in view.users)
+
+
+def _needs_memory(user: fx.Node) -> bool:
+    if user.op != "call_function":
+        return True
+    if user.target is operator.getitem:
+        return False
+    return user.target in _READS_MEMORY or changes_memory(user) or not isinstance(user.target, torch._ops.OpOverload)
+
+
+def take_name(new: fx.Node, node: fx.Node) -> None:
+    """Erases ``node``, which has no users, and gives its name to ``new``; ``fx.Node._rename`` would find it taken."""
+    node.graph.erase_node(node)
+    new.name = node.name
+    new.graph._graph_namespace._rename_object(new, node.name)
+
+
+def erase_unused(nodes: Sequence[fx.Node]) -> None:
+    """Erases those of the nodes that nobody reads, the last first."""
+    for node in reversed(nodes):
+        if not node._erased and not node.users:
+            node.graph.erase_node(node)
+
+
+def known_equal(first: object, second: object) -> bool:
+    """Whether two sizes are equal whatever the symbols in them are; symbols get no guards."""
+    return type(first) is type(second) is int and first == second or statically_known_true(first == second)
+
+
+def same_sizes(first: Sequence[object], second: Sequence[object]) -> bool:
+    return len(first) == len(second) and all(map(known_equal, first, second))
+
+
+def same_tensor(first: object, second: object) -> bool:
+    """Whether two nodes return tensors, or two values are, of one dtype, device, shape and strides."""
+    a, b = (item if isinstance(item, torch.Tensor) else value_of(item) for item in (first, second))
+    if a is None or b is None or a.layout is not torch.strided or b.layout is not torch.strided:
+        return False
+    return (
+        a.dtype == b.dtype
+        and a.device == b.device
+        and same_sizes(a.shape, b.shape)
+        and same_sizes(a.stride(), b.stride())
+        and a.is_conj() == b.is_conj()
+        and a.is_neg() == b.is_neg()
+    )
+
+
+def same_value(first: object, second: object, strides: bool = True) -> bool:
+    """Whether two values are alike: tensors of one dtype, device, shape and strides, where strides address anything.
+
+    Without ``strides`` these may be others.
+
+    Symbolic numbers are taken to be equal if they may be; several values are compared one by one.
+    """
+    if isinstance(first, torch.Tensor) or isinstance(second, torch.Tensor):
+        return _same_tensors(first, second, strides)
+    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
+        return len(first) == len(second) and all(
+            same_value(one, other, strides) for one, other in zip(first, second, strict=True)
+        )
+    return (first is None) == (second is None)
+
+
+def _same_tensors(first: object, second: object, strides: bool) -> bool:
+    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
+        return False
+    if first.layout is not second.layout or first.dtype != second.dtype or first.device != second.device:
+        return False
+    if not same_sizes(first.shape, second.shape):
+        return False
+    if first.layout is not torch.strided:
+        return True
+    if first.is_conj() != second.is_conj() or first.is_neg() != second.is_neg():
+        return False
+    if not strides or any(known_equal(size, 0) for size in first.shape):
+        return True
+    both = zip(first.shape, first.stride(), second.stride(), strict=True)
+    return all(known_equal(size, 1) or known_equal(one, other) for size, one, other in both)
+
+
+def described(value: object) -> str:
+    """A value in words: dtype, shape, and strides unless row-major."""
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(described, value))})"
+    if not isinstance(value, torch.Tensor):
+        return "nothing known" if value is None else str(value)
+    text = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if value.layout is not torch.strided:
+        return f"{text} ({value.layout})"
+    return text + ("" if value.is_contiguous() else f" with strides {list(value.stride())}")
+
+
+def is_view(target: object) -> bool:
+    """Whether an ATen operator returns its argument's memory, by its schema."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return any(result.alias_info is not None and not result.alias_info.is_write for result in target._schema.returns)
+
+
+def viewed(node: fx.Node) -> fx.Node | None:
+    """What ``node`` is a view of, ``None`` if it has memory of its own."""
+    if node.op != "call_function" or not node.all_input_nodes:
+        return None
+    source = node.all_input_nodes[0]
+    if node.target is operator.getitem:
+        return source if viewed(source) is not None else None
+    if node.target is aten._unsafe_view.default:  # in fact a view, whatever its schema says
+        return source
+    return source if is_view(node.target) and node.args and node.args[0] is source else None
+
+
+def owner(node: fx.Node) -> fx.Node:
+    """The node whose memory a node's result lies in."""
+    while (source := viewed(node)) is not None:
+        node = source
+    return node
+
+
+def is_gradient(node: fx.Node) -> bool:
+    """Whether a node is the backward's, as AOTAutograd marks it."""
+    return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
+
+
+def is_input(node: fx.Node) -> bool:
+    return node.op in ("placeholder", "get_attr")
+
+
+_READS_MEMORY = {aten.as_strided.default, aten.view.dtype}
+"""Operators whose result depends on where in memory their argument lies."""
+
+
+def shared_memory(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that must keep their memory.
+
+    That are the results of the graph and what they are views of, as AOTAutograd counts on results being other tensors
+    than inputs and than each other; and what is read as memory (``as_strided``), or written.
+    """
+    kept: set[fx.Node] = set()
+    roots = list(graph.output_node().all_input_nodes)
+    for node in graph.nodes:
+        if node.op != "call_function" or node.target is operator.getitem:
+            continue
+        if node.target in _READS_MEMORY or changes_memory(node) or not isinstance(node.target, torch._ops.OpOverload):
+            roots += node.all_input_nodes
+    for root in roots:
+        memory: fx.Node | None = root
+        while memory is not None and memory not in kept:
+            kept.add(memory)
+            memory = viewed(memory)
+    return kept
+
+
+def changes_memory(node: fx.Node) -> bool:
+    """Whether a node is an operator that changes an argument."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def is_functional(node: fx.Node) -> bool:
+    """Whether a node is an operator, of whatever package, that neither draws random numbers nor writes."""
+    if is_python_function(node.target):
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return not node.target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in node.target.tags
+
+
+def is_pure(node: fx.Node) -> bool:
+    """Whether a node is an operator that only computes: it draws no random numbers, has no side effects, and its
+    result's shape and values depend on its arguments alone.
+
+    Of operators of higher order, whose subgraphs may do anything, and of other packages' operators it is not known.
+    """
+    if node.op != "call_function":
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        return _is_pure_operator(node.target)
+    return is_python_function(node.target)
+
+
+@functools.cache
+def _is_pure_operator(target: torch._ops.OpOverload) -> bool:
+    return target.namespace in ("aten", "prims") and not (
+        target in _UNINITIALIZED
+        or torch.Tag.nondeterministic_seeded in target.tags
+        or torch.Tag.data_dependent_output in target.tags
+        or torch.Tag.dynamic_output_shape in target.tags
+        or is_impure(target)
+    )
+
+
+def is_python_function(target: object) -> bool:
+    """Whether a node's target computes with sizes, or takes one of several results."""
+    return getattr(target, "__module__", "") in ("_operator", "operator", "math")
+
+
+_UNINITIALIZED = {
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.empty_strided.default,
+    aten.empty_permuted.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+}

@@ -1,0 +1,317 @@
+"""What an FX graph was before a pass: to tell whether the pass changed it, to put it back, and to check what it became.
+
+A snapshot lists the nodes with their arguments, which ``torch.fx`` never changes in place; that takes 0.3 microseconds
+a node, where a copy of the graph takes 10. A graph is built of it only if it is needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses import fake_tensor
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from ..context import Target
+from .editing import (
+    changes_memory,
+    described,
+    fake_result,
+    is_functional,
+    is_gradient,
+    is_input,
+    is_pure,
+    owner,
+    same_value,
+    value_in,
+)
+
+_NOT_KNOWN = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedFakeTensorException,
+    fake_tensor.UnsupportedOperatorException,
+    GuardOnDataDependentSymNode,
+    NotImplementedError,
+)
+"""What fake tensors raise where they cannot tell a result, rather than that there is none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Recorded:
+    """A node as it was."""
+
+    node: fx.Node
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    name: str
+    meta: dict[str, Any]
+    had_users: bool
+
+    def is_as_it_was(self, node: fx.Node) -> bool:
+        return (
+            node is self.node
+            and node.target is self.target
+            and node.args is self.args
+            and node.kwargs is self.kwargs
+            and node.name == self.name
+        )
+
+
+class _ModuleSnapshot:
+    """One graph module, without its subgraphs."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module = module
+        self.graph = module.graph
+        self.nodes = [
+            _Recorded(node, node.target, node.args, node.kwargs, node.name, dict(node.meta), bool(node.users))
+            for node in module.graph.nodes
+        ]
+        self.attributes = {item.target: _attribute(module, str(item.target)) for item in self._attribute_nodes()}
+        self.sharing = _sharing(module.graph)
+
+    def _attribute_nodes(self) -> Iterator[_Recorded]:
+        return (item for item in self.nodes if item.node.op == "get_attr")
+
+    def changed(self) -> bool:
+        if self.module.graph is not self.graph or len(self.graph.nodes) != len(self.nodes):
+            return True
+        if not all(item.is_as_it_was(node) for item, node in zip(self.nodes, self.graph.nodes, strict=True)):
+            return True
+        return any(_attribute(self.module, str(name)) is not value for name, value in self.attributes.items())
+
+    def build(self) -> fx.Graph:
+        """A new graph of the recorded nodes, with their names and meta."""
+        graph = fx.Graph(tracer_cls=self.graph._tracer_cls)
+        graph._codegen = self.graph._codegen
+        made: dict[fx.Node, fx.Node] = {}
+        for item in self.nodes:
+            args, kwargs = fx.map_arg((item.args, item.kwargs), made.__getitem__)
+            new = graph.create_node(item.node.op, item.target, args, kwargs, item.name, item.node.type)
+            if new.name != item.name:
+                new.name = item.name
+                graph._graph_namespace._rename_object(new, item.name)
+            new.meta = dict(item.meta)
+            if hasattr(item.node, "_dynamo_source"):  # AOTAutograd asks for it; it is no part of the meta
+                new._dynamo_source = item.node._dynamo_source
+            made[item.node] = new
+        return graph
+
+    def restore(self) -> None:
+        for name, value in self.attributes.items():
+            if _attribute(self.module, str(name)) is not value and "." not in str(name):
+                setattr(self.module, str(name), value)
+        self.module.graph = self.build()
+
+    def erase_what_nobody_reads_any_more(self) -> None:
+        """Erases new nodes without users, and nodes that had users; not those that draw, write or have effects."""
+        had_users = {item.node: item.had_users for item in self.nodes}
+        for node in reversed(list(self.module.graph.nodes)):
+            if node.users or not had_users.get(node, True):
+                continue
+            if node.op == "get_attr" or _computes_only(node) or (node not in had_users and is_functional(node)):
+                self.module.graph.erase_node(node)
+
+    def problem(self) -> str | None:
+        try:
+            self.module.graph.lint()
+        except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+            return f"the graph is not well formed any more: {error}"
+        return self._infer() or self._problem_of_results()
+
+    def _infer(self) -> str | None:
+        """Gives each node that was changed the value it now has; says what cannot be computed any more."""
+        before = {item.node: item for item in self.nodes}
+        altered: set[fx.Node] = set()
+        for node in self.module.graph.nodes:
+            if node.op == "get_attr" and node not in before and value_in(node.meta) is None:
+                value = _attribute(self.module, str(node.target))
+                if isinstance(value, torch.Tensor):
+                    node.meta["val"] = value
+            if node.op not in ("call_function", "call_method"):
+                continue
+            item = before.get(node)
+            if item is not None and item.is_as_it_was(node) and altered.isdisjoint(node.all_input_nodes):
+                continue
+            if item is not None and item.target is node.target and _reads_the_same(item, node, before):
+                continue
+            if not _can_be_inferred(node):
+                continue
+            try:
+                value = fake_result(
+                    node.target if node.op == "call_function" else _method(node), node.args, node.kwargs
+                )
+            except _NOT_KNOWN:
+                continue
+            except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError) as error:
+                return f"{node.name} cannot be computed any more: {type(error).__name__}: {str(error).splitlines()[0]}"
+            key = "example_value" if "example_value" in node.meta else "val"
+            if not same_value(node.meta.get(key), value):
+                node.meta[key] = value
+                node.meta.pop("tensor_meta", None)
+            if item is not None and not same_value(value_in(item.meta), value):
+                altered.add(node)
+        return None
+
+    def _problem_of_results(self) -> str | None:
+        """What is another dtype, shape or memory among the graph's results."""
+        results = _results(self.module.graph)
+        recorded = _results_of(self.nodes[-1].args)
+        values = {item.node: value_in(item.meta) for item in self.nodes}
+        if len(results) != len(recorded):
+            return f"the graph has {len(results)} results, {len(recorded)} before"
+        for new, old in zip(results, recorded, strict=True):
+            before = values.get(old) if isinstance(old, fx.Node) else old
+            after = value_in(new.meta) if isinstance(new, fx.Node) else new
+            strides = not (isinstance(new, fx.Node) and is_gradient(new))  # autograd lays gradients out
+            if isinstance(before, torch.Tensor) and not same_value(before, after, strides):
+                return f"the result {_name(new)} is {described(after)}, it was {described(before)}"
+        for new, now, then in zip(results, _sharing(self.module.graph), self.sharing, strict=True):
+            if now != then:
+                return f"the result {_name(new)} shares memory with {now or 'nothing'}, it did with {then or 'nothing'}"
+        return None
+
+
+class FxSnapshot:
+    """A graph module and the subgraphs of its higher-order operators as they are now.
+
+    Args:
+        module: the graph; the snapshot is good until another one is taken.
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._module = module
+        self._parts = [_ModuleSnapshot(part) for part in with_subgraphs(module)]
+
+    def changed(self) -> bool:
+        """Whether the graph is another now, but for nodes that nobody reads: these are erased."""
+        if not any(part.changed() for part in self._parts):
+            return False
+        for part in self._parts:
+            part.erase_what_nobody_reads_any_more()
+        return any(part.changed() for part in self._parts)
+
+    def problem(self, target: Target) -> str | None:
+        """Why the graph cannot be what was meant: it is malformed, cannot be computed, or its results have another
+        dtype, shape, device, strides or memory. Nodes that changed get the values they now have."""
+        for part in self._parts:
+            if part.changed() and (said := part.problem()) is not None:
+                return said
+        return None
+
+    def recompile(self) -> None:
+        """Makes the code of what was changed that of its graph."""
+        for part in self._parts:
+            if part.changed():
+                part.module.recompile()
+
+    def before(self) -> fx.GraphModule:
+        """The graph as it was, ready to run, apart from the one there is now."""
+        copies: dict[fx.GraphModule, fx.GraphModule] = {}
+        for part in self._parts:  # subgraphs come before what calls them
+            copy = copies[part.module] = fx.GraphModule(part.module, part.build())
+            for name, value in part.attributes.items():
+                if isinstance(value, fx.GraphModule) and value in copies:
+                    setattr(copy, str(name), copies[value])
+        return copies[self._module]
+
+    def restore(self) -> None:
+        """Makes the graph what it was; its nodes are new."""
+        for part in self._parts:
+            if part.changed():
+                part.restore()
+
+
+def with_subgraphs(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
+    """The subgraphs of higher-order operators, innermost first, then the graph itself."""
+    seen: set[fx.GraphModule] = set()
+
+    def visit(part: fx.GraphModule) -> Iterator[fx.GraphModule]:
+        if part in seen:
+            return
+        seen.add(part)
+        for node in part.graph.find_nodes(op="get_attr"):
+            inner = _attribute(part, str(node.target))
+            if isinstance(inner, fx.GraphModule):
+                yield from visit(inner)
+        yield part
+
+    return visit(module)
+
+
+def _attribute(module: torch.nn.Module, name: str) -> object:
+    value: object = module
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+def _computes_only(node: fx.Node) -> bool:
+    return is_pure(node) and "unbacked_bindings" not in node.meta
+
+
+def _can_be_inferred(node: fx.Node) -> bool:
+    """Whether a node's operator can be run on fake tensors: it changes nothing, and all it reads is known."""
+    if isinstance(node.target, torch._ops.HigherOrderOperator) or changes_memory(node):
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if (name.endswith("_") and not name.endswith("__")) or "out" in node.kwargs or "unbacked_bindings" in node.meta:
+        return False
+    return all(value_in(item.meta) is not None for item in node.all_input_nodes)
+
+
+def _method(node: fx.Node) -> Any:
+    """A call of the method that a node calls, as a function."""
+    return lambda self, *args, **kwargs: getattr(self, str(node.target))(*args, **kwargs)
+
+
+def _reads_the_same(item: _Recorded, node: fx.Node, before: Mapping[fx.Node, _Recorded]) -> bool:
+    """Whether a node reads, if other nodes, then such of the same values as it did."""
+
+    def same(old: Any, new: Any) -> bool:
+        if isinstance(old, fx.Node) and isinstance(new, fx.Node):
+            known = before.get(old)
+            return known is not None and same_value(value_in(known.meta), value_in(new.meta))
+        if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+            return len(old) == len(new) and all(map(same, old, new))
+        if isinstance(old, dict) and isinstance(new, dict):
+            return old.keys() == new.keys() and all(same(old[key], new[key]) for key in old)
+        if isinstance(old, slice) and isinstance(new, slice):
+            return all(same(getattr(old, part), getattr(new, part)) for part in ("start", "stop", "step"))
+        return type(old) is type(new) and (old is new or bool(old == new))
+
+    return same(item.args, node.args) and same(item.kwargs, node.kwargs)
+
+
+def _results(graph: fx.Graph) -> list[Any]:
+    return _results_of(graph.output_node().args)
+
+
+def _results_of(args: Any) -> list[Any]:
+    return torch.utils._pytree.tree_leaves(args, is_leaf=lambda item: isinstance(item, fx.Node))
+
+
+def _sharing(graph: fx.Graph) -> list[str]:
+    """For each result, the name of the input, or the number of the first result, in whose memory it lies."""
+    first: dict[fx.Node, str] = {}
+    sharing = []
+    for i, result in enumerate(_results(graph)):
+        if not isinstance(result, fx.Node) or not isinstance(value_in(result.meta), torch.Tensor):
+            sharing.append("")
+            continue
+        memory = owner(result)
+        if is_input(memory):
+            sharing.append(memory.name)
+        else:
+            known = first.setdefault(memory, f"result {i}")
+            sharing.append("" if known == f"result {i}" else known)
+    return sharing
+
+
+def _name(result: object) -> str:
+    return result.name if isinstance(result, fx.Node) else repr(result)

@@ -1,0 +1,324 @@
+"""The pass manager: the stages in their order, the passes of each in theirs, and what each pass did.
+
+::
+
+    manager = PassManager(Switches(disable=("joint.*",)))
+    for result in manager.run("post_grad", module):
+        print(result.name, result.fired, result.nodes_before, result.nodes_after)
+
+``stages.py`` lists the stages, ``passes/catalog.py`` our passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from typing import Any, Protocol
+
+import onnx_ir as ir
+from torch import fx
+
+from .bisecting import bisect_command, register_backend
+from .context import Inferred, PassContext, Refusal, Target
+from .fx.snapshot import FxSnapshot, with_subgraphs
+from .onnx.snapshot import OnnxSnapshot
+from .registry import Pass, Switches, all_passes
+from .stages import STAGES
+
+__all__ = [
+    "STAGES",
+    "Checker",
+    "Inferred",
+    "Listener",
+    "Pass",
+    "PassContext",
+    "PassError",
+    "PassManager",
+    "PassResult",
+    "Refusal",
+    "Switches",
+    "Target",
+    "all_passes",
+    "bisect_command",
+    "count_nodes",
+    "register_backend",
+]
+
+logger = logging.getLogger(__name__)
+
+
+_MOST_MATCHES = 5
+"""Matches that the message about an undone pass names."""
+
+
+class PassError(RuntimeError):
+    """A pass failed. The message names it, the graph, and the option that turns it off."""
+
+    def __init__(self, name: str, graph: str, error: Exception) -> None:
+        super().__init__(
+            f"pass {name!r} failed on {graph}: {type(error).__name__}: {error}. Turn it off with "
+            f"options={{'passes': {{'disable': [{name!r}]}}}}"
+        )
+        self.name = name
+
+
+@dataclasses.dataclass(frozen=True)
+class PassResult:
+    """What one pass did to one graph.
+
+    Attributes:
+        name: the pass.
+        fired: how many times it changed the graph.
+        nodes_before, nodes_after: nodes of the graph, inputs and outputs not counted.
+        milliseconds: how long it took, with what the manager does around it, but without the numeric check.
+        matches: where it fired, as far as it says so.
+        refusals: its near misses, if they were asked for.
+        undone: why it was left out: it failed, spoiled the graph, or changed its results; empty if it stands.
+        note: how what the pass says of itself differs from what it did; ``fired`` is put right.
+    """
+
+    name: str
+    fired: int
+    nodes_before: int
+    nodes_after: int
+    milliseconds: float
+    matches: list[str] = dataclasses.field(default_factory=list)
+    refusals: list[Refusal] = dataclasses.field(default_factory=list)
+    undone: str = ""
+    note: str = ""
+
+
+class Checker(Protocol):
+    """The numeric check of a pass."""
+
+    def problem(self, before: Any, after: Any) -> str | None:
+        """What a pass changed in the results, naming the node and the error; ``None`` if nothing beyond rounding."""
+
+
+class SpoiledGraphError(ValueError):
+    """A pass made of the graph what cannot have been meant."""
+
+
+class Snapshot(Protocol):
+    """What a graph was before a pass."""
+
+    def changed(self) -> bool:
+        """Whether it is another now; what nobody reads any more is erased for that."""
+
+    def problem(self, target: Target) -> str | None:
+        """Why it cannot be what was meant; ``None`` if nothing is wrong."""
+
+    def before(self) -> Any:
+        """The graph as it was, apart from the one there is now."""
+
+    def restore(self) -> None:
+        """Makes the graph what it was."""
+
+    def recompile(self) -> None:
+        """Makes what was changed ready to run."""
+
+
+class Listener(Protocol):
+    """Who wants to see the graph around each pass that fired."""
+
+    def start(self, stage: str, graph: Any) -> None:
+        """A stage begins with this graph."""
+
+    def fired(self, result: PassResult, graph: Any) -> None:
+        """A pass changed the graph; this is the graph after it, before the change is undone if it is."""
+
+
+class PassManager:
+    """Runs the passes of a stage, in order.
+
+    Args:
+        switches: which passes are on.
+        target: where the graphs will run.
+        explain: whether near misses are kept.
+        strict: whether a pass that raises an error ends the compile; else it is left out, with a warning.
+    """
+
+    def __init__(
+        self,
+        switches: Switches | None = None,
+        target: Target | None = None,
+        *,
+        explain: bool = False,
+        strict: bool = False,
+    ) -> None:
+        switches = switches or Switches()
+        self._target = target or Target()
+        self._explain = explain
+        self._strict = strict
+        self._by_stage: dict[str, list[Pass]] = {stage: [] for stage in STAGES}
+        for item in all_passes():
+            if switches.is_on(item):
+                self._by_stage[item.stage].append(item)
+
+    def run(
+        self,
+        stage: str,
+        graph: Any,
+        *,
+        name: str = "the graph",
+        checker: Checker | None = None,
+        listener: Listener | None = None,
+    ) -> list[PassResult]:
+        """Runs the passes of ``stage`` on ``graph``.
+
+        After each pass that changed the graph, whatever it says of itself, nodes that are no longer read are erased,
+        and the graph is checked: that it is well formed, that it can be computed, that its results have the dtypes,
+        shapes, strides and memory they had. A pass that spoiled it, or failed, is undone with a warning. The code of an
+        FX graph is generated anew at the end.
+
+        Args:
+            stage: one of ``STAGES``.
+            graph: an ``fx.GraphModule``, in the stage ``onnx`` an ``onnx_ir.Model``; changed in place.
+            name: which graph, for people.
+            checker: compares the results of the graph before and after each pass that changed it; a pass it objects to
+                is undone.
+            listener: is shown the graph around each pass that fired.
+
+        Returns:
+            A result for each pass that ran.
+
+        Raises:
+            KeyError: there is no such stage.
+            PassError: a pass failed or spoiled the graph, and the manager is strict.
+        """
+        passes = self._by_stage[stage]
+        if not passes:
+            return []
+        if listener is not None:
+            listener.start(stage, graph)
+        start = time.perf_counter()
+        snapshot = take_snapshot(graph)
+        spent = time.perf_counter() - start
+        results = []
+        is_changed = False
+        for item in passes:
+            result, snapshot = self._run_one(item, graph, snapshot, name, checker, listener, spent)
+            is_changed |= bool(result.fired) or bool(result.undone)
+            results.append(result)
+            spent = 0.0
+        if is_changed and isinstance(graph, fx.GraphModule):
+            start = time.perf_counter()
+            for part in with_subgraphs(graph):
+                part.recompile()
+            more = (time.perf_counter() - start) * 1e3
+            results[-1] = dataclasses.replace(results[-1], milliseconds=results[-1].milliseconds + more)
+        return results
+
+    def _run_one(
+        self,
+        item: Pass,
+        graph: Any,
+        snapshot: Snapshot,
+        name: str,
+        checker: Checker | None,
+        listener: Listener | None,
+        spent: float,
+    ) -> tuple[PassResult, Snapshot]:
+        """One pass, and the snapshot for the next; ``spent`` seconds before it count as its."""
+        context = PassContext(item.name, name, self._target, explain=self._explain)
+        before = count_nodes(graph)
+        start = time.perf_counter() - spent
+        fired, error = 0, None
+        try:
+            fired = self._call(item, graph, context)
+        except Exception as failure:  # whatever goes wrong in a pass, anyone's, is told of the pass
+            error = failure
+        is_changed = snapshot.changed()
+        problem = None
+        if error is None and is_changed:
+            problem = snapshot.problem(self._target)
+            if problem is None and isinstance(graph, ir.Model):
+                said = self._target.objection(graph)
+                problem = None if said is None else f"the model it made must not run: {said}"
+            if problem is not None:
+                error = SpoiledGraphError(problem)
+        elapsed = (time.perf_counter() - start) * 1e3
+        if error is not None:
+            if self._strict:
+                raise PassError(item.name, name, error) from error
+            logger.warning("%s. It is left out", PassError(item.name, name, error), exc_info=error)
+            if is_changed:
+                snapshot.restore()
+                snapshot = take_snapshot(graph)
+            said = str(error) if problem is not None else f"it failed: {error!r}"
+            return PassResult(item.name, 0, before, before, elapsed, refusals=context.refusals, undone=said), snapshot
+        result = PassResult(item.name, fired, before, count_nodes(graph), elapsed, context.matches, context.refusals)
+        result = _as_it_did(result, is_changed, name)
+        if not is_changed:
+            return result, snapshot
+        if checker is not None:
+            if isinstance(graph, fx.GraphModule):
+                snapshot.recompile()
+            result = _checked(result, checker.problem(snapshot.before(), graph))
+        if result.undone:
+            logger.warning("pass %s on %s changed the results and is undone: %s", item.name, name, result.undone)
+        logger.info(
+            "pass %s on %s: fired %d, nodes %d -> %d, %.1f ms",
+            *(item.name, name, result.fired, result.nodes_before, result.nodes_after, result.milliseconds),
+        )
+        if listener is not None:
+            listener.fired(result, graph)
+        start = time.perf_counter()
+        if result.undone:
+            snapshot.restore()
+        snapshot = take_snapshot(graph)
+        more = (time.perf_counter() - start) * 1e3
+        return dataclasses.replace(result, milliseconds=result.milliseconds + more), snapshot
+
+    @staticmethod
+    def _call(item: Pass, graph: Any, context: PassContext) -> int:
+        if not context.allows_pass():
+            return 0
+        parts = list(with_subgraphs(graph)) if item.visits_subgraphs and isinstance(graph, fx.GraphModule) else [graph]
+        return sum(_checked_count(item.run(part, context)) for part in parts)
+
+
+def _checked_count(fired: object) -> int:
+    if isinstance(fired, bool) or not isinstance(fired, int) or fired < 0:
+        raise TypeError(f"a pass returns how many times it fired, an integer; this one returned {fired!r}")
+    return fired
+
+
+def _as_it_did(result: PassResult, is_changed: bool, name: str) -> PassResult:
+    """What a pass says of itself, put right by what it did."""
+    if not is_changed:
+        result = dataclasses.replace(result, matches=[])
+    if is_changed == bool(result.fired):
+        return result
+    if is_changed:
+        note = "it said that it had not fired, and changed the graph"
+        result = dataclasses.replace(result, fired=1, note=note)
+    else:
+        note = f"it said that it had fired {result.fired} times, and changed nothing"
+        result = dataclasses.replace(result, fired=0, note=note)
+    logger.warning("pass %s on %s: %s", result.name, name, note)
+    return result
+
+
+def _checked(result: PassResult, problem: str | None) -> PassResult:
+    """The result of a pass with what the numeric check has against it."""
+    if problem is not None and result.matches:
+        problem += f"; it fired at {', '.join(result.matches[:_MOST_MATCHES])}"
+    return result if problem is None else dataclasses.replace(result, undone=problem)
+
+
+def count_nodes(graph: Any) -> int:
+    """Nodes of a graph and its subgraphs, inputs and outputs not counted."""
+    if not isinstance(graph, fx.GraphModule):
+        return len(graph.graph)
+    return sum(
+        node.op not in ("placeholder", "output", "get_attr")
+        for part in with_subgraphs(graph)
+        for node in part.graph.nodes
+    )
+
+
+def take_snapshot(graph: fx.GraphModule | ir.Model) -> Snapshot:
+    """What a graph is now."""
+    return FxSnapshot(graph) if isinstance(graph, fx.GraphModule) else OnnxSnapshot(graph)

@@ -1,0 +1,1 @@
+"""Editing, matching and keeping whole of ONNX models."""
