@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-import graphlib
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -129,35 +128,6 @@ def test_a_stage_folder_holds_passes_and_nothing_else(stage: str) -> None:
     assert found == {name.split(".", 1)[1] for name in catalog.ORDER if name.startswith(f"{stage}.")}
 
 
-@pytest.mark.parametrize(
-    "package",
-    ["passes", pytest.param("dynamo_backends", marks=pytest.mark.xfail(strict=True, reason="aot and pipeline"))],
-)
-def test_no_import_circle(package: str) -> None:
-    """Imports inside functions and for type checking count too."""
-    modules = {_module_name(path): path for path in modules_of(package)}
-    graph = {
-        name: {found for imported in imports_of(path) if (found := _known(imported, modules)) not in (None, name)}
-        for name, path in modules.items()
-    }
-    try:
-        graphlib.TopologicalSorter(graph).prepare()
-    except graphlib.CycleError as error:
-        pytest.fail(f"imports in a circle: {' <- '.join(error.args[1])}")
-
-
-def _module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def _known(imported: str, modules: Container[str]) -> str | None:
-    """The module that an imported name is, or is in."""
-    while imported and imported not in modules:
-        imported = imported.rpartition(".")[0]
-    return imported or None
-
-
 def test_production_code_does_not_import_the_debug_backend() -> None:
     """``backends.py`` imports it when it is asked for; nothing else does."""
     outside = importers("dynamo_backends", "dynamo_backends.debug")
@@ -214,7 +184,7 @@ def test_what_onnx_runtime_says_is_read_in_one_module() -> None:
     assert said == ["dynamo_backends/runtime/messages.py"]
 
 
-@pytest.mark.parametrize("package", ["dynamo_backends"])
+@pytest.mark.parametrize("package", ["dynamo_backends", "passes"])
 def test_no_import_circles(package: str) -> None:
     """Neither by imports inside functions. Imports for types alone do not count."""
     circles = {path for path in paths_of(package) if path in reached(path)}

@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends import decomposition_table, onnx_compiler, partition_joint_graph
+from dynamo_backends import decomposition_table, onnx_compiler
 from dynamo_backends.exporter.translate import Input, Output, serialize, translate
 
 OPSET = 23
@@ -142,9 +142,10 @@ def test_backwards_compile_at_once(quick_switches: None) -> None:
 
 def test_backwards_that_compile_at_once_are_named_each_by_its_own_graph(quick_switches: None) -> None:
     records: list = []
+    compiler = onnx_compiler(record=records)
     backend = aot_autograd(
-        fw_compiler=onnx_compiler(record=records),
-        partition_fn=partition_joint_graph,
+        fw_compiler=compiler,
+        partition_fn=compiler.partition_fn,
         decompositions=decomposition_table(),
     )
     models = [nn.Sequential(nn.Linear(n, n), nn.GELU(), nn.Linear(n, n)) for n in range(3, 9)]

@@ -23,7 +23,8 @@ import dynamo_backends
 from dynamo_backends.debug import suspects, tensors
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.numerics.distance import distance, is_explained
-from passes import Pass, PassContext, registry
+from passes import Pass, PassContext
+from passes.engine import registry
 
 
 class Classifier(torch.nn.Module):
@@ -365,9 +366,10 @@ def test_records_without_debug_keep_the_runs_and_do_not_compare() -> None:
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_copy_of_a_model_records_to_the_same_list(debug: bool, dump: Path) -> None:
     records: list = []
+    compiler = dynamo_backends.onnx_compiler(debug=debug, dump_dir=str(dump), record=records)
     backend = aot_autograd(
-        fw_compiler=dynamo_backends.onnx_compiler(debug=debug, dump_dir=str(dump), record=records),
-        partition_fn=dynamo_backends.partition_joint_graph,
+        fw_compiler=compiler,
+        partition_fn=compiler.partition_fn,
         decompositions=dynamo_backends.decomposition_table(),
     )
     model, x = Classifier(), torch.randn(3, 8)

@@ -26,7 +26,8 @@ from dynamo_backends.backends import AotCompiler
 from dynamo_backends.options import Form, Options, most_threads, option, parse_options
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.versions import MINIMUM_OPSET, maximum_opset
-from passes import Pass, PassContext, registry
+from passes import Pass, PassContext
+from passes.engine import registry
 
 
 def block() -> nn.Module:

@@ -16,9 +16,10 @@ from dynamo_backends.debug.record import Record, Snapshots
 
 def recorded(model: Callable[..., object]) -> tuple[Callable[..., torch.Tensor], list[Record]]:
     records: list = []
+    compiler = dynamo_backends.onnx_compiler(record=records)
     backend = aot_autograd(
-        fw_compiler=dynamo_backends.onnx_compiler(record=records),
-        partition_fn=dynamo_backends.partition_joint_graph,
+        fw_compiler=compiler,
+        partition_fn=compiler.partition_fn,
         decompositions=dynamo_backends.decomposition_table(),
     )
     return torch.compile(model, backend=backend), records

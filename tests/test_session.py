@@ -26,7 +26,8 @@ from dynamo_backends.pipeline import Pipeline
 from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings
-from passes import Pass, PassContext, registry
+from passes import Pass, PassContext
+from passes.engine import registry
 
 CPU = ("CPUExecutionProvider",)
 ADDS_ZERO = """<ir_version: 10, opset_import: ["" : 18]>

@@ -64,9 +64,10 @@ def by_name(model: nn.Module, **options: object) -> Callable[..., torch.Tensor]:
 
 
 def by_aot_autograd(model: nn.Module, **options: object) -> Callable[..., torch.Tensor]:
+    compiler = dynamo_backends.onnx_compiler(**options)
     backend = aot_autograd(
-        fw_compiler=dynamo_backends.onnx_compiler(**options),
-        partition_fn=dynamo_backends.partition_joint_graph,
+        fw_compiler=compiler,
+        partition_fn=compiler.partition_fn,
         decompositions=dynamo_backends.decomposition_table(),
     )
     return torch.compile(model, backend=backend)
