@@ -22,7 +22,8 @@ import dynamo_backends
 from dynamo_backends.debug import suspects, tensors
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.numerics.distance import distance, is_explained
-from passes import Pass, PassContext, registry
+from passes import Pass, PassContext
+from passes.engine import registry
 
 
 class Classifier(torch.nn.Module):
