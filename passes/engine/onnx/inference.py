@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ..context import Inferred, Target
 
-_MOST_DATA = 16
+MOST_DATA = 16
 """Elements of a constant input that inference is told of, as sizes and axes."""
 
 
@@ -108,7 +108,7 @@ def _by_schema(node: ir.Node, opset: int) -> list[Inferred | None] | None:
         if value.shape is not None:
             ir.serde.serialize_shape_into(types[name], value.shape)
         tensor = ir.convenience.get_const_tensor(value)
-        if tensor is not None and tensor.size <= _MOST_DATA:
+        if tensor is not None and tensor.size <= MOST_DATA:
             data[name] = ir.serde.serialize_tensor(tensor)
     found = onnx.shape_inference.infer_node_outputs(schema, proto, types, data)
     return [_read(found.get(f"output_{i}")) for i in range(len(node.outputs))]

@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ..context import Target
-from .inference import settle_types
+from .inference import MOST_DATA, settle_types
 
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
@@ -134,12 +134,31 @@ class OnnxSnapshot:
         opset = self._model.opset_imports.get("", 1)
         for node in self._model.graph:
             item = recorded.get(node)
-            if item is not None and item.is_as_it_was(node):
+            if item is not None and (item.is_as_it_was(node) or self._reads_the_same(item, node)):
                 continue
             said = settle_types(node, opset, target)
             if said is not None:
                 return f"at {node.outputs[0].name}: {said}"
         return None
+
+    def _reads_the_same(self, item: _Recorded, node: ir.Node) -> bool:
+        """Whether a node reads, if other values, then such of the same dtype and shape, and equal small constants."""
+        if node.op_identifier() != item.identifier or tuple(node.attributes.values()) != item.attributes:
+            return False
+        if node.outputs != item.outputs or len(node.inputs) != len(item.inputs):
+            return False
+        return all(old is new or self._is_alike(old, new) for old, new in zip(item.inputs, node.inputs, strict=True))
+
+    def _is_alike(self, old: ir.Value | None, new: ir.Value | None) -> bool:
+        before = None if old is None else self._values.get(old)
+        if old is None or new is None or before is None or before.shape is None:
+            return False
+        if before.type != new.type or before.shape != new.shape:
+            return False
+        one, other = ir.convenience.get_const_tensor(old), ir.convenience.get_const_tensor(new)
+        if one is None or other is None:
+            return one is other
+        return one.size > MOST_DATA or one.tobytes() == other.tobytes()
 
     def _wrong_results(self) -> str | None:
         outputs = self._model.graph.outputs
