@@ -11,6 +11,7 @@ from torch import fx
 from passes.engine.manager import Inferred, Target, register_backend
 
 from .errors import KernelFaultError
+from .exporter.decompositions import decomposition_table
 from .options import Options
 from .reasons import Reason
 from .regions import Support
@@ -30,6 +31,9 @@ def pass_target(options: Options, support: Support) -> Target:
         backend=BACKEND,
         providers=tuple(provider_name(provider) for provider in options.providers),
         opset=options.opset,
+        threads=options.threads,
+        decompositions=functools.partial(decomposition_table, options.opset),
+        refuses=functools.partial(_refuses, options.providers, options.opset),
         refuses_operator=functools.partial(_refuses_operator, support),
         infers=functools.partial(_infers, options.providers, options.opset),
         objection=functools.partial(_objection, options.providers),

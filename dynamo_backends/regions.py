@@ -19,6 +19,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from .aliases import IN_PYTORCH, is_view
 from .artifacts import Input, Output, Region, Split
+from .collectives import is_collective
 from .errors import TranslationError
 from .exporter.known_wrong import draws_random_numbers, faults_of, reason_not_to_translate
 from .exporter.results import is_inferred
@@ -34,10 +35,6 @@ from .trial import wrong_result
 _VIEWS_ONLY = Reason(Kind.FASTER_IN_PYTORCH, "views and shapes alone cost less in PyTorch than the call of a session")
 
 _CUDA_PROVIDERS = {"CUDAExecutionProvider", "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider"}
-
-_COLLECTIVES = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"}
-"""Namespaces of operators that other processes take part in. Nothing in their schemas says so, and all processes must
-run them in one order, each once: the program's."""
 
 _SYMBOLIC_STRIDES = Reason(Kind.UNKNOWN_SHAPE, "its result's strides are not known before the call")
 
@@ -230,7 +227,7 @@ def is_ordered(node: fx.Node) -> bool:
     if node.op not in ("call_function", "call_module", "call_method"):
         return False
     if isinstance(node.target, torch._ops.OpOverload):
-        if node.target.namespace in _COLLECTIVES:
+        if is_collective(node.target):
             return True
         return draws_random_numbers(node) or node.is_impure(impure_random=False)
     return node.target is not operator.getitem and not _is_pure_function(node.target)

@@ -104,7 +104,8 @@ def test_passes_are_used_through_their_manager() -> None:
 
 def test_the_engine_knows_no_pass_and_a_pass_no_other_backend() -> None:
     stages = [f"passes.{stage}" for stage in STAGES]
-    assert [importers("passes/engine", name) for name in (*stages, "passes.catalog", "passes.operators")] == [set()] * 6
+    contents = (*stages, "passes.catalog", "passes.operators")
+    assert {name: importers("passes/engine", name) for name in contents} == dict.fromkeys(contents, set())
     known = {text for path in modules_of("passes") for text in _texts(path) if "onnxrt" in text or text == "in_pytorch"}
     assert not known, "what is our backend's is passed in"
 

@@ -126,7 +126,7 @@ def test_a_session_presents_expanded_results() -> None:
 
 def test_each_number_of_threads_has_its_session() -> None:
     text = "g (float[a] x) => (float[a] y) { y = Exp(x) }"
-    follows = session_of(text, [InputSpec("x", FLOAT)], [OutputSpec("y", FLOAT)])
+    follows = session_of(text, [InputSpec("x", FLOAT)], [OutputSpec("y", FLOAT)], threads=None)
     fixed = session_of(text, [InputSpec("x", FLOAT)], [OutputSpec("y", FLOAT)], threads=2)
     assert fixed.threads == fixed.with_threads(2).threads == 2
     assert follows.threads == torch.get_num_threads()

@@ -16,6 +16,7 @@ from passes.engine.manager import PassResult
 
 from .. import aot
 from ..artifacts import CompiledGraph, GraphName
+from ..numerics.twice import NotRepeatableError
 from .captured import Call, Captured, Finding
 from .compare import RunValues, compare_run
 from .replay import Replay
@@ -127,6 +128,8 @@ def attempt(what: str, judge: Callable[[], Finding]) -> Finding:
     """A finding; one that could not be made is said, and does not end the user's run."""
     try:
         return judge()
+    except NotRepeatableError as error:
+        return Finding(unchecked=[f"{what}: {error}"])
     except Exception as error:
         logger.exception("%s could not be compared", what)
         return Finding(

@@ -24,6 +24,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from ..collectives import is_collective
 from .exact import BIT_CASTS, WIDER, of_default_dtype, widen
 
 aten = torch.ops.aten
@@ -208,6 +209,10 @@ def _floats(values: object) -> list[torch.Tensor]:
     ]
 
 
+class NotRepeatableError(RuntimeError):
+    """A run has effects that must happen once, so that nothing can be computed a second time beside it."""
+
+
 class _Recording(TorchDispatchMode):
     """The eager run; keeps, for each operator, call after call, what float64 must not decide."""
 
@@ -218,6 +223,8 @@ class _Recording(TorchDispatchMode):
         self.kept: dict[object, list[object]] = collections.defaultdict(list)
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+        if is_collective(func):
+            raise NotRepeatableError(f"{func} runs once, in all processes: not again for a comparison")
         result = func(*args, **(kwargs or {}))
         if decides(func, (args, kwargs), result):
             self.kept[func].append(pytree.tree_map(_cloned, result))
