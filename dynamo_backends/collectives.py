@@ -12,4 +12,6 @@ def is_collective(target: object) -> bool:
 
     Nothing in their schemas says so, and all processes must run them in one order, each once: the program's.
     """
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return target._qualified_op_name.split("::")[0] in _NAMESPACES
     return isinstance(target, torch._ops.OpOverload) and target.namespace in _NAMESPACES

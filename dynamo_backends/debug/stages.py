@@ -20,11 +20,12 @@ from torch.utils import _pytree as pytree
 
 from passes.engine.manager import PassResult
 
+from ..collectives import is_collective
 from ..exporter.locations import source_line
 from ..numerics.differences import is_discrete, same_number, value_difference
 from ..numerics.distance import distance
 from ..numerics.exact import WHATEVER_THE_FAKE_RESULT
-from ..numerics.twice import Results, Twice
+from ..numerics.twice import NotRepeatableError, Results, Twice
 from .first_node import first_wrong_node
 
 _FLOAT64_ROUNDING = 1e-14
@@ -146,7 +147,14 @@ def _runner(
 
 
 def interpret(module: fx.GraphModule, arguments: Sequence[object]) -> list[object]:
-    """The results of a graph of any stage, in a flat list."""
+    """The results of a graph of any stage, in a flat list.
+
+    Raises:
+        NotRepeatableError: it has operators that must run once.
+    """
+    once = next((node for node in module.graph.nodes if is_collective(node.target)), None)
+    if once is not None:
+        raise NotRepeatableError(f"{once.target} runs once, in all processes: not again for a comparison")
     results = _Interpreter(module).run(*arguments, enable_io_processing=False)
     return pytree.tree_leaves(results, is_leaf=lambda x: x is None)
 
