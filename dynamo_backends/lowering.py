@@ -174,10 +174,15 @@ class OnnxLowering:
             checker = ModelChecker(evaluation, arguments, results, inputs, outputs, settings)
         optimized = model.clone()
         passes = self.passes.run("onnx", name, optimized, region.index, checker)
-        executable = Executable(serialized(optimized, settings.providers), inputs, outputs, settings)
+        try:
+            executable = Executable(serialized(optimized, settings.providers), inputs, outputs, settings)
+            session = executable.load()
+        except SessionError as error:
+            self.observer.refused(name, region.index, optimized, error)
+            raise
         in_pytorch = without_graph(region_module(module, region))
         must_run_on_onnx = self.options.fallback == "error"
-        runnable = RunnableRegion(name, region.index, executable.load(), in_pytorch, must_run_on_onnx)
+        runnable = RunnableRegion(name, region.index, session, in_pytorch, must_run_on_onnx)
         return CompiledRegion(name, region, model, optimized, passes, executable, runnable)
 
     def _check_fallback(self, split: Split) -> None:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import onnx_ir as ir
+
 from passes.engine.manager import Listener, PassResult
 
 from .artifacts import CompiledGraph, GraphName, Runner
+from .errors import SessionError
 
 STAGES = ("dynamo", "pre_grad", "joint", "aten", "post_grad", "regions", "onnx", "onnx_optimized", "session", "run")
 """The names of the stages, in order. Files of a dump, passes and headings use the same names."""
@@ -26,6 +29,16 @@ class Observer:
             graph: which graph.
             artifact: ``dynamo`` to ``post_grad``: the ``fx.GraphModule``; ``regions``: the ``Split``;
                 ``onnx`` and ``onnx_optimized``: a ``CompiledRegion`` with its model; ``session``: with its session too.
+        """
+
+    def refused(self, graph: GraphName, region: int, model: ir.Model, error: SessionError) -> None:
+        """ONNX Runtime refused the model of a region; the graph is split anew.
+
+        Args:
+            graph: which graph.
+            region: index of the region in this split.
+            model: the model after the passes of ``onnx``.
+            error: what the runtime said.
         """
 
     explains = False

@@ -415,3 +415,25 @@ def test_ulp_distance_is_in_units_of_the_dtype() -> None:
     value = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))
     assert distance(value, torch.tensor(1.0).double()).max_ulp == pytest.approx(1.0)
     assert distance(torch.tensor([3, 4]), torch.tensor([3, 5])).max_ulp == 1.0
+
+
+def test_a_model_that_onnx_runtime_refuses_is_dumped_with_what_it_said(
+    dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node by itself is taken; the region's model is not."""
+    create = onnxruntime.InferenceSession
+
+    def picky(model: bytes, options: object, **kwargs: object) -> object:
+        operators = [node.op_type for node in onnx.load_model_from_string(model).graph.node]
+        if {"Sinh", "Cosh"} <= set(operators):
+            raise RuntimeError("no sinh beside cosh")
+        return create(model, options, **kwargs)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", picky)
+    with torch.no_grad():
+        x = torch.randn(4)
+        torch.testing.assert_close(debug(lambda x: x.sinh().cosh(), dump)(x), x.sinh().cosh())
+    (said,) = (dump / "latest").glob("graph_*/inference/refused/*.txt")
+    assert "no sinh beside cosh" in said.read_text()
+    model = onnx.load(str(said.with_suffix(".onnx")))
+    assert [node.op_type for node in model.graph.node] == ["Sinh", "Cosh"]

@@ -6,12 +6,14 @@ node, each region still one call, so that the values between regions can be kept
 
 from __future__ import annotations
 
+import collections
 import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import onnx_ir as ir
 import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
@@ -69,6 +71,7 @@ class DebugObserver(Observer):
         self._lock = threading.Lock()
         self._captured: dict[int, Captured] = {}
         self._judges: dict[GraphName, Judge] = {}
+        self._refused: collections.Counter[GraphName] = collections.Counter()
 
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
         self._folder.announce()
@@ -118,6 +121,12 @@ class DebugObserver(Observer):
         if captured is None:
             return compiled
         return ComparedEntry(compiled, captured, every=self._options.compare == "every")
+
+    def refused(self, graph: GraphName, region: int, model: ir.Model, error: SessionError) -> None:
+        self._refused[graph] += 1
+        file = f"{graph_folder(graph)}/refused/{self._refused[graph]:03d}_region_{region}"
+        self._folder.write_bytes(f"{file}.onnx", serialize(model))
+        self._folder.write_text(f"{file}.txt", f"{error}\n")
 
     def _write_region(self, stage: str, compiled: CompiledRegion) -> None:
         folder = _region_folder(compiled)
