@@ -148,6 +148,21 @@ def test_a_wrong_pass(stage: str, name: str, mode: str, planted: Callable[[Pass]
     assert line_of(f"silu of the {name}") in found[direction]
 
 
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_wrong_joint_pass_under_aot_autograd(mode: str, planted: Callable[[Pass], None], tmp_path: Path) -> None:
+    """Without Dynamo's graph, the one that AOTAutograd hands over is the reference."""
+    planted(Pass("joint.wrong", "Planted by a test.", scale("joint")))  # type: ignore[arg-type]
+    compiler = onnx_compiler(debug=True, dump_dir=str(tmp_path))
+    backend = aot_autograd(
+        fw_compiler=compiler, partition_fn=compiler.partition_fn, decompositions=decompositions.decomposition_table()
+    )
+    with torch.set_grad_enabled(mode == "training"):
+        torch.compile(Perceptron(), backend=backend)(torch.randn(5, 8))
+    (graph,) = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    assert graph["verdict"].startswith("diverges at ") and "pass joint.wrong" in graph["verdict"]
+    assert line_of("silu of the perceptron") in graph["verdict"]
+
+
 def test_a_wrong_gradient_of_a_pass(planted: Callable[[Pass], None], tmp_path: Path) -> None:
     """The results are right; only what flows back is not."""
 

@@ -67,6 +67,44 @@ class JointGraphs(StageGraphs):
             self.start(stage, graph)
         super().end(stage, graph)
 
+    def judge(
+        self,
+        values: Mapping[str, object],
+        given: Sequence[object],
+        state: torch.Tensor,
+        *,
+        gradients: bool,
+    ) -> tuple[Finding, Results | None]:
+        """The first pass that changed the results, or the gradients; and what the first graph gave, by its keys.
+
+        Args:
+            values: what placeholders hold, by name, as far as the direction knows them.
+            given: the arguments of the captured graph; none where there is no captured graph.
+            state: of the CPU's random numbers.
+            gradients: whether the gradients are judged, or the results.
+        """
+        if not self.steps or (not given and all(step.cause.startswith("stage ") for step in self.steps)):
+            return Finding(), None  # with nothing before it to compare with, and no pass that fired
+        judged = [i for i, key in enumerate(self.results) if key is not None and _is_gradient(key) == gradients]
+        arguments: list[object] = []
+        placeholders = self.first.graph.find_nodes(op="placeholder")
+        for node, key in zip(placeholders, self.arguments, strict=True):
+            kind, position = key if isinstance(key, tuple) else (None, 0)
+            if node.name in values:
+                arguments.append(values[node.name])
+            elif kind == "argument" and given:
+                arguments.append(given[position])
+            elif kind == "tangent" and not gradients:
+                arguments.append(None)  # no result of the forward depends on it
+            else:
+                return Finding(unchecked=[f"the joint graph: nothing tells its argument {node.name}"]), None
+        culprit, first = self.culprit(arguments, state, judged)
+        eager, exact = (
+            {self.results[judged[i]]: value for i, value in side.items() if isinstance(i, int)}
+            for side in (first.eager, first.exact)
+        )
+        return Finding(culprit), Results(eager, exact)
+
 
 class Captured:
     """One of Dynamo's graphs, with the stages up to the joint graph.
@@ -176,29 +214,8 @@ class Call:
             values: what its placeholders hold, by name, as far as the direction knows them.
             gradients: whether its gradients are judged, or its results.
         """
-        joint = self._captured.joint
-        if not joint.steps:
-            return Finding()
-        keys = joint.results
-        judged = [i for i, key in enumerate(keys) if key is not None and _is_gradient(key) == gradients]
-        arguments: list[object] = []
-        placeholders = joint.first.graph.find_nodes(op="placeholder")
-        for node, key in zip(placeholders, joint.arguments, strict=True):
-            if node.name in values:
-                arguments.append(values[node.name])
-            elif isinstance(key, tuple) and key[0] == "argument":
-                arguments.append(self._arguments[key[1]])
-            elif gradients or not (isinstance(key, tuple) and key[0] == "tangent"):
-                return Finding(unchecked=[f"the joint graph: its argument {node.name} is not one of the user's"])
-            else:
-                arguments.append(None)  # no result of the forward depends on it
-        culprit, first = joint.culprit(arguments, self._state, judged)
-        eager, exact = (
-            {keys[judged[i]]: value for i, value in side.items() if isinstance(i, int)}
-            for side in (first.eager, first.exact)
-        )
-        self.traced = Results(eager, exact)
-        return Finding(culprit)
+        finding, self.traced = self._captured.joint.judge(values, self._arguments, self._state, gradients=gradients)
+        return finding
 
     def judge_forward(self, results: Sequence[object], arguments: Sequence[object]) -> Finding:
         """Compares what the compiled graph returned, and what it left in its arguments."""

@@ -17,7 +17,7 @@ from passes.engine.manager import PassResult
 from .. import aot
 from ..artifacts import CompiledGraph, GraphName
 from ..numerics.twice import NotRepeatableError
-from .captured import Call, Captured, Finding
+from .captured import Call, Captured, Finding, JointGraphs
 from .compare import RunValues, compare_run
 from .replay import Replay
 from .rows import GraphComparison
@@ -48,14 +48,18 @@ class Judge:
         name: which graph.
         captured: Dynamo's graph it was made of; ``None`` where AOTAutograd was called without one of ours.
         module: the graph as AOTAutograd made it, before the passes of ``post_grad``.
+        joint: the graphs of the stage ``joint`` where there is no captured graph, if that stage ran.
 
     Attributes:
         post_grad: the graphs of that stage.
         models: by index of a region, its model after each pass of the stage ``onnx`` that fired.
     """
 
-    def __init__(self, name: GraphName, captured: Captured | None, module: fx.GraphModule) -> None:
+    def __init__(
+        self, name: GraphName, captured: Captured | None, module: fx.GraphModule, joint: JointGraphs | None
+    ) -> None:
         self.name = name
+        self._joint = joint
         self.captured = captured
         self.post_grad = StageGraphs()
         self.models: dict[int, list[ModelStep]] = {}
@@ -95,6 +99,12 @@ class Judge:
                 self._save(call, run.results)
             findings.append(joint)
         state = torch.get_rng_state()
+        if call is None and self._joint is not None:
+            joint_graphs, by_name = self._joint, dict(zip(self._placeholders, arguments, strict=True))
+            gradients = self.name.direction == "backward"
+            findings.append(
+                attempt("the stage joint", lambda: joint_graphs.judge(by_name, (), state, gradients=gradients)[0])
+            )
         findings.append(attempt("the stage post_grad", lambda: Finding(self.post_grad.culprit(arguments, state)[0])))
         return Judged(comparison, findings)
 
@@ -102,6 +112,8 @@ class Judge:
         """Forgets what only comparisons need."""
         self.post_grad.drop()
         self.models.clear()
+        if self._joint is not None:
+            self._joint.drop()
         if self.captured is not None:
             self.captured.drop()
 

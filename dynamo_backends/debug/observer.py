@@ -27,7 +27,7 @@ from ..exporter.translate import serialize
 from ..observer import Observer
 from ..options import Options
 from ..runtime.binding import InputSpec, OutputSpec
-from .captured import Call, Captured, Finding
+from .captured import Call, Captured, Finding, JointGraphs
 from .dump_folder import DumpFolder, dump_folder, graph_folder
 from .judge import ComparedEntry, Judge, Judged, KeptGraphs, Listeners, ModelGraphs
 from .manifest import Manifest
@@ -71,6 +71,7 @@ class DebugObserver(Observer):
         self._lock = threading.Lock()
         self._captured: dict[int, Captured] = {}
         self._judges: dict[GraphName, Judge] = {}
+        self._joints: collections.defaultdict[int, JointGraphs] = collections.defaultdict(JointGraphs)
         self._refused: collections.Counter[GraphName] = collections.Counter()
 
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
@@ -102,19 +103,22 @@ class DebugObserver(Observer):
         if name == "dynamo" and self._compares:
             self._captured[graph.index] = Captured(self._options.opset)
         if name == "aten":
-            self._judges[graph] = Judge(graph, self._captured.get(graph.index), module)
+            joint = (
+                self._joints.pop(graph.index, None) if graph.direction == "inference" else self._joints.get(graph.index)
+            )
+            self._judges[graph] = Judge(graph, self._captured.get(graph.index), module, joint)
         graphs = self._stage_graphs(name, graph) if self._compares else None
         if graphs is not None:
             (graphs.start if name in ("dynamo", "aten") else graphs.end)(name, module)
 
     def _stage_graphs(self, stage: str, graph: GraphName) -> StageGraphs | None:
-        """Where the graphs of a stage are kept; ``None`` for a joint graph without a captured one."""
+        """Where the graphs of a stage are kept; ``None`` where nothing is compared with them."""
         if stage in ("aten", "post_grad"):
             return self._judges[graph].post_grad
         captured = self._captured.get(graph.index)
-        if captured is None:
-            return None
-        return captured.joint if stage == "joint" else captured.pre_grad
+        if stage == "joint":
+            return captured.joint if captured is not None else self._joints[graph.index]
+        return captured.pre_grad if captured is not None else None
 
     def entry(self, graph: GraphName, compiled: Callable[..., object]) -> Callable[..., object]:
         captured = self._captured.get(graph.index)
