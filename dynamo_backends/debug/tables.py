@@ -16,7 +16,7 @@ from .rows import GraphComparison, Row
 _LEGEND = """\
 mark: '=' eager's bits   '~' another rounding   '!' wrong by itself   '?' different each time   ' ' not compared
 onnx, eager: largest absolute error against float64, each on its own upstream values (propagated)
-session: the same for what the session that really ran returned
+session: the same in the session that really ran, where its model still has the value
 local: the node alone on eager's inputs, onnx | eager against float64 on the same; ulp: onnx's, in last places
 """
 
