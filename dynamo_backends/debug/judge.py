@@ -92,7 +92,7 @@ class Judge:
             if backward:
                 findings.append(attempt("the gradients", lambda: self._gradients(call, arguments, run.results)))
             elif self.name.direction == "forward":
-                self._save(call, run.results)
+                findings.append(attempt("the gradients", lambda: self._save(call, run.results)))
             findings.append(joint)
         state = torch.get_rng_state()
         findings.append(attempt("the stage post_grad", lambda: Finding(self.post_grad.culprit(arguments, state)[0])))
@@ -119,9 +119,11 @@ class Judge:
         }
         return call.judge_backward(tangents, gradients)
 
-    def _save(self, call: Call, results: Sequence[object]) -> None:
+    def _save(self, call: Call, results: Sequence[object]) -> Finding:
+        """Remembers what the backward will be given."""
         named = zip(self._result_names, self._results, results, strict=True)
         call.save({name: value for name, key, value in named if key == "saved"})
+        return Finding()
 
 
 def attempt(what: str, judge: Callable[[], Finding]) -> Finding:
