@@ -25,6 +25,7 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch._aot_autograd.logging_utils import get_aot_graph_name
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext, TracingContext
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .artifacts import Runner
@@ -50,6 +51,17 @@ def is_recompile() -> bool:
     """Whether Dynamo is compiling a frame again because a guard of an earlier compile failed."""
     compile_id = CompileContext.current_compile_id()
     return bool(compile_id is not None and compile_id.frame_compile_id)
+
+
+def lifted_attributes(module: fx.GraphModule) -> dict[str, torch.Tensor]:
+    """The parameters and buffers of one of Dynamo's graphs, by name: AOTAutograd makes them its first arguments.
+
+    Dynamo gives most as arguments, but not those that an optimizer's step changes, nor constants.
+    """
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
 
 
 def real_arguments(module: fx.GraphModule, arguments: Sequence[object] | None) -> list[object]:
@@ -88,8 +100,11 @@ def keys_of_results(module: fx.GraphModule) -> list[object]:
         gradient of that, ``("base", i)`` for the tensor that result i is a view of, ``"saved"`` for the backward's,
         ``None`` for what has no name of its own there.
     """
-    descriptors = module.graph.output_node().meta.get("desc") or []
-    return [_key_of_result(descriptor) for descriptor in descriptors]
+    output = module.graph.output_node()
+    keys = [_key_of_result(descriptor) for descriptor in output.meta.get("desc") or []]
+    count = len(pytree.tree_leaves(output.args[0], is_leaf=lambda x: x is None))
+    # the partitioner adds states of random numbers to what is saved, and does not describe them
+    return keys + ["saved"] * (count - len(keys)) if "saved" in keys else keys + [None] * (count - len(keys))
 
 
 def _key_of_result(descriptor: object) -> object:

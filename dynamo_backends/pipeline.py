@@ -91,7 +91,7 @@ class Pipeline:
             fw_compiler=compile_direction("forward"),
             bw_compiler=compile_direction("backward"),
             inference_compiler=compile_direction("inference"),
-            partition_fn=self.partitioner(graph, example_inputs),
+            partition_fn=self.partitioner(graph, [*aot.lifted_attributes(module).values(), *example_inputs]),
             decompositions=decomposition_table(self.options.opset),
         )
         result: Callable[..., object] = backend(module, example_inputs)
@@ -138,7 +138,7 @@ class Pipeline:
 
         Args:
             graph: which graph.
-            example_inputs: what Dynamo's graph is called with; ``None`` if that is not known.
+            example_inputs: what AOTAutograd's graph is called with; ``None`` if that is not known.
         """
         verify = self.options.verify_passes
         arguments = example_inputs if verify else ()  # AOTAutograd keeps what is made here, and the first batch with it

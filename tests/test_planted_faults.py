@@ -342,3 +342,64 @@ def test_no_false_alarm(name: str, tmp_path: Path) -> None:
     graphs = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
     found = {(graph["index"], graph["direction"]): (graph["verdict"], graph["unchecked"]) for graph in graphs}
     assert all(item == ("ok", []) for item in found.values()), found
+
+
+def test_attributes_that_are_changed_in_place(tmp_path: Path) -> None:
+    """An optimizer's step: its parameters are no arguments of Dynamo's graph, and are changed once."""
+
+    def train(debug: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 4)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        options = {"dump_dir": str(tmp_path), "compare": "every"}
+        step = compiled(lambda: optimizer.step(), backend="onnx_debug", options=options) if debug else optimizer.step
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(5, 8)).square().sum().backward()
+            step()
+        return [item.detach() for item in model.parameters()]
+
+    expected, actual = train(False), train(True)
+    for value, wanted in zip(actual, expected, strict=True):
+        torch.testing.assert_close(value, wanted)
+    graphs = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    assert graphs and all((graph["verdict"], graph["unchecked"]) == ("ok", []) for graph in graphs), graphs
+
+
+def test_random_numbers_that_checkpointing_draws_again(tmp_path: Path) -> None:
+    """The forward hands the state of the random numbers to its backward, which the partitioner does not describe.
+
+    Run by PyTorch, the captured graph draws others in its backward: the gradients have no reference, which is said.
+    """
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.5), nn.Linear(16, 8))
+
+    def checkpointed(x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(model, F.dropout(x, 0.3), use_reentrant=False).sin()
+
+    function = compiled(checkpointed, backend="onnx_debug", options={"dump_dir": str(tmp_path)})
+    function(torch.randn(4, 8)).sum().backward()
+    graphs = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    found = {graph["direction"]: (graph["verdict"], graph["unchecked"]) for graph in graphs}
+    said = "the gradients: the backward draws random numbers, and there is no telling which"
+    assert found == {"forward": ("ok", []), "backward": ("ok", [said])}
+
+
+def test_a_comparison_is_not_seen_by_a_compile_in_another_thread(tmp_path: Path) -> None:
+    """PyTorch keeps the node that is being traced for the process, not for the thread."""
+    seen = []
+
+    @torch.library.custom_op("planted::watching", mutates_args=())
+    def watching(x: torch.Tensor) -> torch.Tensor:
+        seen.append(fx.traceback.get_current_meta().get("of_another_thread"))
+        return x * 2
+
+    watching.register_fake(torch.empty_like)
+    options = {"dump_dir": str(tmp_path), "compare": "every"}
+    function = compiled(lambda x: watching(x).sin(), backend="onnx_debug", options=options)
+    with torch.no_grad():
+        function(torch.randn(4))
+        seen.clear()
+        with fx.traceback.preserve_node_meta():
+            fx.traceback.current_meta["of_another_thread"] = "kept"
+            function(torch.randn(4))
+    assert seen and set(seen) == {"kept"}

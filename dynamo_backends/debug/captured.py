@@ -24,7 +24,7 @@ from ..numerics.differences import is_discrete, value_difference
 from ..numerics.distance import distance
 from ..numerics.twice import Results, Twice, copies
 from .decomposed import find_wrong_decomposition
-from .stages import Culprit, StageGraphs, Step, changed, difference, interpret, name_of_result
+from .stages import Culprit, StageGraphs, Step, changed, copy_of, difference, interpret, name_of_result
 
 _KEPT_CALLS = 4
 """Calls whose backward has not come yet that are kept for it."""
@@ -106,6 +106,47 @@ class JointGraphs(StageGraphs):
         return Finding(culprit), Results(eager, exact)
 
 
+class CapturedGraphs(StageGraphs):
+    """The graphs of the stage ``pre_grad``, with the attributes that AOTAutograd makes arguments as arguments.
+
+    As attributes they would be the user's own, and a graph that changes them would change them once more.
+
+    Attributes:
+        attributes: the tensors that are the first arguments.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attributes: list[torch.Tensor] = []
+
+    def end(self, stage: str, graph: fx.GraphModule) -> None:
+        super().end(stage, graph)
+        attributes = aot.lifted_attributes(graph)
+        self.attributes = list(attributes.values())
+        if attributes:
+            self.steps = [dataclasses.replace(step, graph=_lifted(step.graph, list(attributes))) for step in self.steps]
+
+    def drop(self) -> None:
+        super().drop()
+        self.attributes = []
+
+
+def _lifted(module: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
+    """A copy of a graph that takes these attributes as its first arguments."""
+    copied = copy_of(module)
+    users: dict[object, list[fx.Node]] = collections.defaultdict(list)
+    for node in copied.graph.find_nodes(op="get_attr"):
+        users[node.target].append(node)
+    with copied.graph.inserting_before(next(iter(copied.graph.nodes))):
+        for name in names:
+            placeholder = copied.graph.placeholder(name.replace(".", "_"))
+            for node in users[name]:
+                node.replace_all_uses_with(placeholder)
+                copied.graph.erase_node(node)
+    copied.recompile()
+    return copied
+
+
 class Captured:
     """One of Dynamo's graphs, with the stages up to the joint graph.
 
@@ -117,7 +158,7 @@ class Captured:
     """
 
     def __init__(self, opset: int) -> None:
-        self.pre_grad = StageGraphs()
+        self.pre_grad = CapturedGraphs()
         self.joint = JointGraphs()
         self._opset = opset
         self._calls: collections.deque[Call] = collections.deque(maxlen=_KEPT_CALLS)
@@ -130,7 +171,7 @@ class Captured:
 
     def compared(self, function: Callable[..., Any], arguments: Sequence[object]) -> tuple[Any, Call]:
         """Calls the compiled graph, and makes the captured one's results beside it."""
-        call = Call(self, arguments)
+        call = Call(self, self.all_arguments(arguments))
         self._active.call = call
         try:
             results = function(*arguments)
@@ -138,13 +179,21 @@ class Captured:
             self._active.call = None
         return results, call
 
+    def all_arguments(self, arguments: Sequence[object]) -> list[object]:
+        """What AOTAutograd's graph takes, where Dynamo's takes these."""
+        return [*self.pre_grad.attributes, *arguments]
+
     def keep_for_backward(self, call: Call) -> None:
         self._calls.append(call)
 
     def call_of(self, saved: Mapping[str, object]) -> Call | None:
-        """The compared call that handed these values to its backward; each call is found once."""
+        """The compared call that handed these values to its backward; each call is found once.
+
+        The partitioner renames states of random numbers in the backward: what has no namesake does not count.
+        """
         for call in self._calls:
-            if call.saved is not None and all(_same_value(call.saved.get(name), v) for name, v in saved.items()):
+            handed = call.saved
+            if handed is not None and all(_same_value(handed[name], saved[name]) for name in saved.keys() & handed):
                 self._calls.remove(call)
                 return call
         return None
@@ -227,7 +276,8 @@ class Call:
         if culprit is None and self.traced is not None:
             culprit = self._trace(before, self.traced, {})
         actual: dict[object, object] = dict(enumerate(results))
-        actual |= {("input", j): arguments[j] for j in _changed_inputs(reference)}
+        given = self._captured.all_arguments(arguments)
+        actual |= {("input", j): given[j] for j in _changed_inputs(reference)}
         return Finding(culprit, _wrong(reference, actual, steps[0].graph), unchecked)
 
     def judge_backward(self, tangents: Mapping[object, torch.Tensor], gradients: Mapping[int, object]) -> Finding:

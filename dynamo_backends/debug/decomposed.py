@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..exporter.locations import source_line
 from ..numerics.differences import value_difference
 from ..numerics.twice import as_float64, is_random
+from .interpreter import Interpreter
 from .stages import Culprit
 
 _Table = Mapping[object, Callable[..., Any]]
@@ -79,7 +80,7 @@ def _own(value: object) -> object:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-class NodeTracker(fx.Interpreter):
+class NodeTracker(Interpreter):
     """Runs a captured graph, and says of its forward and backward which node is being computed."""
 
     def __init__(self, module: fx.GraphModule) -> None:

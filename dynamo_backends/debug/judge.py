@@ -96,7 +96,7 @@ class Judge:
             if backward:
                 findings.append(attempt("the gradients", lambda: self._gradients(call, arguments, run.results)))
             elif self.name.direction == "forward":
-                self._save(call, run.results)
+                findings.append(attempt("the gradients", lambda: self._save(call, run.results)))
             findings.append(joint)
         state = torch.get_rng_state()
         if call is None and self._joint is not None:
@@ -131,9 +131,11 @@ class Judge:
         }
         return call.judge_backward(tangents, gradients)
 
-    def _save(self, call: Call, results: Sequence[object]) -> None:
+    def _save(self, call: Call, results: Sequence[object]) -> Finding:
+        """Remembers what the backward will be given."""
         named = zip(self._result_names, self._results, results, strict=True)
         call.save({name: value for name, key, value in named if key == "saved"})
+        return Finding()
 
 
 def attempt(what: str, judge: Callable[[], Finding]) -> Finding:

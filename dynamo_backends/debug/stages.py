@@ -27,6 +27,7 @@ from ..numerics.distance import distance
 from ..numerics.exact import WHATEVER_THE_FAKE_RESULT
 from ..numerics.twice import NotRepeatableError, Results, Twice
 from .first_node import first_wrong_node
+from .interpreter import Interpreter
 
 _FLOAT64_ROUNDING = 1e-14
 """Relative to the largest value: what another order of operations may change in float64."""
@@ -159,7 +160,7 @@ def interpret(module: fx.GraphModule, arguments: Sequence[object]) -> list[objec
     return pytree.tree_leaves(results, is_leaf=lambda x: x is None)
 
 
-class _Interpreter(fx.Interpreter):
+class _Interpreter(Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> object:
         return super().call_function(WHATEVER_THE_FAKE_RESULT.get(target, target), args, kwargs)
 

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ..artifacts import CompiledGraph, RunnableRegion
 from ..regions import ORIGINAL
+from .interpreter import Interpreter
 from .repeat import RepeatedRegion, repeat_region
 
 
@@ -82,7 +83,7 @@ def _measure_cost(graph: CompiledGraph, interpreter: _RecordingInterpreter) -> C
     return Cost(interpreter.region_milliseconds, interpreter.pytorch_milliseconds, tensors, size)
 
 
-class _RecordingInterpreter(fx.Interpreter):
+class _RecordingInterpreter(Interpreter):
     """Runs a split graph, each region a few times.
 
     Keeps the values of the nodes of the graph before the split, the time each side takes, and what came of the further

@@ -92,8 +92,13 @@ class Twice:
 
         Returns:
             By the argument's position; ``None`` where it has no gradient.
+
+        Raises:
+            NotRepeatableError: the backward draws random numbers. Those of a checkpoint are to be the forward's, and
+                PyTorch draws others when it runs a captured checkpoint.
         """
         found: list[dict[object, object]] = []
+        draws = self._recording.draws
         for name, mode in self._modes():
             with _from_state(self._state), torch.enable_grad(), mode:
                 ends = [self._result(name, key) for key in tangents]
@@ -103,6 +108,8 @@ class Twice:
                 ]
                 leaves = [self._leaves[name][j] for j in of]
                 results = torch.autograd.grad(ends, leaves, grads, allow_unused=True)
+            if self._recording.draws > draws:
+                raise NotRepeatableError("the backward draws random numbers, and there is no telling which")
             found.append(dict(zip(of, results, strict=True)))
         self._results.clear()
         return Results(*found)
@@ -214,18 +221,20 @@ class NotRepeatableError(RuntimeError):
 
 
 class _Recording(TorchDispatchMode):
-    """The eager run; keeps, for each operator, call after call, what float64 must not decide."""
+    """The eager run; keeps, for each operator, call after call, what float64 must not decide, and counts the draws."""
 
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
         self.kept: dict[object, list[object]] = collections.defaultdict(list)
+        self.draws = 0
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         if is_collective(func):
             raise NotRepeatableError(f"{func} runs once, in all processes: not again for a comparison")
         result = func(*args, **(kwargs or {}))
+        self.draws += is_random(func)
         if decides(func, (args, kwargs), result):
             self.kept[func].append(pytree.tree_map(_cloned, result))
         return result
