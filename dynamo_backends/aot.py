@@ -5,6 +5,7 @@ Written against PyTorch 2.13, ``torch/_functorch``.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -34,17 +35,39 @@ from .verification import synthetic
 _GRAPH_NAME = re.compile(r"(?:^|__)(?P<id>\d+)_(?P<direction>forward|backward|inference|joint)")
 
 
-def graph_being_compiled() -> tuple[str | None, str]:
-    """AOTAutograd's number of the graph it is compiling, the same for a forward, its backward and the joint graph of
-    both, and which of them: ``forward``, ``backward``, ``joint`` or ``inference``.
+@dataclasses.dataclass(frozen=True)
+class GraphBeingCompiled:
+    """What AOTAutograd tells of the graph it is compiling.
 
-    ``None`` and ``inference`` if AOTAutograd has no such name for it. The name is taken from the tracing context, which
-    is the thread's; the one that AOTAutograd has for the process may be that of a backward in another thread.
+    Attributes:
+        context: the tracing context of the frame, the same object for a forward, its backward and the joint graph of
+            both; ``None`` outside of Dynamo.
+        aot_id: AOTAutograd's number, the same for these; that of another thread's graph, where two compile at once
+            (PyTorch 2.13 hands it over in a variable of the process); ``None`` if there is none.
+        direction: ``forward``, ``backward``, ``joint`` or ``inference``.
     """
+
+    context: TracingContext | None
+    aot_id: str | None
+    direction: str
+
+
+def graph_being_compiled(module: fx.GraphModule, *, is_joint: bool = False) -> GraphBeingCompiled:
+    """What AOTAutograd tells of ``module``, which it is compiling in this thread."""
     context = TracingContext.try_get()
     names = context.aot_graph_name if context is not None else None
     match = _GRAPH_NAME.search(names[0] if names else get_aot_graph_name())
-    return (match["id"], match["direction"]) if match else (None, "inference")
+    aot_id, direction = (match["id"], match["direction"]) if match else (None, "inference")
+    return GraphBeingCompiled(context, aot_id, "joint" if is_joint else _direction(module, direction))
+
+
+def _direction(module: fx.GraphModule, named: str) -> str:
+    """The direction of a graph: as its arguments and results say, else as it is named."""
+    if any(isinstance(key, tuple) and key[0] == "tangent" for key in keys_of_arguments(module)):
+        return "backward"
+    if "saved" in keys_of_results(module):
+        return "forward"
+    return named if named in ("forward", "backward") else "inference"
 
 
 def is_recompile() -> bool:

@@ -250,5 +250,3 @@ def _output_specs(region: Region, model: ir.Model) -> tuple[OutputSpec, ...]:
             dtype = torch.bool if isinstance(meta, (bool, torch.SymBool)) else torch.int64
             specs.append(OutputSpec(value.name, dtype, is_number=True, sizes=()))
     return tuple(specs)
-
-

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 
 import torch
@@ -39,6 +40,30 @@ _graph_numbers = itertools.count()
 _graph_numbers_lock = threading.Lock()
 
 
+class _Numbers:
+    """The numbers of the graphs that AOTAutograd compiles for one of Dynamo's frames."""
+
+    def __init__(self) -> None:
+        self._by_aot_id: dict[str, int] = {}
+        self._of_joint: int | None = None
+
+    def number_of(self, told: aot.GraphBeingCompiled) -> int:
+        """The number of a graph; a forward has that of the joint graph before it, a backward that of its forward."""
+        number = self._by_aot_id.get(told.aot_id) if told.aot_id is not None else None
+        if told.direction == "forward" and self._of_joint is not None:
+            number, self._of_joint = self._of_joint, None
+        if number is None and told.direction == "backward" and len(set(self._by_aot_id.values())) == 1:
+            [number] = set(self._by_aot_id.values())  # the name is another thread's
+        if number is None:
+            number = _next_graph_number()
+            count("graphs")
+        if told.direction == "joint":
+            self._of_joint = number
+        elif told.aot_id is not None:
+            self._by_aot_id[told.aot_id] = number
+        return number
+
+
 class Pipeline:
     """Compiles the graphs of one ``torch.compile`` call.
 
@@ -54,7 +79,9 @@ class Pipeline:
         support = Support(options.opset, options.providers)
         self.passes = StagePasses(options, observer, support)
         self.lowering = lowering or OnnxLowering(options, observer, support, self.passes)
-        self._numbers_by_aot_id: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._without_context = _Numbers()
+        self._by_context: weakref.WeakKeyDictionary[object, _Numbers] = weakref.WeakKeyDictionary()
 
     def __deepcopy__(self, memo: dict[int, object]) -> Pipeline:
         """Itself: a copy of a model that ``aot_autograd`` compiles by it is dumped and recorded where the model is."""
@@ -103,7 +130,7 @@ class Pipeline:
     def compile_for_aot_autograd(self, module: fx.GraphModule) -> Runner:
         """The pipeline from the stage ``aten`` on, for ``aot_autograd(fw_compiler=...)``; an inference graph, which
         AOTAutograd does not partition, goes through the stage ``joint`` too."""
-        graph, direction = self._graph_of_aot_autograd()
+        graph, direction = self._graph_of_aot_autograd(module)
         name = GraphName(graph.index, direction)
         return self.compile_aten_graph(name, module, is_joint=direction == "inference")
 
@@ -114,22 +141,18 @@ class Pipeline:
 
         The numeric check of passes runs it on made-up arguments: AOTAutograd does not tell the real ones.
         """
-        graph, _ = self._graph_of_aot_autograd()
+        graph, _ = self._graph_of_aot_autograd(joint, is_joint=True)
         return self.partitioner(graph, None)(joint, inputs, **kwargs)
 
-    def _graph_of_aot_autograd(self) -> tuple[GraphName, str]:
-        """The graph that AOTAutograd is compiling, and which part of it.
-
-        AOTAutograd tells only by a name which direction it is compiling, and which forward a backward belongs to.
-        """
-        aot_id, direction = aot.graph_being_compiled()
-        number = self._numbers_by_aot_id.get(aot_id) if aot_id is not None else None
-        if number is None:
-            number = _next_graph_number()
-            count("graphs")
-        if aot_id is not None:
-            self._numbers_by_aot_id[aot_id] = number
-        return GraphName(number), direction
+    def _graph_of_aot_autograd(self, module: fx.GraphModule, *, is_joint: bool = False) -> tuple[GraphName, str]:
+        """The graph that AOTAutograd is compiling, and which part of it."""
+        told = aot.graph_being_compiled(module, is_joint=is_joint)
+        with self._lock:
+            known = self._without_context
+            if told.context is not None:
+                known = self._by_context.setdefault(told.context, _Numbers())
+            number = known.number_of(told)
+        return GraphName(number), told.direction
 
     def partitioner(
         self, graph: GraphName, example_inputs: Sequence[object] | None
