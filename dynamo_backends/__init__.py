@@ -19,6 +19,10 @@ from .shadowing import check_passes_package
 
 check_passes_package()
 
+from .torch_versions import warn_if_untested  # noqa: E402
+
+warn_if_untested()
+
 from .backends import onnx_compiler  # noqa: E402
 from .errors import SessionError, TranslationError, UnsupportedOperatorError  # noqa: E402
 from .exporter.decompositions import decomposition_table  # noqa: E402

@@ -1,6 +1,6 @@
 """The one module that touches private parts of Dynamo and AOTAutograd.
 
-Written against PyTorch 2.13, ``torch/_functorch``.
+Written against ``torch/_functorch`` of the versions in ``torch_versions.py``, which do not differ in what is used here.
 """
 
 from __future__ import annotations
@@ -168,7 +168,8 @@ def min_cut_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> t
     transposition into the product that reads it.
 
     Equal subexpressions are the pass ``joint.common_subexpressions``'s to merge: the partitioner of PyTorch 2.13 merges
-    two equal ``randn_like``, ``randint_like`` or ``exponential`` too (its list of random operators lacks them).
+    two equal ``randn_like``, ``randint_like`` or ``exponential`` too (its list of random operators lacks them; mended
+    in 2.14).
     """
     with functorch_config.patch(recompute_views=True, cse=False):
         return min_cut_rematerialization_partition(joint, inputs, **kwargs)

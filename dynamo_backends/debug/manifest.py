@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 
+import torch
 from torch._dynamo.utils import counters
 
 from passes.engine.manager import PassResult
@@ -34,7 +35,7 @@ from .watched import Cost
 
 SCHEMA_VERSION = 1
 
-_PACKAGES = ("dynamo-backends", "torch", "onnx", "onnxruntime", "onnxscript", "onnx-ir", "numpy", "transformers")
+_PACKAGES = ("dynamo-backends", "onnx", "onnxruntime", "onnxscript", "onnx-ir", "numpy", "transformers")
 
 
 _SMALL = 500_000
@@ -216,7 +217,7 @@ def _options_as_json(options: Options) -> dict[str, object]:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    found = {}
+    found = {"torch": torch.__version__}  # with the build, such as +cpu, which not every package's metadata has
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)
