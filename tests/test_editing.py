@@ -37,8 +37,8 @@ def plant() -> Iterator[Callable[..., None]]:
     names: list[str] = []
 
     def add(name: str, function: Callable[..., int], **settings: object) -> None:
-        names.append(name)
         register(Pass(name, "Planted by a test.", function, **settings))
+        names.append(name)
 
     yield add
     for name in names:

@@ -28,8 +28,9 @@ def plant() -> Iterator[Callable[[Pass], Pass]]:
     planted: list[Pass] = []
 
     def add(item: Pass) -> Pass:
+        register(item)
         planted.append(item)
-        return register(item)
+        return item
 
     yield add
     for item in planted:
