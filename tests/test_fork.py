@@ -59,17 +59,6 @@ if __name__ == "__main__":
 print("done")
 """
 
-EXIT = """
-import os, signal, sys
-import onnxruntime
-child = os.fork()
-if child == 0:
-    signal.alarm(3)
-    sys.exit(0)
-print(os.waitpid(child, 0)[1] == signal.SIGALRM, flush=True)
-os._exit(0)
-"""
-
 
 def run(program: str, *arguments: str) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -106,8 +95,3 @@ def test_a_forked_child_writes_to_a_folder_of_its_own(tmp_path: Path) -> None:
 
 def test_a_pool_of_forked_processes() -> None:
     assert run(POOL) == "done\n"
-
-
-def test_onnxruntime_hangs_at_the_exit_of_a_forked_child() -> None:
-    """A fault of ONNX Runtime 1.31 alone (docs/upstream.md): once this fails, the note on it can go."""
-    assert run(EXIT) == "True\n"
