@@ -30,6 +30,7 @@ from .artifacts import GraphName, Runner
 from .events import count
 from .exporter.decompositions import decomposition_table
 from .lowering import Lowering, OnnxLowering
+from .numerics.exact import attribute
 from .observer import Observer
 from .options import Options
 from .regions import Support
@@ -214,8 +215,6 @@ def _complete_meta(module: fx.GraphModule) -> None:
     """Gives ``meta["val"]`` to constants that tracing lifted into attributes."""
     for node in module.graph.find_nodes(op="get_attr"):
         if "val" not in node.meta:
-            value = module
-            for part in str(node.target).split("."):
-                value = getattr(value, part)
+            value = attribute(module, str(node.target))
             if isinstance(value, torch.Tensor):
                 node.meta["val"] = value

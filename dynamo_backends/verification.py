@@ -26,7 +26,7 @@ from .artifacts import Runner
 from .errors import SessionError
 from .exporter.locations import source_line
 from .numerics.distance import Distance, distance, is_explained
-from .numerics.exact import Environment, run_eager, run_exact, widen
+from .numerics.exact import Environment, attribute, run_eager, run_exact, widen
 from .runtime.binding import BoundSession, InputSpec, OutputSpec
 from .runtime.session import Session
 from .runtime.settings import SessionSettings
@@ -53,7 +53,7 @@ class Evaluation:
                 if node.op == "output":
                     continue
                 if node.op in ("placeholder", "get_attr"):
-                    value = next(values) if node.op == "placeholder" else _attribute(module, str(node.target))
+                    value = next(values) if node.op == "placeholder" else attribute(module, str(node.target))
                     self.eager[node] = pytree.tree_map(_copy, value)
                     self.exact[node] = pytree.tree_map(widen, self.eager[node]) if exact else None
                     continue
@@ -288,10 +288,3 @@ def _exposing(model: ir.Model, names: Sequence[str]) -> ir.Model:
 def _copy(value: object) -> object:
     """The same tensor in memory of its own: a graph may write into its arguments."""
     return value.detach().clone() if isinstance(value, torch.Tensor) else synthetic(value)
-
-
-def _attribute(module: torch.nn.Module, name: str) -> object:
-    value: object = module
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value

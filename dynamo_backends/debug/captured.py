@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,7 +20,7 @@ from torch import fx
 from .. import aot
 from ..exporter.decompositions import decomposition_table
 from ..numerics.differences import is_discrete, value_difference
-from ..numerics.distance import distance
+from ..numerics.distance import distance, is_carried
 from ..numerics.twice import Results, Twice, copies
 from .decomposed import find_wrong_decomposition
 from .stages import Culprit, StageGraphs, Step, changed, copy_of, difference, interpret, name_of_result
@@ -397,19 +396,12 @@ def _wrong(reference: Results, actual: Mapping[object, object], graph: fx.GraphM
         if is_discrete(eager) and is_discrete(value):
             continue
         said = value_difference(eager, exact, value)
-        if isinstance(eager, torch.Tensor) and isinstance(value, torch.Tensor) and eager.dtype != value.dtype:
-            said = f"dtype {value.dtype} instead of {eager.dtype}"
-        elif said and _is_carried(value, exact):
-            said = ""
+        if isinstance(eager, torch.Tensor) and isinstance(value, torch.Tensor) and isinstance(exact, torch.Tensor):
+            if eager.dtype != value.dtype:
+                said = f"dtype {value.dtype} instead of {eager.dtype}"
+            elif said and value.shape == exact.shape and is_carried(distance(value.detach(), exact), value.dtype):
+                said = ""
         if said:
             name, source = name_of_result(graph, key)
             found.append(f"{name} ({source or 'no source line'}): {said}")
     return found
-
-
-def _is_carried(value: object, exact: object) -> bool:
-    """Whether a difference may be rounding that grew on its way through the graph."""
-    if not isinstance(value, torch.Tensor) or not isinstance(exact, torch.Tensor) or value.shape != exact.shape:
-        return False
-    found = distance(value.detach(), exact)
-    return not found.nonfinite and found.max_abs <= math.sqrt(torch.finfo(value.dtype).eps) * (found.scale or 1.0)

@@ -16,7 +16,6 @@ The outputs of the graph as it really ran are judged first. If all are as near t
 from __future__ import annotations
 
 import dataclasses
-import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -28,7 +27,7 @@ from ..artifacts import CompiledGraph, CompiledRegion, Region, is_operator
 from ..errors import SessionError, first_line
 from ..exporter.locations import module_path, source_line
 from ..exporter.translate import value_names
-from ..numerics.distance import Distance, distance, is_explained, nearer
+from ..numerics.distance import distance, is_carried, is_explained, nearer
 from ..numerics.exact import Environment, run_eager, run_exact, widen
 from ..regions import is_ordered
 from .repeat import Instability, RepeatedRegion, instability_of
@@ -128,7 +127,9 @@ def _unstable(graph: CompiledGraph, run: RunValues, rows: list[Row]) -> GraphCom
         found = row.session_instability
         if found is None or not row.unstable_in_session:
             continue
-        if not found.between_runs and (_is_carried(found.difference, row) or _rounds_by_threads(rows, row.region)):
+        if not found.between_runs and (
+            is_carried(found.difference, row.torch_dtype) or _rounds_by_threads(rows, row.region)
+        ):
             continue  # threads add up in another order, and the graph carries it on, past a comparison that flips too
         assert row.region is not None
         origin = find_unstable_rewrite(_region(graph, row.region), run.models.get(row.region, ()), run.actual)
@@ -151,28 +152,16 @@ def _rounds_by_threads(rows: list[Row], region: int | None) -> bool:
     return any(row.region == region and row.local_instability is not None for row in rows)
 
 
-def _is_carried(difference: Distance, row: Row) -> bool:
-    """Whether a difference may be rounding that grew on its way through the graph."""
-    if difference.nonfinite:
-        return False
-    return difference.max_abs <= math.sqrt(torch.finfo(_float_dtype(row)).eps) * (difference.scale or 1.0)
-
-
 def _explain_without_culprit(rows: list[Row], faulty: list[Row]) -> GraphComparison:
     """No node and no rewrite is wrong, and yet an output is not as near to exact as eager's."""
     worst = max(faulty, key=relative_error)
     ours = worst.session or worst.onnx
-    if ours is not None and _is_carried(ours, worst):
+    if ours is not None and is_carried(ours, worst.torch_dtype):
         note = f"eager is nearer at {worst.name}: rounding carried through the graph; every node by itself is right"
         return GraphComparison(OK, note, rows)
     first = next((row for row in rows if row.onnx is not None and not row.explained), worst)
     note = "every node by itself is right; the difference grows from rounding, for example by a comparison that flips"
     return GraphComparison(_diverges(first), note, rows)
-
-
-def _float_dtype(row: Row) -> torch.dtype:
-    dtype = row.torch_dtype
-    return dtype if dtype.is_floating_point else torch.float64
 
 
 def _region(graph: CompiledGraph, index: int) -> CompiledRegion:

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from ..exporter.known_wrong import is_uninitialized
 from ..exporter.locations import source_line
 from ..numerics.differences import is_discrete, value_difference
-from ..numerics.exact import Environment, run_eager, run_exact, widen
+from ..numerics.exact import Environment, attribute, run_eager, run_exact, widen
 from ..numerics.twice import copies
 
 
@@ -110,7 +110,7 @@ class _Steps:
         if node.op == "placeholder":
             self.eager[node] = next(self._arguments)
         elif node.op == "get_attr":
-            self.eager[node] = _attribute(self._module, str(node.target))
+            self.eager[node] = attribute(self._module, str(node.target))
         else:
             self._call(node)
             return
@@ -129,13 +129,6 @@ class _Steps:
             self.exact[node] = pytree.tree_map(widen, eager) if is_random else run_exact(node, self.exact, eager)
         for arg in node.all_input_nodes:
             self.used(arg)
-
-
-def _attribute(module: torch.nn.Module, name: str) -> object:
-    value: object = module
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
 
 
 def _read(node: fx.Node) -> list[fx.Node]:

@@ -88,23 +88,19 @@ class Judge:
             logger.exception("%s: the comparison failed", self.name)
             comparison = GraphComparison(f"not comparable: {type(error).__name__}: {error}")
         arguments = [run.values[node] for node in graph.module.graph.find_nodes(op="placeholder")]
+        by_name = dict(zip(self._placeholders, arguments, strict=True))
+        backward = self.name.direction == "backward"
+        state = torch.get_rng_state()
         findings = []
         if call is not None:
-            values_by_name = dict(zip(self._placeholders, arguments, strict=True))
-            backward = self.name.direction == "backward"
-            joint = attempt("the stage joint", lambda: call.judge_joint(values_by_name, gradients=backward))
+            joint = attempt("the stage joint", lambda: call.judge_joint(by_name, gradients=backward))
             if backward:
                 findings.append(attempt("the gradients", lambda: self._gradients(call, arguments, run.results)))
             elif self.name.direction == "forward":
                 findings.append(attempt("the gradients", lambda: self._save(call, run.results)))
             findings.append(joint)
-        state = torch.get_rng_state()
-        if call is None and self._joint is not None:
-            joint_graphs, by_name = self._joint, dict(zip(self._placeholders, arguments, strict=True))
-            gradients = self.name.direction == "backward"
-            findings.append(
-                attempt("the stage joint", lambda: joint_graphs.judge(by_name, (), state, gradients=gradients)[0])
-            )
+        elif (graphs := self._joint) is not None:
+            findings.append(attempt("the stage joint", lambda: graphs.judge(by_name, (), state, gradients=backward)[0]))
         findings.append(attempt("the stage post_grad", lambda: Finding(self.post_grad.culprit(arguments, state)[0])))
         return Judged(comparison, findings)
 

@@ -184,6 +184,19 @@ def is_explained(ours: Distance, eager: Distance, dtype: torch.dtype) -> bool:
     return ours.max_abs <= _FACTOR * eager.max_abs + rounding
 
 
+def is_carried(difference: Distance, dtype: torch.dtype) -> bool:
+    """Whether a difference may be rounding that grew on its way through a graph: up to half of the dtype's digits.
+
+    Args:
+        difference: of two values, at the end of the graph.
+        dtype: theirs; one that is not floating-point counts as float64.
+    """
+    if difference.nonfinite:
+        return False
+    epsilon = torch.finfo(dtype if dtype.is_floating_point else torch.float64).eps
+    return difference.max_abs <= math.sqrt(epsilon) * (difference.scale or 1.0)
+
+
 def nearer(ours: Distance, eager: Distance) -> str:
     """Which is nearer to exact: ``runtime``, ``eager`` or ``equal``."""
     if ours.max_abs == eager.max_abs:

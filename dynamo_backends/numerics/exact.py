@@ -62,6 +62,14 @@ def widen(value: object) -> object:
     return value
 
 
+def attribute(module: torch.nn.Module, name: str) -> object:
+    """What a ``get_attr`` node reads: ``name`` may lead through submodules."""
+    value: object = module
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
 def arguments(node: fx.Node, environment: Environment) -> tuple[tuple[object, ...], dict[str, object]]:
     """A node's arguments with the values of the nodes they name."""
     return fx.map_arg((node.args, node.kwargs), environment.__getitem__)
