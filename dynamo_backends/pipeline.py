@@ -13,7 +13,6 @@ The stages and where they are::
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -22,6 +21,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import _disable_current_modes
 
+from passes.engine.locks import Lock
 from passes.engine.manager import Checker
 
 from . import aot
@@ -38,7 +38,7 @@ from .stage_passes import StagePasses
 from .verification import Evaluation, GraphChecker, at_first_call
 
 _graph_numbers = itertools.count()
-_graph_numbers_lock = threading.Lock()
+_graph_numbers_lock = Lock()
 
 
 class _Numbers:
@@ -80,7 +80,7 @@ class Pipeline:
         support = Support(options.opset, options.providers)
         self.passes = StagePasses(options, observer, support)
         self.lowering = lowering or OnnxLowering(options, observer, support, self.passes)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._without_context = _Numbers()
         self._by_context: weakref.WeakKeyDictionary[object, _Numbers] = weakref.WeakKeyDictionary()
 

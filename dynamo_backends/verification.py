@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
@@ -21,6 +20,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
+
+from passes.engine.locks import Lock
 
 from .artifacts import Runner
 from .errors import SessionError
@@ -188,7 +189,7 @@ def at_first_call(build: Callable[[Sequence[object]], Runner]) -> Runner:
     Args:
         build: compiles on real arguments, and returns what runs.
     """
-    lock = threading.Lock()
+    lock = Lock()
     waiting = [build]
     built: list[Runner] = []
 

@@ -15,6 +15,7 @@ import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from onnx_ir.passes import common as ir_passes
@@ -81,7 +82,8 @@ def fold_constants(model: ir.Model) -> ir.Model:
         TranslationError: a node of constants alone cannot be computed.
     """
     try:
-        optimizer.fold_constants(model)
+        with np.errstate(all="ignore"):  # infinities and NaN are what the user's program makes
+            optimizer.fold_constants(model)
     except RuntimeError as error:  # onnxscript evaluates it and passes on whatever that raises
         raise TranslationError(f"its constants cannot be folded: {_root_cause(error)}") from error
     ir_passes.RemoveUnusedNodesPass()(model)

@@ -21,6 +21,7 @@ from torch import fx
 
 from .bisecting import bisect_command, register_backend
 from .context import Inferred, PassContext, Refusal, Target
+from .fx.editing import UNINITIALIZED
 from .fx.snapshot import FxSnapshot, with_subgraphs
 from .onnx.snapshot import OnnxSnapshot
 from .registry import Pass, Switches, all_passes
@@ -28,6 +29,7 @@ from .stages import STAGES
 
 __all__ = [
     "STAGES",
+    "UNINITIALIZED",
     "Checker",
     "Inferred",
     "Listener",
