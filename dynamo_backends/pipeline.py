@@ -35,7 +35,7 @@ from .observer import Observer
 from .options import Options
 from .regions import Support
 from .stage_passes import StagePasses
-from .verification import Evaluation, GraphChecker, at_first_call
+from .verification import Evaluation, GraphChecker, at_first_call, can_be_verified
 
 _graph_numbers = itertools.count()
 _graph_numbers_lock = Lock()
@@ -200,7 +200,8 @@ class Pipeline:
                 read_memory_of_owners(module)
                 separate_returned_views(module)
                 self.observer.stage("post_grad", name, module)
-                evaluation = None if arguments is None else Evaluation(module, arguments, exact=True)
+                is_verified = arguments is not None and can_be_verified(module)
+                evaluation = Evaluation(module, arguments, exact=True) if is_verified else None  # type: ignore[arg-type]
                 return self.lowering.lower(name, module, passes, evaluation)
 
         return aot.boxed(at_first_call(build) if self.options.verify_passes else build(None))

@@ -24,6 +24,7 @@ from torch import fx
 
 from ..artifacts import Input, Output
 from ..errors import TranslationError
+from ..onnx_versions import IR_VERSION
 from . import torch_internals
 from .converters import CONVERTERS
 from .indices import INDEX_ARGUMENT, refuse_negative
@@ -32,8 +33,6 @@ from .promotion import promoted_dtypes
 from .results import check_results, expected_dtype, expected_shape
 
 Values: TypeAlias = "ir.Value | None | Sequence[ir.Value | None]"
-
-IR_VERSION = 10
 
 
 def find_translation(target: object, opset: int) -> object | None:

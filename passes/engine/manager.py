@@ -244,7 +244,8 @@ class PassManager:
         if error is not None:
             if self._strict:
                 raise PassError(item.name, name, error) from error
-            logger.warning("%s. It is left out", PassError(item.name, name, error), exc_info=error)
+            traceback = error if problem is None else None  # of a graph that was looked at, there is nothing to trace
+            logger.warning("%s. It is left out", PassError(item.name, name, error), exc_info=traceback)
             if is_changed:
                 snapshot.restore()
                 snapshot = take_snapshot(graph)
