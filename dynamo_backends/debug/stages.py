@@ -22,7 +22,7 @@ from passes.engine.manager import PassResult
 
 from ..collectives import is_collective
 from ..exporter.locations import source_line
-from ..numerics.differences import is_discrete, largest, same_number, value_difference
+from ..numerics.differences import is_discrete, same_number, value_difference
 from ..numerics.distance import distance
 from ..numerics.exact import WHATEVER_THE_FAKE_RESULT
 from ..numerics.twice import NotRepeatableError, Results, Twice
@@ -194,8 +194,8 @@ def changed(before: Results, after: Results, *, gradients: bool = False) -> bool
                 return True
             continue
         found = distance(new, old)
-        size = max(found.scale, beside(before, key, gradients=gradients)) or 1.0
-        if found.nonfinite or found.max_abs > _rounding(before.eager.get(key)) * size:
+        error = found.max_abs / _rounding(before.eager.get(key))
+        if found.nonfinite or (error > (found.scale or 1.0) and error > beside(before, key, gradients=gradients)):
             return True
     return False
 
@@ -225,13 +225,9 @@ def beside(results: Results, key: object, *, gradients: bool = False) -> float:
         key: of the result; ``("gradient", j)`` for a gradient.
         gradients: whether all results are gradients, whatever their keys.
     """
-
-    def is_gradient(key: object) -> bool:
-        return gradients or (isinstance(key, tuple) and key[0] == "gradient")
-
-    if not is_gradient(key):
-        return 0.0
-    return largest(value for other, value in results.exact.items() if is_gradient(other))
+    if gradients:
+        return results.largest
+    return results.largest_gradient if isinstance(key, tuple) and key[0] == "gradient" else 0.0
 
 
 def _compare(

@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ..collectives import is_collective
+from .differences import largest
 from .exact import BIT_CASTS, WIDER, of_default_dtype, widen
 from .randomness import PrivateRandomness, is_random
 
@@ -38,6 +40,16 @@ class Results:
 
     eager: Mapping[object, object]
     exact: Mapping[object, object]
+
+    @functools.cached_property
+    def largest(self) -> float:
+        """The largest magnitude among all of them."""
+        return largest(self.exact.values())
+
+    @functools.cached_property
+    def largest_gradient(self) -> float:
+        """The largest magnitude among those with keys ``("gradient", j)``."""
+        return largest(value for key, value in self.exact.items() if isinstance(key, tuple) and key[0] == "gradient")
 
 
 class Twice:
