@@ -201,6 +201,9 @@ def test_only_integers_and_booleans_are_discrete() -> None:
         (NAN, NAN, ""),
         (NAN, 1.0, "1.0 instead of nan"),
         (None, None, ""),
+        (torch.ones(2), None, "None instead of a tensor of shape (2,)"),
+        (None, torch.ones(2), "a tensor of shape (2,) instead of None"),
+        (torch.ones(()), 1.0, ""),
     ],
 )
 def test_a_difference_in_words(old: object, new: object, said: str) -> None:

@@ -403,3 +403,29 @@ def test_a_comparison_is_not_seen_by_a_compile_in_another_thread(tmp_path: Path)
             fx.traceback.current_meta["of_another_thread"] = "kept"
             function(torch.randn(4))
     assert seen and set(seen) == {"kept"}
+
+
+@pytest.mark.parametrize("shape", [(), (8,)])
+def test_a_pass_that_loses_a_gradient(shape: tuple[int, ...], planted: Callable[[Pass], None], tmp_path: Path) -> None:
+    """The results are right, and one of two parameters learns nothing."""
+
+    def detach(module: fx.GraphModule, context: PassContext) -> int:
+        (node,) = module.graph.find_nodes(op="call_function", target=F.silu)
+        with module.graph.inserting_before(node):
+            detached = module.graph.call_method("detach", (node.args[0],))
+            detached.meta.update(node.args[0].meta)
+        node.args = (detached,)
+        context.matches.append(node.name)
+        return 1
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.weight = nn.Parameter(torch.randn(shape)), nn.Parameter(torch.randn(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight + F.silu(self.gate)  # silu of the gate
+
+    planted(Pass("pre_grad.wrong", "Planted by a test.", detach))
+    found = verdicts(Gated(), (5, 8), "training", tmp_path)
+    assert "pass pre_grad.wrong" in found["backward"] and line_of("silu of the gate") in found["backward"], found
