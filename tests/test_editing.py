@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
+import operator
 import subprocess
 import sys
 import textwrap
@@ -227,6 +229,255 @@ def test_a_value_that_its_maker_only_claims_is_inferred() -> None:
     assert not fx_editing.replace(node, new, PassContext("post_grad.mine"))
 
 
+LIKE_IT = "new memory of the same dtype, shape and strides"
+
+
+def replaced(
+    function: Callable[..., object], old: str, new: Callable[[fx.GraphModule, fx.Node], fx.Node] | str, stage: str
+) -> str:
+    """Why one node may not take the place of another, both by name; empty if it did."""
+    module = traced(function, torch.randn(4, 4))
+    nodes = {node.name: node for node in module.graph.nodes}
+    node, context = nodes[old], PassContext(f"{stage}.mine", explain=True)
+    if new is LIKE_IT:
+        value = node.meta["val"]
+        other = fx_editing.call(node, aten.empty_strided.default, (list(value.shape), list(value.stride())))
+    else:
+        other = nodes[new] if isinstance(new, str) else new(module, node)
+    names = [item.name for item in module.graph.nodes if item is not other]
+    if fx_editing.replace(node, other, context):
+        assert not context.refusals and node._erased
+        return ""
+    assert [item.name for item in module.graph.nodes if item is not other] == names
+    return context.refusals[0].reason
+
+
+MEMORY: dict[str, tuple[Callable[..., object], str, str, str, str]] = {
+    "a view of an input": (lambda x: x.t(), "t", LIKE_IT, "post_grad", "shares memory with x_1"),
+    "a part of an input": (lambda x: x.split(2)[0], "getitem", LIKE_IT, "post_grad", "shares memory with x_1"),
+    "a view of what is not needed": (lambda x: x.exp().t(), "t", LIKE_IT, "post_grad", ""),
+    "a view of another result": (lambda x: (y := x.exp(), y.t()), "t", LIKE_IT, "post_grad", "with exp, which is"),
+    "a view that is only read": (lambda x: x.t().sin(), "t", LIKE_IT, "post_grad", ""),
+    "a view that is read as it lies": (
+        lambda x: x.t().as_strided((2, 2), (1, 2)).sin(),
+        *("t", LIKE_IT, "post_grad", "shares memory with x_1, which is returned, written, or read as it lies"),
+    ),
+    "a view that is written": (lambda x: x.t().add_(1).sin(), "t", LIKE_IT, "post_grad", "shares memory with x_1"),
+    "the same elsewhere": (lambda x: (x.exp().sin(), x.exp().cos()), "exp_1", "exp", "post_grad", ""),
+    "the same elsewhere, returned": (
+        lambda x: (x.exp(), x.exp()),
+        *("exp_1", "exp", "post_grad", "a result of the graph, which must be a tensor of its own"),
+    ),
+    "the same elsewhere, of which a view is returned": (
+        lambda x: (x.exp().sin(), x.exp()[1:]),
+        *(
+            "exp_1",
+            "exp",
+            "post_grad",
+            "its memory is returned, written, or read as it lies; it must not be that of exp",
+        ),
+    ),
+    "the same elsewhere, which is written": (
+        lambda x: (y := x.exp(), z := x.exp().sin(), y.t().add_(1), z)[3],
+        *("exp_1", "exp", "post_grad", "the memory of exp is written"),
+    ),
+    "the same elsewhere, before AOTAutograd": (
+        lambda x: (x.exp().sin(), x.exp().cos()),
+        *("exp_1", "exp", "pre_grad", "may be changed in place before AOTAutograd"),
+    ),
+    "the same elsewhere, in a joint graph": (lambda x: (x.exp().sin(), x.exp().cos()), "exp_1", "exp", "joint", ""),
+    "an input, in a joint graph": (
+        lambda x: x.neg().sin(),
+        *("neg", "x_1", "joint", "the memory of x_1 is an input's or a result's, which may change before the backward"),
+    ),
+    "a result, in a joint graph": (
+        lambda x: (x.exp(), x.exp().sin()),
+        "exp_1",
+        "exp",
+        "joint",
+        "an input's or a result",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MEMORY)
+def test_memory_stays_whose_it_was(what: str) -> None:
+    function, old, new, stage, said = MEMORY[what]
+    found = replaced(function, old, new, stage)
+    assert said in found if said else found == ""
+
+
+def value_by(target: Callable[..., object], *args: object) -> Callable[[fx.GraphModule, fx.Node], fx.Node]:
+    return lambda module, node: fx_editing.call(node, target, args)
+
+
+VALUES: dict[str, tuple[Callable[..., object], str, Callable[[fx.GraphModule, fx.Node], fx.Node], str]] = {
+    "strides of what is not returned": (
+        lambda x: x.exp().sin(),
+        *("exp", value_by(aten.empty_strided.default, [4, 4], [1, 4]), "with strides [1, 4], exp is float32 [4, 4]"),
+    ),
+    "strides that address nothing": (
+        lambda x: x[:1].exp().sin(),
+        *("exp", value_by(aten.empty_strided.default, [1, 4], [9, 1]), ""),
+    ),
+    "strides of no elements": (
+        lambda x: x[:0].exp().sin(),
+        *("exp", value_by(aten.empty_strided.default, [0, 4], [1, 9]), ""),
+    ),
+    "a number": (
+        lambda x: x.exp(),
+        *(
+            "exp",
+            lambda module, node: fx_editing.call(node, aten.sym_size.int, (node.args[0], 0)),
+            "would be 4, exp is",
+        ),
+    ),
+    "several": (
+        lambda x: x.split(2)[0].sin(),
+        *("split", lambda module, node: fx_editing.call(node, aten.split.Tensor, (node.args[0], 2)), ""),
+    ),
+    "several, of other shapes": (
+        lambda x: x.split(2)[0].sin(),
+        *(
+            "split",
+            lambda module, node: fx_editing.call(node, aten.split.Tensor, (node.args[0], 3)),
+            "[3, 4], float32 [1",
+        ),
+    ),
+    "more": (
+        lambda x: x.split(2)[0].sin(),
+        *(
+            "split",
+            lambda module, node: fx_editing.call(node, aten.split.Tensor, (node.args[0], 1)),
+            "split is (float32",
+        ),
+    ),
+    "another device": (
+        lambda x: x.exp().sin(),
+        *("exp", lambda module, node: device_of_no_memory(node), "float32 [4, 4] on meta, exp is float32 [4, 4]"),
+    ),
+    "a sparse one": (
+        lambda x: x.exp().sin(),
+        *(
+            "exp",
+            lambda module, node: fx_editing.call(node, aten._to_sparse.default, node.args),
+            "(torch.sparse_coo), exp",
+        ),
+    ),
+}
+
+
+def device_of_no_memory(node: fx.Node) -> fx.Node:
+    return fx_editing.call(node, aten.empty.memory_format, ([4, 4],), {"device": torch.device("meta")})
+
+
+@pytest.mark.parametrize("what", VALUES)
+def test_what_is_put_in_the_place_of_a_value_is_alike(what: str) -> None:
+    function, old, new, said = VALUES[what]
+    found = replaced(function, old, new, "post_grad")
+    assert said in found if said else found == ""
+
+
+@pytest.mark.parametrize(("returned", "gradient"), [(False, False), (True, False), (True, True)])
+def test_strides_that_a_pass_may_change(returned: bool, gradient: bool) -> None:
+    """Those of what is not returned, if it asks for that; autograd lays gradients out."""
+    module = traced(lambda x: x.exp() if returned else x.exp().sin(), torch.randn(4, 4))
+    (node,) = module.graph.find_nodes(op="call_function", target=aten.exp.default)
+    if gradient:
+        node.meta["partitioner_tag"] = "is_backward"
+    new = fx_editing.call(node, aten.empty_strided.default, ([4, 4], [1, 4]))
+    allowed = gradient or not returned
+    assert fx_editing.replace_all([(node, new)], PassContext("post_grad.mine"), strides=False) == allowed
+
+
+def test_one_of_several_that_may_not_be_replaced_keeps_all() -> None:
+    module = traced(lambda x: x.exp().sin(), torch.randn(4))
+    exp, sine = (node for node in module.graph.nodes if node.op == "call_function")
+    names = [node.name for node in module.graph.nodes]
+    context = PassContext("post_grad.mine", explain=True)
+    first = fx_editing.call(exp, aten.cosh.default, exp.args)
+    second = fx_editing.call(sine, aten.unsqueeze.default, (first, 0))
+    assert not fx_editing.replace_all([(exp, first), (sine, second)], context)
+    assert [node.name for node in module.graph.nodes] == names
+    assert [miss.node for miss in context.refusals] == ["exp"]
+    assert not fx_editing.replace_all([], context)
+
+
+@pytest.mark.parametrize(
+    ("target", "args"),
+    [
+        (aten.mm.default, (torch.ones(2, 3), torch.ones(2, 3))),
+        (aten.squeeze.dim, (torch.ones(2), 5)),
+        (operator.getitem, ((1, 2), 7)),
+        (operator.add, (1, "a")),
+        (math.sqrt, (-1.0,)),
+        (aten.sin.default, (torch.ones(2), 3)),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_computed_is_not_made(target: Callable[..., object], args: tuple) -> None:
+    module = traced(lambda x: x.exp(), torch.randn(3, 4))
+    names = [node.name for node in module.graph.nodes]
+    with pytest.raises(fx_editing.NotComputable) as error:
+        fx_editing.call(list(module.graph.nodes)[-1], target, args)
+    assert str(target) in str(error.value) and "\n" not in str(error.value)
+    assert [node.name for node in module.graph.nodes] == names
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_still_read_is_not_erased() -> None:
+    module = traced(lambda x: (x.exp().sin(), x.neg().cos())[0], torch.randn(3))
+    nodes = [node for node in module.graph.nodes if node.op == "call_function"]
+    fx_editing.erase_unused(nodes)
+    fx_editing.erase_unused(nodes)  # what is gone is left alone
+    assert [node.name for node in module.graph.nodes if node.op == "call_function"] == ["exp", "sin"]
+
+
+@pytest.mark.parametrize(
+    ("function", "kept"),
+    [
+        (lambda x: x.exp().sin(), {"sin"}),
+        (lambda x: x.exp().t()[1:], {"exp", "t", "slice_1"}),
+        (lambda x: (x.exp() + 1).split(2)[1].sin(), {"sin"}),
+        (lambda x: x.exp().split(2)[1], {"exp", "split", "getitem_1"}),
+        (lambda x: x.exp().t().as_strided((2, 2), (1, 2)).sin(), {"exp", "t", "sin"}),
+        (lambda x: x.exp().view(torch.int32).bitwise_not(), {"exp", "bitwise_not"}),
+        (lambda x: (y := x.exp(), y.t().add_(1), y.sin())[2], {"exp", "t", "sin"}),
+    ],
+)
+def test_whose_memory_must_stay_its_own(function: Callable[..., object], kept: set[str]) -> None:
+    found = fx_editing.shared_memory(traced(function, torch.randn(4, 4)).graph)
+    assert {node.name for node in found if node.op == "call_function"} == kept
+
+
+@torch.library.custom_op("test_editing::others", mutates_args=())
+def others(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("target", "pure", "functional"),
+    [
+        (aten.add.Tensor, True, True),
+        (aten.add_.Tensor, False, False),
+        (aten.rand_like.default, False, False),
+        (aten.empty.memory_format, False, True),
+        (aten.nonzero.default, False, True),
+        (aten._local_scalar_dense.default, False, True),
+        (torch.ops.test_editing.others.default, False, True),
+        (torch.ops.prims.convert_element_type.default, True, True),
+        (operator.add, True, True),
+        (math.floor, True, True),
+        (torch.sin, False, False),
+        (torch.ops.higher_order.cond, False, False),
+    ],
+    ids=str,
+)
+def test_what_only_computes(target: Callable[..., object], pure: bool, functional: bool) -> None:
+    node = fx.Graph().call_function(target)
+    assert (fx_editing.is_pure(node), fx_editing.is_functional(node)) == (pure, functional)
+
+
 # A pass that uses none of that
 
 
@@ -322,6 +573,72 @@ def test_a_pass_that_is_undone_leaves_names_meta_and_order() -> None:
     assert [(n.name, n.target, str(n.args), n.meta["val"]) for n in list(module.graph.nodes)[:-1]] == before
     x = torch.randn(3)
     torch.testing.assert_close(module(x, x), (x.exp() + x).sin())
+
+
+def test_results_that_share_memory_go_on_sharing_it() -> None:
+    module = traced(lambda x: (y := x.exp(), y.t(), x.sin()), torch.randn(3, 4))
+    snapshot = FxSnapshot(module)
+    (view,) = module.graph.find_nodes(op="call_function", target=aten.t.default)
+    view.target, view.args = aten.empty_strided.default, ([4, 3], [1, 4])
+    assert snapshot.changed()
+    assert "shares memory with nothing, it did with result 0" in str(snapshot.problem(TARGET))
+    snapshot.restore()
+    (sine,) = module.graph.find_nodes(op="call_function", target=aten.sin.default)
+    (exp,) = module.graph.find_nodes(op="call_function", target=aten.exp.default)
+    snapshot = FxSnapshot(module)
+    sine.replace_all_uses_with(exp)
+    assert snapshot.changed()
+    assert "shares memory with result 0, it did with nothing" in str(snapshot.problem(TARGET))
+
+
+def test_a_pass_after_one_that_is_undone_sees_the_graph_as_it_was() -> None:
+    def spoil(module: fx.GraphModule, context: PassContext) -> int:
+        context.refuse("a node", "a reason")
+        wrong_shape(module, context)
+        raise KeyError("lost")
+
+    def cosine(module: fx.GraphModule, context: PassContext) -> int:
+        (node,) = module.graph.find_nodes(op="call_function", target=aten.exp.default)
+        return int(fx_editing.replace(node, fx_editing.call(node, aten.cos.default, node.args), context))
+
+    manager = PassManager(explain=True)
+    passes = (Pass("post_grad.spoil", "Planted.", spoil), Pass("post_grad.shape", "Planted.", wrong_shape))
+    manager._by_stage["post_grad"] = [*passes, Pass("post_grad.cosine", "Planted.", cosine)]
+    module = traced(lambda x: (x * 2).exp(), torch.randn(3, 4))
+    start = time.perf_counter()
+    results = manager.run("post_grad", module)
+    elapsed = (time.perf_counter() - start) * 1e3
+    assert [result.fired for result in results] == [0, 0, 1]
+    assert [(result.nodes_before, result.nodes_after) for result in results] == [(2, 2)] * 3
+    assert results[0].undone == "it failed: KeyError('lost')" and "it was float32 [3, 4]" in results[1].undone
+    assert [(miss.node, miss.reason) for miss in results[0].refusals] == [("a node", "a reason")]
+    assert all(result.milliseconds > 0 for result in results)
+    assert sum(result.milliseconds for result in results) < elapsed
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(module(x), (x * 2).cos())
+
+
+def test_a_pass_that_the_check_objects_to_says_where_it_fired() -> None:
+    class Objects:
+        def problem(self, before: fx.GraphModule, after: fx.GraphModule) -> str:
+            x = torch.randn(3)
+            torch.testing.assert_close(before(x), x.sin())
+            torch.testing.assert_close(after(x), x.cos())
+            return "it is off"
+
+    def cosine(module: fx.GraphModule, context: PassContext) -> int:
+        (node,) = module.graph.find_nodes(op="call_function", target=aten.sin.default)
+        node.target = aten.cos.default
+        context.matches += [f"node_{i}" for i in range(9)]
+        return 1
+
+    manager = PassManager()
+    manager._by_stage["post_grad"] = [Pass("post_grad.cosine", "Planted.", cosine)]
+    module = traced(torch.sin, torch.randn(3))
+    (result,) = manager.run("post_grad", module, checker=Objects())
+    assert result.undone == "it is off; it fired at node_0, node_1, node_2, node_3, node_4"
+    x = torch.randn(3)
+    torch.testing.assert_close(module(x), x.sin())
 
 
 # What a pass says of itself

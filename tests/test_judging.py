@@ -102,6 +102,10 @@ def test_the_first_wrong_pass_of_a_stage() -> None:
     culprit, first = graphs.culprit([X], torch.get_rng_state())
     assert culprit is not None
     assert (culprit.node, culprit.cause) == ("sin", "pass bad")
+    assert [node_of(graph, "exp").target for graph in (graphs.first, graphs.last)] == [
+        aten.exp.default,
+        aten.neg.default,
+    ]
     assert culprit.verdict == "diverges at sin (no source line): pass bad"
     torch.testing.assert_close(first.eager[0], X.sin() * 2)
     second, first = graphs.culprit([X], torch.get_rng_state(), [1])

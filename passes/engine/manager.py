@@ -60,7 +60,6 @@ class PassError(RuntimeError):
             f"pass {name!r} failed on {graph}: {type(error).__name__}: {error}. Turn it off with "
             f"options={{'passes': {{'disable': [{name!r}]}}}}"
         )
-        self.name = name
 
 
 @dataclasses.dataclass(frozen=True)
