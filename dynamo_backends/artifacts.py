@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 from torch import fx
+from torch.autograd import forward_ad
 
 from passes.engine.manager import PassResult
 
@@ -165,12 +166,28 @@ class RunnableRegion:
         self.__name__ = f"region_{self.index}"  # what the generated code of the graph calls it
         self.failures = 0
         self.last_failure = ""
+        self._has_told_of_tangents = False
 
     def __call__(self, *args: object) -> Sequence[object]:
+        if forward_ad._current_level >= 0:
+            return self._with_tangents(args)
         try:
             return self.bound(args)
         except SessionError as error:
             return self._rescue(args, error)
+
+    def _with_tangents(self, args: Sequence[object]) -> Sequence[object]:
+        """Runs the region in PyTorch inside forward-mode AD, whose tensors may carry tangents."""
+        if self.must_run_on_onnx:
+            raise SessionError(
+                f"{self.graph} region {self.index} is called inside forward-mode AD, which only PyTorch can do. "
+                "Remove options={'fallback': 'error'} to let it."
+            )
+        count("calls_inside_forward_ad")
+        if not self._has_told_of_tangents:
+            self._has_told_of_tangents = True
+            logger.warning("%s region %d: PyTorch runs it inside forward-mode AD", self.graph, self.index)
+        return self.in_pytorch(*args)
 
     def _rescue(self, args: Sequence[object], error: SessionError) -> Sequence[object]:
         """Runs the region in PyTorch after the session failed on these arguments; PyTorch's own error wins."""

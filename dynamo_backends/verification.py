@@ -27,6 +27,7 @@ from .errors import SessionError
 from .exporter.locations import source_line
 from .numerics.distance import Distance, distance, is_explained
 from .numerics.exact import Environment, attribute, run_eager, run_exact, widen
+from .numerics.randomness import PrivateRandomness
 from .runtime.binding import BoundSession, InputSpec, OutputSpec
 from .runtime.session import Session
 from .runtime.settings import SessionSettings
@@ -48,6 +49,7 @@ class Evaluation:
         self.eager: Environment = {}
         self.exact: Environment = {}
         values = iter(arguments)
+        randomness = PrivateRandomness(torch.Generator().manual_seed(_SEED).get_state())
         with _undisturbed():
             for node in module.graph.nodes:
                 if node.op == "output":
@@ -57,10 +59,11 @@ class Evaluation:
                     self.eager[node] = pytree.tree_map(_copy, value)
                     self.exact[node] = pytree.tree_map(widen, self.eager[node]) if exact else None
                     continue
-                state = torch.get_rng_state()
-                self.eager[node] = run_eager(node, self.eager)
+                draws = randomness.draws
+                with randomness:
+                    self.eager[node] = run_eager(node, self.eager)
                 if exact:
-                    is_random = not torch.equal(state, torch.get_rng_state())
+                    is_random = randomness.draws > draws
                     eager = self.eager[node]
                     self.exact[node] = (
                         pytree.tree_map(widen, eager) if is_random else run_exact(node, self.exact, eager)
@@ -217,9 +220,8 @@ def _as_int(size: int | torch.SymInt) -> int:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """No fake tensors, no gradients, and random numbers that start from one seed and leave no trace."""
-    with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
+    """No fake tensors, and no gradients."""
+    with _disable_current_modes(), torch.no_grad():
         yield
 
 

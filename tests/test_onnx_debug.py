@@ -185,7 +185,9 @@ def test_a_wrong_pass_is_told_from_a_wrong_operator(dump: Path, monkeypatch: pyt
                 return 1
         return 0
 
-    monkeypatch.setitem(registry._registered, "onnx.wrong", Pass("onnx.wrong", "Wrong.", blunt_the_sigmoid))
+    monkeypatch.setattr(
+        registry, "_registered", registry._registered | {"onnx.wrong": Pass("onnx.wrong", "Wrong.", blunt_the_sigmoid)}
+    )
     debug(Classifier().eval(), dump)(torch.randn(3, 8))
     (graph,) = graphs(dump)
     assert graph["verdict"] == f"diverges at sigmoid ({line_of('torch.sigmoid(self')}): pass onnx.wrong"

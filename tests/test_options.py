@@ -246,7 +246,9 @@ def test_the_partitioner_of_a_compiler_has_its_options(monkeypatch: pytest.Monke
         return 0
 
     for name in ("joint.note", "joint.off"):
-        monkeypatch.setitem(registry._registered, name, Pass(name, "Planted by a test.", note))
+        monkeypatch.setattr(
+            registry, "_registered", registry._registered | {name: Pass(name, "Planted by a test.", note)}
+        )
     compiler = onnx_compiler(opset=18, passes={"disable": ["joint.off"]})
     model = torch.compile(block(), backend=through_aot_autograd(compiler, 18))
     model(torch.randn(3, 6)).sum().backward()
@@ -280,7 +282,11 @@ def test_the_partitioner_of_a_compiler_checks_passes(monkeypatch: pytest.MonkeyP
             return 1
         return 0
 
-    monkeypatch.setitem(registry._registered, "joint.wrong", Pass("joint.wrong", "Planted by a test.", wrong))
+    monkeypatch.setattr(
+        registry,
+        "_registered",
+        registry._registered | {"joint.wrong": Pass("joint.wrong", "Planted by a test.", wrong)},
+    )
     backend = through_aot_autograd(onnx_compiler(verify_passes=True), 23)
     assert_same_as_eager(lambda x: x.sin() * 2, torch.randn(5, requires_grad=True), settings={"backend": backend})
     assert counted("undone pass joint.wrong") == 1

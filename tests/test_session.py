@@ -130,7 +130,11 @@ def test_a_checked_pass_runs_with_the_threads_of_the_session(monkeypatch: pytest
         node.replace_input_with(0, twice.outputs[0])
         return 1
 
-    monkeypatch.setitem(registry._registered, "onnx.twice", Pass("onnx.twice", "Planted by a test.", negate_twice))
+    monkeypatch.setattr(
+        registry,
+        "_registered",
+        registry._registered | {"onnx.twice": Pass("onnx.twice", "Planted by a test.", negate_twice)},
+    )
     threads: list[int] = []
     create = Session._create
     monkeypatch.setattr(Session, "_create", lambda self, number: threads.append(number) or create(self, number))

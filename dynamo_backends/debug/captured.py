@@ -16,17 +16,24 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from .. import aot
 from ..exporter.decompositions import decomposition_table
-from ..numerics.differences import is_discrete, value_difference
+from ..numerics.differences import discrete_difference, is_discrete, value_difference
 from ..numerics.distance import distance, is_carried
+from ..numerics.randomness import PrivateRandomness
 from ..numerics.twice import Results, Twice, copies
 from .decomposed import find_wrong_decomposition
-from .stages import Culprit, StageGraphs, Step, changed, copy_of, difference, interpret, name_of_result
+from .stages import Culprit, StageGraphs, Step, beside, changed, copy_of, difference, interpret, name_of_result
 
-_KEPT_CALLS = 4
+KEPT_CALLS = 4
 """Calls whose backward has not come yet that are kept for it."""
+
+
+_TURNED = 0.01
+_TURNED_IN_HALF = 0.5
+"""The share of a result's comparisons and indices that another rounding may turn; in half precision, values tie."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +43,13 @@ class Finding:
     Attributes:
         culprit: the stage, pass or decomposition that is wrong, or ``None``.
         wrong: in words, the results that are not right though no stage is to blame.
+        because: what explains them, or ``""``.
         unchecked: what could not be compared, with the reason.
     """
 
     culprit: Culprit | None = None
     wrong: list[str] = dataclasses.field(default_factory=list)
+    because: str = ""
     unchecked: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -154,14 +163,16 @@ class Captured:
 
     Attributes:
         pre_grad, joint: the graphs of these stages.
+        awaits_backward: whether a forward was compared, and none of its backwards yet.
     """
 
     def __init__(self, opset: int) -> None:
         self.pre_grad = CapturedGraphs()
         self.joint = JointGraphs()
         self._opset = opset
-        self._calls: collections.deque[Call] = collections.deque(maxlen=_KEPT_CALLS)
+        self._calls: collections.deque[Call] = collections.deque(maxlen=KEPT_CALLS)
         self._active = threading.local()
+        self.awaits_backward = False
 
     @property
     def call(self) -> Call | None:
@@ -184,6 +195,7 @@ class Captured:
 
     def keep_for_backward(self, call: Call) -> None:
         self._calls.append(call)
+        self.awaits_backward = True
 
     def call_of(self, saved: Mapping[str, object]) -> Call | None:
         """The compared call that handed these values to its backward; each call is found once.
@@ -191,9 +203,11 @@ class Captured:
         The partitioner renames states of random numbers in the backward: what has no namesake does not count.
         """
         for call in self._calls:
-            handed = call.saved
-            if handed is not None and all(_same_value(handed[name], saved[name]) for name in saved.keys() & handed):
+            handed = call.saved or {}
+            common = saved.keys() & handed
+            if common and all(_is_handed_over(handed[name], saved[name]) for name in common):
                 self._calls.remove(call)
+                self.awaits_backward = False
                 return call
         return None
 
@@ -207,23 +221,40 @@ class Captured:
         return decomposition_table(self._opset)
 
 
-def _same_value(saved: object, value: object) -> bool:
-    if isinstance(value, torch.Tensor):
-        return saved == _place(value)
+class _HandedOver:
+    """A tensor that a forward saves for its backward, to be known again; its memory is not kept alive.
+
+    An address would not do: the next batch may lie in the same buffer, or in memory that was let go.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._storage = StorageWeakRef(tensor.untyped_storage())
+        self._version = tensor._version
+        self._shape = tensor.shape
+
+    def is_(self, tensor: torch.Tensor) -> bool:
+        return (
+            not self._storage.expired()
+            and self._storage.cdata == tensor.untyped_storage()._cdata
+            and self._version == tensor._version
+            and self._shape == tensor.shape
+        )
+
+
+def _is_handed_over(saved: object, value: object) -> bool:
+    if isinstance(saved, _HandedOver):
+        return isinstance(value, torch.Tensor) and saved.is_(value)
     return saved == value
-
-
-def _place(value: object) -> object:
-    return (value.data_ptr(), tuple(value.shape)) if isinstance(value, torch.Tensor) else value
 
 
 class Call:
     """One compared call of a captured graph: what it was given, and what PyTorch makes of it.
 
     Attributes:
-        saved: by the name of the node, where the values lie that the forward handed to the backward.
+        saved: by the name of the node, the values that the forward handed to the backward, to be known again.
         traced: what the first joint graph gave, if it was run.
         finish: makes the verdict on the graph that ran, from what is found in the results.
+        fault: the verdict on the forward, if it is not ``ok``.
     """
 
     def __init__(self, captured: Captured, arguments: Sequence[object]) -> None:
@@ -242,6 +273,7 @@ class Call:
         self.saved: dict[str, object] | None = None
         self.traced: Results | None = None
         self.finish: Callable[[Finding], None] | None = None
+        self.fault = ""
 
     @property
     def state(self) -> torch.Tensor:
@@ -250,7 +282,10 @@ class Call:
 
     def save(self, values: Mapping[str, object]) -> None:
         """The values a forward hands to its backward, by the name of the node."""
-        self.saved = {name: _place(value) for name, value in values.items()}
+        self.saved = {
+            name: _HandedOver(value) if isinstance(value, torch.Tensor) and value.layout is torch.strided else value
+            for name, value in values.items()
+        }
 
     def argument(self, position: int) -> object:
         return self._arguments[position]
@@ -277,7 +312,39 @@ class Call:
         actual: dict[object, object] = dict(enumerate(results))
         given = self._captured.all_arguments(arguments)
         actual |= {("input", j): given[j] for j in _changed_inputs(reference)}
-        return Finding(culprit, _wrong(reference, actual, steps[0].graph), unchecked)
+        wrong = _wrong(reference, actual, steps[0].graph) + self._wrongly_decided(results)
+        return Finding(culprit, wrong, unchecked=unchecked)
+
+    def _wrongly_decided(self, results: Sequence[object]) -> list[str]:
+        """In words, the results without floating-point values of which more differ than rounding may turn."""
+        assert self._reference is not None
+        reference, graph = self._reference.outputs.eager, self._captured.pre_grad.first
+        pairs = [
+            (i, eager, value)
+            for i, value in enumerate(results)
+            if isinstance(eager := reference.get(i), torch.Tensor) and isinstance(value, torch.Tensor)
+            if is_discrete(eager) and eager.shape == value.shape and not torch.equal(eager, value)
+        ]
+        if not pairs:
+            return []
+        with self._as_called():
+            exact = self._reference.decided_in_float64(lambda *args: interpret(graph, args), self._arguments)
+        found = []
+        for i, eager, value in pairs:
+            sure = eager == exact[i]  # where float64 differs from eager, rounding decides
+            said = discrete_difference(eager[sure], value[sure], self._share_turned_by_rounding())
+            if said and sure.sum() > 1:
+                name, source = name_of_result(graph, i)
+                found.append(f"{name} ({source or 'no source line'}): {said}")
+        return found
+
+    def _share_turned_by_rounding(self) -> float:
+        """How many of the comparisons and indices of a graph another rounding may turn at most."""
+        half = (torch.float16, torch.bfloat16)
+        is_half = any(dtype in half for dtype in self._autocast.values()) or any(
+            isinstance(value, torch.Tensor) and value.dtype in half for value in self._arguments
+        )
+        return _TURNED_IN_HALF if is_half else _TURNED
 
     def judge_backward(self, tangents: Mapping[object, torch.Tensor], gradients: Mapping[int, object]) -> Finding:
         """Compares the gradients the compiled backward returned.
@@ -299,7 +366,8 @@ class Call:
         if culprit is None and self.traced is not None:
             culprit = self._trace(before, self.traced, tangents)
         actual: dict[object, object] = {("gradient", j): gradients[j] for j in positions}
-        return Finding(culprit, _wrong(reference, actual, steps[0].graph), unchecked)
+        wrong = _wrong(reference, actual, steps[0].graph)
+        return Finding(culprit, wrong, self.fault and f"its forward {self.fault}", unchecked)
 
     def _has_gradient(self, position: int) -> bool:
         value = self._arguments[position]
@@ -365,8 +433,7 @@ class Call:
             if ends:
                 torch.autograd.backward([end for end, _ in ends], [grad for _, grad in ends])
 
-        with torch.random.fork_rng(devices=[]), self._as_called():
-            torch.set_rng_state(self._state)
+        with PrivateRandomness(self._state), self._as_called():
             return find_wrong_decomposition(graph, self._captured.decompositions(), given, gradients)
 
 
@@ -395,7 +462,7 @@ def _wrong(reference: Results, actual: Mapping[object, object], graph: fx.GraphM
         eager, exact = reference.eager.get(key), reference.exact.get(key)
         if is_discrete(eager) and is_discrete(value):
             continue
-        said = value_difference(eager, exact, value)
+        said = value_difference(eager, exact, value, beside(reference, key))
         if isinstance(eager, torch.Tensor) and isinstance(value, torch.Tensor) and isinstance(exact, torch.Tensor):
             if eager.dtype != value.dtype:
                 said = f"dtype {value.dtype} instead of {eager.dtype}"

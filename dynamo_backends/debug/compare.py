@@ -27,6 +27,7 @@ from ..artifacts import CompiledGraph, CompiledRegion, Region, is_operator
 from ..errors import SessionError, first_line
 from ..exporter.locations import module_path, source_line
 from ..exporter.translate import value_names
+from ..numerics.differences import largest
 from ..numerics.distance import distance, is_carried, is_explained, nearer
 from ..numerics.exact import Environment, run_eager, run_exact, widen
 from ..regions import is_ordered
@@ -101,7 +102,7 @@ def _rewritten(graph: CompiledGraph, run: RunValues, rows: list[Row]) -> GraphCo
     for row in rows:
         if row.session is None or row.onnx is None or row.eager is None or row.region is None:
             continue
-        if not row.propagated_explained or is_explained(row.session, row.eager, row.torch_dtype):
+        if not row.propagated_explained or is_explained(row.session, row.eager, row.torch_dtype, row.beside):
             continue
         found = row.session_instability
         if found is not None and found.between_runs:  # by less than eager's own error, and yet a reason
@@ -215,6 +216,8 @@ class _Lockstep:
         self._unchecked: list[str] = []
         self._alone: dict[str, str] = {}
         self._inexact: dict[str, str] = {}
+        returned = graph.module.graph.output_node().all_input_nodes if graph.name.direction == "backward" else []
+        self._gradients = largest(actual.get(node) for node in returned)
         nodes = list(graph.module.graph.nodes)
         last_use = {arg: node for node in nodes for arg in node.all_input_nodes}
         self._dies_at: dict[fx.Node, list[fx.Node]] = {}
@@ -256,6 +259,7 @@ class _Lockstep:
         local = self._local(node)
         values_of_eager: Sequence[object] = results if isinstance(results, (tuple, list)) else [results]
         rows: dict[int, Row] = {}
+        beside = max(largest(exact), self._gradients) if several else self._gradients  # type: ignore[arg-type]
         for i, eager in enumerate(values_of_eager):
             if not isinstance(eager, torch.Tensor):
                 continue
@@ -267,6 +271,7 @@ class _Lockstep:
                 source=source_line(node),
                 dtype=str(eager.dtype).removeprefix("torch."),
                 shape=tuple(eager.shape),
+                beside=beside,
             )
             if node.op not in ("placeholder", "get_attr"):
                 expected = exact[i] if several else exact  # type: ignore[index]

@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..exporter.locations import source_line
 from ..numerics.differences import value_difference
-from ..numerics.twice import as_float64, is_random
+from ..numerics.randomness import is_random
+from ..numerics.twice import as_float64
 from .interpreter import Interpreter
 from .stages import Culprit
 

@@ -2,12 +2,19 @@
 
 Both graphs run side by side, node by node, on the same arguments. Nodes of the same name are compared as soon as both
 are computed, and a value is let go when nobody needs it any more.
+
+There are two measures. In eager, the later value may be as far from float64 as the earlier one and rounding explain.
+That lets pass what rounding may do: a comparison or an index of floating-point values that comes out otherwise, in half
+precision an error of one or two percent, and a fault that a layer norm behind it damps. So both graphs run in float64
+alone too: there a right pass turns no comparison, and changes nothing but what it computed once and for all in the
+graph's dtype.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import fx
@@ -15,9 +22,18 @@ from torch.utils import _pytree as pytree
 
 from ..exporter.known_wrong import is_uninitialized
 from ..exporter.locations import source_line
-from ..numerics.differences import is_discrete, value_difference
-from ..numerics.exact import Environment, attribute, run_eager, run_exact, widen
+from ..numerics.differences import discrete_difference, is_discrete, largest, value_difference
+from ..numerics.distance import distance
+from ..numerics.exact import Environment, attribute, run_eager, run_exact, run_only_exact, widen
+from ..numerics.randomness import PrivateRandomness
 from ..numerics.twice import copies
+
+_UNITS = 4.0
+_UNITS_OF_HALF = 0.5
+"""By how many units of its dtype a constant that a pass computes once and for all may change a value in float64."""
+
+_NOISE = 1e-13
+"""What is left in float64 of values that cancel."""
 
 
 def first_wrong_node(
@@ -33,16 +49,60 @@ def first_wrong_node(
         arguments: a value for each placeholder.
         state: of the CPU's random numbers at the start.
     """
-    namesakes = {node.name: node for node in before.graph.nodes}
-    common = {node.name for node in after.graph.nodes if node.name in namesakes}
+    common = _common_names(before, after)
     old, new = _Steps(before, arguments, state, common, exact=True), _Steps(after, arguments, state, common)
+    return _first(before, after, old, new, _difference)
+
+
+def first_wrong_node_in_float64(
+    before: fx.GraphModule, after: fx.GraphModule, arguments: Sequence[object], state: torch.Tensor
+) -> tuple[str, str, str] | None:
+    """The same where both graphs compute in float64 alone.
+
+    Raises:
+        RuntimeError, NotImplementedError, TypeError: PyTorch has no float64 of one of the operators.
+    """
+    unit = _coarsest_unit([*_values(before), *arguments])
+    allowed = unit * (_UNITS_OF_HALF if unit >= torch.finfo(torch.float16).eps else _UNITS)
+    common = _common_names(before, after)
+    old, new = (_Steps(module, arguments, state, common, eager=False, exact=True) for module in (before, after))
+
+    def difference(old: _Steps, new: _Steps, theirs: fx.Node, ours: fx.Node) -> str:
+        return _difference_in_float64(old.exact[theirs], new.exact[ours], allowed)
+
+    return _first(before, after, old, new, difference)
+
+
+def _common_names(before: fx.GraphModule, after: fx.GraphModule) -> set[str]:
+    return {node.name for node in before.graph.nodes} & {node.name for node in after.graph.nodes}
+
+
+def _values(module: fx.GraphModule) -> list[object]:
+    """What the nodes of a graph return, as fake tensors."""
+    return [leaf for node in module.graph.nodes for leaf in pytree.tree_leaves(node.meta.get("val"))]
+
+
+def _coarsest_unit(values: Sequence[object]) -> float:
+    """The largest epsilon of the dtypes of floating-point tensors."""
+    dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()}
+    return max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
+
+
+def _first(
+    before: fx.GraphModule,
+    after: fx.GraphModule,
+    old: _Steps,
+    new: _Steps,
+    difference: Callable[[_Steps, _Steps, fx.Node, fx.Node], str],
+) -> tuple[str, str, str] | None:
+    namesakes = {node.name: node for node in before.graph.nodes}
     for node in after.graph.nodes:
         same = namesakes.get(node.name)
         if same is None or node.op == "output" or is_uninitialized(node):
             continue
         new.reach(node)
         old.reach(same)
-        said = "" if node in new.rounding else _difference(old, new, same, node)
+        said = "" if node in new.rounding else difference(old, new, same, node)
         if said:
             for theirs, ours in zip(_read(same), _read(node), strict=False):
                 if ours.name not in namesakes:
@@ -53,7 +113,7 @@ def first_wrong_node(
     for theirs, ours in zip(_read(before.graph.output_node()), _read(after.graph.output_node()), strict=False):
         new.reach(ours)
         old.reach(theirs)
-        said = "" if ours in new.rounding else _difference(old, new, theirs, ours)
+        said = "" if ours in new.rounding else difference(old, new, theirs, ours)
         if said:
             return ours.name, source_line(ours) or source_line(theirs), said
     return None
@@ -67,7 +127,8 @@ class _Steps:
         arguments: a value for each placeholder.
         state: of the CPU's random numbers.
         compared: names of nodes whose values are needed until ``used`` is called for them.
-        exact: whether float64 runs beside it.
+        eager: whether eager runs; float64 alone decides its own comparisons, and draws its own random numbers.
+        exact: whether float64 runs.
 
     Attributes:
         eager, exact: values that are still needed.
@@ -81,22 +142,24 @@ class _Steps:
         state: torch.Tensor,
         compared: Collection[str],
         *,
+        eager: bool = True,
         exact: bool = False,
     ) -> None:
         self.eager: Environment = {}
         self.exact: Environment = {}
         self.rounding: set[fx.Node] = set()
         self._module = module
-        self._has_exact = exact
+        self._has_eager, self._has_exact = eager, exact
         self._nodes = iter(module.graph.nodes)
         self._arguments = iter(copies(arguments))
-        self._state = state
+        self._randomness = PrivateRandomness(state)
         self._users = collections.Counter({node: len(node.users) for node in module.graph.nodes})
         self._users.update(node for node in module.graph.nodes if node.name in compared)
 
     def reach(self, node: fx.Node) -> None:
         """Runs the graph until the node is computed."""
-        while node not in self.eager:
+        computed = self.eager if self._has_eager else self.exact
+        while node not in computed:
             self._step(next(self._nodes))
 
     def used(self, node: fx.Node) -> None:
@@ -107,28 +170,32 @@ class _Steps:
             self.exact.pop(node, None)
 
     def _step(self, node: fx.Node) -> None:
-        if node.op == "placeholder":
-            self.eager[node] = next(self._arguments)
-        elif node.op == "get_attr":
-            self.eager[node] = attribute(self._module, str(node.target))
-        else:
-            self._call(node)
+        if node.op in ("placeholder", "get_attr"):
+            is_argument = node.op == "placeholder"
+            value = next(self._arguments) if is_argument else attribute(self._module, str(node.target))
+            if self._has_eager:
+                self.eager[node] = value
+            if self._has_exact:
+                self.exact[node] = pytree.tree_map(widen, value)
             return
-        if self._has_exact:
-            self.exact[node] = pytree.tree_map(widen, self.eager[node])
+        if self._has_eager:
+            self._call(node)
+        else:
+            with self._randomness:
+                self.exact[node] = run_only_exact(node, self.exact)
+        for arg in node.all_input_nodes:
+            self.used(arg)
 
     def _call(self, node: fx.Node) -> None:
-        torch.set_rng_state(self._state)
-        eager = self.eager[node] = run_eager(node, self.eager)
-        state = torch.get_rng_state()
-        is_random, self._state = not torch.equal(state, self._state), state
+        draws = self._randomness.draws
+        with self._randomness:
+            eager = self.eager[node] = run_eager(node, self.eager)
+        is_random = self._randomness.draws > draws
         given = [leaf for arg in node.all_input_nodes for leaf in pytree.tree_leaves(self.eager[arg])]
         if all(map(is_discrete, pytree.tree_leaves(eager))) and not all(map(is_discrete, given)):
             self.rounding.add(node)
         if self._has_exact:
             self.exact[node] = pytree.tree_map(widen, eager) if is_random else run_exact(node, self.exact, eager)
-        for arg in node.all_input_nodes:
-            self.used(arg)
 
 
 def _read(node: fx.Node) -> list[fx.Node]:
@@ -143,5 +210,28 @@ def _difference(old: _Steps, new: _Steps, theirs: fx.Node, ours: fx.Node) -> str
     )
     if len(before) != len(after):
         return f"{len(after)} results instead of {len(before)}"
-    said = (value_difference(*values) for values in zip(before, exact, after, strict=True))
+    beside = largest(exact) if len(exact) > 1 else 0.0
+    said = (value_difference(*values, beside) for values in zip(before, exact, after, strict=True))
     return next(filter(None, said), "")
+
+
+def _difference_in_float64(before: object, after: object, allowed: float) -> str:
+    """In words, how two results of float64 differ.
+
+    Floating-point values: if by more than ``allowed`` of the root of their mean square. Others: if more elements do
+    than chance lets happen where two values tie.
+    """
+    pairs = (pytree.tree_leaves(item, is_leaf=lambda x: x is None) for item in (before, after))
+    for old, new in zip(*pairs, strict=True):
+        if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor) or old.shape != new.shape:
+            continue  # eager's values have told
+        if is_discrete(old):
+            said = discrete_difference(old, new)
+            if said:
+                return said
+            continue
+        found = distance(new, old)
+        size = float(torch.linalg.vector_norm(old[old.isfinite()])) / math.sqrt(max(old.numel(), 1))
+        if found.nonfinite or found.rmse > max(allowed * size, _NOISE):
+            return f"in float64 another result: off by {found.max_abs:.3g}, at values up to {found.scale:.3g}"
+    return ""

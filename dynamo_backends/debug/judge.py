@@ -17,13 +17,13 @@ from passes.engine.manager import PassResult
 from .. import aot
 from ..artifacts import CompiledGraph, GraphName
 from ..numerics.twice import NotRepeatableError
-from .captured import Call, Captured, Finding, JointGraphs
+from .captured import KEPT_CALLS, Call, Captured, Finding, JointGraphs
 from .compare import RunValues, compare_run
 from .replay import Replay
 from .rows import GraphComparison
 from .stages import StageGraphs
 from .suspects import ModelStep
-from .watched import WatchedRun
+from .watched import WatchedRun, are_plain
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,8 @@ class ComparedEntry:
     Args:
         compiled: the compiled graph.
         captured: Dynamo's graph.
-        every: whether each call is compared, or the first.
+        every: whether each call is compared, or the first. Where that has no backward, the next ones are too, until one
+            has; a few at most.
     """
 
     def __init__(self, compiled: Callable[..., Any], captured: Captured, *, every: bool) -> None:
@@ -161,15 +162,20 @@ class ComparedEntry:
         self._captured = captured
         self._every = every
         self._lock = threading.Lock()
-        self._has_compared = False
+        self._compared = 0
 
     def __call__(self, *args: object) -> object:
         with self._lock:
-            compares = self._every or not self._has_compared
-            self._has_compared = True
+            compares = are_plain(args) and (self._every or self._is_first())
+            self._compared += compares
         if not compares:
             return self._compiled(*args)
-        results, call = self._captured.compared(self._compiled, args)
+        try:
+            results, call = self._captured.compared(self._compiled, args)
+        except BaseException:
+            with self._lock:
+                self._compared -= 1  # nothing came of it
+            raise
         if call.finish is not None:  # else the graph was not compiled by us, or is empty
             flat = pytree.tree_leaves(results, is_leaf=lambda x: x is None)
             finding = attempt("the captured graph", lambda: call.judge_forward(flat, args))
@@ -177,6 +183,9 @@ class ComparedEntry:
             if call.saved is not None:
                 self._captured.keep_for_backward(call)
         return results
+
+    def _is_first(self) -> bool:
+        return not self._compared or (self._captured.awaits_backward and self._compared < KEPT_CALLS)
 
 
 class Listeners:

@@ -122,6 +122,8 @@ class Manifest:
             self._is_behind = True
             entry = self._graphs[name]
             entry["runs"] = int(entry["runs"]) + 1  # type: ignore[call-overload]
+            if entry["verdict"] is None and self._options["compare"] != "never":
+                entry["unchecked"] = ["its runs: none of them was compared"]
 
     def add_comparison(
         self, name: GraphName, comparison: GraphComparison, repeated: Mapping[int, RepeatedRegion], cost: Cost

@@ -7,6 +7,7 @@ node, each region still one call, so that the values between regions can be kept
 from __future__ import annotations
 
 import collections
+import dataclasses
 import logging
 import threading
 import weakref
@@ -39,7 +40,7 @@ from .stages import StageGraphs
 from .tables import regions_text, side_by_side_json, side_by_side_text
 from .tensors import write_tensor
 from .verdict import conclude
-from .watched import WatchedRun, watch
+from .watched import WatchedRun, are_plain, watch
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +161,7 @@ class DebugObserver(Observer):
 
     def compare(self, graph: CompiledGraph, run: WatchedRun, call: Call | None, *, write_data: bool) -> Judged:
         """Compares one run of a graph, before anything writes into its arguments."""
-        with self._lock, _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with self._lock, _disable_current_modes(), torch.no_grad():
             judged = self._judges[graph.name].judge(graph, run, call, self._replay)
             count("compared_runs")
             if write_data or not judged.comparison.ok:
@@ -185,13 +186,25 @@ class DebugObserver(Observer):
                 self._folder.write_text(f"{folder}/side_by_side.txt", side_by_side_text(comparison, compiled.region))
                 self._folder.write_text(f"{folder}/side_by_side.json", side_by_side_json(comparison, compiled.region))
             self._manifest.add_comparison(graph.name, comparison, run.repeated, run.cost)
-        if self._options.compare == "first" and graph.name.direction != "forward":
-            self._judges[graph.name].drop()
+        if self._options.compare == "first":
+            for judge in self._finished(graph.name):
+                judge.drop()
         level = logging.INFO if comparison.verdict == OK and not comparison.unchecked else logging.WARNING
         logger.log(
             level, "%s: %s%s", graph.name, comparison.verdict, f" ({comparison.note})" if comparison.note else ""
         )
         return comparison
+
+    def _finished(self, name: GraphName) -> list[Judge]:
+        """The judges that no run is left for, after a compared run of a graph.
+
+        A forward with a captured graph may be compared again, until one of its backwards was.
+        """
+        judge = self._judges[name]
+        if name.direction == "forward" and judge.captured is not None:
+            return []
+        forward = self._judges.get(dataclasses.replace(name, direction="forward"))
+        return [judge] if forward is None else [judge, forward]
 
     def count_run(self, graph: CompiledGraph) -> None:
         self._manifest.count_run(graph.name)
@@ -233,6 +246,8 @@ class _WatchedGraph:
         self._has_compared = False
 
     def run(self, args: list[object]) -> object:
+        if not are_plain(args):
+            return self._run(args)
         call = self._judge.call_of(args)
         compares = call is not None if self._judge.captured is not None else self._is_asked_for()
         inputs = self._observer.snapshots.of(args) if self._record is not None else []
@@ -254,6 +269,8 @@ class _WatchedGraph:
 
         def finish(finding: Finding) -> None:
             comparison = self._observer.conclude(self._graph, run, judged, finding)
+            if call is not None and not comparison.ok:
+                call.fault = comparison.verdict
             if self._record is not None:
                 self._record.comparison = comparison
 

@@ -39,6 +39,8 @@ class Row:
         session_instability: how that came out another time, where its bits differed.
         local_instability: the same of the node alone, on eager's inputs; it is looked for where the session or the node
             alone differs by more than rounding.
+        beside: the largest magnitude of what it is computed together with, see ``is_explained``: the other results of
+            its node, and in a backward graph the gradients that the graph returns.
         complaint: a dtype or shape that is not eager's, or ``""``.
     """
 
@@ -60,6 +62,7 @@ class Row:
     session: Distance | None = None
     session_instability: Instability | None = None
     local_instability: Instability | None = None
+    beside: float = 0.0
     complaint: str = ""
 
     @property
@@ -71,21 +74,21 @@ class Row:
         """Whether the node by itself is right: on eager's inputs it is as near to exact as eager."""
         if self.local_onnx is None or self.local_eager is None:
             return True
-        return is_explained(self.local_onnx, self.local_eager, self.torch_dtype)
+        return is_explained(self.local_onnx, self.local_eager, self.torch_dtype, self.beside)
 
     @property
     def propagated_explained(self) -> bool:
         """Whether the value in the region's model is as near to exact as eager's."""
         if self.onnx is None or self.eager is None:
             return True
-        return is_explained(self.onnx, self.eager, self.torch_dtype)
+        return is_explained(self.onnx, self.eager, self.torch_dtype, self.beside)
 
     @property
     def in_model_explained(self) -> bool:
         """Whether the node in the region's model is right on what it was given there."""
         if self.in_model_onnx is None or self.in_model_eager is None:
             return True
-        return is_explained(self.in_model_onnx, self.in_model_eager, self.torch_dtype)
+        return is_explained(self.in_model_onnx, self.in_model_eager, self.torch_dtype, self.beside)
 
     @property
     def jumps(self) -> bool:
@@ -112,7 +115,7 @@ class Row:
         ours = self.session or self.onnx
         if ours is None or self.eager is None:
             return not self.complaint
-        return not self.complaint and is_explained(ours, self.eager, self.torch_dtype)
+        return not self.complaint and is_explained(ours, self.eager, self.torch_dtype, self.beside)
 
     @property
     def mark(self) -> str:

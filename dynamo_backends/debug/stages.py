@@ -22,11 +22,11 @@ from passes.engine.manager import PassResult
 
 from ..collectives import is_collective
 from ..exporter.locations import source_line
-from ..numerics.differences import is_discrete, same_number, value_difference
+from ..numerics.differences import is_discrete, largest, same_number, value_difference
 from ..numerics.distance import distance
 from ..numerics.exact import WHATEVER_THE_FAKE_RESULT
 from ..numerics.twice import NotRepeatableError, Results, Twice
-from .first_node import first_wrong_node
+from .first_node import first_wrong_node, first_wrong_node_in_float64
 from .interpreter import Interpreter
 
 _FLOAT64_ROUNDING = 1e-14
@@ -177,6 +177,10 @@ def changed(before: Results, after: Results) -> bool:
             continue
         if old.dtype != new.dtype or old.shape != new.shape:
             return True
+        if is_discrete(old):
+            if not torch.equal(old, new):
+                return True
+            continue
         found = distance(new, old)
         if found.nonfinite or found.max_abs > _FLOAT64_ROUNDING * (found.scale or 1.0):
             return True
@@ -191,7 +195,16 @@ def difference(before: Results, after: Results, key: object) -> str:
     if is_discrete(before.eager.get(key)) and is_discrete(after.eager.get(key)):
         return ""
     old, exact, new = before.eager.get(key), before.exact.get(key), after.eager.get(key)
-    return value_difference(old, exact, new)
+    return value_difference(old, exact, new, beside(before, key))
+
+
+def beside(results: Results, key: object) -> float:
+    """The largest of the gradients, if a result is one: see ``is_explained``."""
+    if not (isinstance(key, tuple) and key[0] == "gradient"):
+        return 0.0
+    return largest(
+        value for other, value in results.exact.items() if isinstance(other, tuple) and other[0] == "gradient"
+    )
 
 
 def _compare(
@@ -205,7 +218,7 @@ def _compare(
     """The culprit of a step after which the float64 results are others; ``None`` if nothing is beyond rounding."""
     graphs = (before, step.graph)
     first, second = graphs if judged is None else (_restricted(graph, judged) for graph in graphs)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.no_grad():
         node = first_wrong_node(first, second, arguments, torch.get_rng_state())
     if node is not None:
         name, source, said = node
@@ -218,7 +231,19 @@ def _compare(
                 return Culprit(places[0].name, source_line(places[0]), step.cause, said)
             name, source = name_of_result(before, judged[key] if judged is not None and isinstance(key, int) else key)
             return Culprit(name, source, step.cause, said)
-    return None
+    return _in_float64(first, second, step, arguments)
+
+
+def _in_float64(
+    before: fx.GraphModule, after: fx.GraphModule, step: Step, arguments: Sequence[object]
+) -> Culprit | None:
+    """The culprit of a step whose fault is one that rounding might make too."""
+    try:
+        with torch.no_grad():
+            node = first_wrong_node_in_float64(before, after, arguments, torch.get_rng_state())
+    except (RuntimeError, NotImplementedError, TypeError):  # an operator without float64; eager has judged the step
+        return None
+    return Culprit(node[0], node[1], step.cause, node[2]) if node is not None else None
 
 
 def name_of_result(graph: fx.GraphModule, key: object) -> tuple[str, str]:

@@ -33,7 +33,8 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding]) -> GraphC
             notes.append(f"the graph after it {comparison.verdict}")
     elif comparison.ok and wrong:
         verdict = f"diverges at {wrong[0]}"
-        notes = ["no stage, no pass and no node by itself explains it"]
+        because = next((finding.because for finding in findings if finding.because), "")
+        notes = [because or "no stage, no pass and no node by itself explains it"]
     if unchecked and verdict == OK:
         more = f" and {len(unchecked) - _SHOWN} more" if len(unchecked) > _SHOWN else ""
         notes.append(f"not checked: {'; '.join(unchecked[:_SHOWN])}{more}")

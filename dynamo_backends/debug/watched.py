@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import fx
+from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from ..artifacts import CompiledGraph, RunnableRegion
@@ -67,6 +69,17 @@ def watch(graph: CompiledGraph, args: list[object]) -> WatchedRun:
     args.clear()
     cost = _measure_cost(graph, interpreter)
     return WatchedRun(results, interpreter.values, interpreter.repeated, interpreter.rescued, cost)
+
+
+def are_plain(args: Sequence[object]) -> bool:
+    """Whether values are what their memory holds: no tangents of forward-mode AD, no batches of ``vmap``, no zeros of
+    autograd without memory. Anything else is not compared."""
+    if forward_ad._current_level >= 0:
+        return False
+    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    return not any(
+        is_batchedtensor(value) or is_legacy_batchedtensor(value) or value._is_zerotensor() for value in tensors
+    )
 
 
 def _measure_cost(graph: CompiledGraph, interpreter: _RecordingInterpreter) -> Cost:

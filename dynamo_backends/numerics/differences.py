@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
+from torch.utils import _pytree as pytree
 
 from .distance import Distance, distance, is_explained
 
@@ -12,11 +15,27 @@ def is_discrete(value: object) -> bool:
     return not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex())
 
 
-def value_difference(old: object, exact: object, new: object) -> str:
+_TIES = 0.01
+"""The share of comparisons and indices that may come out otherwise in float64, where two values are equal."""
+
+
+def discrete_difference(old: torch.Tensor, new: torch.Tensor, share: float = _TIES) -> str:
+    """In words, how many elements of two discrete results differ; ``""`` if no more than ``share``.
+
+    Args:
+        old, new: of the same shape.
+        share: of the elements that may differ.
+    """
+    differing = int((old != new).sum())
+    return f"{differing} of {old.numel()} elements differ" if differing > share * old.numel() else ""
+
+
+def value_difference(old: object, exact: object, new: object, beside: float = 0.0) -> str:
     """In words, why ``new`` is further from ``exact`` than ``old`` and rounding explain; ``""`` if it is not.
 
     The dtypes of floating-point values are no matter of this: within a graph a pass may change them, and some kernels
     of PyTorch return others than their fake tensors (the statistics of a layer norm of bfloat16 with float32 weights).
+    ``beside``: see ``is_explained``.
     """
     if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor) or not isinstance(exact, torch.Tensor):
         return "" if same_number(old, new) else f"{_in_words(new)} instead of {_in_words(old)}"
@@ -26,9 +45,17 @@ def value_difference(old: object, exact: object, new: object) -> str:
         return f"shape {tuple(new.shape)} instead of {tuple(old.shape)}"
     if torch.equal(old, new):
         return ""
+    if is_discrete(old):
+        return discrete_difference(old, new, share=0)
     theirs, ours = distance(old, exact), distance(new, exact)
     coarser = max((old.dtype, new.dtype), key=_epsilon)
-    return "" if is_explained(ours, theirs, coarser) else _error(ours, theirs)
+    return "" if is_explained(ours, theirs, coarser, beside) else _error(ours, theirs)
+
+
+def largest(values: Iterable[object]) -> float:
+    """The largest finite magnitude of floating-point tensors, nested or not; 0 if there is none."""
+    tensors = (leaf for leaf in pytree.tree_leaves(list(values)) if not is_discrete(leaf) and leaf.numel())
+    return max((float(leaf.abs().nan_to_num(0.0, 0.0, 0.0).max()) for leaf in tensors), default=0.0)
 
 
 def _epsilon(dtype: torch.dtype) -> float:

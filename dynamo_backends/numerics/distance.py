@@ -19,6 +19,11 @@ _ROUNDING_UNITS_DEFAULT = 64.0
 """Error in units of the dtype's epsilon times the largest value that needs no explanation: where eager is exactly
 right by luck, rounding elsewhere must not read as a fault. 64 units of float32 are 8e-6; a wrong operator is far."""
 
+_VANISHES = 1e-12
+_CANCELLED_UNITS = 4.0
+"""Terms that cancel leave 1e-12 of the values beside them at most in float64, and four units of these in a dtype: the
+gradient of a query that attends to a single key."""
+
 _HUGE = 1e30
 """Values from here on (masks filled with the smallest float) are judged by their relative error, or their size would
 excuse every error beside them."""
@@ -166,22 +171,33 @@ def _ulp(size: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return power.mul_(info.eps)
 
 
-def is_explained(ours: Distance, eager: Distance, dtype: torch.dtype) -> bool:
+def is_explained(ours: Distance, eager: Distance, dtype: torch.dtype, beside: float = 0.0) -> bool:
     """Whether an error is no more than eager's own and rounding account for.
 
     Args:
         ours: the runtime's distance to exact.
         eager: eager's distance to the same exact.
         dtype: the value's dtype.
+        beside: the largest magnitude of the values that are computed together with this one. Where this one is 0 but
+            for float64's rounding, because terms cancel, it tells what rounding the terms have.
     """
     if ours.nonfinite > eager.nonfinite:
         return False
     if not (dtype.is_floating_point or dtype.is_complex):
         return ours.max_ulp <= eager.max_ulp
+    if (
+        max(ours.scale, eager.scale) <= _VANISHES * beside
+        and ours.max_abs <= _CANCELLED_UNITS * _epsilon(dtype) * beside
+    ):
+        return True
     rounding = (
         _ROUNDING_UNITS.get(dtype, _ROUNDING_UNITS_DEFAULT) * torch.finfo(dtype).eps * max(ours.scale, eager.scale)
     )
     return ours.max_abs <= _FACTOR * eager.max_abs + rounding
+
+
+def _epsilon(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
 
 
 def is_carried(difference: Distance, dtype: torch.dtype) -> bool:

@@ -46,13 +46,23 @@ def _layer_norm_backward(
     return aten.native_layer_norm_backward.default(grad, input, shape, mean, rstd, weight, *rest)
 
 
+def _batch_norm_functional(input: torch.Tensor, *args: object) -> object:
+    """With the new running statistics of a half input in float32."""
+    *results, mean, variance = aten._native_batch_norm_legit_functional.default(input, *args)
+    if input.dtype in (torch.float16, torch.bfloat16):
+        mean, variance = (value.float() for value in (mean, variance))
+    return (*results, mean, variance)
+
+
 WHATEVER_THE_FAKE_RESULT = {
     aten.view.default: aten.reshape.default,
+    aten._native_batch_norm_legit_functional.default: _batch_norm_functional,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
 }
 """What computes the same values where an argument is not what its fake tensor, which made the graph, foretold (PyTorch
 2.13): the strides of batch normalization of a transposed tensor in training; the dtype of layer normalization's
-statistics, float32 for a half input with float32 weights and half according to the fake tensor."""
+statistics, float32 for a half input with float32 weights and half according to the fake tensor; that of the running
+statistics of batch normalization in half, the other way round."""
 
 
 def widen(value: object) -> object:
@@ -124,6 +134,26 @@ def run_exact(node: fx.Node, environment: Environment, eager: object, inexact: d
     if _is_narrow(result) and _is_of_pytorch(node):
         result = of_default_dtype(function, args, kwargs, result)
     return pytree.tree_map(_keep_discrete, result, eager)
+
+
+def run_only_exact(node: fx.Node, environment: Environment) -> object:
+    """What PyTorch computes for a call node in float64, with no eager run beside it: float64 decides comparisons too.
+
+    Args:
+        node: a call node of any stage.
+        environment: the float64 values of what it reads.
+
+    Raises:
+        RuntimeError, NotImplementedError, TypeError: PyTorch has no float64 of it.
+    """
+    if node.target in BIT_CASTS or isinstance(node.target, torch._ops.HigherOrderOperator):
+        raise NotImplementedError(f"no float64 of {node.target}")
+    function = _exact_function(node)
+    args, kwargs = pytree.tree_map(_wider_dtype, arguments(node, environment))
+    result = function(*args, **kwargs)
+    if _is_narrow(result) and _is_of_pytorch(node):
+        result = of_default_dtype(function, args, kwargs, result)
+    return pytree.tree_map(widen, result)
 
 
 def _is_narrow(value: object) -> bool:

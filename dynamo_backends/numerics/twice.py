@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from ..collectives import is_collective
 from .exact import BIT_CASTS, WIDER, of_default_dtype, widen
+from .randomness import PrivateRandomness, is_random
 
 aten = torch.ops.aten
 
@@ -77,6 +79,17 @@ class Twice:
             self._arguments[name], self._leaves[name] = given, leaves
         changed = [j for j, value in enumerate(arguments) if _is_changed(value, self._arguments["eager"][j])]
         self.outputs = Results(*(self._values_of(name, changed) for name, _ in self._modes()))
+
+    def decided_in_float64(
+        self, function: Callable[..., Sequence[object]], arguments: Sequence[object]
+    ) -> Sequence[object]:
+        """The results where float64 makes its own comparisons; random numbers are those of the two runs.
+
+        Args:
+            function, arguments: as given to the two runs.
+        """
+        with _from_state(self._state), torch.no_grad(), _Float64(self._recording, decides_itself=True):
+            return [_detached(value) for value in function(*copies(arguments, wide=True))]
 
     @property
     def inexact(self) -> Mapping[str, str]:
@@ -163,43 +176,88 @@ def copies(values: Sequence[object], *, wide: bool = False) -> list[object]:
         values: tensors and other objects.
         wide: whether floating-point copies are float64.
     """
-    memories: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+    given = [_resolved(value) if isinstance(value, torch.Tensor) and _is_plain(value) else value for value in values]
+    memories = _Memories([value for value in given if _is_plain(value)], wide=wide)
 
-    def copy(value: object) -> object:
+    def copy(value: object, resolved: object) -> object:
         if not isinstance(value, torch.Tensor):
             return value
-        if value.layout is not torch.strided or type(value) not in (torch.Tensor, torch.nn.Parameter):
-            other = value.detach().clone()
-            other = other.to(WIDER.get(other.dtype, other.dtype)) if wide else other
-            return other.requires_grad_(value.requires_grad)
-        value_ = value.detach().resolve_conj().resolve_neg()
-        storage = value_.untyped_storage()
-        key = (storage.data_ptr(), value_.dtype)
-        if key not in memories:
-            whole = value_.new_empty(0).set_(storage, 0, (storage.nbytes() // value_.element_size(),), (1,))
-            memories[key] = whole.to(WIDER.get(value_.dtype, value_.dtype)).clone() if wide else whole.clone()
-        result = memories[key].as_strided(value_.size(), value_.stride(), value_.storage_offset())
-        return result.detach().requires_grad_(value.requires_grad)
+        if _is_plain(value):
+            assert isinstance(resolved, torch.Tensor)
+            return memories.copy_of(resolved).requires_grad_(value.requires_grad)
+        other = value.detach().clone()
+        other = other.to(WIDER.get(other.dtype, other.dtype)) if wide else other
+        return other.requires_grad_(value.requires_grad)
 
     with torch.no_grad():
-        return [copy(value) for value in values]
+        return [copy(value, resolved) for value, resolved in zip(values, given, strict=True)]
+
+
+def _resolved(value: torch.Tensor) -> torch.Tensor:
+    """A tensor whose memory holds its values: no conjugate and negative bits, and no zero without memory."""
+    value = value.detach().resolve_conj().resolve_neg()
+    return value.clone() if value._is_zerotensor() else value
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is a tensor of strided memory and of no class of its own."""
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided  # type: ignore[attr-defined]
+
+
+class _Memories:
+    """Copies of the memory that tensors lie in; what overlaps is one memory, as it is after ``torch.from_numpy``.
+
+    Args:
+        tensors: strided tensors.
+        wide: whether floating-point copies are float64.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], *, wide: bool) -> None:
+        self._copies: dict[tuple[int, int, torch.dtype], tuple[torch.Tensor, int]] = {}
+        by_kind: dict[object, dict[tuple[int, int], torch.Tensor]] = collections.defaultdict(dict)
+        for tensor in tensors:
+            begin, end, dtype = _extent(tensor)
+            by_kind[tensor.device, dtype, begin % tensor.element_size()][begin, end] = tensor
+        for extents in by_kind.values():
+            cluster: list[tuple[int, int]] = []
+            for extent in [*sorted(extents), (sys.maxsize, sys.maxsize)]:
+                if cluster and extent[0] >= max(end for _, end in cluster):
+                    self._copy(cluster, extents, wide=wide)
+                    cluster = []
+                cluster.append(extent)
+
+    def _copy(
+        self, cluster: Sequence[tuple[int, int]], tensors: Mapping[tuple[int, int], torch.Tensor], *, wide: bool
+    ) -> None:
+        """Copies storages, of which each overlaps another, into one memory."""
+        start = cluster[0][0]
+        first = tensors[cluster[0]]
+        size, dtype = first.element_size(), first.dtype
+        kind = WIDER.get(dtype, dtype) if wide else dtype
+        memory = first.new_empty((max(end for _, end in cluster) - start) // size, dtype=kind)
+        for begin, end in cluster:
+            storage = tensors[begin, end].untyped_storage()
+            whole = first.new_empty(0).set_(storage, 0, (storage.nbytes() // size,), (1,))
+            offset = (begin - start) // size
+            memory[offset : offset + whole.numel()] = whole
+            self._copies[begin, end, dtype] = memory, offset
+
+    def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        memory, offset = self._copies[_extent(tensor)]
+        return memory.as_strided(tensor.size(), tensor.stride(), offset + tensor.storage_offset()).detach()
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int, torch.dtype]:
+    """Where a tensor's storage begins and ends, and as what it is read."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes(), tensor.dtype
 
 
 @contextlib.contextmanager
 def _from_state(state: torch.Tensor) -> Iterator[None]:
     """No other modes; random numbers from one state, and no trace of those drawn."""
-    with _disable_current_modes(), torch.random.fork_rng(devices=[]):
-        torch.set_rng_state(state)
+    with _disable_current_modes(), PrivateRandomness(state):
         yield
-
-
-def is_random(function: object) -> bool:
-    """Whether an ATen operator draws random numbers."""
-    if not isinstance(function, torch._ops.OpOverload):
-        return False
-    if torch.Tag.nondeterministic_seeded in function.tags:
-        return True
-    return any(argument.name == "generator" for argument in function._schema.arguments)
 
 
 def _is_discrete(value: object) -> bool:
@@ -255,14 +313,20 @@ def decides(func: object, arguments: object, result: object) -> bool:
 
 
 class _Float64(TorchDispatchMode):
-    """The float64 run beside a recorded one."""
+    """The float64 run beside a recorded one.
+
+    Args:
+        recording: what eager did.
+        decides_itself: whether comparisons and indices are float64's own; random numbers are eager's all the same.
+    """
 
     supports_higher_order_operators = True
 
-    def __init__(self, recording: _Recording) -> None:
+    def __init__(self, recording: _Recording, *, decides_itself: bool = False) -> None:
         super().__init__()
         self.inexact: dict[str, str] = {}
         self._recording = recording
+        self._decides = decides_itself
         self._position: collections.Counter[object] = collections.Counter()
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
@@ -270,7 +334,7 @@ class _Float64(TorchDispatchMode):
         if is_random(func):
             return self._chance(func, args, kwargs)
         result = self._compute(func, args, kwargs)
-        if decides(func, (args, kwargs), result):
+        if func in BIT_CASTS if self._decides else decides(func, (args, kwargs), result):
             kept = self._next(func)
             if kept is not None:
                 return pytree.tree_map(_discrete_of, result, kept) if func not in BIT_CASTS else _widened(kept)

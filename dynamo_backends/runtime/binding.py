@@ -24,7 +24,7 @@ import torch
 from onnxruntime.capi import _pybind_state as ort_c
 from torch._C import _from_dlpack, _to_dlpack  # the functions behind torch.utils.dlpack, without its checks
 
-from ..errors import WrongResultError
+from ..errors import SessionError, WrongResultError
 from .expected_shapes import Size, Sizes, differs, written
 from .messages import ORT_ERRORS, session_error
 from .session import Session
@@ -115,10 +115,14 @@ def _plain_to_ort(value: torch.Tensor) -> ort_c.OrtValue:
         value = value.contiguous()
     if value.is_neg():
         value = value.resolve_neg()
+    if value._is_zerotensor():  # autograd's zeros, which have no memory
+        value = value.clone()
     return _from_torch(_to_dlpack(value))
 
 
 def _bool_to_ort(value: torch.Tensor) -> ort_c.OrtValue:
+    if value._is_zerotensor():
+        value = value.clone()
     return _from_torch(_to_dlpack(value.contiguous().view(torch.uint8)), True)
 
 
@@ -198,8 +202,11 @@ class BoundSession:
             raise WrongResultError(verdict)
         feeds = ort_c.OrtValueVector()
         feeds.reserve(len(self._converters))
-        for value, convert in zip(args, self._converters, strict=True):
-            feeds.push_back(convert(value))
+        try:
+            for value, convert in zip(args, self._converters, strict=True):
+                feeds.push_back(convert(value))
+        except RuntimeError as error:  # a tensor without memory, as inside vmap
+            raise SessionError(f"an argument cannot be given to ONNX Runtime: {error}") from error
         if self._asynchronous:
             wait_for_streams(self._asynchronous)
         fetches = ort_c.OrtValueVector()

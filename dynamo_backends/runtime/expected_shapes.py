@@ -7,6 +7,8 @@ symbol is in a call is read off the arguments.
 from __future__ import annotations
 
 import functools
+import math
+import types
 from collections.abc import Sequence
 from types import CodeType
 from typing import TypeAlias
@@ -65,10 +67,21 @@ def _value(size: Size, actual: int, known: dict[str, int]) -> int:
         return size
     if size not in known:
         try:
-            known[size] = int(eval(_compiled(size), {"__builtins__": {}, "max": max, "min": min}, known))
+            known[size] = int(eval(_compiled(size), _FUNCTIONS, known))
         except NameError:  # a symbol that no argument tells
             known[size] = actual
     return known[size]
+
+
+_FUNCTIONS: dict[str, object] = {
+    "__builtins__": {},
+    **{function.__name__: function for function in (abs, float, int, max, min, round)},
+    "math": math,
+    "torch": types.SimpleNamespace(
+        sym_float=float, sym_int=int, sym_max=max, sym_min=min, sym_sum=sum, _sym_sqrt=math.sqrt
+    ),
+}
+"""What the text of a size may call: that is how PyTorch prints one, see ``PythonPrinter`` of ``torch.utils._sympy``."""
 
 
 @functools.lru_cache(maxsize=10_000)

@@ -25,6 +25,7 @@ import fnmatch
 import functools
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from typing import Any
@@ -83,7 +84,9 @@ class Pass:
 
 
 _registered: dict[str, Pass] = {}
-"""The passes by name, in the order they run within their stage."""
+"""The passes by name, in the order they run within their stage. Replaced, never changed: a compile may read it."""
+
+_registering = threading.Lock()
 
 
 def register(item: Pass) -> Pass:
@@ -95,14 +98,15 @@ def register(item: Pass) -> Pass:
         ValueError: there is another pass of that name; ``before`` or ``after`` name a pass that is not registered, the
             pass itself, or passes between which there is no place.
     """
-    known = _registered.get(item.name)
-    if known is not None and _origin(known) != _origin(item):
-        raise ValueError(f"there is already a pass named {item.name!r}; give yours another name")
-    others = [other for other in _registered.values() if other.name != item.name]
-    place = _place(item, others)
-    ordered = [*others[:place], item, *others[place:]]
-    _registered.clear()
-    _registered.update((other.name, other) for other in ordered)
+    global _registered
+    with _registering:
+        known = _registered.get(item.name)
+        if known is not None and _origin(known) != _origin(item):
+            raise ValueError(f"there is already a pass named {item.name!r}; give yours another name")
+        others = [other for other in _registered.values() if other.name != item.name]
+        place = _place(item, others)
+        ordered = [*others[:place], item, *others[place:]]
+        _registered = {other.name: other for other in ordered}
     return item
 
 
@@ -158,7 +162,9 @@ def _named(name: str, item: Pass, others: Sequence[Pass], argument: str) -> list
 
 def unregister(name: str) -> None:
     """Takes back a registration. Unknown names are not an error."""
-    _registered.pop(name, None)
+    global _registered
+    with _registering:
+        _registered = {other: item for other, item in _registered.items() if other != name}
 
 
 def register_pass(

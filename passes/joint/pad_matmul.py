@@ -23,7 +23,7 @@ import torch
 from torch import fx
 
 from ..engine.context import PassContext
-from ..engine.fx.editing import call, replace, value_of
+from ..engine.fx.editing import call, is_row_major, replace, value_of
 from ..engine.registry import Pass
 
 aten = torch.ops.aten
@@ -60,7 +60,7 @@ def _reason_against(node: fx.Node) -> str | None:
         return "its dtype has no alignment"
     if not all(isinstance(size, int) for size in (*value.shape, *_sizes(node))):
         return "its sizes are symbolic"
-    if not value.is_contiguous():
+    if not is_row_major(value):
         return "its result is not row-major"
     if 0 in (*value.shape, *_sizes(node)):
         return "it is empty"

@@ -20,13 +20,11 @@ Not if ``x`` cannot be viewed that way, or not without knowing the symbols in it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import fx
 
 from ..engine.context import PassContext
-from ..engine.fx.editing import call, known_equal, replace, same_sizes, same_tensor, value_of
+from ..engine.fx.editing import call, is_row_major, replace, same_sizes, same_tensor, value_of
 from ..engine.registry import Pass
 
 aten = torch.ops.aten
@@ -133,7 +131,7 @@ def _reason_against(target: torch._ops.OpOverload, value: torch.Tensor, result: 
     symbolic = [size for size in (*value.shape, *value.stride(), *result.shape) if isinstance(size, torch.SymInt)]
     if target is aten.expand.default:
         return "its sizes are symbolic" if symbolic else None
-    if _is_row_major(value) and _is_row_major(result):
+    if is_row_major(value) and is_row_major(result):
         return None
     if symbolic:
         return "whether its argument can be viewed that way depends on symbols"
@@ -142,16 +140,6 @@ def _reason_against(target: torch._ops.OpOverload, value: torch.Tensor, result: 
     except RuntimeError:
         return "its argument cannot be viewed that way"
     return None if same_sizes(viewed.stride(), result.stride()) else "its result would lie otherwise in memory"
-
-
-def _is_row_major(value: torch.Tensor) -> bool:
-    expected: int | torch.SymInt = 1
-    strides: Sequence[int | torch.SymInt] = value.stride()
-    for size, stride in zip(reversed(value.shape), reversed(strides), strict=True):
-        if not known_equal(stride, expected):
-            return False
-        expected = expected * size
-    return True
 
 
 PASS = Pass(

@@ -345,7 +345,19 @@ def described(value: object) -> str:
         text += f" on {value.device}"
     if value.layout is not torch.strided:
         return f"{text} ({value.layout})"
-    return text + ("" if value.is_contiguous() else f" with strides {list(value.stride())}")
+    return text + ("" if is_row_major(value) else f" with strides {list(value.stride())}")
+
+
+def is_row_major(value: torch.Tensor) -> bool:
+    """Whether a fake tensor is known to lie row by row in memory; nothing is assumed of symbolic sizes."""
+    expected: int | torch.SymInt = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if known_equal(size, 1):
+            continue
+        if not known_equal(stride, expected):
+            return False
+        expected = expected * size
+    return True
 
 
 def is_view(target: object) -> bool:

@@ -122,7 +122,15 @@ class _ModuleSnapshot:
             self.module.graph.lint()
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
             return f"the graph is not well formed any more: {error}"
-        return self._infer() or self._problem_of_results()
+        return self._problem_of_arguments() or self._infer() or self._problem_of_results()
+
+    def _problem_of_arguments(self) -> str | None:
+        """What became of the graph's arguments: callers give them by position."""
+        before = [item.node for item in self.nodes if item.node.op == "placeholder"]
+        after = list(self.module.graph.find_nodes(op="placeholder"))
+        if before == after:
+            return None
+        return f"the graph takes the arguments {', '.join(map(str, after))}, it took {', '.join(map(str, before))}"
 
     def _infer(self) -> str | None:
         """Gives each node that was changed the value it now has; says what cannot be computed any more."""

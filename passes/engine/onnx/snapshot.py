@@ -93,6 +93,8 @@ class OnnxSnapshot:
                 del graph.initializers[name]
         if len(graph) != len(self._nodes) or tuple(graph.outputs) != self._outputs:
             return True
+        if tuple(graph.inputs) != self._inputs:
+            return True
         if not all(item.is_as_it_was(node) for item, node in zip(self._nodes, graph, strict=True)):
             return True
         if any(value.name != self._values[value].name for value in (*self._inputs, *self._outputs)):
@@ -110,6 +112,9 @@ class OnnxSnapshot:
 
     def _malformed(self) -> str | None:
         graph = self._model.graph
+        if tuple(graph.inputs) != self._inputs or any(value.name != self._values[value].name for value in graph.inputs):
+            now, then = ([str(value.name) for value in values] for values in (graph.inputs, self._inputs))
+            return f"the model has the inputs {', '.join(now)}, it had {', '.join(then)}"
         known = {*graph.inputs, *graph.initializers.values()}
         for node in graph:
             for value in node.inputs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ...engine.fx.editing import call, same_sizes, value_of
+from ...engine.fx.editing import call, is_row_major, same_sizes, value_of
 from .forms import Forward
 
 aten = torch.ops.aten
@@ -103,7 +103,7 @@ def places_of(product: fx.Node, result: fx.Node, sizes: list[object]) -> list[tu
     wanted, value = value_of(result), value_of(product)
     assert wanted is not None and value is not None
     users = list(product.users)
-    if not wanted.is_contiguous() and value.is_contiguous():
+    if not is_row_major(wanted) and is_row_major(value):
         result = call(product, aten.clone.default, (result,), {"memory_format": torch.contiguous_format})
     views = [user for user in users if user.target in _RESHAPES and _has_shape(user, wanted)]
     pairs = [(view, result) for view in views]

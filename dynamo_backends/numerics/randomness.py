@@ -1,0 +1,100 @@
+"""Random numbers for a second computation beside the user's: drawn from a state of its own.
+
+PyTorch's generator of the CPU is the whole process's. A comparison that set it would let other threads draw the same
+numbers twice, so operators are given another generator; the few that cannot be told of one run between two settings of
+the process's, under a lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+
+_process_generator = threading.Lock()
+
+
+def is_random(function: object) -> bool:
+    """Whether an ATen operator draws random numbers."""
+    if not isinstance(function, torch._ops.OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded in function.tags:
+        return True
+    return any(argument.name == "generator" for argument in function._schema.arguments)
+
+
+class PrivateRandomness(TorchDispatchMode):
+    """Inside, random numbers of the CPU come from a state of its own; the process's is neither read nor moved.
+
+    Args:
+        state: as ``torch.get_rng_state`` gives it.
+
+    Attributes:
+        draws: how many operators have drawn numbers.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, state: torch.Tensor) -> None:
+        super().__init__()
+        self._generator = torch.Generator()
+        self._generator.set_state(state)
+        self.draws = 0
+
+    @property
+    def state(self) -> torch.Tensor:
+        """What the next numbers are drawn from."""
+        return self._generator.get_state()
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.HigherOrderOperator):  # what is inside may draw, or ask for the state
+            return self._with_process_generator(func, args, kwargs)
+        if not is_random(func) or kwargs.get("generator") is not None or not _is_on_cpu(args, kwargs):
+            return func(*args, **kwargs)
+        self.draws += 1
+        if func is aten.native_dropout.default and args[0].dtype in (torch.float32, torch.float64):
+            return self._dropout(*args, **kwargs)
+        told = _taking_generator(func)
+        if told is None:
+            return self._with_process_generator(func, args, kwargs)
+        return told(*args, **{**kwargs, "generator": self._generator})
+
+    def _dropout(self, input: torch.Tensor, p: float, train: bool | None) -> object:
+        """As ``native_dropout_cpu`` of ``aten/src/ATen/native/Dropout.cpp``, which takes no generator."""
+        if train is False or input.numel() == 0:
+            return aten.native_dropout.default(input, p, train)
+        mask = torch.empty_like(input, dtype=torch.bool).bernoulli_(1 - p, generator=self._generator)
+        return input.mul(mask).mul_(0.0 if p == 1 else 1 / (1 - p)), mask
+
+    def _with_process_generator(self, func: Any, args: Any, kwargs: Any) -> object:
+        with _process_generator, torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self._generator.get_state())
+            result = func(*args, **kwargs)
+            self._generator.set_state(torch.get_rng_state())
+        return result
+
+
+def _taking_generator(func: torch._ops.OpOverload) -> Callable[..., object] | None:
+    """The overload of an operator with the same arguments and a generator; ``None`` if there is none."""
+    names = [argument.name for argument in func._schema.arguments]
+    if "generator" in names:
+        return func
+    packet = func.overloadpacket
+    for overload in (getattr(packet, name) for name in packet.overloads()):
+        others = [argument.name for argument in overload._schema.arguments]
+        if "generator" in others and [name for name in others if name != "generator"] == names:
+            return overload
+    return None
+
+
+def _is_on_cpu(args: object, kwargs: dict[str, Any]) -> bool:
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    device = kwargs.get("device") or (tensors[0].device if tensors else "cpu")
+    return torch.device(device).type == "cpu"
