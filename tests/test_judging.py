@@ -11,7 +11,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.debug.captured import Finding
-from dynamo_backends.debug.first_node import first_wrong_node
+from dynamo_backends.debug.first_node import first_wrong_node, first_wrong_node_in_float64
 from dynamo_backends.debug.rows import GraphComparison
 from dynamo_backends.debug.stages import Culprit, StageGraphs, changed, copy_of, difference, name_of_result
 from dynamo_backends.debug.verdict import conclude
@@ -227,6 +227,28 @@ def test_arguments_are_not_changed() -> None:
     assert torch.equal(x, X)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_what_rounding_hides_is_found_in_float64(dtype: torch.dtype) -> None:
+    """A comparison that is wrong, and half a percent in half precision."""
+    x = torch.linspace(-1, 1, 50).to(dtype)
+
+    def found(before: fx.GraphModule, after: fx.GraphModule) -> str:
+        return (first_wrong_node_in_float64(before, after, [x], torch.get_rng_state()) or [""])[0]
+
+    compares = traced(lambda x: (x * 2 > 0.5) & (x < 0.9), x)
+    assert found(compares, copy_of(compares)) == ""
+    assert found(compares, with_target(compares, "gt", aten.lt.Scalar)) == "gt"
+    scales = traced(lambda x: (x * 1.5).sin() + torch.rand_like(x), x)
+    assert found(scales, copy_of(scales)) == ""
+    wrong = copy_of(scales)
+    node_of(wrong, "mul").args = (node_of(wrong, "mul").args[0], 1.5075)
+    assert found(scales, wrong) == "mul"
+    rounded = copy_of(scales)  # a constant in the dtype of the graph, as a pass may compute it
+    factor = 1.5 * (1 + torch.finfo(dtype).eps / 4)
+    node_of(rounded, "mul").args = (node_of(rounded, "mul").args[0], factor)
+    assert found(scales, rounded) == ""
+
+
 # The conclusion
 
 DIVERGES = "diverges at mul (a.py:3)"
@@ -255,6 +277,12 @@ def culprit(node: str) -> Finding:
             [Finding(wrong=["sin (a.py:7): off", "cos (a.py:8): off"])],
             "diverges at sin (a.py:7): off",
             "no stage, no pass and no node by itself explains it",
+        ),
+        (
+            "ok",
+            [Finding(wrong=["sin (a.py:7): off"]), Finding(because="its forward diverges")],
+            "diverges at sin (a.py:7): off",
+            "its forward diverges",
         ),
         (DIVERGES, [Finding(wrong=["sin (a.py:7): off"])], DIVERGES, "as it was"),
     ],
