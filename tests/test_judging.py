@@ -207,9 +207,9 @@ def test_random_numbers_are_the_same_in_both() -> None:
 
 
 def test_what_is_not_initialized_is_not_compared() -> None:
-    before = traced(lambda x: torch.empty_like(x).fill_(3.0) * x)
-    after = with_target(before, "empty_like", aten.ones_like.default)
-    assert first_wrong(before, after) is None
+    before = traced(lambda x: torch.ones_like(x).fill_(3.0) * x)
+    assert first_wrong(before, with_target(before, "ones_like", aten.empty_like.default)) is None
+    assert (first_wrong(before, with_target(before, "ones_like", aten.zeros_like.default)) or [""])[0] == "ones_like"
 
 
 def test_several_results() -> None:
