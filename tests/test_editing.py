@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -23,9 +24,10 @@ from torch import fx
 from dynamo_backends.options import Options
 from dynamo_backends.pass_target import pass_target
 from dynamo_backends.regions import Support
-from passes import Pass, PassContext, fx_editing, onnx_editing, register, unregister
+from passes import Pass, PassContext, Target, fx_editing, onnx_editing, register, unregister
 from passes.engine.fx.snapshot import FxSnapshot
 from passes.engine.manager import PassManager, Switches
+from passes.engine.onnx import inference
 from passes.onnx.common_subexpressions import common_subexpressions
 
 aten = torch.ops.aten
@@ -777,6 +779,280 @@ def test_what_the_runtime_alone_knows_is_inferred_too() -> None:
     new = ir.Node("com.microsoft", "FusedMatMul", model.graph[0].inputs)
     assert not onnx_editing.substitute(model, context, [model.graph.outputs[0]], [new])
     assert "[3, 5], and y is [1, 3, 5]" in context.refusals[0].reason
+
+
+LOOKED_AT = """m (float[N,4] x, float[M,4] z, float[] w) => (float[4,N] y, float[N,4] neg)
+<float s = {2.5}, int64[2] axes = {1, 0}, int64[1] one = {3}, float[2] pair = {1.0, 2.0}, bool flag = {1}> {
+  t = Transpose <perm = [1, 0]> (x)
+  c = Constant <value = float {1.5}> ()
+  u = Mul(t, c)
+  v = Transpose(u)
+  y = Transpose(v)
+  neg = Neg(x)
+}"""
+
+
+def values_of(model: ir.Model) -> dict[str, ir.Value]:
+    produced = (value for node in model.graph for value in node.outputs)
+    return {str(value.name): value for value in (*model.graph.inputs, *model.graph.initializers.values(), *produced)}
+
+
+def test_what_a_pass_sees_of_a_model() -> None:
+    model = model_of(LOOKED_AT)
+    values = values_of(model)
+    numbers = {"s": 2.5, "one": 3.0, "c": 1.5, "pair": None, "flag": None, "x": None}
+    assert {name: onnx_editing.number(values[name]) for name in numbers} == numbers
+    integers = {"axes": [1, 0], "one": [3], "s": None, "x": None}
+    assert {name: onnx_editing.integers(values[name]) for name in integers} == integers
+    for look in (onnx_editing.constant, onnx_editing.number, onnx_editing.integers, onnx_editing.sizes):
+        assert look(None) is None
+    assert onnx_editing.producer(None, "Mul") is None
+    assert onnx_editing.sizes(values["x"]) == ["N", 4] and onnx_editing.sizes(values["w"]) is None
+    values["w"].shape = ir.Shape([])
+    assert onnx_editing.sizes(values["w"]) == []
+    assert onnx_editing.same_shape(values["x"], values["neg"])
+    assert not onnx_editing.same_shape(values["x"], values["z"])
+    values["t"].shape = ir.Shape([None, 4])
+    assert onnx_editing.sizes(values["t"]) is None and not onnx_editing.same_shape(values["t"], values["t"])
+    values["t"].shape = None
+    assert onnx_editing.sizes(values["t"]) is None
+    transposes = list(onnx_editing.nodes_of(model, "Transpose"))
+    assert [onnx_editing.permutation(node) for node in transposes] == [[1, 0]] * 3
+    values["u"].shape = None
+    assert onnx_editing.permutation(transposes[1]) is None
+    multiply = onnx_editing.producer(values["u"], "Add", "Mul")
+    assert multiply is values["u"].producer()
+    assert onnx_editing.producer(values["u"], "Add") is onnx_editing.producer(values["x"], "Mul") is None
+    assert onnx_editing.producer(values["u"], "Mul", domain="com.microsoft") is None
+    assert multiply is not None
+    assert onnx_editing.is_only_used_by(values["t"], multiply)
+    assert not onnx_editing.is_only_used_by(values["x"], transposes[0])
+    assert not onnx_editing.is_only_used_by(values["y"])
+
+
+def test_nodes_of_subgraphs_are_seen_and_those_erased_meanwhile_are_not() -> None:
+    model = model_of(
+        "m (bool b, float[3] x) => (float[3] y) { s = Sin(x)  y = If (b) "
+        "<then_branch = f () => (float[3] p) { p = Sin(x) }, else_branch = g () => (float[3] q) { q = Sin(s) }> }"
+    )
+    assert [node.outputs[0].name for node in onnx_editing.nodes_of(model, "Sin")] == ["s", "p", "q"]
+    assert not list(onnx_editing.nodes_of(model, "Sin", domain="com.microsoft"))
+    model = model_of("m (float[3] x) => (float[3] y) { a = Sin(x)  b = Sin(x)  y = Sin(x) }")
+    seen = []
+    for node in onnx_editing.nodes_of(model, "Sin"):
+        seen.append(node.outputs[0].name)
+        onnx_editing.erase_unused([model.graph[1].outputs[0]])
+    assert seen == ["a", "y"]
+
+
+def test_what_a_new_node_takes_over() -> None:
+    model = model_of("m (float[3] x) => (float[3] y) { e = Exp(x)  n = Neg(e)  y = Abs(n) }")
+    negate, absolute = model.graph[1], model.graph[2]
+    negate.metadata_props["source"], negate.name = "a.py:3", "the_node"
+    first = ir.Node(
+        "", "Identity", [model.graph.inputs[0]], outputs=[onnx_editing.hidden_value(negate.outputs[0], "h")]
+    )
+    second = ir.Node("com.microsoft", "Gelu", first.outputs)
+    context = PassContext("onnx.mine", explain=True)
+    assert onnx_editing.substitute(model, context, negate.outputs, [first, second])
+    assert [node.op_type for node in model.graph] == ["Identity", "Gelu", "Abs"], "what only the old node read is gone"
+    value = absolute.inputs[0]
+    assert value is second.outputs[0] and value is not None
+    assert (value.name, value.dtype, onnx_editing.sizes(value)) == ("n", ir.DataType.FLOAT, [3])
+    assert (first.outputs[0].name, first.outputs[0].dtype, onnx_editing.sizes(first.outputs[0])) == (
+        "n__h",
+        ir.DataType.FLOAT,
+        [3],
+    )
+    assert (first.name, second.name) == ("node_n__h", "the_node")
+    assert first.metadata_props == second.metadata_props == {"source": "a.py:3"}
+    assert model.graph.opset_imports["com.microsoft"] == 1
+    assert context.matches == ["n"] and not context.refusals
+
+
+def test_results_and_outputs_that_are_computed_otherwise() -> None:
+    model = model_of("m (float[4,2] x) => (float[2,2] a, float[2,2] b) { a, b = Split <num_outputs = 2> (x) }")
+    model.graph.opset_imports["com.microsoft"] = 7
+    (split,) = model.graph
+    parts = onnx_editing.new_constant(model, "sizes", np.array([2, 2], dtype=np.int64))
+    new = ir.Node("", "Split", [model.graph.inputs[0], parts], num_outputs=2)
+    after = list(split.outputs)
+    assert onnx_editing.substitute(model, PassContext("onnx.mine", target=TARGET), after, [new])
+    assert [value.name for value in model.graph.outputs] == ["a", "b"]
+    assert list(model.graph.outputs) == list(new.outputs) and [node.op_type for node in model.graph] == ["Split"]
+    assert model.graph.opset_imports["com.microsoft"] == 7
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+
+
+@pytest.mark.parametrize("why", ["kernel", "bisector", "shape"])
+def test_what_is_not_put_in_leaves_the_model_as_it_was(why: str) -> None:
+    model = model_of(EXP)
+    before = str(ir.to_proto(model))
+    (old,) = model.graph[0].outputs
+    target = Target(refuses=lambda node: "no kernel" if node.op_type == "Sin" and why == "kernel" else None)
+    context = PassContext("onnx.mine", target=target, explain=True)
+    if why == "bisector":
+        context.allows = lambda node: False  # type: ignore[method-assign]
+    constant = ir.node("Constant", [], {"value_float": 1.0})
+    sine = ir.Node("", "Sin" if why != "shape" else "Size", [model.graph.inputs[0]])
+    nodes = [constant, sine, ir.Node("", "Add", [*sine.outputs, *constant.outputs])] if why != "shape" else [sine]
+    assert not onnx_editing.substitute(model, context, [old], nodes)
+    assert str(ir.to_proto(model)) == before
+    assert len(list(model.graph.inputs[0].uses())) == 1, "what was made and not used reads nothing any more"
+    reasons = {"kernel": ["Sin: no kernel"], "bisector": [], "shape": ["Size gives INT64, and val_0 is FLOAT"]}
+    found = [miss.reason for miss in context.refusals]
+    assert len(found) == len(reasons[why]) and (why == "shape" or found == reasons[why])
+
+
+TWICE = "a = Exp(x)  b = Exp(x)"
+EXISTING: dict[str, tuple[str, str, str, str, list[str] | str]] = {
+    "of no name": (f"(float[3] x) => (float[3] y) {{ {TWICE}  y = Add(a, b) }}", "b", "a", "", ["a", "y"]),
+    "of an FX node's name": (f"(float[3] x) => (float[3] y) {{ {TWICE}  y = Add(a, b) }}", "b", "a", "b", ["b", "y"]),
+    "both": (f"(float[3] x) => (float[3] y) {{ {TWICE}  y = Add(a, b) }}", "b", "a", "ab", ["a", "y"]),
+    "an output": ("(float[3] x) => (float[3] y) { a = Exp(x)  y = Exp(x) }", "y", "a", "a", ["y"]),
+    "by an output": (
+        "(float[3] x) => (float[3] y, float[3] z) { y = Exp(x)  b = Exp(x)  z = Neg(b) }",
+        "b",
+        "y",
+        "b",
+        ["y", "z"],
+    ),
+    "by an input": ("(float[3] x) => (float[3] y) { b = Identity(x)  y = Neg(b) }", "b", "x", "b", ["y"]),
+    "an output by another": (
+        "(float[3] x) => (float[3] y, float[3] z) { y = Exp(x)  z = Exp(x) }",
+        *("z", "y", "", "the result is an output, which must not be another output's memory"),
+    ),
+    "an output by an input": (
+        "(float[3] x) => (float[3] y) { y = Identity(x) }",
+        *("y", "x", "", "the result is an output, which must not be an input's or a constant's memory"),
+    ),
+    "an output by a constant": (
+        "(float[3] x) => (float[1] y) { c = Constant <value = float[1] {1.0}> ()  y = Identity(c) }",
+        *("y", "c", "", "the result is an output, which must not be an input's or a constant's memory"),
+    ),
+    "of another shape": (
+        "(float[3] x, float[1,3] w) => (float[1,3] y) { a = Exp(x)  b = Exp(w)  y = Add(a, b) }",
+        *("b", "a", "", "it would be [3], and b is [1, 3]"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", EXISTING)
+def test_a_value_that_is_there_in_the_place_of_another(what: str) -> None:
+    text, result, value, named, expected = EXISTING[what]
+    model = model_of(f"m {text}")
+    values, context = values_of(model), PassContext("onnx.mine", explain=True)
+    for name in named:
+        if (node := values[name].producer()) is not None:
+            node.metadata_props["fx_node"] = name
+    done = onnx_editing.use_existing(values[result], values[value], context)
+    if isinstance(expected, str):
+        assert not done and [miss.reason for miss in context.refusals] == [expected]
+        return
+    assert done and [item.name for node in model.graph for item in node.outputs] == expected
+    assert context.matches == [result]
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+
+
+def test_whose_result_a_name_is() -> None:
+    model = model_of(
+        "m (float[3] x) => (float[3] y) { exp = Exp(x)  exp__1 = Neg(exp)  exp__h = Abs(exp__1)  y = Sin(exp__h) }"
+    )
+    for node in model.graph:
+        node.metadata_props["fx_node"] = "exp"
+    names = {name: onnx_editing.is_named(value) for name, value in values_of(model).items()}
+    assert names == {"x": True, "exp": True, "exp__1": True, "exp__h": False, "y": False}
+    model.graph[0].metadata_props.clear()
+    assert not onnx_editing.is_named(model.graph[0].outputs[0])
+
+
+def test_constants_of_one_name_are_kept_apart() -> None:
+    model = model_of(EXP)
+    first, second = (onnx_editing.new_constant(model, "axes", np.array([i])) for i in range(2))
+    assert [first.name, second.name] == ["constant.axes", "constant.axes_"]
+    assert [onnx_editing.integers(value) for value in (first, second)] == [[0], [1]]
+    assert (first.dtype, onnx_editing.sizes(first)) == (ir.DataType.INT64, [1])
+    hidden = onnx_editing.hidden_value(model.graph[0].outputs[0], "flat", [12])
+    assert (hidden.name, hidden.dtype, onnx_editing.sizes(hidden)) == ("e__flat", ir.DataType.FLOAT, [12])
+
+
+def test_an_operator_that_the_target_is_asked_about() -> None:
+    model = model_of(EXP)
+    asked = []
+    target = Target(refuses=lambda node: asked.append((node.domain, node.op_type, len(node.attributes))) or "no kernel")
+    context = PassContext("onnx.mine", target=target)
+    attribute = ir.AttrFloat32("alpha", 1.0)
+    reason = onnx_editing.reason_against(context, "QuickGelu", model.graph.inputs, attribute, domain="com.microsoft")
+    assert (reason, asked) == ("no kernel", [("com.microsoft", "QuickGelu", 1)])
+    assert len(list(model.graph.inputs[0].uses())) == 1
+
+
+class TestInference:
+    """Of the results of a node: what it gives them, and what it has against what is claimed."""
+
+    def settle(self, node: ir.Node, *claims: tuple[ir.DataType | None, list | None], **target: object) -> str | None:
+        for output, (dtype, dims) in zip(node.outputs, claims, strict=False):
+            output.type = None if dtype is None else ir.TensorType(dtype)
+            output.shape = None if dims is None else ir.Shape(dims)
+        return inference.settle_types(node, 20, Target(**target))  # type: ignore[arg-type]
+
+    def value(self, *dims: int | str | None, dtype: ir.DataType | None = ir.DataType.FLOAT) -> ir.Value:
+        return ir.Value(name="v", type=None if dtype is None else ir.TensorType(dtype), shape=ir.Shape(dims))
+
+    def test_what_is_not_known_is_filled_in(self) -> None:
+        node = ir.Node("", "Transpose", [self.value("N", 4)])
+        assert self.settle(node) is None
+        (result,) = node.outputs
+        assert (result.dtype, onnx_editing.sizes(result)) == (ir.DataType.FLOAT, [4, "N"])
+
+    @pytest.mark.parametrize(
+        ("dims", "said"),
+        [
+            ([4, "N"], None),
+            ([None, "N"], None),
+            ([4, None], None),
+            ([5, "N"], "Transpose gives [4, N], and r is [5, N]"),
+            ([4, "M"], "Transpose gives [4, N], and r is [4, M]"),
+            ([4], "Transpose gives [4, N], and r is [4]"),
+            (None, None),
+        ],
+    )
+    def test_claims(self, dims: list | None, said: str | None) -> None:
+        node = ir.Node("", "Transpose", [self.value("N", 4)], outputs=[ir.Value(name="r")])
+        assert self.settle(node, (ir.DataType.FLOAT, dims)) == said
+        assert self.settle(node, (ir.DataType.INT64, None)) == "Transpose gives FLOAT, and r is INT64"
+
+    def test_a_size_that_is_not_known_is_no_contradiction(self) -> None:
+        node = ir.Node("", "Transpose", [self.value(None, 4)], outputs=[ir.Value(name="r")])
+        assert self.settle(node, (ir.DataType.FLOAT, [4, 7])) is None
+        assert self.settle(node, (ir.DataType.FLOAT, [5, 7])) == "Transpose gives [4, ?], and r is [5, 7]"
+
+    def test_inputs_that_are_left_out_or_not_known(self) -> None:
+        most = ir.Value(name="most", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
+        clip = ir.Node("", "Clip", [self.value(3, 4), None, most])
+        assert self.settle(clip) is None and onnx_editing.sizes(clip.outputs[0]) == [3, 4]
+        unknown = ir.Node("", "Neg", [ir.Value(name="u")])
+        assert self.settle(unknown) is None and unknown.outputs[0].type is None
+
+    def test_constants_tell_sizes(self) -> None:
+        model = model_of(EXP)
+        shape = onnx_editing.new_constant(model, "shape", np.array([2, 6], dtype=np.int64))
+        node = ir.Node("", "Reshape", [model.graph.inputs[0], shape])
+        assert self.settle(node) is None and onnx_editing.sizes(node.outputs[0]) == [2, 6]
+
+    def test_what_cannot_be_computed(self) -> None:
+        node = ir.Node("", "MatMul", [self.value(3, 4), self.value(3, 4)])
+        said = str(self.settle(node))
+        assert said.startswith("MatMul cannot be computed: ") and "\n" not in said
+
+    def test_other_operators_are_the_targets(self) -> None:
+        node = ir.Node("com.microsoft", "Mine", [self.value(3)], num_outputs=3)
+        found = [None, (ir.DataType.INT64, None), (ir.DataType.FLOAT, ["N"])]
+        assert self.settle(node, infers=lambda node: found) is None
+        kinds = [(value.dtype, onnx_editing.sizes(value)) for value in node.outputs]
+        assert kinds == [(None, None), (ir.DataType.INT64, None), (ir.DataType.FLOAT, ["N"])]
+        unknown = ir.Node("com.microsoft", "Mine", [self.value(3)])
+        assert self.settle(unknown) is None and unknown.outputs[0].type is None
 
 
 class TestMergingEqualNodes:
