@@ -20,6 +20,8 @@ import pytest
 import torch
 from conftest import assert_same_as_eager, compiled, counted
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dynamo_backends.options import Options
 from dynamo_backends.pass_target import pass_target
@@ -190,7 +192,6 @@ def test_why_it_was_refused() -> None:
 
 
 def traced(function: Callable[..., object], *args: torch.Tensor) -> fx.GraphModule:
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
     mode = FakeTensorMode()
@@ -403,6 +404,9 @@ def test_one_of_several_that_may_not_be_replaced_keeps_all() -> None:
     assert [node.name for node in module.graph.nodes] == names
     assert [miss.node for miss in context.refusals] == ["exp"]
     assert not fx_editing.replace_all([], context)
+    inner = fx_editing.call(exp, aten.cosh.default, exp.args)
+    assert not fx_editing.replace(exp, fx_editing.call(exp, aten.unsqueeze.default, (inner, 0)), context)
+    assert [node.name for node in module.graph.nodes] == names, "what led to it is gone too"
 
 
 @pytest.mark.parametrize(
@@ -450,6 +454,23 @@ def test_what_is_still_read_is_not_erased() -> None:
 def test_whose_memory_must_stay_its_own(function: Callable[..., object], kept: set[str]) -> None:
     found = fx_editing.shared_memory(traced(function, torch.randn(4, 4)).graph)
     assert {node.name for node in found if node.op == "call_function"} == kept
+
+
+def test_what_an_operator_of_higher_order_reads_keeps_its_memory() -> None:
+    module = traced(lambda x: (x.exp().t(), x.sin())[1], torch.randn(4, 4))
+    (view,) = module.graph.find_nodes(op="call_function", target=aten.t.default)
+    with module.graph.inserting_after(view):
+        module.graph.call_function(torch.ops.higher_order.cond, (True, None, None, (view,)))
+    assert {node.name for node in fx_editing.shared_memory(module.graph)} == {"exp", "t", "sin"}
+
+
+def test_sizes_of_a_constant_are_numbers_in_a_dynamic_graph_too() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    graph = fx.Graph()
+    x, constant = graph.placeholder("x"), graph.get_attr("constant")
+    x.meta["val"], constant.meta["val"] = mode.from_tensor(torch.ones(5, 1), static_shapes=False), torch.ones(3)
+    value = fx_editing.call(graph.output(x), aten.add.Tensor, (x, constant)).meta["val"]
+    assert [type(size) for size in value.shape] == [torch.SymInt, int] and value.shape[1] == 3
 
 
 @torch.library.custom_op("test_editing::others", mutates_args=())
@@ -868,6 +889,15 @@ def test_what_a_new_node_takes_over() -> None:
     assert first.metadata_props == second.metadata_props == {"source": "a.py:3"}
     assert model.graph.opset_imports["com.microsoft"] == 1
     assert context.matches == ["n"] and not context.refusals
+
+
+def test_what_is_known_of_a_value_is_kept() -> None:
+    """The types of other packages' operators need not be known; those of what takes their place are."""
+    model = model_of("m (float[3] x) => (float[3] y) { e = com.microsoft.Mine(x)  y = Neg(e) }")
+    assert model.graph[0].outputs[0].type is None
+    new = ir.Node("", "Exp", [model.graph.inputs[0]])
+    assert onnx_editing.substitute(model, PassContext("onnx.mine"), model.graph[0].outputs, [new])
+    assert (new.outputs[0].dtype, onnx_editing.sizes(new.outputs[0])) == (ir.DataType.FLOAT, [3])
 
 
 def test_results_and_outputs_that_are_computed_otherwise() -> None:

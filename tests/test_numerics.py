@@ -11,6 +11,7 @@ from conftest import assert_same_values
 
 from dynamo_backends.numerics.differences import discrete_difference, is_discrete, largest, value_difference
 from dynamo_backends.numerics.distance import EQUAL, Distance, distance, is_carried, is_explained, nearer
+from dynamo_backends.numerics.exact import widen
 from dynamo_backends.numerics.twice import NotRepeatableError, Twice, as_float64, copies
 
 aten = torch.ops.aten
@@ -252,6 +253,7 @@ def test_the_float64_run_is_of_the_same_values() -> None:
 
 DISCRETE = {
     "a comparison that float64 turns": lambda x: [torch.where(x * 3 == x + x + x, x, -x)],
+    "a comparison of complex numbers": lambda x: [torch.where((z := torch.complex(x, x)) * 3 == z + z + z, z, -z)],
     "an index": lambda x: [x[(x * 3 - (x + x + x)).argmax()]],
     "a number of the tensor": lambda x: [x * bool((x[0] * 3 == x[0] + x[0] + x[0]).item())],
     "a rounded integer": lambda x: [(x * 16777217).long() * 1.0],
@@ -269,8 +271,8 @@ def test_float64_does_not_decide_what_is_not_continuous(name: str) -> None:
     x = torch.tensor([0.1, 0.3, 0.7, 0.9, 0.33])
     twice = run_twice(DISCRETE[name], x)
     assert_same_values(
-        {key: value.double() for key, value in twice.outputs.exact.items()},  # type: ignore[attr-defined]
-        {key: value.double() for key, value in twice.outputs.eager.items()},  # type: ignore[attr-defined]
+        {key: widen(value) for key, value in twice.outputs.exact.items()},
+        {key: widen(value) for key, value in twice.outputs.eager.items()},
         rtol=1e-6,
         atol=1e-7,
     )

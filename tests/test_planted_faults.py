@@ -360,6 +360,28 @@ def test_no_false_alarm(name: str, tmp_path: Path) -> None:
     assert all(item == ("ok", []) for item in found.values()), found
 
 
+def test_no_false_alarm_where_sizes_and_numbers_are_symbols(tmp_path: Path) -> None:
+    """In training; the backward of a call comes after the next call's forward."""
+
+    def function(x: torch.Tensor, w: torch.Tensor, n: int) -> tuple[torch.Tensor, int]:
+        return (x @ w * n).sin(), x.shape[0] + n
+
+    options = {"dump_dir": str(tmp_path), "compare": "every"}
+    run = compiled(function, backend="onnx_debug", dynamic=True, options=options)
+    w = torch.randn(4, 4, requires_grad=True)
+    for n in (3, 5):
+        x = torch.randn(2, n, 4, requires_grad=True)
+        (first, _), (second, number) = (run(item, w, n) for item in x)
+        assert number == 2 * n
+        second.sum().backward()
+        first.sum().backward()
+        expected = torch.autograd.grad(function(x, w, n)[0].sum(), x)[0]
+        torch.testing.assert_close(x.grad, expected)
+    graphs = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    found = [(graph["direction"], graph["verdict"], graph["unchecked"]) for graph in graphs]
+    assert found == [("forward", "ok", []), ("backward", "ok", [])]
+
+
 def test_attributes_that_are_changed_in_place(tmp_path: Path) -> None:
     """An optimizer's step: its parameters are no arguments of Dynamo's graph, and are changed once."""
 
