@@ -12,9 +12,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.debug.captured import Finding
 from dynamo_backends.debug.first_node import first_wrong_node, first_wrong_node_in_float64
-from dynamo_backends.debug.rows import GraphComparison
+from dynamo_backends.debug.repeat import Instability
+from dynamo_backends.debug.rows import GraphComparison, Row
 from dynamo_backends.debug.stages import Culprit, StageGraphs, changed, copy_of, difference, name_of_result
 from dynamo_backends.debug.verdict import conclude
+from dynamo_backends.numerics.distance import EQUAL, Distance
 from dynamo_backends.numerics.twice import Results
 from passes.engine.manager import PassResult
 
@@ -247,6 +249,81 @@ def test_what_rounding_hides_is_found_in_float64(dtype: torch.dtype) -> None:
     factor = 1.5 * (1 + torch.finfo(dtype).eps / 4)
     node_of(rounded, "mul").args = (node_of(rounded, "mul").args[0], factor)
     assert found(scales, rounded) == ""
+
+
+# A row
+
+RIGHT, WRONG = EQUAL, Distance(0.5, 0.5, 0.5, 1e6, 0, 1.0)
+LOCAL, IN_MODEL = ("local_onnx", "local_eager"), ("in_model_onnx", "in_model_eager")
+
+
+def row(**fields: object) -> Row:
+    return Row("mul", "aten.mul.Tensor", dtype="float32", **fields)  # type: ignore[arg-type]
+
+
+def unstable(threads: int = 1, difference: Distance = WRONG) -> Instability:
+    return Instability(1, threads, torch.float32, difference)
+
+
+@pytest.mark.parametrize(
+    ("fields", "mark", "explained", "jumps"),
+    [
+        ({}, " ", True, False),
+        ({"onnx": RIGHT, "eager": RIGHT}, "~", True, False),
+        ({"onnx": RIGHT, "eager": RIGHT, "equals_eager": True}, "=", True, False),
+        ({"onnx": RIGHT, "eager": RIGHT, "complaint": "dtype"}, "!", False, True),
+        ({"complaint": "dtype"}, "!", False, True),
+        ({"onnx": WRONG}, "~", True, False),
+        ({"onnx": WRONG, "eager": WRONG}, "~", True, False),
+        ({"onnx": WRONG, "eager": RIGHT}, "~", False, False),  # what it was given explains it
+        ({"onnx": WRONG, "eager": RIGHT, **dict.fromkeys(LOCAL, RIGHT)}, "~", False, False),
+        ({"onnx": WRONG, "eager": RIGHT, "local_onnx": WRONG, "local_eager": RIGHT}, "!", False, True),
+        ({"onnx": WRONG, "eager": RIGHT, "in_model_onnx": WRONG, "in_model_eager": RIGHT}, "!", False, True),
+        ({"onnx": WRONG, "eager": RIGHT, **dict.fromkeys(IN_MODEL, WRONG)}, "~", False, False),
+        ({"onnx": RIGHT, "eager": RIGHT, "local_onnx": WRONG, "local_eager": RIGHT}, "!", True, False),
+        ({"onnx": RIGHT, "eager": RIGHT, "session": WRONG}, "~", False, False),
+        ({"onnx": WRONG, "eager": RIGHT, "session": RIGHT}, "~", True, False),
+        ({"onnx": RIGHT, "eager": RIGHT, "local_instability": unstable()}, "?", True, False),
+        ({"onnx": RIGHT, "eager": RIGHT, "local_instability": unstable(difference=RIGHT)}, "~", True, False),
+        ({"onnx": RIGHT, "eager": RIGHT, "local_eager": WRONG, "local_instability": unstable()}, "~", True, False),
+    ],
+)
+def test_what_a_row_says(fields: dict[str, object], mark: str, explained: bool, jumps: bool) -> None:
+    found = row(**fields)
+    assert (found.mark, found.explained, found.jumps) == (mark, explained, jumps)
+    assert found.as_json()["mark"] == mark
+
+
+def test_when_a_session_is_unstable() -> None:
+    assert not row().unstable_in_session
+    assert row(session_instability=unstable(), eager=RIGHT).unstable_in_session
+    assert row(session_instability=unstable()).unstable_in_session
+    assert not row(session_instability=unstable(), eager=WRONG).unstable_in_session
+    assert str(unstable()) == "with 1 thread, run to run"
+    assert str(unstable(2)) == "with 1 thread and with 2"
+
+
+def test_the_worst_output_is_that_of_the_largest_share() -> None:
+    def output(name: str, *, error: float, scale: float, nonfinite: int = 0, **fields: object) -> Row:
+        ours = Distance(error, error, error, 1.0, nonfinite, scale)
+        return Row(name, "aten.mul.Tensor", dtype="float32", **{"is_output": True, "onnx": ours, **fields})  # type: ignore[arg-type]
+
+    rows = [
+        output("large", error=1.0, scale=1e6),
+        output("small", error=0.1, scale=1.0, eager=RIGHT),
+        output("zero", error=0.01, scale=0.0),
+        output("inside", error=9.0, scale=1.0, is_output=False),
+        row(is_output=True),
+    ]
+    comparison = GraphComparison("ok", rows=rows)
+    expected = {"value": "small", "onnx": rows[1].onnx.as_json(), "eager": RIGHT.as_json()}  # type: ignore[union-attr]
+    assert comparison.worst_as_json() == expected
+    rows.append(output("session", error=0.0, scale=1.0, session=Distance(0.2, 0.2, 0.2, 1.0, 0, 1.0)))
+    found = comparison.worst_as_json() or {}
+    assert found["value"] == "session" and found["onnx"]["max_abs"] == 0.2 and found["eager"] is None  # type: ignore[index]
+    rows.append(output("infinite", error=0.0, scale=1.0, nonfinite=1))
+    assert (comparison.worst_as_json() or {})["value"] == "infinite"
+    assert GraphComparison("ok", rows=rows[3:5]).worst_as_json() is None
 
 
 # The conclusion

@@ -382,6 +382,25 @@ def test_no_false_alarm_where_sizes_and_numbers_are_symbols(tmp_path: Path) -> N
     assert found == [("forward", "ok", []), ("backward", "ok", [])]
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_no_false_alarm_where_results_are_no_outputs(training: bool, tmp_path: Path) -> None:
+    """A view of an argument, an argument, one tensor twice, a number, nothing: AOTAutograd makes these itself."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[object, ...]:
+        z = (x * 2).sin()
+        y.add_(1)
+        return x.t(), z, y, None, z, 3, z[1:], x.argmax()
+
+    options = {"dump_dir": str(tmp_path)}
+    x, y = torch.randn(3, 4, requires_grad=training), torch.randn(2)
+    results = compiled(function, backend="onnx_debug", options=options)(x, y)
+    if training:
+        results[1].sum().backward()
+    graphs = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    assert len(graphs) == 1 + training
+    assert all((graph["verdict"], graph["unchecked"]) == ("ok", []) for graph in graphs), graphs
+
+
 def test_attributes_that_are_changed_in_place(tmp_path: Path) -> None:
     """An optimizer's step: its parameters are no arguments of Dynamo's graph, and are changed once."""
 
