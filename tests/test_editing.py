@@ -932,6 +932,7 @@ def test_what_is_not_put_in_leaves_the_model_as_it_was(why: str) -> None:
     reasons = {"kernel": ["Sin: no kernel"], "bisector": [], "shape": ["Size gives INT64, and val_0 is FLOAT"]}
     found = [miss.reason for miss in context.refusals]
     assert len(found) == len(reasons[why]) and (why == "shape" or found == reasons[why])
+    assert all((miss.node, miss.matched, miss.of) == ("e", 1, 1) for miss in context.refusals)
 
 
 TWICE = "a = Exp(x)  b = Exp(x)"
@@ -1063,6 +1064,18 @@ class TestInference:
         assert self.settle(clip) is None and onnx_editing.sizes(clip.outputs[0]) == [3, 4]
         unknown = ir.Node("", "Neg", [ir.Value(name="u")])
         assert self.settle(unknown) is None and unknown.outputs[0].type is None
+
+    def test_an_input_behind_one_that_is_left_out(self) -> None:
+        scales = onnx_editing.new_constant(model_of(EXP), "scales", np.array([1, 1, 2, 3], dtype=np.float32))
+        node = ir.Node("", "Resize", [self.value(1, 2, 4, 4), None, scales])
+        assert self.settle(node) is None and onnx_editing.sizes(node.outputs[0]) == [1, 2, 8, 12]
+
+    def test_what_a_model_lacks(self) -> None:
+        model = model_of("m (float[3,4] x) => (float[4,3] y) { e = Exp(x)  n = Neg(e)  y = Transpose(n) }")
+        e, n, y = (node.outputs[0] for node in model.graph)
+        e.type, n.shape = None, None
+        inference.infer_types(model.graph, 20)
+        assert [(v.dtype, onnx_editing.sizes(v)) for v in (e, n)] == [(ir.DataType.FLOAT, [3, 4])] * 2
 
     def test_constants_tell_sizes(self) -> None:
         model = model_of(EXP)

@@ -115,6 +115,11 @@ def test_the_first_wrong_pass_of_a_stage() -> None:
     torch.testing.assert_close(first.eager, {0: X.exp()})
     assert stage(("post_grad", right), ("right", as_right)).culprit([X], torch.get_rng_state())[0] is None
     assert stage(("post_grad", right)).culprit([X], torch.get_rng_state())[0] is None
+    graphs = stage(("post_grad", right), ("bad", wrong))
+    assert [node_of(graph, "sin").target for graph in (graphs.first, graphs.last)] == [
+        aten.sin.default,
+        aten.cos.default,
+    ]
 
 
 def test_graphs_of_a_stage_are_copies() -> None:

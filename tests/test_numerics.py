@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from conftest import assert_same_values
@@ -12,6 +13,7 @@ from conftest import assert_same_values
 from dynamo_backends.numerics.differences import discrete_difference, is_discrete, largest, value_difference
 from dynamo_backends.numerics.distance import EQUAL, Distance, distance, is_carried, is_explained, nearer
 from dynamo_backends.numerics.exact import widen
+from dynamo_backends.numerics.randomness import PrivateRandomness, is_random
 from dynamo_backends.numerics.twice import NotRepeatableError, Twice, as_float64, copies
 
 aten = torch.ops.aten
@@ -93,7 +95,8 @@ def test_masks_are_judged_by_their_relative_error() -> None:
     found = measured([lowest, 1.0], [lowest / 2, 1.0])
     assert found.max_abs == pytest.approx(1.0) and found.scale == 1.0
     assert measured([lowest, lowest], [lowest, lowest]).max_abs == 0.0
-    assert measured([lowest], [lowest / 2]).max_abs == pytest.approx(1.0)
+    found = measured([lowest], [lowest / 2])
+    assert (found.max_abs, found.max_rel) == (pytest.approx(1.0), pytest.approx(1.0))
     found = measured([lowest, 16.0], [lowest / 2, 16.0])
     assert found.max_abs == pytest.approx(16.0), "it counts as that share of the ordinary values"
 
@@ -236,6 +239,58 @@ def test_a_difference_in_words(old: object, new: object, said: str) -> None:
     assert found.startswith(said) if said else found == ""
 
 
+# Random numbers
+
+DRAWS = {
+    "uniform": lambda x: torch.rand_like(x),
+    "normal": lambda x: torch.randn(7),
+    "integers": lambda x: torch.randint(5, (9,)),
+    "a permutation": lambda x: torch.randperm(9),
+    "in place": lambda x: x.clone().uniform_(1, 2),
+    "coins": lambda x: torch.bernoulli(x),
+    "coins of one chance": lambda x: aten.bernoulli.p(x, 0.5),
+    "dropout": lambda x: aten.native_dropout.default(x, 0.3, True),
+    "dropout of nothing": lambda x: aten.native_dropout.default(x, 0.3, False),
+    "dropout of all": lambda x: aten.native_dropout.default(x, 1.0, True),
+    "dropout of half precision": lambda x: aten.native_dropout.default(x.half(), 0.3, True),
+    "dropout of an empty tensor": lambda x: aten.native_dropout.default(x[:0], 0.3, True),
+    "a choice": lambda x: torch.multinomial(x, 3),
+    "a leaky function": lambda x: torch.nn.functional.rrelu(x - 0.5, training=True),
+    "several": lambda x: (torch.rand(3), torch.randn(3), torch.rand(3)),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_private_random_numbers_are_those_of_the_process(name: str) -> None:
+    x = torch.rand(8)
+    state = torch.get_rng_state()
+    torch.rand(5)
+    expected_state = torch.get_rng_state()
+    randomness = PrivateRandomness(state)
+    with randomness:
+        found = DRAWS[name](x), torch.rand(2)
+    assert torch.equal(torch.get_rng_state(), expected_state), "the process's numbers are not drawn"
+    assert randomness.draws == (4 if name == "several" else 2)
+    torch.set_rng_state(state)
+    assert_same_values(found, (DRAWS[name](x), torch.rand(2)))
+    assert torch.equal(randomness.state, torch.get_rng_state())
+
+
+def test_a_generator_of_the_users_own_draws_its_own_numbers() -> None:
+    randomness, generators = PrivateRandomness(torch.get_rng_state()), [torch.Generator().manual_seed(3) for _ in "ab"]
+    with randomness:
+        found = torch.rand(3, generator=generators[0])
+        torch.ones(3).sin()
+        torch.rand(3, device="meta")
+    assert_same_values(found, torch.rand(3, generator=generators[1]))
+    assert randomness.draws == 0
+
+
+def test_which_operators_draw() -> None:
+    targets = [aten.rand.default, aten.bernoulli_.float, aten.normal.float_Tensor, aten.sin.default, torch.rand, "rand"]
+    assert [is_random(target) for target in targets] == [True, True, True, False, False, False]
+
+
 # Two runs
 
 
@@ -297,6 +352,8 @@ def test_arguments_that_the_program_changes_are_results() -> None:
     assert set(twice.outputs.eager) == {0, ("input", 0)}
     assert_same_values(twice.outputs.exact["input", 0], x.double() * (1 / 3))
     assert_same_values([x, y], [torch.tensor([1.0, NAN]), torch.tensor([NAN, 2.0])])
+    twice = run_twice(lambda x: [x.t_().sum()], torch.ones(2, 3))
+    assert twice.outputs.eager["input", 0].shape == (3, 2), "another shape is a change"  # type: ignore[attr-defined]
 
 
 def test_an_operator_that_float64_does_not_have() -> None:
@@ -359,10 +416,29 @@ def test_copies_share_memory_as_the_originals_do() -> None:
     assert_same_values([base, third], [torch.arange(6.0), torch.ones(2)])
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_copies_of_memory_that_several_storages_share(wide: bool) -> None:
+    """As after ``torch.from_numpy`` of parts of one array; what lies beside them stays apart."""
+    array = np.arange(12, dtype=np.float32)
+    parts = [array[6:10], array[2:8], array[:2], array[10:]]
+    middle, left, first, last = (torch.from_numpy(part) for part in parts)
+    empty, again = torch.empty(0), left.view(2, 3)
+    ours = copies([middle, left, first, last, empty, again], wide=wide)
+    assert [item.tolist() for item in ours] == [  # type: ignore[attr-defined]
+        *([6, 7, 8, 9], [2, 3, 4, 5, 6, 7], [0, 1], [10, 11], [], [[2, 3, 4], [5, 6, 7]])
+    ]
+    ours[0].fill_(-1)  # type: ignore[attr-defined]
+    assert [item.tolist() for item in ours[1:4]] == [[2, 3, 4, 5, -1, -1], [0, 1], [10, 11]]  # type: ignore[attr-defined]
+    assert ours[5].tolist() == [[2, 3, 4], [5, -1, -1]]  # type: ignore[attr-defined]
+    assert array.tolist() == list(range(12))
+    assert {item.dtype for item in ours} == {torch.float64 if wide else torch.float32}  # type: ignore[attr-defined]
+
+
 def test_copies_of_unusual_tensors() -> None:
     conjugated, negative = torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j]).conj().imag
     assert conjugated.is_conj() and negative.is_neg()
     sparse = torch.tensor([[0.0, 2.0]]).to_sparse()
+    assert_same_values(copies([torch._efficientzerotensor(2)]), [torch.zeros(2)])
     for wide in (False, True):
         ours = copies([conjugated, negative, sparse, torch.tensor(3, dtype=torch.int32)], wide=wide)
         assert_same_values([item.to_dense().tolist() for item in ours], [[1 - 2j], [-2.0], [[0.0, 2.0]], 3])  # type: ignore[attr-defined]

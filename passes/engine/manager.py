@@ -198,7 +198,7 @@ class PassManager:
         is_changed = False
         for item in passes:
             result, snapshot = self._run_one(item, graph, snapshot, name, checker, listener, spent)
-            is_changed |= bool(result.fired) or bool(result.undone)
+            is_changed |= bool(result.fired)  # what is undone has its code again
             results.append(result)
             spent = 0.0
         if is_changed and isinstance(graph, fx.GraphModule):
