@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -199,6 +200,28 @@ def test_a_wrong_gradient_of_a_pass(planted: Callable[[Pass], None], tmp_path: P
     assert found["forward"] == "ok"
     assert found["backward"].startswith("diverges at ") and "pass pre_grad.wrong" in found["backward"]
     assert line_of("silu of the perceptron") in found["backward"]
+
+
+@pytest.mark.parametrize("stage", ["pre_grad", "joint", "post_grad"])
+def test_a_pass_that_changes_a_number(stage: str, planted: Callable[[Pass], None], tmp_path: Path) -> None:
+    """A size that the graph returns; the tensors are right."""
+
+    def one_more(module: fx.GraphModule, context: PassContext) -> int:
+        nodes = list(module.graph.find_nodes(op="call_function", target=operator.add))
+        for node in nodes:
+            node.args = (node.args[0], 8)
+        return len(nodes)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return x.sin(), x.shape[0] + 7  # a size that is returned
+
+    planted(Pass(f"{stage}.wrong", "Planted by a test.", one_more))
+    options = {"dump_dir": str(tmp_path)}
+    with torch.no_grad():
+        compiled(function, backend="onnx_debug", dynamic=True, options=options)(torch.randn(3, 4))
+    (graph,) = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    assert graph["verdict"].endswith(f"({line_of('a size that is')}): pass {stage}.wrong")
+    assert graph["note"] == "11 instead of 10"
 
 
 @pytest.mark.parametrize("name", MODELS)
