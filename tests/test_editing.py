@@ -21,6 +21,7 @@ import torch
 from conftest import assert_same_as_eager, compiled, counted
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dynamo_backends.options import Options
@@ -28,7 +29,7 @@ from dynamo_backends.pass_target import pass_target
 from dynamo_backends.regions import Support
 from passes import Pass, PassContext, Target, fx_editing, onnx_editing, register, unregister
 from passes.engine.fx.snapshot import FxSnapshot
-from passes.engine.manager import PassManager, Switches
+from passes.engine.manager import PassManager, Switches, take_snapshot
 from passes.engine.onnx import inference
 from passes.onnx.common_subexpressions import common_subexpressions
 
@@ -192,8 +193,6 @@ def test_why_it_was_refused() -> None:
 
 
 def traced(function: Callable[..., object], *args: torch.Tensor) -> fx.GraphModule:
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     mode = FakeTensorMode()
     return make_fx(function)(*(mode.from_tensor(arg) for arg in args))
 
@@ -381,6 +380,28 @@ def test_what_is_put_in_the_place_of_a_value_is_alike(what: str) -> None:
     assert said in found if said else found == ""
 
 
+def test_numbers_may_be_equal_and_nothing_is_not() -> None:
+    assert fx_editing.same_value(3, 5) and fx_editing.same_value(None, None)
+    assert not fx_editing.same_value(None, 3) and not fx_editing.same_value((3,), None)
+    assert fx_editing.same_value([3, None], (4, None)) and not fx_editing.same_value([3], [3, 3])
+
+
+def test_new_memory_that_is_computed_with_a_size() -> None:
+    """In the stage ``pre_grad`` a tensor may be changed in place: only what has memory of its own takes its place."""
+    module = traced(lambda x: x * 4, torch.randn(4))
+    (node,) = module.graph.find_nodes(op="call_function", target=aten.mul.Tensor)
+    size = fx_editing.call(node, aten.sym_size.int, (node.args[0], 0))
+    new = fx_editing.call(node, aten.mul.Tensor, (node.args[0], size))
+    assert fx_editing.replace(node, new, PassContext("pre_grad.mine"))
+
+
+def test_a_result_never_becomes_an_input_that_nothing_else_reads() -> None:
+    module = traced(lambda x, y: y.exp(), torch.randn(4), torch.randn(4))
+    (node,) = module.graph.find_nodes(op="call_function", target=aten.exp.default)
+    view = fx_editing.call(node, aten.alias.default, (next(iter(module.graph.nodes)),))
+    assert not fx_editing.replace(node, view, PassContext("post_grad.mine"))
+
+
 @pytest.mark.parametrize(("returned", "gradient"), [(False, False), (True, False), (True, True)])
 def test_strides_that_a_pass_may_change(returned: bool, gradient: bool) -> None:
     """Those of what is not returned, if it asks for that; autograd lays gradients out."""
@@ -419,7 +440,7 @@ def test_one_of_several_that_may_not_be_replaced_keeps_all() -> None:
         (math.sqrt, (-1.0,)),
         (aten.sin.default, (torch.ones(2), 3)),
     ],
-    ids=str,
+    ids=lambda item: getattr(item, "__name__", ""),
 )
 def test_what_cannot_be_computed_is_not_made(target: Callable[..., object], args: tuple) -> None:
     module = traced(lambda x: x.exp(), torch.randn(3, 4))
@@ -494,7 +515,7 @@ def others(x: torch.Tensor) -> torch.Tensor:
         (torch.sin, False, False),
         (torch.ops.higher_order.cond, False, False),
     ],
-    ids=str,
+    ids=lambda item: "" if isinstance(item, bool) else item.__name__,
 )
 def test_what_only_computes(target: Callable[..., object], pure: bool, functional: bool) -> None:
     node = fx.Graph().call_function(target)
@@ -1137,6 +1158,196 @@ class TestMergingEqualNodes:
         model.graph[1].metadata_props["fx_node"] = "exp"
         assert common_subexpressions(model, PassContext("onnx.common_subexpressions")) == 1
         assert [value.name for node in model.graph for value in node.outputs] == ["exp", "y"]
+
+
+# What a snapshot sees and takes back
+
+
+def sine_of(module: fx.GraphModule) -> fx.Node:
+    return next(iter(module.graph.find_nodes(op="call_function", target=aten.sin.default)))
+
+
+def reorder(module: fx.GraphModule) -> None:
+    sine_of(module).prepend(next(iter(module.graph.find_nodes(op="call_function", target=aten.cos.default))))
+
+
+def add_node(module: fx.GraphModule) -> None:
+    sine = sine_of(module)
+    sine.replace_all_uses_with(fx_editing.call(sine.next, aten.neg.default, (sine,)), lambda user: user.op == "output")
+
+
+def erase_result(module: fx.GraphModule) -> None:
+    output = module.graph.output_node()
+    output.args = (output.args[0][:1],)  # type: ignore[index]
+
+
+CHANGES: dict[str, Callable[[fx.GraphModule], object]] = {
+    "operator": lambda module: setattr(sine_of(module), "target", aten.cos.default),
+    "arguments": lambda module: setattr(sine_of(module), "args", (sine_of(module).prev,)),
+    "keyword": lambda module: module.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList)[0].update_kwarg(
+        "dtype", torch.float32
+    ),
+    "name": lambda module: setattr(sine_of(module), "name", "renamed"),
+    "order": reorder,
+    "another node": add_node,
+    "fewer results": erase_result,
+    "attribute": lambda module: setattr(module, "_tensor_constant0", torch.full((3,), 9.0)),
+    "attribute that becomes a parameter": lambda module: change_to_parameter(module, "_tensor_constant0"),
+    "attribute of a submodule": lambda module: setattr(module.inner, "weight", torch.full((3,), 9.0)),
+    "another graph": lambda module: setattr(module, "graph", fx_copy(module.graph)),
+}
+
+
+def change_to_parameter(module: fx.GraphModule, name: str) -> None:
+    delattr(module, name)
+    setattr(module, name, torch.nn.Parameter(torch.full((3,), 9.0)))
+
+
+def fx_copy(graph: fx.Graph) -> fx.Graph:
+    copied = fx.Graph()
+    copied.output(copied.graph_copy(graph, {}))
+    return copied
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_each_change_of_a_graph_is_seen_and_taken_back(what: str) -> None:
+    constant = torch.tensor([1.0, 2.0, 3.0])
+    x = torch.randn(3)
+    module = make_fx(lambda x: ((x * constant).sin(), x.cos(), x.view(3, 1).sum([1], dtype=torch.float64)))(x)
+    module.add_submodule("inner", torch.nn.Module())
+    module.inner.register_buffer("weight", torch.tensor([4.0, 5.0, 6.0]))  # type: ignore[union-attr]
+    with module.graph.inserting_before(sine := sine_of(module)):
+        sine.args = (
+            module.graph.call_function(aten.mul.Tensor, (sine.args[0], module.graph.get_attr("inner.weight"))),
+        )
+    module.recompile()
+    for node in module.graph.nodes:
+        node.meta["mine"] = node.name
+    text, expected = str(module.graph), module(x)
+    names = [(node.name, node.meta["mine"]) for node in list(module.graph.nodes)[:-1]]
+    snapshot = FxSnapshot(module)
+    assert not snapshot.changed()
+    CHANGES[what](module)
+    assert snapshot.changed()
+    torch.testing.assert_close(snapshot.before()(x), expected)
+    snapshot.restore()
+    assert str(module.graph) == text
+    assert [(node.name, node.meta["mine"]) for node in list(module.graph.nodes)[:-1]] == names
+    torch.testing.assert_close(module(x), expected)
+    assert module.graph.owning_module is module
+
+
+def test_nodes_that_nobody_reads_are_no_change_unless_they_have_effects() -> None:
+    module = traced(lambda x: x.sin(), torch.randn(3))
+    sine = sine_of(module)
+    snapshot = FxSnapshot(module)
+    fx_editing.call(sine, aten.neg.default, (fx_editing.call(sine, aten.exp.default, sine.args),))
+    assert not snapshot.changed() and len(module.graph.nodes) == 3
+    fx_editing.call(sine, aten.rand.default, ([3],), {"device": torch.device("cpu")})
+    assert snapshot.changed() and len(module.graph.nodes) == 4
+    module = traced(lambda x: (x.exp(), x.sin())[1], torch.randn(3))
+    snapshot = FxSnapshot(module)
+    assert not snapshot.changed() and len(module.graph.nodes) == 4, "what nobody read before is the graph's own"
+
+
+def change_outputs(model: ir.Model) -> None:
+    model.graph.outputs[0] = model.graph[1].outputs[0]
+
+
+def inner_of(model: ir.Model) -> ir.Node:
+    return next(node for graph in model.graph.subgraphs() for node in graph)
+
+
+ONNX_CHANGES: dict[str, Callable[[ir.Model], object]] = {
+    "operator": lambda model: setattr(model.graph[0], "op_type", "Cos"),
+    "domain": lambda model: setattr(model.graph[0], "domain", "com.microsoft"),
+    "input": lambda model: model.graph[1].replace_input_with(0, model.graph.inputs[0]),
+    "attribute": lambda model: model.graph[2].attributes.add(ir.AttrFloat32("alpha", 2.0)),
+    "a node less": lambda model: onnx_editing.use_instead(model.graph[1].outputs[0], model.graph[0].outputs[0]),
+    "outputs": change_outputs,
+    "the name of an output": lambda model: setattr(model.graph.outputs[0], "name", "renamed"),
+    "the name of an input": lambda model: setattr(model.graph.inputs[0], "name", "renamed"),
+    "a constant": lambda model: setattr(
+        model.graph.initializers["c"], "const_value", ir.tensor(np.array([7.0], dtype=np.float32))
+    ),
+    "a node of a subgraph": lambda model: setattr(inner_of(model), "op_type", "Cos"),
+    "an attribute of a subgraph": lambda model: inner_of(model).attributes.add(ir.AttrFloat32("alpha", 2.0)),
+}
+
+
+@pytest.mark.parametrize("what", ONNX_CHANGES)
+def test_each_change_of_a_model_is_seen_and_taken_back(what: str) -> None:
+    text = (
+        "(float[3] x, bool b) => (float[3] z) <float[1] c = {2.0}> { s = Sin(x)  e = Exp(s)  l = Elu(e)  y = Add(l, c)"
+    )
+    branches = "then_branch = f () => (float[3] p) { p = Elu(y) }, else_branch = g () => (float[3] q) { q = Elu(x) }"
+    inner = f"z = If (b) <{branches}>"
+    has_subgraph = "subgraph" in what
+    model = model_of(f"m {text} {inner if has_subgraph else 'z = Neg(y)'} }}")
+    model.graph[0].metadata_props["source"] = "a.py:3"
+    model.graph[0].name = "the_sine"
+    before = ir.to_proto(model)
+    snapshot = take_snapshot(model)
+    assert not snapshot.changed()
+    ONNX_CHANGES[what](model)
+    assert snapshot.changed()
+    assert ir.to_proto(snapshot.before()) == before
+    snapshot.restore()
+    assert ir.to_proto(model) == before
+
+
+def test_constants_that_nothing_uses_are_no_change() -> None:
+    model = model_of("m (float[3] x) => (float[3] y) <float[1] c = {2.0}> { y = Neg(x) }")
+    snapshot = take_snapshot(model)
+    onnx_editing.new_constant(model, "axes", np.array([1]))
+    assert not snapshot.changed() and list(model.graph.initializers) == ["c"]
+
+
+def two_outputs(model: ir.Model, context: PassContext) -> int:
+    model.graph.outputs.append(model.graph.outputs[0])
+    return 1
+
+
+def twice_named(model: ir.Model, context: PassContext) -> int:
+    model.graph[0].outputs[0].name = "x"
+    return 1
+
+
+def no_output(model: ir.Model, context: PassContext) -> int:
+    model.graph.outputs[0] = ir.Value(name="y", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([3, 4]))
+    return 1
+
+
+def one_output_more(model: ir.Model, context: PassContext) -> int:
+    model.graph.outputs.append(model.graph[0].outputs[0])
+    return 1
+
+
+def claimed_dtype(model: ir.Model, context: PassContext) -> int:
+    node = model.graph[1]
+    node.op_type, node.domain = "Mine", "com.microsoft"
+    node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT16)
+    return 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (two_outputs, "two outputs are one value, which would share memory"),
+        (twice_named, "two values are named x"),
+        (no_output, "the output y is computed by no node"),
+        (one_output_more, "the model has 2 outputs, 1 before"),
+        (claimed_dtype, "the output y is FLOAT16"),
+    ],
+    ids=lambda item: getattr(item, "__name__", ""),
+)
+def test_a_model_that_is_malformed_is_put_back(spoil: Callable[..., int], said: str) -> None:
+    model = model_of(EXP)
+    before = ir.to_proto(model)
+    manager = PassManager(Switches(disable=("*",)))
+    manager._by_stage["onnx"] = [Pass("onnx.mine", "A test's.", spoil)]
+    (result,) = manager.run("onnx", model)
+    assert said in result.undone and ir.to_proto(model) == before
 
 
 # What it costs
