@@ -98,6 +98,10 @@ def test_results_of_which_some_have_no_floats() -> None:
     assert_same_values(found, (exact.flip(0), torch.tensor([1, 0])), rtol=0.0, atol=0.0)
     node, values = call(operator.getitem, x, (None, slice(1, None)))
     assert_same_values(run_exact(node, values, run_eager(node, values)), x[None, 1:].double())
+    method = node.graph.call_method("to", (next(iter(values)), torch.float16))
+    assert_same_values(
+        run_exact(method, dict.fromkeys(values, exact), run_eager(method, values)), exact, rtol=0.0, atol=0.0
+    )
     node, values = call(aten.sym_size.int, x, 0)
     assert run_exact(node, values, 2) == 2
     node, values = call(aten.argmax.default, x)

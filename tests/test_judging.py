@@ -158,6 +158,12 @@ def test_a_node_is_compared_with_its_namesake() -> None:
     assert first_wrong(before, copy_of(before)) is None
     name, said = first_wrong(before, with_target(before, "sin", aten.cos.default)) or ("", "")
     assert name == "sin" and said.startswith("off float64 by")
+    wrong = with_target(before, "sin", aten.cos.default)
+    for graph in (before, wrong):  # the line is known of either
+        node_of(graph, "sin").stack_trace = 'File "here.py", line 7, in f\n    x.sin()'
+        found = first_wrong_node(before, wrong, [X], torch.get_rng_state())
+        assert found is not None and found[:2] == ("sin", "here.py:7")
+        node_of(graph, "sin").meta.pop("stack_trace")
 
 
 def test_a_node_that_the_pass_made_is_named_and_its_predecessors_line() -> None:

@@ -307,10 +307,10 @@ def test_the_float64_run_is_of_the_same_values() -> None:
 
 
 DISCRETE = {
-    "a comparison that float64 turns": lambda x: [torch.where(x * 3 == x + x + x, x, -x)],
-    "a comparison of complex numbers": lambda x: [torch.where((z := torch.complex(x, x)) * 3 == z + z + z, z, -z)],
-    "an index": lambda x: [x[(x * 3 - (x + x + x)).argmax()]],
-    "a number of the tensor": lambda x: [x * bool((x[0] * 3 == x[0] + x[0] + x[0]).item())],
+    "a comparison that float64 turns": lambda x: [torch.where((x + 1) - 1 == x, x, -x)],
+    "a comparison of complex numbers": lambda x: [torch.where(((z := torch.complex(x, x)) + 1) - 1 == z, z, -z)],
+    "an index": lambda x: [x[(((x + 1) - 1) - x).abs().argmax()]],
+    "a number of the tensor": lambda x: [x * bool(((x[0] + 1) - 1 == x[0]).item())],
     "a rounded integer": lambda x: [(x * 16777217).long() * 1.0],
     "bits": lambda x: [x.view(torch.int32) & 7],
     "random numbers": lambda x: [torch.rand_like(x) + torch.randn(5)],

@@ -119,11 +119,12 @@ def test_a_bad_pass_is_undone(
     assert "off float64 by" in said
 
 
-def test_a_right_pass_stays(plant: Callable[..., None]) -> None:
+def test_a_right_pass_stays(plant: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
     plant("post_grad.negate_twice", double_negation)
     assert_same_as_eager(Wave(), torch.randn(3, 8), settings=VERIFY)
     assert counted("pass post_grad.negate_twice") == 1
     assert counted("undone pass post_grad.negate_twice") == 0
+    assert not [record for record in caplog.records if record.name == "passes.engine.manager" and record.levelno > 20]
 
 
 def test_a_pass_that_breaks_the_graph_is_undone(plant: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
