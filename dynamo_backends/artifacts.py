@@ -198,7 +198,7 @@ class RunnableRegion:
         self.failures += 1
         self.last_failure = f"{what}: {first_line(str(error))}"
         if self.must_run_on_onnx:
-            raise type(error)(
+            raise SessionError(
                 f"{self.graph} region {self.index}: {what}: {error}. "
                 "Remove options={'fallback': 'error'} to let PyTorch run the region."
             )

@@ -109,11 +109,14 @@ def onnx_compiler(*, debug: bool = False, record: list[object] | None = None, **
 
     Raises:
         ValueError: an unknown option or an impossible value.
+        TypeError: ``record`` is not a list.
     """
     from .debug.observer import DebugObserver
     from .debug.record import RecordObserver
 
     checked = parse_options(options)
+    if record is not None and not isinstance(record, list):
+        raise TypeError(f"record: expected a list, which gets one record for each graph, not {record!r}")
     observer: Observer = Observer()
     if debug:
         observer = DebugObserver(checked, record)

@@ -80,4 +80,14 @@ class KernelFaultError(SessionError):
 
 
 class WrongResultError(SessionError):
-    """What ONNX Runtime returned has another shape or dtype than eager's result."""
+    """What ONNX Runtime returned has another shape or dtype than eager's result.
+
+    Attributes:
+        result: the name of the ONNX value.
+        what: ``has shape (2, 3) where eager returns (3,)``.
+    """
+
+    def __init__(self, result: str, what: str) -> None:
+        super().__init__(f"{result} {what}")
+        self.result = result
+        self.what = what

@@ -13,7 +13,6 @@ The stages and where they are::
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -22,6 +21,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import _disable_current_modes
 
+from passes.engine.locks import Lock
 from passes.engine.manager import Checker
 
 from . import aot
@@ -35,10 +35,10 @@ from .observer import Observer
 from .options import Options
 from .regions import Support
 from .stage_passes import StagePasses
-from .verification import Evaluation, GraphChecker, at_first_call
+from .verification import Evaluation, GraphChecker, at_first_call, can_be_verified
 
 _graph_numbers = itertools.count()
-_graph_numbers_lock = threading.Lock()
+_graph_numbers_lock = Lock()
 
 
 class _Numbers:
@@ -80,7 +80,7 @@ class Pipeline:
         support = Support(options.opset, options.providers)
         self.passes = StagePasses(options, observer, support)
         self.lowering = lowering or OnnxLowering(options, observer, support, self.passes)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._without_context = _Numbers()
         self._by_context: weakref.WeakKeyDictionary[object, _Numbers] = weakref.WeakKeyDictionary()
 
@@ -200,7 +200,8 @@ class Pipeline:
                 read_memory_of_owners(module)
                 separate_returned_views(module)
                 self.observer.stage("post_grad", name, module)
-                evaluation = None if arguments is None else Evaluation(module, arguments, exact=True)
+                is_verified = arguments is not None and can_be_verified(module)
+                evaluation = Evaluation(module, arguments, exact=True) if is_verified else None  # type: ignore[arg-type]
                 return self.lowering.lower(name, module, passes, evaluation)
 
         return aot.boxed(at_first_call(build) if self.options.verify_passes else build(None))

@@ -50,7 +50,7 @@ def wrong_result(node: fx.Node, model: ir.Model, providers: Sequence[Provider]) 
         with _disable_current_modes(), torch.no_grad():
             session([_made_up(item) for item in arguments])
     except WrongResultError as error:
-        text = f"on made-up arguments its translation's result {str(error).partition(' ')[2]}"
+        text = f"on made-up arguments its translation's result {error.what}"
         return Reason(Kind.NO_TRANSLATION, text)
     except SessionError:  # an index that is out of range, for instance: the arguments are to blame
         return None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
@@ -22,8 +22,12 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from passes.engine.locks import Lock
+
 from .artifacts import Runner
+from .collectives import is_collective
 from .errors import SessionError
+from .events import count
 from .exporter.locations import source_line
 from .numerics.distance import Distance, distance, is_explained
 from .numerics.exact import Environment, attribute, run_eager, run_exact, widen
@@ -31,6 +35,8 @@ from .numerics.randomness import PrivateRandomness
 from .runtime.binding import BoundSession, InputSpec, OutputSpec
 from .runtime.session import Session
 from .runtime.settings import SessionSettings
+
+logger = logging.getLogger(__name__)
 
 _SEED = 0
 """Random operators draw the same numbers in each run of a check."""
@@ -75,6 +81,15 @@ class Evaluation:
         return {node.name: pytree.tree_leaves(value) for node, value in environment.items()}
 
 
+def can_be_verified(module: fx.GraphModule) -> bool:
+    """Whether a graph may run again; one that may not is counted, and said."""
+    if not any(is_collective(node.target) for node in module.graph.nodes):
+        return True
+    count("graphs_not_verified")
+    logger.warning("the passes on a graph are not verified: it has collectives, which run once, in all processes")
+    return False
+
+
 class GraphChecker:
     """The check of the passes on one FX graph."""
 
@@ -82,7 +97,9 @@ class GraphChecker:
         self._arguments = arguments
 
     def problem(self, before: fx.GraphModule, after: fx.GraphModule) -> str | None:
-        """What a pass changed, see ``passes.engine.manager.Checker``."""
+        """What a pass changed, see ``passes.engine.manager.Checker``; nothing where the graph must not run again."""
+        if not can_be_verified(before):
+            return None
         with _undisturbed():
             return self._problem(before, after)
 
@@ -188,7 +205,7 @@ def at_first_call(build: Callable[[Sequence[object]], Runner]) -> Runner:
     Args:
         build: compiles on real arguments, and returns what runs.
     """
-    lock = threading.Lock()
+    lock = Lock()
     waiting = [build]
     built: list[Runner] = []
 

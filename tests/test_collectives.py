@@ -42,10 +42,12 @@ ARGUMENTS = torch.randn(2), torch.randn(3), torch.randn(4)
 IN_ORDER = [(2,), (3,), (4,)]
 
 
-@pytest.mark.parametrize("backend", ["onnxrt", "onnx_debug", "fx_debug"])
+@pytest.mark.parametrize("backend", ["onnxrt", "onnx_debug", "fx_debug", "verified"])
 def test_each_runs_once_and_in_order(backend: str, group: dist.ProcessGroup, tmp_path: Path) -> None:
-    """A compared run is one, too: the comparison takes what the collectives returned."""
+    """A compared run is one, too: the comparison takes what the collectives returned. Passes are not verified."""
     options = {} if backend == "onnxrt" else {"dump_dir": str(tmp_path / "dump"), "compare": "every"}
+    if backend == "verified":
+        backend, options = "onnxrt", {"verify_passes": True}
     function = compiled(step, backend=backend, options=options)
     expected = step(*ARGUMENTS)
     assert_same_values(function(*ARGUMENTS), expected)

@@ -11,6 +11,8 @@ import torch._dynamo.testing
 from conftest import assert_on_onnx, assert_same_as_eager, assert_same_values, compiled, counted
 from torch import nn
 
+from dynamo_backends.runtime.expected_shapes import differs
+
 BATCHES = [2, 3, 5, 7, 8, 16, 21, 33, 64, 100]
 
 
@@ -182,3 +184,18 @@ def test_items() -> None:
         return x * count, count * 2, n.sum().item() + 1, x * x[0, 0].item()
 
     assert_same_as_eager(call, torch.randn(4, 6), torch.tensor(3), settings={"fullgraph": True})
+
+
+def test_a_refusal_asks_nothing_of_sizes_that_depend_on_values(caplog: pytest.LogCaptureFixture) -> None:
+    """A pass that leaves a view alone describes it; asking whether it is contiguous would be a guard on its size."""
+    with torch.no_grad(), torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        function = compiled(lambda x: x.nonzero().view(-1, 1, 2) + 1, fullgraph=True)
+        assert torch.equal(function(torch.eye(3)), torch.eye(3).nonzero().view(-1, 1, 2) + 1)
+    assert "failed on" not in caplog.text
+
+
+@pytest.mark.parametrize("size", ["math.trunc(1.5*torch.sym_float(s0))", "int(s0 / 2)", "max(1, s0 // 3)"])
+def test_a_size_is_computed_as_pytorch_writes_it(size: str) -> None:
+    expected = {"math.trunc(1.5*torch.sym_float(s0))": 10, "int(s0 / 2)": 3, "max(1, s0 // 3)": 2}[size]
+    assert not differs([expected], [size], {"s0": 7})
+    assert differs([expected + 1], [size], {"s0": 7})

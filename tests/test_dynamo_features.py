@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from conftest import assert_on_onnx, assert_same_as_eager, assert_same_values, c
 from functorch.experimental.control_flow import map as torch_map
 from torch import nn
 from torch._higher_order_ops import while_loop
+from torch.autograd import forward_ad
 from torch.nn.attention.flex_attention import flex_attention
 
 
@@ -374,3 +376,41 @@ def test_a_graph_of_a_thousand_nodes() -> None:
     assert_same_values(compiled(deep)(a), deep(a), rtol=1e-4, atol=1e-4)
     assert counted("regions") == 1
     assert_on_onnx()
+
+
+def test_zeros_without_memory() -> None:
+    """Autograd passes on tensors that have no memory; ONNX Runtime would read from address 0."""
+    zeros = torch._efficientzerotensor(3)
+    with torch.no_grad():
+        assert torch.equal(compiled(lambda x: x.sin() + 1)(zeros), torch.ones(3))
+        assert torch.equal(compiled(lambda x: ~x)(zeros.bool()), torch.ones(3, dtype=torch.bool))
+    value = torch.ones(3, requires_grad=True)
+    (gradient,) = torch.autograd.grad(compiled(lambda x: x.sin() + 1)(value), value, zeros)
+    assert torch.equal(gradient, torch.zeros(3))
+
+
+@pytest.mark.parametrize("backend", ["onnxrt", "onnx_debug"])
+def test_transforms_around_a_compiled_graph(backend: str, tmp_path: Path) -> None:
+    """Tensors of forward-mode AD and of ``vmap`` hold more than their memory does."""
+    options = {"dump_dir": str(tmp_path)} if backend == "onnx_debug" else {}
+    function = compiled(lambda x: x.sin() + 1, backend=backend, options=options)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.ones(3), torch.ones(3))
+        assert torch.allclose(forward_ad.unpack_dual(function(dual)).tangent, torch.ones(3).cos())
+    assert counted("calls_inside_forward_ad") == 1
+    product = compiled(lambda x: (x @ x).tanh(), backend=backend, options=options)
+    jacobian, expected = (
+        torch.autograd.functional.jacobian(item, torch.eye(2), vectorize=True)
+        for item in (product, lambda x: (x @ x).tanh())
+    )
+    assert torch.allclose(jacobian, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8(dtype: torch.dtype) -> None:
+    """It has no way through DLPack."""
+    value = torch.randn(8).to(dtype)
+    with torch.no_grad():
+        assert torch.equal(compiled(lambda x: x.to(torch.float32) + 1)(value), value.float() + 1)
+        result = compiled(lambda x: (x.abs() + 1).to(dtype))(torch.ones(8))
+    assert result.dtype is dtype and torch.equal(result.float(), torch.full((8,), 2.0))

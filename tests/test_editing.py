@@ -562,7 +562,14 @@ def out_of_order(module: fx.GraphModule, context: PassContext) -> int:
     return 1
 
 
+def another_argument(module: fx.GraphModule, context: PassContext) -> int:
+    with module.graph.inserting_before(next(iter(module.graph.nodes))):
+        module.graph.placeholder("extra")
+    return 1
+
+
 SPOILERS = {
+    another_argument: "the graph takes the arguments extra, arg0_1, it took arg0_1",
     wrong_shape: "is float32 [1, 3, 4], it was float32 [3, 4]",
     wrong_dtype: "is bool [3, 4], it was float32 [3, 4]",
     shared_memory: "shares memory with arg0_1, it did with nothing",
@@ -581,6 +588,20 @@ def test_a_graph_is_not_spoiled_by_whatever_a_pass_does(
     torch._dynamo.reset()
     with pytest.raises(Exception, match="'post_grad.spoil'"), torch.no_grad():
         compiled(lambda x: x.exp(), options={"fallback": "error"})(torch.randn(3, 4))
+
+
+def test_arguments_out_of_order(plant: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
+    def swap(module: fx.GraphModule, context: PassContext) -> int:
+        first, second = module.graph.find_nodes(op="placeholder")
+        second.append(first)
+        return 1
+
+    for stage in ("joint", "post_grad"):
+        plant(f"{stage}.swap", swap)
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "passes.engine.manager"):
+        assert_same_as_eager(lambda x, y: (x - 2 * y).sin(), torch.randn(3), torch.randn(3))
+    said = "the graph takes the arguments arg1_1, arg0_1, it took arg0_1, arg1_1"
+    assert [said in record.getMessage() for record in caplog.records] == [True, True]
 
 
 def test_nodes_out_of_order(plant: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
@@ -771,7 +792,13 @@ def onnx_other_name(model: ir.Model, context: PassContext) -> int:
     return 1
 
 
+def onnx_another_input(model: ir.Model, context: PassContext) -> int:
+    model.graph.inputs.append(ir.Value(name="extra"))
+    return 1
+
+
 ONNX_SPOILERS = {
+    onnx_another_input: "the model has the inputs x, extra, it had x",
     onnx_wrong_shape: "Unsqueeze gives [1, 3, 4], and e is [3, 4]",
     onnx_wrong_dtype: "IsNaN gives BOOL, and e is FLOAT",
     onnx_gone: "reads e, which is not computed before it",

@@ -6,12 +6,16 @@ import operator
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import assert_same_values, compiled, counted
 from torch import fx
 
 from dynamo_backends.numerics.exact import run_eager, run_exact, widen
+from dynamo_backends.numerics.randomness import PrivateRandomness
+from dynamo_backends.numerics.twice import copies
 
 aten = torch.ops.aten
 
@@ -129,3 +133,35 @@ def test_a_comparison_leaves_what_other_threads_see(
     x = torch.randn(5)
     assert_same_values(debug(x), function(x))
     assert counted("compared_runs") == 1
+
+
+def test_random_numbers_are_drawn_apart() -> None:
+    """With the numbers that the process's generator would give, which stays as it is, also for other threads."""
+    draws: list[Callable[[], torch.Tensor]] = [
+        lambda: F.dropout(torch.ones(64), 0.3),
+        lambda: F.dropout(torch.ones(64, dtype=torch.float16), 0.3),
+        lambda: torch.rand(5),
+        lambda: torch.randn_like(torch.ones(3)),
+        lambda: torch.randint(0, 9, (4,)),
+        lambda: torch.randperm(9),
+        lambda: torch.ones(4).exponential_(),
+        lambda: F.rrelu(-torch.ones(4), training=True),
+        lambda: F.scaled_dot_product_attention(*[torch.ones(1, 1, 4, 4)] * 3, dropout_p=0.5),
+    ]
+    for draw in draws:
+        state = torch.manual_seed(5).get_state()
+        expected, after = draw(), torch.get_rng_state()
+        before = torch.manual_seed(7).get_state()
+        with PrivateRandomness(state) as randomness:
+            assert torch.equal(draw(), expected)
+        assert torch.equal(randomness.state, after)
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_copies_of_overlapping_memory() -> None:
+    memory = np.arange(6, dtype=np.float32)
+    tensors = [torch.from_numpy(part) for part in (memory[:3], memory, memory[2:5])]
+    for wide in (False, True):
+        first, whole, last = copies(tensors, wide=wide)
+        whole[2] = 100
+        assert first[2] == last[0] == 100 and memory[2] == 2

@@ -95,3 +95,32 @@ def test_a_forked_child_writes_to_a_folder_of_its_own(tmp_path: Path) -> None:
 
 def test_a_pool_of_forked_processes() -> None:
     assert run(POOL) == "done\n"
+
+
+LOCKED = """
+import os, signal, threading, torch
+from dynamo_backends.runtime.oracle import ORACLE
+torch.set_num_threads(1)
+held, done = threading.Event(), threading.Event()
+
+def compile_something():
+    with ORACLE._lock:
+        held.set()
+        done.wait()
+
+threading.Thread(target=compile_something).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(40)
+    torch.compile(lambda x: x.cos() * 2, backend="onnxrt")(torch.ones(3))
+    os._exit(0)
+status = os.waitpid(child, 0)[1]
+done.set()
+assert status == 0, status
+print("done")
+"""
+
+
+def test_a_child_waits_for_no_thread_of_its_parent() -> None:
+    assert run(LOCKED).endswith("done\n")

@@ -65,7 +65,7 @@ def content(folder: DumpFolder) -> dict:
 
 def add(manifest: Manifest, index: int, verdict: str = OK) -> None:
     """A graph compiles and runs."""
-    manifest.add_graph(graph_of(index), parse_options())
+    manifest.add_graph(graph_of(index), parse_options(), reference="Dynamo's graph")
     manifest.add_comparison(GraphName(index, "forward"), GraphComparison(verdict), {}, Cost({}, 0.0, 0, 0))
 
 

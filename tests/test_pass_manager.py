@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -462,3 +463,21 @@ def test_bisect_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bisect"]) == 2
     assert main(["bisect", "/no/such/program"]) == 2
     assert "/no/such/program" in capsys.readouterr().err
+
+
+def test_passes_are_registered_while_others_compile() -> None:
+    """A compile in another thread sees all passes, or all and the new one."""
+    expected, seen, stop = len(all_passes()), set(), threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            seen.add(len(all_passes()))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(300):
+        register(Pass("joint.race", "Planted by a test.", lambda graph, context: 0))
+        unregister("joint.race")
+    stop.set()
+    reader.join()
+    assert seen <= {expected, expected + 1}

@@ -21,6 +21,7 @@ from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
 from dynamo_backends import onnx_compiler
+from dynamo_backends.debug import manifest
 from dynamo_backends.exporter import decompositions
 from dynamo_backends.exporter.converters import CONVERTERS
 from passes import Pass, PassContext, register, unregister
@@ -509,3 +510,168 @@ def test_a_pass_that_loses_a_gradient(shape: tuple[int, ...], planted: Callable[
     planted(Pass("pre_grad.wrong", "Planted by a test.", detach))
     found = verdicts(Gated(), (5, 8), "training", tmp_path)
     assert "pass pre_grad.wrong" in found["backward"] and line_of("silu of the gate") in found["backward"], found
+
+
+def turned(old: object, new: object) -> Callable[[fx.GraphModule, PassContext], int]:
+    """A pass that puts one operator in the place of another."""
+
+    def run(module: fx.GraphModule, context: PassContext) -> int:
+        nodes = [node for node in module.graph.nodes if node.target is old]
+        for node in nodes:
+            node.target = new
+        return len(nodes)
+
+    return run
+
+
+def only_verdict(dump: Path) -> str:
+    (graph,) = json.loads((dump / "latest" / "manifest.json").read_text())["graphs"]
+    return graph["verdict"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("stage", "function", "old", "new"),
+    [
+        ("joint", lambda x: (x * 2).argmax(-1), aten.argmax.default, aten.argmin.default),
+        ("post_grad", lambda x: (x * 2).argmax(-1), aten.argmax.default, aten.argmin.default),
+        ("pre_grad", lambda x: x.sin() > 0, operator.gt, operator.lt),
+        ("joint", lambda x: x.sin() > 0, aten.gt.Scalar, aten.lt.Scalar),
+    ],
+)
+def test_a_pass_that_turns_a_comparison(
+    stage: str,
+    function: Callable[[torch.Tensor], torch.Tensor],
+    old: object,
+    new: object,
+    dtype: torch.dtype,
+    planted: Callable[[Pass], None],
+    tmp_path: Path,
+) -> None:
+    """Rounding may turn a few comparisons and indices, not all of them."""
+    planted(Pass(f"{stage}.wrong", "Planted by a test.", turned(old, new)))
+    with torch.no_grad():
+        compiled(function, backend="onnx_debug", options={"dump_dir": str(tmp_path)})(torch.randn(5, 100).to(dtype))
+    assert only_verdict(tmp_path).endswith(f"pass {stage}.wrong")
+
+
+@pytest.mark.parametrize("number", [5, 1_700_000_000_000_000_000])
+def test_a_pass_that_is_wrong_by_one(number: int, planted: Callable[[Pass], None], tmp_path: Path) -> None:
+    """Integers have no rounding, however large."""
+
+    def add_two(module: fx.GraphModule, context: PassContext) -> int:
+        nodes = [node for node in module.graph.nodes if node.target is aten.add.Tensor]
+        for node in nodes:
+            node.args = (node.args[0], 2)
+        return len(nodes)
+
+    planted(Pass("joint.wrong", "Planted by a test.", add_two))
+    function = compiled(lambda t: t + 1, backend="onnx_debug", options={"dump_dir": str(tmp_path)})
+    function(torch.full((3,), number))
+    assert only_verdict(tmp_path).endswith("pass joint.wrong")
+
+
+def test_a_fault_that_a_layer_norm_damps_at_once(planted: Callable[[Pass], None], tmp_path: Path) -> None:
+    """In ``pre_grad`` the layer norm is one node: its result is off by no more than eager's rounding."""
+
+    def run(module: fx.GraphModule, context: PassContext) -> int:
+        (node,) = (node for node in module.graph.nodes if node.target is torch.tanh)
+        with module.graph.inserting_after(node):
+            scaled = module.graph.call_function(torch.mul, (node, 1.01))
+        node.replace_all_uses_with(scaled, lambda user: user is not scaled)
+        return 1
+
+    planted(Pass("pre_grad.wrong", "Planted by a test.", run))
+    norm = nn.LayerNorm(32)
+    with torch.no_grad():
+        function = compiled(lambda x: norm(torch.tanh(x)), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
+        function(torch.randn(4, 32) / 20)
+    assert only_verdict(tmp_path).startswith("diverges at mul") and "pass pre_grad.wrong" in only_verdict(tmp_path)
+
+
+def test_the_fault_of_a_forward_explains_the_gradients(planted: Callable[[Pass], None], tmp_path: Path) -> None:
+    planted(Pass("post_grad.wrong", "Planted by a test.", scale("post_grad")))
+    verdicts(Convolutional(), MODELS["convolutional network"][1], "training", tmp_path)
+    graphs = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    found = {graph["direction"]: (graph["verdict"], graph["note"]) for graph in graphs}
+    assert "pass post_grad.wrong" in found["forward"][0]
+    verdict, note = found["backward"]
+    assert verdict == "ok" or f"its forward {found['forward'][0]}" in note, found
+
+
+def test_a_backward_belongs_to_its_forward(tmp_path: Path) -> None:
+    """The next batch may lie where the batch of a forward lay that never had a backward."""
+    weight, x = torch.randn(64, 64, requires_grad=True), torch.randn(32, 64)
+    function = compiled(lambda x: x @ weight, backend="onnx_debug", options={"dump_dir": str(tmp_path)})
+    function(x)
+    x.copy_(torch.randn(32, 64))
+    function(x).sum().backward()
+    graphs = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    found = {graph["direction"]: (graph["verdict"], graph["unchecked"]) for graph in graphs}
+    assert found == {"forward": ("ok", []), "backward": ("ok", [])}
+
+
+def test_what_never_was_compared_is_said(tmp_path: Path) -> None:
+    """Forwards are compared until one has a backward, but not for ever."""
+    layer = nn.Linear(4, 4)
+    function = compiled(layer, backend="onnx_debug", options={"dump_dir": str(tmp_path)})
+    for _ in range(6):
+        last = function(torch.randn(2, 4))
+    assert counted("compared_runs") == 4
+    last.sum().backward()
+    manifest._flush_all()
+    graphs = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    (backward,) = (graph for graph in graphs if graph["direction"] == "backward")
+    assert (backward["verdict"], backward["unchecked"]) == (None, ["its runs: none of them was compared"])
+
+
+def test_a_call_that_raises_is_not_the_first_one(tmp_path: Path) -> None:
+    function = compiled(nn.Embedding(4, 2), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
+    with torch.no_grad():
+        with pytest.raises(IndexError):
+            function(torch.tensor([7]))
+        function(torch.tensor([3]))
+    assert only_verdict(tmp_path) == "ok"
+
+
+@pytest.mark.parametrize("length", [1, 5])
+def test_attention_to_a_single_key(length: int, tmp_path: Path) -> None:
+    """Its query's gradient is 0 but for rounding, which nothing about it tells the size of."""
+    queries, keys, values = (nn.Linear(32, 32) for _ in range(3))
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        heads = [layer(z).view(2, -1, 4, 8).transpose(1, 2) for layer, z in ((queries, x), (keys, y), (values, y))]
+        return x + F.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(x.shape)
+
+    call = compiled(function, backend="onnx_debug", options={"dump_dir": str(tmp_path)})
+    call(torch.randn(2, length, 32), torch.randn(2, 1, 32)).square().mean().backward()
+    graphs = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    assert [graph["verdict"] for graph in graphs] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_no_false_alarm_in_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
+    """The new running statistics of a batch norm are float32 by the fake tensor, and half by the kernel."""
+    found = verdicts(Convolutional(), MODELS["convolutional network"][1], "training", tmp_path, dtype)
+    assert set(found.values()) == {"ok"}, found
+
+
+def test_sparse_and_jagged_tensors_are_compared(tmp_path: Path) -> None:
+    options = {"dump_dir": str(tmp_path)}
+    table = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 4))
+    compiled(table, backend="onnx_debug", options=options)(torch.tensor([1, 2, 1])).square().sum().backward()
+    assert table[0].weight.grad.is_sparse
+    rows = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=torch.jagged)
+    with torch.no_grad():
+        compiled(lambda x: x.sin(), backend="onnx_debug", options=options)(rows)
+    graphs = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    assert [(graph["verdict"], graph["unchecked"]) for graph in graphs] == [("ok", [])] * 3
+
+
+def test_arguments_in_overlapping_memory(tmp_path: Path) -> None:
+    memory = np.arange(6, dtype=np.float32)
+    function = compiled(lambda x, y: x.sum() + y, backend="onnx_debug", options={"dump_dir": str(tmp_path)})
+    with torch.no_grad():
+        result = function(torch.from_numpy(memory[:3]), torch.from_numpy(memory))
+    assert torch.equal(result, torch.arange(3.0, 9.0))
+    assert only_verdict(tmp_path) == "ok"

@@ -91,7 +91,7 @@ class JointGraphs(StageGraphs):
             state: of the CPU's random numbers.
             gradients: whether the gradients are judged, or the results.
         """
-        if not self.steps or (not given and all(step.cause.startswith("stage ") for step in self.steps)):
+        if not self.steps or (not given and not any(step.is_pass for step in self.steps)):
             return Finding(), None  # with nothing before it to compare with, and no pass that fired
         judged = [i for i, key in enumerate(self.results) if key is not None and _is_gradient(key) == gradients]
         arguments: list[object] = []
@@ -105,7 +105,8 @@ class JointGraphs(StageGraphs):
             elif kind == "tangent" and not gradients:
                 arguments.append(None)  # no result of the forward depends on it
             else:
-                return Finding(unchecked=[f"the joint graph: nothing tells its argument {node.name}"]), None
+                said = f"the passes of joint: {node.name}, which they were given, is not handed to this graph"
+                return Finding(unchecked=[said]), None
         culprit, first = self.culprit(arguments, state, judged)
         eager, exact = (
             {self.results[judged[i]]: value for i, value in side.items() if isinstance(i, int)}
@@ -200,12 +201,13 @@ class Captured:
     def call_of(self, saved: Mapping[str, object]) -> Call | None:
         """The compared call that handed these values to its backward; each call is found once.
 
-        The partitioner renames states of random numbers in the backward: what has no namesake does not count.
+        The partitioner renames states of random numbers in the backward: what has no namesake does not count. A
+        backward that was handed nothing does not depend on the call.
         """
         for call in self._calls:
             handed = call.saved or {}
             common = saved.keys() & handed
-            if common and all(_is_handed_over(handed[name], saved[name]) for name in common):
+            if (common or not saved) and all(_is_handed_over(handed[name], saved[name]) for name in common):
                 self._calls.remove(call)
                 self.awaits_backward = False
                 return call
@@ -393,7 +395,7 @@ class Call:
         self, steps: Sequence[Step], reference: Results, run: Callable[[Step], Results]
     ) -> tuple[Culprit | None, Results]:
         """The culprit among the passes of ``pre_grad``, and the results after them."""
-        if all(step.cause.startswith("stage ") for step in steps):
+        if not any(step.is_pass for step in steps):
             return None, reference
         last = run(steps[-1])
         if not changed(reference, last):
@@ -466,8 +468,10 @@ def _wrong(reference: Results, actual: Mapping[object, object], graph: fx.GraphM
         if isinstance(eager, torch.Tensor) and isinstance(value, torch.Tensor) and isinstance(exact, torch.Tensor):
             if eager.dtype != value.dtype:
                 said = f"dtype {value.dtype} instead of {eager.dtype}"
-            elif said and value.shape == exact.shape and is_carried(distance(value.detach(), exact), value.dtype):
-                said = ""
+            elif said and value.shape == exact.shape:
+                found_distance = distance(value.detach(), exact)
+                if is_carried(found_distance, value.dtype, beside(reference, key)):
+                    said = ""
         if said:
             name, source = name_of_result(graph, key)
             found.append(f"{name} ({source or 'no source line'}): {said}")

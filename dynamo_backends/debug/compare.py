@@ -28,7 +28,7 @@ from ..errors import SessionError, first_line
 from ..exporter.locations import module_path, source_line
 from ..exporter.translate import value_names
 from ..numerics.differences import largest
-from ..numerics.distance import distance, is_carried, is_explained, nearer
+from ..numerics.distance import dense, distance, is_carried, is_explained, nearer
 from ..numerics.exact import Environment, run_eager, run_exact, widen
 from ..regions import is_ordered
 from .repeat import Instability, RepeatedRegion, instability_of
@@ -318,9 +318,10 @@ class _Lockstep:
     def _compare(self, row: Row, node: fx.Node, index: int | None, eager: torch.Tensor, exact: torch.Tensor) -> None:
         region = self._region_of.get(node)
         row.region = region.index if region is not None else None
-        returned = self._returned(node, index)
+        returned = _dense_value(self._returned(node, index))
         row.is_output = returned is not None and _is_returned(node, index, self._graph)
         ours = self._propagated_value(node, index) if region is not None else returned
+        eager, exact = dense(eager), dense(exact)
         row.eager = distance(eager, exact)
         if isinstance(ours, torch.Tensor):
             row.complaint = _complaint(ours, eager)
@@ -418,6 +419,10 @@ class _Lockstep:
             return values, [reference]
         present = iter(values)  # a node's absent results (None) have no ONNX value
         return [None if item is None else next(present) for item in eager], list(reference)  # type: ignore[call-overload]
+
+
+def _dense_value(value: object) -> object:
+    return dense(value) if isinstance(value, torch.Tensor) else value
 
 
 def _is_returned(node: fx.Node, index: int | None, graph: CompiledGraph) -> bool:

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from ..exporter.known_wrong import is_uninitialized
 from ..exporter.locations import source_line
 from ..numerics.differences import discrete_difference, is_discrete, largest, value_difference
-from ..numerics.distance import distance
+from ..numerics.distance import dense, distance
 from ..numerics.exact import Environment, attribute, run_eager, run_exact, run_only_exact, widen
 from ..numerics.randomness import PrivateRandomness
 from ..numerics.twice import copies
@@ -225,6 +225,7 @@ def _difference_in_float64(before: object, after: object, allowed: float) -> str
     for old, new in zip(*pairs, strict=True):
         if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor) or old.shape != new.shape:
             continue  # eager's values have told
+        old, new = dense(old), dense(new)
         if is_discrete(old):
             said = discrete_difference(old, new)
             if said:

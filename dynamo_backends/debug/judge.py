@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,10 +11,12 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from passes.engine.locks import Lock
 from passes.engine.manager import PassResult
 
 from .. import aot
 from ..artifacts import CompiledGraph, GraphName
+from ..errors import first_line
 from ..numerics.twice import NotRepeatableError
 from .captured import KEPT_CALLS, Call, Captured, Finding, JointGraphs
 from .compare import RunValues, compare_run
@@ -85,8 +86,10 @@ class Judge:
         try:
             comparison = compare_run(graph, values, replay)
         except Exception as error:  # a fault of the comparison must not end the user's run; the verdict says it
-            logger.exception("%s: the comparison failed", self.name)
-            comparison = GraphComparison(f"not comparable: {type(error).__name__}: {error}")
+            traceback = error if logger.isEnabledFor(logging.DEBUG) else None
+            said = f"{type(error).__name__}: {first_line(str(error))}"
+            logger.warning("%s: the comparison failed: %s", self.name, said, exc_info=traceback)
+            comparison = GraphComparison(f"not comparable: {said}")
         arguments = [run.values[node] for node in graph.module.graph.find_nodes(op="placeholder")]
         by_name = dict(zip(self._placeholders, arguments, strict=True))
         backward = self.name.direction == "backward"
@@ -128,9 +131,13 @@ class Judge:
         return call.judge_backward(tangents, gradients)
 
     def _save(self, call: Call, results: Sequence[object]) -> Finding:
-        """Remembers what the backward will be given."""
+        """Remembers what the backward will be given.
+
+        Where the partitioner does not tell, as where states of random numbers are saved, that is any of the results.
+        """
         named = zip(self._result_names, self._results, results, strict=True)
-        call.save({name: value for name, key, value in named if key == "saved"})
+        is_told = "saved" in self._results
+        call.save({name: value for name, key, value in named if key == "saved" or not is_told})
         return Finding()
 
 
@@ -141,10 +148,10 @@ def attempt(what: str, judge: Callable[[], Finding]) -> Finding:
     except NotRepeatableError as error:
         return Finding(unchecked=[f"{what}: {error}"])
     except Exception as error:
-        logger.exception("%s could not be compared", what)
-        return Finding(
-            unchecked=[f"{what}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"]
-        )
+        said = f"{type(error).__name__}: {first_line(str(error))}"
+        traceback = error if logger.isEnabledFor(logging.DEBUG) else None
+        logger.warning("%s could not be compared: %s", what, said, exc_info=traceback)
+        return Finding(unchecked=[f"{what}: {said}"])
 
 
 class ComparedEntry:
@@ -161,7 +168,7 @@ class ComparedEntry:
         self._compiled = compiled
         self._captured = captured
         self._every = every
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._compared = 0
 
     def __call__(self, *args: object) -> object:

@@ -77,8 +77,8 @@ class Manifest:
             self._is_behind = True
             self._dynamo_graphs.setdefault(graph.index, []).extend(map(_pass_as_json, results))
 
-    def add_graph(self, graph: CompiledGraph, options: Options) -> None:
-        """A graph that compiled, not yet run."""
+    def add_graph(self, graph: CompiledGraph, options: Options, *, reference: str) -> None:
+        """A graph that compiled, not yet run; ``reference``: what its runs are compared with."""
         coverage = graph.split.coverage
         folder = graph_folder(graph.name)
         entry: dict[str, object] = {
@@ -105,6 +105,7 @@ class Manifest:
             ],
             "passes": [_pass_as_json(result) for result in graph.passes],
             "runs": 0,
+            "reference": reference,
             "status": "compiled",
             "verdict": None,
             "note": "",

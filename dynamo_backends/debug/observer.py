@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from passes.engine.locks import Lock
 from passes.engine.manager import Listener, PassResult
 
 from ..artifacts import CompiledGraph, CompiledRegion, GraphName, Runner
@@ -69,7 +69,7 @@ class DebugObserver(Observer):
         self._folder = dump_folder(options.dump_dir)
         self._manifest = _manifest_of(self._folder)
         self._replay = Replay(options.opset, options.providers, options.threads)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._captured: dict[int, Captured] = {}
         self._judges: dict[GraphName, Judge] = {}
         self._joints: collections.defaultdict[int, JointGraphs] = collections.defaultdict(JointGraphs)
@@ -152,7 +152,10 @@ class DebugObserver(Observer):
 
     def runner(self, graph: CompiledGraph) -> Runner:
         self._folder.write_text(f"{graph_folder(graph.name)}/regions.txt", regions_text(graph))
-        self._manifest.add_graph(graph, self._options)
+        has_captured = self._judges[graph.name].captured is not None
+        self._manifest.add_graph(
+            graph, self._options, reference=f"{'Dynamo' if has_captured else 'AOTAutograd'}'s graph"
+        )
         record = make_record(graph) if self._records is not None else None
         if self._records is not None:
             self._records.append(record)
@@ -241,7 +244,7 @@ class _WatchedGraph:
         self._judge = judge
         self._record = record
         self._run = graph.run
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._is_first = True
         self._has_compared = False
 

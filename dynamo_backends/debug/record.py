@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import weakref
 
 import onnx
@@ -11,6 +10,8 @@ import onnx_ir as ir
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
+
+from passes.engine.locks import Lock
 
 from ..artifacts import CompiledGraph, Runner
 from ..observer import Observer
@@ -75,7 +76,7 @@ class Snapshots:
 
     def __init__(self) -> None:
         self._last: weakref.WeakValueDictionary[object, torch.Tensor] = weakref.WeakValueDictionary()
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def of(self, values: object) -> list[object]:
         """Copies of a list's tensors, detached, with their strides; numbers as they are."""

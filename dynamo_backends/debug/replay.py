@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,9 @@ from ..runtime.session import Session
 from ..runtime.settings import SessionSettings
 from .repeat import Instability, repeat_node
 
+_MOST_SESSIONS = 1_024
+"""Sessions of one node that are kept, those that were used last; each holds a hundred kilobytes or so."""
+
 
 class Replay:
     """Makes and keeps the sessions; alike nodes share one. ONNX Runtime's optimizations are off in all of them.
@@ -36,7 +40,7 @@ class Replay:
         self._opset = opset
         self._providers = tuple(providers)
         self._threads = threads
-        self._node_sessions: dict[object, BoundSession | str] = {}
+        self._node_sessions: collections.OrderedDict[object, BoundSession] = collections.OrderedDict()
 
     def region_values(
         self, compiled: CompiledRegion, args: Sequence[object]
@@ -95,13 +99,17 @@ class Replay:
 
     def _node_session(self, node: fx.Node) -> BoundSession | str:
         key = signature(node)
-        if key not in self._node_sessions:
-            try:
-                results = results_of(node)
-                self._node_sessions[key] = self._bind([node], list(node.all_input_nodes), results, threads=1)
-            except (SessionError, TranslationError) as error:
-                self._node_sessions[key] = first_line(str(error))
-        return self._node_sessions[key]
+        if key in self._node_sessions:
+            self._node_sessions.move_to_end(key)
+            return self._node_sessions[key]
+        try:
+            session = self._bind([node], list(node.all_input_nodes), results_of(node), threads=1)
+        except (SessionError, TranslationError) as error:
+            return first_line(str(error))
+        self._node_sessions[key] = session
+        if len(self._node_sessions) > _MOST_SESSIONS:
+            self._node_sessions.popitem(last=False)
+        return session
 
     def _bind(
         self, nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[Output], *, threads: int | None

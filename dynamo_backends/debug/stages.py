@@ -60,6 +60,7 @@ class Step:
 
     cause: str
     graph: fx.GraphModule
+    is_pass: bool = False
     matches: Sequence[str] = ()
 
 
@@ -76,7 +77,7 @@ class StageGraphs:
     def fired(self, result: PassResult, graph: object) -> None:
         assert isinstance(graph, fx.GraphModule)
         if not result.undone:
-            self.steps.append(Step(f"pass {result.name}", copy_of(graph), result.matches))
+            self.steps.append(Step(f"pass {result.name}", copy_of(graph), True, result.matches))
 
     def end(self, stage: str, graph: fx.GraphModule) -> None:
         """The stage is reached: ``graph`` is what goes on."""

@@ -15,6 +15,8 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from passes.engine.manager import UNINITIALIZED
+
 from ..aliases import is_view
 from ..faults import Fault
 from ..reasons import Kind, Reason
@@ -80,9 +82,11 @@ def _random_or_impure(node: fx.Node) -> Reason | None:
     return None
 
 
-def _complex(node: fx.Node) -> Reason | None:
+def _dtype_without_place(node: fx.Node) -> Reason | None:
     if any(tensor.is_complex() for tensor in _tensors(node)):
         return Reason(Kind.NOT_IN_ONNX, "ONNX Runtime has no complex tensors")
+    if any(tensor.is_floating_point() and tensor.element_size() == 1 for tensor in _tensors(node)):
+        return Reason(Kind.NOT_IN_ONNX, "tensors of float8 do not get into ONNX Runtime, or out")
     return None
 
 
@@ -120,19 +124,9 @@ def _number_out_of_range(node: fx.Node) -> Reason | None:
     return None
 
 
-_EMPTY = {
-    aten.empty.memory_format,
-    aten.empty_like.default,
-    aten.empty_strided.default,
-    aten.empty_permuted.default,
-    aten.new_empty.default,
-    aten.new_empty_strided.default,
-}
-
-
 def is_uninitialized(node: fx.Node) -> bool:
     """Whether a node returns memory as it is, without values."""
-    return node.target in _EMPTY
+    return node.target in UNINITIALIZED
 
 
 def _uninitialized(node: fx.Node) -> Reason | None:
@@ -142,7 +136,7 @@ def _uninitialized(node: fx.Node) -> Reason | None:
 _RULES: tuple[Callable[[fx.Node], Reason | None], ...] = (
     _uninitialized,
     _random_or_impure,
-    _complex,
+    _dtype_without_place,
     _not_strided,
     _symbolic_float,
     _number_out_of_range,

@@ -104,13 +104,13 @@ def check_results(
         TranslationError: one of them has another dtype or shape than in eager.
     """
     key = (opset, translation, signature(node))
-    if key not in _known:
+    judgement = _known.get(key)
+    if judgement is None:
         if len(_known) >= _MAXIMUM_KNOWN:
-            _known.clear()
-        _known[key] = _judge(node, onnx_nodes, functions, results, opset)
-    difference = _known[key].difference
-    if difference is not None:
-        raise TranslationError(difference)
+            _known.clear()  # another thread may be at this line too
+        judgement = _known[key] = _judge(node, onnx_nodes, functions, results, opset)
+    if judgement.difference is not None:
+        raise TranslationError(judgement.difference)
 
 
 def is_inferred(node: fx.Node, translation: object, opset: int) -> bool:

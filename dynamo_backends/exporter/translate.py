@@ -15,6 +15,7 @@ import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from onnx_ir.passes import common as ir_passes
@@ -23,6 +24,7 @@ from torch import fx
 
 from ..artifacts import Input, Output
 from ..errors import TranslationError
+from ..onnx_versions import IR_VERSION
 from . import torch_internals
 from .converters import CONVERTERS
 from .indices import INDEX_ARGUMENT, refuse_negative
@@ -31,8 +33,6 @@ from .promotion import promoted_dtypes
 from .results import check_results, expected_dtype, expected_shape
 
 Values: TypeAlias = "ir.Value | None | Sequence[ir.Value | None]"
-
-IR_VERSION = 10
 
 
 def find_translation(target: object, opset: int) -> object | None:
@@ -81,7 +81,8 @@ def fold_constants(model: ir.Model) -> ir.Model:
         TranslationError: a node of constants alone cannot be computed.
     """
     try:
-        optimizer.fold_constants(model)
+        with np.errstate(all="ignore"):  # infinities and NaN are what the user's program makes
+            optimizer.fold_constants(model)
     except RuntimeError as error:  # onnxscript evaluates it and passes on whatever that raises
         raise TranslationError(f"its constants cannot be folded: {_root_cause(error)}") from error
     ir_passes.RemoveUnusedNodesPass()(model)

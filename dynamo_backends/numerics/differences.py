@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch.utils import _pytree as pytree
 
-from .distance import Distance, distance, is_explained
+from .distance import Distance, dense, distance, is_explained
 
 
 def is_discrete(value: object) -> bool:
@@ -39,6 +39,10 @@ def value_difference(old: object, exact: object, new: object, beside: float = 0.
     """
     if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor) or not isinstance(exact, torch.Tensor):
         return "" if same_number(old, new) else f"{_in_words(new)} instead of {_in_words(old)}"
+    return _tensor_difference(dense(old), dense(exact), dense(new), beside)
+
+
+def _tensor_difference(old: torch.Tensor, exact: torch.Tensor, new: torch.Tensor, beside: float) -> str:
     if old.dtype != new.dtype and not (old.is_floating_point() and new.is_floating_point()):
         return f"dtype {new.dtype} instead of {old.dtype}"
     if old.shape != new.shape:
@@ -55,7 +59,7 @@ def value_difference(old: object, exact: object, new: object, beside: float = 0.
 def largest(values: Iterable[object]) -> float:
     """The largest finite magnitude of floating-point tensors, nested or not; 0 if there is none."""
     tensors = (leaf for leaf in pytree.tree_leaves(list(values)) if not is_discrete(leaf) and leaf.numel())
-    return max((float(leaf.abs().nan_to_num(0.0, 0.0, 0.0).max()) for leaf in tensors), default=0.0)
+    return max((float(dense(leaf).abs().nan_to_num(0.0, 0.0, 0.0).max()) for leaf in tensors), default=0.0)
 
 
 def _epsilon(dtype: torch.dtype) -> float:

@@ -67,6 +67,13 @@ class Distance:
 EQUAL = Distance(0.0, 0.0, 0.0, 0.0, 0, 0.0)
 
 
+def dense(value: torch.Tensor) -> torch.Tensor:
+    """A sparse tensor as a dense one, a jagged one as the values of its rows one behind the other."""
+    if value.is_nested:
+        return value.values()
+    return value if value.layout is torch.strided else value.to_dense()
+
+
 def distance(value: torch.Tensor, exact: torch.Tensor) -> Distance:
     """The distance of ``value`` to ``exact``, of the same shape.
 
@@ -74,6 +81,7 @@ def distance(value: torch.Tensor, exact: torch.Tensor) -> Distance:
         value: any dtype; its precision is the unit of ``max_ulp``.
         exact: float64 or complex128 for a floating-point value, else of any dtype.
     """
+    value, exact = dense(value), dense(exact)
     if value.numel() == 0:
         return EQUAL
     if value.is_complex() or exact.is_complex():
@@ -200,16 +208,19 @@ def _epsilon(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps
 
 
-def is_carried(difference: Distance, dtype: torch.dtype) -> bool:
+def is_carried(difference: Distance, dtype: torch.dtype, beside: float = 0.0) -> bool:
     """Whether a difference may be rounding that grew on its way through a graph: up to half of the dtype's digits.
 
     Args:
         difference: of two values, at the end of the graph.
         dtype: theirs; one that is not floating-point counts as float64.
+        beside: the largest of the gradients that were computed together; a hundredth of its rounding is nothing.
     """
     if difference.nonfinite:
         return False
     epsilon = torch.finfo(dtype if dtype.is_floating_point else torch.float64).eps
+    if difference.max_abs <= epsilon * beside / 100:
+        return True
     return difference.max_abs <= math.sqrt(epsilon) * (difference.scale or 1.0)
 
 

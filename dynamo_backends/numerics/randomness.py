@@ -7,7 +7,6 @@ the process's, under a lock.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +14,11 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from passes.engine.locks import Lock
+
 aten = torch.ops.aten
 
-_process_generator = threading.Lock()
+_process_generator = Lock()
 
 
 def is_random(function: object) -> bool:

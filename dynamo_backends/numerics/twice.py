@@ -88,8 +88,9 @@ class Twice:
         Args:
             function, arguments: as given to the two runs.
         """
+        given = copies(arguments, wide=True)
         with _from_state(self._state), torch.no_grad(), _Float64(self._recording, decides_itself=True):
-            return [_detached(value) for value in function(*copies(arguments, wide=True))]
+            return [_detached(value) for value in function(*given)]
 
     @property
     def inexact(self) -> Mapping[str, str]:
@@ -150,6 +151,8 @@ def _detached(value: object) -> object:
 
 
 def _is_changed(before: object, after: object) -> bool:
+    if isinstance(before, torch.Tensor) and before.is_nested:
+        return False  # PyTorch does not compare them
     return isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and not _same(before, after)
 
 

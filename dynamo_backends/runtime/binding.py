@@ -169,7 +169,7 @@ class BoundSession:
         self._asynchronous = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
         self._run_options = ort_c.RunOptions()
         self._sizes = Sizes([spec.sizes for spec in inputs])
-        self._judged: dict[tuple[int, ...], str | None] = {}
+        self._judged: dict[tuple[int, ...], WrongResultError | None] = {}
 
     @property
     def threads(self) -> int:
@@ -198,8 +198,8 @@ class BoundSession:
         """
         sizes = self._sizes.of(args)
         verdict = self._judged.get(sizes, _NOT_JUDGED)
-        if isinstance(verdict, str):
-            raise WrongResultError(verdict)
+        if isinstance(verdict, WrongResultError):
+            raise WrongResultError(verdict.result, verdict.what)
         feeds = ort_c.OrtValueVector()
         feeds.reserve(len(self._converters))
         try:
@@ -219,7 +219,10 @@ class BoundSession:
             raise session_error(error, self.session.model) from error
         if verdict is _NOT_JUDGED:
             self._judge(fetches, sizes)
-        return [_present(fetches[i], spec) for i, spec in enumerate(self.outputs)]
+        try:
+            return [_present(fetches[i], spec) for i, spec in enumerate(self.outputs)]
+        except RuntimeError as error:  # a dtype that DLPack does not have, as float8
+            raise SessionError(f"a result of ONNX Runtime cannot be made a tensor: {error}") from error
 
     def _judge(self, fetches: ort_c.OrtValueVector, sizes: tuple[int, ...]) -> None:
         """Compares the shapes and dtypes that came out with eager's, and remembers the verdict on these sizes."""
@@ -230,14 +233,14 @@ class BoundSession:
             self._judged.clear()
         self._judged[sizes] = verdict
         if verdict is not None:
-            raise WrongResultError(verdict)
+            raise verdict
 
 
-def _wrong_result(value: ort_c.OrtValue, spec: OutputSpec, known: dict[str, int]) -> str | None:
+def _wrong_result(value: ort_c.OrtValue, spec: OutputSpec, known: dict[str, int]) -> WrongResultError | None:
     """How a result, as it lies in memory, differs in dtype or shape from eager's; ``None`` if it does not."""
     dtype = ir.tensor_adapters.to_torch_dtype(ir.DataType(value.element_type()))
     if dtype is not spec.dtype:
-        return f"{spec.name} is {dtype} where eager returns {spec.dtype}"
+        return WrongResultError(spec.name, f"is {dtype} where eager returns {spec.dtype}")
     if spec.sizes is None:
         return None
     shape = value.shape()
@@ -245,7 +248,7 @@ def _wrong_result(value: ort_c.OrtValue, spec: OutputSpec, known: dict[str, int]
         shape = [shape[i] for i in spec.inverse]
     if not differs(shape, spec.sizes, known):
         return None
-    return f"{spec.name} has shape {tuple(shape)} where eager returns {written(spec.sizes, known)}"
+    return WrongResultError(spec.name, f"has shape {tuple(shape)} where eager returns {written(spec.sizes, known)}")
 
 
 def _present(value: ort_c.OrtValue, spec: OutputSpec) -> torch.Tensor | int | bool:

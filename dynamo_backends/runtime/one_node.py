@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 import onnx_ir as ir
 
-from .versions import IR_VERSION
+from ..onnx_versions import IR_VERSION
 
 
 def signature(node: ir.Node) -> Hashable:

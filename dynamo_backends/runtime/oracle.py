@@ -7,8 +7,10 @@ a model of the one node.
 from __future__ import annotations
 
 import collections
-import threading
 from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from passes.engine.locks import Lock
 
 from ..reasons import Kind, Reason
 
@@ -16,10 +18,13 @@ _MOST_ANSWERS = 16_384
 """Answers that are kept, those that were asked for last. A model of a hundred layers has some two hundred questions."""
 
 
-class Oracle:
+Answer = TypeVar("Answer")
+
+
+class Oracle(Generic[Answer]):
     """Keeps what was found out of nodes, for all alike, in all threads.
 
-    What was not about the node is not kept: an answer of the kind ``OUT_OF_MEMORY`` is asked for again.
+    What was not about the node is not kept: a reason of the kind ``OUT_OF_MEMORY`` is asked for again.
 
     Args:
         most: how many answers are kept.
@@ -27,11 +32,11 @@ class Oracle:
 
     def __init__(self, most: int = _MOST_ANSWERS) -> None:
         self._most = most
-        self._lock = threading.Lock()
-        self._known: collections.OrderedDict[Hashable, Reason | None] = collections.OrderedDict()
+        self._lock = Lock()
+        self._known: collections.OrderedDict[Hashable, Answer] = collections.OrderedDict()
 
-    def ask(self, question: Hashable, find_out: Callable[[], Reason | None]) -> Reason | None:
-        """Why a node cannot run, or ``None`` if it can.
+    def ask(self, question: Hashable, find_out: Callable[[], Answer]) -> Answer | Reason:
+        """What the runtime says of a node, or the reason why it could not be asked.
 
         Args:
             question: all that the answer depends on.
@@ -44,8 +49,8 @@ class Oracle:
         try:
             answer = find_out()
         except MemoryError as error:
-            answer = Reason(Kind.OUT_OF_MEMORY, f"there was no memory to ask ONNX Runtime: {error}")
-        if answer is not None and answer.kind is Kind.OUT_OF_MEMORY:
+            return Reason(Kind.OUT_OF_MEMORY, f"there was no memory to ask ONNX Runtime: {error}")
+        if isinstance(answer, Reason) and answer.kind is Kind.OUT_OF_MEMORY:
             return answer
         with self._lock:
             self._known[question] = answer
@@ -57,5 +62,5 @@ class Oracle:
         return len(self._known)
 
 
-ORACLE = Oracle()
-"""The answers of this process."""
+ORACLE: Oracle[Reason | None] = Oracle()
+"""Why nodes cannot run, ``None`` for those that can: the answers of this process."""

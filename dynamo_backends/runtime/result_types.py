@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import collections
-import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from ..errors import SessionError
+from ..reasons import Reason
 from .one_node import model_of, signature
+from .oracle import Oracle
 from .providers import Provider
 from .session import Session
 from .settings import SessionSettings
-
-_MOST_ANSWERS = 4096
 
 _DTYPES = {
     "tensor(float)": ir.DataType.FLOAT,
@@ -23,11 +21,10 @@ _DTYPES = {
 }
 """ONNX Runtime's names of types."""
 
-_lock = threading.Lock()
-_known: collections.OrderedDict[Hashable, dict[str, ResultType] | None] = collections.OrderedDict()
-
 ResultType = tuple[ir.DataType, Sequence["int | str | None"] | None]
 """A result's dtype and shape; ``None`` for what is not known."""
+
+_ORACLE: Oracle[dict[str, ResultType] | Reason] = Oracle(4096)
 
 
 def result_types(node: ir.Node, providers: Sequence[Provider], opset: int) -> list[ResultType | None] | None:
@@ -40,22 +37,15 @@ def result_types(node: ir.Node, providers: Sequence[Provider], opset: int) -> li
     """
     shapes = tuple(None if value is None else str(value.shape) for value in node.inputs)
     question = (repr(providers), opset, signature(node), shapes)
-    with _lock:
-        is_known, found = question in _known, _known.get(question)
-    if not is_known:
-        found = _find_out(model_of(node, opset, with_sizes=True), providers)
-        with _lock:
-            _known[question] = found
-            if len(_known) > _MOST_ANSWERS:
-                _known.popitem(last=False)
-    return None if found is None else [found.get(f"output_{i}") for i in range(len(node.outputs))]
+    found = _ORACLE.ask(question, lambda: _find_out(model_of(node, opset, with_sizes=True), providers))
+    return None if isinstance(found, Reason) else [found.get(f"output_{i}") for i in range(len(node.outputs))]
 
 
-def _find_out(model: ir.Model, providers: Sequence[Provider]) -> dict[str, ResultType] | None:
+def _find_out(model: ir.Model, providers: Sequence[Provider]) -> dict[str, ResultType] | Reason:
     try:
         session = Session(model, SessionSettings(tuple(providers), threads=1, shares_graph=True, optimize=False))
-    except SessionError:
-        return None
+    except SessionError as error:
+        return error.reason
     return {
         item.name: (_DTYPES[item.type], _sizes(item.shape)) for item in session(1).get_outputs() if item.type in _DTYPES
     }

@@ -8,11 +8,7 @@ import onnx
 import onnxruntime
 from onnx import helper
 
-MINIMUM_OPSET = 18
-"""Torchlib's translations are written for opset 18; nothing older is emitted."""
-
-IR_VERSION = 10
-"""ONNX IR version of the models we write: the oldest that holds all we use, so that most tools read it."""
+from ..onnx_versions import IR_VERSION, MINIMUM_OPSET
 
 
 @functools.cache

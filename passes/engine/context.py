@@ -65,11 +65,6 @@ class Target:
     refuses_operator: Callable[[fx.Node], str | None] = _nothing_known
     objection: Callable[[ir.Model], str | None] = _nothing_known
 
-    @property
-    def is_cpu(self) -> bool:
-        """Whether the models run on ONNX Runtime's CPU provider."""
-        return self.providers[0] == "CPUExecutionProvider"
-
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:

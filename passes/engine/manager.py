@@ -21,6 +21,7 @@ from torch import fx
 
 from .bisecting import bisect_command, register_backend
 from .context import Inferred, PassContext, Refusal, Target
+from .fx.editing import UNINITIALIZED
 from .fx.snapshot import FxSnapshot, with_subgraphs
 from .onnx.snapshot import OnnxSnapshot
 from .registry import Pass, Switches, all_passes
@@ -28,6 +29,7 @@ from .stages import STAGES
 
 __all__ = [
     "STAGES",
+    "UNINITIALIZED",
     "Checker",
     "Inferred",
     "Listener",
@@ -241,7 +243,8 @@ class PassManager:
         if error is not None:
             if self._strict:
                 raise PassError(item.name, name, error) from error
-            logger.warning("%s. It is left out", PassError(item.name, name, error), exc_info=error)
+            traceback = error if problem is None else None  # of a graph that was looked at, there is nothing to trace
+            logger.warning("%s. It is left out", PassError(item.name, name, error), exc_info=traceback)
             if is_changed:
                 snapshot.restore()
                 snapshot = take_snapshot(graph)

@@ -25,12 +25,12 @@ import fnmatch
 import functools
 import logging
 import re
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from typing import Any
 
 from .context import PassContext
+from .locks import Lock
 from .stages import STAGES
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Pass:
 _registered: dict[str, Pass] = {}
 """The passes by name, in the order they run within their stage. Replaced, never changed: a compile may read it."""
 
-_registering = threading.Lock()
+_registering = Lock()
 
 
 def register(item: Pass) -> Pass:

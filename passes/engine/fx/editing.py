@@ -450,7 +450,7 @@ def is_pure(node: fx.Node) -> bool:
 @functools.cache
 def _is_pure_operator(target: torch._ops.OpOverload) -> bool:
     return target.namespace in ("aten", "prims") and not (
-        target in _UNINITIALIZED
+        target in UNINITIALIZED
         or torch.Tag.nondeterministic_seeded in target.tags
         or torch.Tag.data_dependent_output in target.tags
         or torch.Tag.dynamic_output_shape in target.tags
@@ -463,7 +463,7 @@ def is_python_function(target: object) -> bool:
     return getattr(target, "__module__", "") in ("_operator", "operator", "math")
 
 
-_UNINITIALIZED = {
+UNINITIALIZED = {
     aten.empty.memory_format,
     aten.empty_like.default,
     aten.empty_strided.default,
@@ -471,3 +471,4 @@ _UNINITIALIZED = {
     aten.new_empty.default,
     aten.new_empty_strided.default,
 }
+"""Operators that return memory as it is, without values."""

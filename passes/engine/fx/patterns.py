@@ -141,8 +141,8 @@ class PatternPass:
         key = frozenset(decompositions.items())  # what the patterns are traced with
         matcher = self._matchers.get(key)
         if matcher is None:
-            if len(self._matchers) == _MOST_MATCHERS:
-                del self._matchers[next(iter(self._matchers))]
+            if len(self._matchers) >= _MOST_MATCHERS:
+                self._matchers.pop(next(iter(list(self._matchers)), None), None)  # another thread may do the same
             matcher = self._matchers[key] = Matcher(self._name, self.patterns, decompositions)
         return matcher.apply(module, context)
 

@@ -120,7 +120,7 @@ class _ModuleSnapshot:
         try:
             self.module.graph.lint()
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-            return f"the graph is not well formed any more: {error}"
+            return f"the graph is not well formed any more: {str(error).splitlines()[0]}"
         return self._problem_of_arguments() or self._infer() or self._problem_of_results()
 
     def _problem_of_arguments(self) -> str | None:

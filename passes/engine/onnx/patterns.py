@@ -74,7 +74,6 @@ import contextvars
 import dataclasses
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -85,6 +84,7 @@ from onnxscript.rewriter import MatchResult, _pattern_ir, _rewrite_rule
 from onnxscript.rewriter.pattern import RewriteRule, RewriteRuleSet
 
 from ..context import PassContext
+from ..locks import Lock
 from ..registry import Pass
 from .editing import drop, reason_against_substituting
 
@@ -297,7 +297,7 @@ class _Patterns:
     """Patterns made ready for matching, by the operator they end in."""
 
     def __init__(self, patterns: Iterable[AnyPattern]) -> None:
-        self.lock = threading.Lock()  # onnxscript's matchers keep the match they are at
+        self.lock = Lock()  # onnxscript's matchers keep the match they are at
         self.all = [orders for pattern in patterns for orders in _rules_of(pattern)]
         self._by_operator: dict[ir.OperatorIdentifier | None, list[int]] = {}
         for rank, orders in enumerate(self.all):
@@ -357,25 +357,27 @@ class _Furthest:
 
 def _apply(model: ir.Model, context: PassContext, patterns: _Patterns) -> int:
     token = _current.set(context)
-    visitors = [orders[0] for orders in patterns.all]
-    patterns.lock.acquire()
     try:
-        fired = 0
-        graphs = (model.graph, *model.graph.subgraphs())
-        present = None if context.explain else {node.op_type for graph in graphs for node in graph}
-        for graph in graphs:
-            for rule in visitors:
-                if rule.graph_pre_visitor is not None:
-                    rule.graph_pre_visitor()
-            found = _apply_to_graph(model, graph, context, patterns, present)
-            for rule in visitors:
-                if rule.graph_post_visitor is not None:
-                    rule.graph_post_visitor()
-            fired += found
-        return fired
+        with patterns.lock:
+            return _apply_to_graphs(model, context, patterns)
     finally:
-        patterns.lock.release()
         _current.reset(token)
+
+
+def _apply_to_graphs(model: ir.Model, context: PassContext, patterns: _Patterns) -> int:
+    visitors = [orders[0] for orders in patterns.all]
+    graphs = (model.graph, *model.graph.subgraphs())
+    present = None if context.explain else {node.op_type for graph in graphs for node in graph}
+    fired = 0
+    for graph in graphs:
+        for rule in visitors:
+            if rule.graph_pre_visitor is not None:
+                rule.graph_pre_visitor()
+        fired += _apply_to_graph(model, graph, context, patterns, present)
+        for rule in visitors:
+            if rule.graph_post_visitor is not None:
+                rule.graph_post_visitor()
+    return fired
 
 
 def _apply_to_graph(
