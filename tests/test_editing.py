@@ -386,6 +386,14 @@ def test_numbers_may_be_equal_and_nothing_is_not() -> None:
     assert fx_editing.same_value([3, None], (4, None)) and not fx_editing.same_value([3], [3, 3])
 
 
+def test_tensors_of_one_dtype_shape_and_strides() -> None:
+    x = torch.zeros(3, 4)
+    others = [x[:2], x.double(), x.to("meta"), torch.zeros(4, 3).t(), x.to_sparse(), 3.0]
+    assert fx_editing.same_tensor(x, torch.ones(3, 4)) and not any(fx_editing.same_tensor(x, item) for item in others)
+    z = torch.zeros(3, dtype=torch.complex64)
+    assert not fx_editing.same_tensor(z, z.conj()) and not fx_editing.same_tensor(z.imag, z.conj().imag)
+
+
 def test_new_memory_that_is_computed_with_a_size() -> None:
     """In the stage ``pre_grad`` a tensor may be changed in place: only what has memory of its own takes its place."""
     module = traced(lambda x: x * 4, torch.randn(4))

@@ -60,6 +60,7 @@ def test_each_element_of_a_large_tensor_counts(position: int) -> None:
     found = distance(value, exact)
     assert (found.max_abs, found.max_rel, found.scale) == (0.5, 0.5, 1.0)
     assert found.rmse == pytest.approx(0.5 / math.sqrt(exact.numel()))
+    assert found.max_ulp == 0.5 / torch.finfo(torch.float32).eps
     value.view(-1)[position] = NAN
     assert distance(value, exact).nonfinite == 1
     value.view(-1)[position] = 1.0
