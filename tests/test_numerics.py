@@ -343,6 +343,18 @@ def test_dtypes_that_the_program_names_are_widened() -> None:
     assert twice.outputs.exact[1].tolist() == [0.1, 0.1]  # type: ignore[attr-defined]
 
 
+def test_what_is_made_in_the_default_dtype_is_widened() -> None:
+    twice = run_twice(lambda x: [torch.arange(3) / 7, torch.ones(2) / 3], torch.rand(3))
+    expected = {0: torch.arange(3).double() / 7, 1: torch.ones(2).double() / 3}
+    assert_same_values(dict(twice.outputs.exact), expected, rtol=1e-15, atol=0.0)
+
+
+def test_a_comparison_that_eager_did_not_make() -> None:
+    twice = run_twice(lambda x: [torch.where(x > 0.5, x, -x) if x.dtype is torch.float64 else x], torch.ones(2))
+    assert twice.inexact == {"aten.gt.Scalar": "float64 calls it more often than eager"}
+    assert twice.outputs.exact[0].tolist() == [1.0, 1.0]  # type: ignore[attr-defined]
+
+
 def test_arguments_that_the_program_changes_are_results() -> None:
     def change(x: torch.Tensor, y: torch.Tensor, count: int) -> list[torch.Tensor]:
         x.mul_(1 / 3)

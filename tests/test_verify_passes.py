@@ -329,7 +329,7 @@ def test_a_symbolic_size_is_what_it_was_at_the_first_call() -> None:
     assert isinstance(value, torch.Tensor) and (value.shape, value.stride()) == ((3, 4), (1, 3))
 
 
-@pytest.mark.xfail(strict=True, raises=Exception, reason=REQUIRE_HINT)
+@pytest.mark.xfail(strict=True, raises=torch._dynamo.exc.BackendCompilerFailed, reason=REQUIRE_HINT)
 def test_dynamic_shapes_in_training(plant: Callable[..., None]) -> None:
     plant("joint.bad", sine_becomes_cosine)
     function = compiled(lambda x: torch.sin(x) * 2, dynamic=True, **VERIFY)
