@@ -107,6 +107,7 @@ class JointGraphs(StageGraphs):
             else:
                 said = f"the passes of joint: {node.name}, which they were given, is not handed to this graph"
                 return Finding(unchecked=[said]), None
+        self.gives_gradients = gradients
         culprit, first = self.culprit(arguments, state, judged)
         eager, exact = (
             {self.results[judged[i]]: value for i, value in side.items() if isinstance(i, int)}

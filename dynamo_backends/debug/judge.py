@@ -63,6 +63,7 @@ class Judge:
         self._joint = joint
         self.captured = captured
         self.post_grad = StageGraphs()
+        self.post_grad.gives_gradients = name.direction == "backward"
         self.models: dict[int, list[ModelStep]] = {}
         self._placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
         self._arguments = aot.keys_of_arguments(module)

@@ -30,7 +30,9 @@ from .first_node import first_wrong_node, first_wrong_node_in_float64
 from .interpreter import Interpreter
 
 _FLOAT64_ROUNDING = 1e-14
-"""Relative to the largest value: what another order of operations may change in float64."""
+_CARRIED_FLOAT64_ROUNDING = 1e-10
+"""Relative to the largest value: what another order of operations changes in float64, at once and carried through a
+deep graph. The second is for results of a lower precision, whose own rounding is a thousand times larger."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +67,16 @@ class Step:
 
 
 class StageGraphs:
-    """The graphs of one stage, from the one it was given to the one it made; a listener of the pass manager."""
+    """The graphs of one stage, from the one it was given to the one it made; a listener of the pass manager.
+
+    Attributes:
+        steps: the graphs.
+        gives_gradients: whether the judged results are gradients, all of one backward: see ``beside``.
+    """
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
+        self.gives_gradients = False
 
     def start(self, stage: str, graph: object) -> None:
         assert isinstance(graph, fx.GraphModule)
@@ -107,7 +115,7 @@ class StageGraphs:
         """
         run = _runner(arguments, state, judged)
         start = run(self.steps[0])
-        if all(step.graph is self.first for step in self.steps) or not changed(start, run(self.steps[-1])):
+        if all(step.graph is self.first for step in self.steps) or not self._changed(start, run(self.steps[-1])):
             return None, start
         return self.first_wrong(start, run, arguments, judged), start
 
@@ -129,12 +137,15 @@ class StageGraphs:
         before, results = self.steps[0], start
         for step in self.steps[1:]:
             after = run(step)
-            if changed(results, after):
-                found = _compare(before.graph, step, results, after, arguments, judged)
+            if self._changed(results, after):
+                found = _compare(before.graph, step, results, after, arguments, judged, self.gives_gradients)
                 if found is not None:
                     return found
             before, results = step, after
         return None
+
+    def _changed(self, before: Results, after: Results) -> bool:
+        return changed(before, after, gradients=self.gives_gradients)
 
 
 def _runner(
@@ -166,8 +177,8 @@ class _Interpreter(Interpreter):
         return super().call_function(WHATEVER_THE_FAKE_RESULT.get(target, target), args, kwargs)
 
 
-def changed(before: Results, after: Results) -> bool:
-    """Whether two graphs' results differ by more than float64's rounding."""
+def changed(before: Results, after: Results, *, gradients: bool = False) -> bool:
+    """Whether two graphs' results differ by more than float64's rounding; ``gradients``: see ``beside``."""
     if before.exact.keys() != after.exact.keys():
         return True
     for key, old in before.exact.items():
@@ -183,12 +194,19 @@ def changed(before: Results, after: Results) -> bool:
                 return True
             continue
         found = distance(new, old)
-        if found.nonfinite or found.max_abs > _FLOAT64_ROUNDING * (found.scale or 1.0):
+        size = max(found.scale, beside(before, key, gradients=gradients)) or 1.0
+        if found.nonfinite or found.max_abs > _rounding(before.eager.get(key)) * size:
             return True
     return False
 
 
-def difference(before: Results, after: Results, key: object) -> str:
+def _rounding(value: object) -> float:
+    """What may change of a float64 result, whose eager value this is, without that anything is another computation."""
+    is_double = isinstance(value, torch.Tensor) and value.dtype in (torch.float64, torch.complex128)
+    return _FLOAT64_ROUNDING if is_double else _CARRIED_FLOAT64_ROUNDING
+
+
+def difference(before: Results, after: Results, key: object, *, gradients: bool = False) -> str:
     """In words, why a result is not as near to float64 as the same result before; ``""`` if it is.
 
     Discrete results do not count: rounding may turn a comparison.
@@ -196,16 +214,24 @@ def difference(before: Results, after: Results, key: object) -> str:
     if is_discrete(before.eager.get(key)) and is_discrete(after.eager.get(key)):
         return ""
     old, exact, new = before.eager.get(key), before.exact.get(key), after.eager.get(key)
-    return value_difference(old, exact, new, beside(before, key))
+    return value_difference(old, exact, new, beside(before, key, gradients=gradients))
 
 
-def beside(results: Results, key: object) -> float:
-    """The largest of the gradients, if a result is one: see ``is_explained``."""
-    if not (isinstance(key, tuple) and key[0] == "gradient"):
+def beside(results: Results, key: object, *, gradients: bool = False) -> float:
+    """The largest of the gradients, if a result is one, see ``is_explained``.
+
+    Args:
+        results: the results.
+        key: of the result; ``("gradient", j)`` for a gradient.
+        gradients: whether all results are gradients, whatever their keys.
+    """
+
+    def is_gradient(key: object) -> bool:
+        return gradients or (isinstance(key, tuple) and key[0] == "gradient")
+
+    if not is_gradient(key):
         return 0.0
-    return largest(
-        value for other, value in results.exact.items() if isinstance(other, tuple) and other[0] == "gradient"
-    )
+    return largest(value for other, value in results.exact.items() if is_gradient(other))
 
 
 def _compare(
@@ -215,6 +241,7 @@ def _compare(
     new: Results,
     arguments: Sequence[object],
     judged: Sequence[int] | None,
+    gradients: bool,
 ) -> Culprit | None:
     """The culprit of a step after which the float64 results are others; ``None`` if nothing is beyond rounding."""
     graphs = (before, step.graph)
@@ -225,7 +252,7 @@ def _compare(
         name, source, said = node
         return Culprit(name, source, step.cause, said)
     for key in old.eager:
-        said = difference(old, new, key)
+        said = difference(old, new, key, gradients=gradients)
         if said:
             places = [node for node in before.graph.nodes if node.name in step.matches]
             if places:
