@@ -93,6 +93,26 @@ def test_a_function_of_the_users_own_is_called_once() -> None:
     assert len(calls) == 1
 
 
+def test_results_of_which_some_have_no_floats() -> None:
+    x = torch.tensor([2.0, 1.0]) / 3
+    node, values = call(aten.sort.default, x)
+    (given,) = values
+    exact = torch.tensor([2.0, 1.0], dtype=torch.float64) / 3
+    found = run_exact(node, {given: exact}, run_eager(node, values))
+    assert_same_values(found, (exact.flip(0), torch.tensor([1, 0])), rtol=0.0, atol=0.0)
+    node, values = call(operator.getitem, x, (None, slice(1, None)))
+    assert_same_values(run_exact(node, values, run_eager(node, values)), x[None, 1:].double())
+    method = node.graph.call_method("to", (next(iter(values)), torch.float16))
+    assert_same_values(
+        run_exact(method, dict.fromkeys(values, exact), run_eager(method, values)), exact, rtol=0.0, atol=0.0
+    )
+    node, values = call(aten.sym_size.int, x, 0)
+    assert run_exact(node, values, 2) == 2
+    node, values = call(aten.argmax.default, x)
+    (given,) = values
+    assert run_exact(node, {given: x.double().flip(0)}, run_eager(node, values)) == 0, "eager's index"
+
+
 @pytest.mark.parametrize("options", [{}, {"verify_passes": True}], ids=str)
 def test_a_comparison_leaves_what_other_threads_see(
     options: dict[str, object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -283,6 +283,22 @@ def test_nodes_in_pytorch_are_listed_with_their_reason(dump: Path) -> None:
     assert graph["verdict"] == "ok"
 
 
+def test_what_crosses_between_onnx_runtime_and_pytorch(dump: Path) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = (x @ w).sin()
+        z = torch.fft.rfft(y).real  # ONNX Runtime has no complex tensors
+        return z.cos() + 1
+
+    with torch.no_grad():
+        debug(function, dump)(torch.randn(3, 8), torch.randn(8, 8))
+    (graph,) = graphs(dump)
+    cost = graph["cost"]
+    assert cost["crossing_tensors"] == 2
+    assert cost["crossing_bytes"] == 4 * (3 * 8 + 3 * 5 * 2)  # the sine, and the parts of its complex transform
+    assert set(cost["region_milliseconds"]) == {"0", "1"}
+    assert all(0 < item < 60_000 for item in (cost["pytorch_milliseconds"], *cost["region_milliseconds"].values()))
+
+
 def test_large_tensors_are_summarized_unless_asked_for(dump: Path) -> None:
     debug(lambda x: x + 1, dump, tensor_limit=100)(torch.arange(1000.0))
     (folder,) = (dump / "latest").glob("graph_*/inference/region_0/test_data_set_0")

@@ -292,6 +292,22 @@ def test_a_pass_says_how_often_it_fired(result: object) -> None:
         manager.run("post_grad", fx.symbolic_trace(lambda x: x + 1))
 
 
+def test_near_misses_that_got_furthest_come_first() -> None:
+    context = PassContext("joint.mine", explain=True)
+    for i in range(25):
+        context.refuse(f"node_{i}", "too short", matched=i, of=100)
+    context.refuse("node_3", "too short", matched=99, of=100)  # known already
+    context.refuse("node_24", "not pure", matched=1, of=1, pattern="second")
+    context.refuse("matched", "at first it did not", matched=1, of=1)
+    assert context.allows("matched")
+    assert context.refusals[0].reason == "not pure" and context.refusals[0].pattern == "second"
+    assert [miss.node for miss in context.refusals[1:]] == [f"node_{i}" for i in range(24, 5, -1)]
+    assert context.matches == ["matched"] and context.stage == "joint"
+    silent = PassContext("joint.mine")
+    silent.refuse("node", "a reason")
+    assert not silent.refusals
+
+
 # Reports
 
 

@@ -203,6 +203,28 @@ def test_a_wrong_gradient_of_a_pass(planted: Callable[[Pass], None], tmp_path: P
     assert line_of("silu of the perceptron") in found["backward"]
 
 
+@pytest.mark.parametrize("stage", ["pre_grad", "joint", "post_grad"])
+def test_a_pass_that_changes_a_number(stage: str, planted: Callable[[Pass], None], tmp_path: Path) -> None:
+    """A size that the graph returns; the tensors are right."""
+
+    def one_more(module: fx.GraphModule, context: PassContext) -> int:
+        nodes = list(module.graph.find_nodes(op="call_function", target=operator.add))
+        for node in nodes:
+            node.args = (node.args[0], 8)
+        return len(nodes)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return x.sin(), x.shape[0] + 7  # a size that is returned
+
+    planted(Pass(f"{stage}.wrong", "Planted by a test.", one_more))
+    options = {"dump_dir": str(tmp_path)}
+    with torch.no_grad():
+        compiled(function, backend="onnx_debug", dynamic=True, options=options)(torch.randn(3, 4))
+    (graph,) = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    assert graph["verdict"].endswith(f"({line_of('a size that is')}): pass {stage}.wrong")
+    assert graph["note"] == "11 instead of 10"
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_wrong_decomposition(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of a forward operator in inference, of a backward operator in training."""
@@ -362,6 +384,47 @@ def test_no_false_alarm(name: str, tmp_path: Path) -> None:
     assert all(item == ("ok", []) for item in found.values()), found
 
 
+def test_no_false_alarm_where_sizes_and_numbers_are_symbols(tmp_path: Path) -> None:
+    """In training; the backward of a call comes after the next call's forward."""
+
+    def function(x: torch.Tensor, w: torch.Tensor, n: int) -> tuple[torch.Tensor, int]:
+        return (x @ w * n).sin(), x.shape[0] + n
+
+    options = {"dump_dir": str(tmp_path), "compare": "every"}
+    run = compiled(function, backend="onnx_debug", dynamic=True, options=options)
+    w = torch.randn(4, 4, requires_grad=True)
+    for n in (3, 5):
+        x = torch.randn(2, n, 4, requires_grad=True)
+        (first, _), (second, number) = (run(item, w, n) for item in x)
+        assert number == 2 * n
+        second.sum().backward()
+        first.sum().backward()
+        expected = torch.autograd.grad(function(x, w, n)[0].sum(), x)[0]
+        torch.testing.assert_close(x.grad, expected)
+    graphs = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    found = [(graph["direction"], graph["verdict"], graph["unchecked"]) for graph in graphs]
+    assert found == [("forward", "ok", []), ("backward", "ok", [])]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_no_false_alarm_where_results_are_no_outputs(training: bool, tmp_path: Path) -> None:
+    """A view of an argument, an argument, one tensor twice, a number, nothing: AOTAutograd makes these itself."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[object, ...]:
+        z = (x * 2).sin()
+        y.add_(1)
+        return x.t(), z, y, None, z, 3, z[1:], x.argmax()
+
+    options = {"dump_dir": str(tmp_path)}
+    x, y = torch.randn(3, 4, requires_grad=training), torch.randn(2)
+    results = compiled(function, backend="onnx_debug", options=options)(x, y)
+    if training:
+        results[1].sum().backward()
+    graphs = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    assert len(graphs) == 1 + training
+    assert all((graph["verdict"], graph["unchecked"]) == ("ok", []) for graph in graphs), graphs
+
+
 def test_attributes_that_are_changed_in_place(tmp_path: Path) -> None:
     """An optimizer's step: its parameters are no arguments of Dynamo's graph, and are changed once."""
 
@@ -421,6 +484,32 @@ def test_a_comparison_is_not_seen_by_a_compile_in_another_thread(tmp_path: Path)
             fx.traceback.current_meta["of_another_thread"] = "kept"
             function(torch.randn(4))
     assert seen and set(seen) == {"kept"}
+
+
+@pytest.mark.parametrize("shape", [(), (8,)])
+def test_a_pass_that_loses_a_gradient(shape: tuple[int, ...], planted: Callable[[Pass], None], tmp_path: Path) -> None:
+    """The results are right, and one of two parameters learns nothing."""
+
+    def detach(module: fx.GraphModule, context: PassContext) -> int:
+        (node,) = module.graph.find_nodes(op="call_function", target=F.silu)
+        with module.graph.inserting_before(node):
+            detached = module.graph.call_method("detach", (node.args[0],))
+            detached.meta.update(node.args[0].meta)
+        node.args = (detached,)
+        context.matches.append(node.name)
+        return 1
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.weight = nn.Parameter(torch.randn(shape)), nn.Parameter(torch.randn(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight + F.silu(self.gate)  # silu of the gate
+
+    planted(Pass("pre_grad.wrong", "Planted by a test.", detach))
+    found = verdicts(Gated(), (5, 8), "training", tmp_path)
+    assert "pass pre_grad.wrong" in found["backward"] and line_of("silu of the gate") in found["backward"], found
 
 
 def turned(old: object, new: object) -> Callable[[fx.GraphModule, PassContext], int]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
+import math
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,9 +16,13 @@ import pytest
 import torch
 from conftest import assert_same_as_eager, compiled, counted
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import checkpoint
 
 from dynamo_backends.debug.dump_folder import latest_run
+from dynamo_backends.verification import GraphChecker, at_first_call, synthetic
 from passes import PassContext, register_pass, unregister
 
 aten = torch.ops.aten
@@ -111,11 +119,12 @@ def test_a_bad_pass_is_undone(
     assert "off float64 by" in said
 
 
-def test_a_right_pass_stays(plant: Callable[..., None]) -> None:
+def test_a_right_pass_stays(plant: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
     plant("post_grad.negate_twice", double_negation)
     assert_same_as_eager(Wave(), torch.randn(3, 8), settings=VERIFY)
     assert counted("pass post_grad.negate_twice") == 1
     assert counted("undone pass post_grad.negate_twice") == 0
+    assert not [record for record in caplog.records if record.name == "passes.engine.manager" and record.levelno > 20]
 
 
 def test_a_pass_that_breaks_the_graph_is_undone(plant: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
@@ -196,3 +205,136 @@ def test_the_manifest_and_the_diff_say_what_was_undone(plant: Callable[..., None
     (file,) = run.glob("graph_*/inference/passes/post_grad.bad.diff")
     diff = file.read_text()
     assert "undone: sin (" in diff and "-        sin" in diff
+
+
+def test_a_graph_that_fails_on_the_real_values_is_undone(
+    plant: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fake tensors do not see that an index is out of range."""
+
+    def shift(module: fx.GraphModule, context: PassContext) -> int:
+        (node,) = module.graph.find_nodes(op="call_function", target=aten.index_select.default)
+        with module.graph.inserting_before(node):
+            shifted = module.graph.call_function(aten.add.Tensor, (node.args[2], 100))
+        node.args = (*node.args[:2], shifted)
+        return 1
+
+    plant("post_grad.shift", shift)
+    with torch.no_grad():
+        x, index = torch.randn(4, 3), torch.tensor([1, 3])
+        assert_same_as_eager(lambda x, index: x.index_select(0, index).sin(), x, index, settings=VERIFY)
+    assert counted("undone pass post_grad.shift") == 1
+    assert "the graph does not run any more: " in caplog.text
+
+
+# The check by itself
+
+
+def problem(before: Callable[..., object], after: Callable[..., object], *args: object) -> str | None:
+    graphs = [make_fx(function)(*copy.deepcopy(args)) for function in (before, after)]
+    kept = [item.clone() if isinstance(item, torch.Tensor) else item for item in args]
+    state = torch.get_rng_state()
+    found = GraphChecker(args).problem(*graphs)
+    assert all(
+        not isinstance(item, torch.Tensor) or torch.equal(item, old) for item, old in zip(args, kept, strict=True)
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    return found
+
+
+X = torch.tensor([0.5, 1.0, 2.0])
+
+RIGHT: dict[str, tuple[Callable[..., object], Callable[..., object]]] = {
+    "the same": (lambda x: (x.sin(), 3, None), lambda x: (x.sin(), 3, None)),
+    "another order": (lambda x: x.exp() + x + 1, lambda x: 1 + (x.exp() + x)),
+    "an equal number": (lambda x: (x, 1234.5), lambda x: (x, float("1234.5"))),
+    "random numbers": (lambda x: torch.rand_like(x) * x, lambda x: x * torch.rand_like(x)),
+    "a change in place": (lambda x: x.add_(1) * 2, lambda x: (x + 1) * 2),
+    "several results": (lambda x: x.sort(), lambda x: tuple(reversed((x.sort()[1], x.sort()[0])))),
+    "what is not a number": (lambda x: (x - 5).log(), lambda x: (x - 5).log() * 1),
+}
+
+
+@pytest.mark.parametrize("what", RIGHT)
+def test_what_is_no_problem(what: str) -> None:
+    assert problem(*RIGHT[what], X) is None
+
+
+WRONG: dict[str, tuple[Callable[..., object], Callable[..., object], str]] = {
+    "fewer results": (lambda x: (x, x.sin()), lambda x: x, "the graph has 1 results, 2 before"),
+    "a number": (lambda x: (x, 3), lambda x: (x, 4), "result 3 became 4"),
+    "a number for a tensor": (lambda x: (x, x.sin()), lambda x: (x, 4), "result sin became 4"),
+    "another dtype": (
+        lambda x: x.sin(),
+        lambda x: x.sin().double(),
+        "torch.float64 (3,) instead of torch.float32 (3,)",
+    ),
+    "another shape": (lambda x: x.sin(), lambda x: x.sin().view(3, 1), "(3, 1) instead of torch.float32 (3,)"),
+    "another value": (lambda x: x.sin() * 2, lambda x: x.cos() * 2, "mul (no source line): off float64 by 2.65"),
+    "the first node": (lambda x: (x.exp() * 2).sin(), lambda x: (x.exp() * 3).sin(), "mul (no source line): off"),
+    "not a number": (
+        lambda x: x.log(),
+        lambda x: (x - 1).log(),
+        "log (no source line): 2 elements are NaN or infinite and should not be, 0 before the pass",
+    ),
+    "another integer": (lambda x: x.argmax(), lambda x: x.argmin(), "argmin (no source line): off float64 by 2"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_a_problem(what: str) -> None:
+    before, after, said = WRONG[what]
+    assert said in str(problem(before, after, X))
+
+
+def test_a_graph_is_built_once_at_its_first_call() -> None:
+    built: list[object] = []
+
+    def build(args: object) -> Callable[[list[object]], object]:
+        time.sleep(0.05)
+        built.append(args)
+        return lambda args: sum(args)  # type: ignore[arg-type]
+
+    run = at_first_call(build)  # type: ignore[arg-type]
+    results: list[object] = []
+    threads = [threading.Thread(target=lambda: results.append(run([1, 2]))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (built, results, run([3, 4])) == ([(1, 2)], [3, 3, 3], 7)
+
+
+REQUIRE_HINT = "torch.SymInt has no require_hint: verification.synthetic must read node.hint"
+
+
+def test_values_that_stand_for_those_that_are_not_known_yet() -> None:
+    mode = FakeTensorMode()
+    fake = mode.from_tensor(torch.empty(1000, 3).t())
+    value = synthetic(fake)
+    assert isinstance(value, torch.Tensor) and type(value) is torch.Tensor
+    assert (value.shape, value.stride(), value.dtype) == ((3, 1000), (1, 3), torch.float32)
+    assert abs(float(value.mean())) < 0.1 and abs(float(value.std()) - 1) < 0.1
+    assert torch.equal(value, synthetic(fake)), "the same each time"  # type: ignore[arg-type]
+    integers = synthetic(mode.from_tensor(torch.ones(2, dtype=torch.int64)))
+    assert isinstance(integers, torch.Tensor) and integers.tolist() == [0, 0]
+    assert synthetic(math.pi) == math.pi and synthetic(None) is None
+
+
+@pytest.mark.xfail(strict=True, raises=AttributeError, reason=REQUIRE_HINT)
+def test_a_symbolic_size_is_what_it_was_at_the_first_call() -> None:
+    fake = FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.empty(4, 3).t(), static_shapes=False)
+    assert [synthetic(size) for size in fake.shape] == [3, 4]
+    value = synthetic(fake)
+    assert isinstance(value, torch.Tensor) and (value.shape, value.stride()) == ((3, 4), (1, 3))
+
+
+@pytest.mark.xfail(strict=True, raises=torch._dynamo.exc.BackendCompilerFailed, reason=REQUIRE_HINT)
+def test_dynamic_shapes_in_training(plant: Callable[..., None]) -> None:
+    plant("joint.bad", sine_becomes_cosine)
+    function = compiled(lambda x: torch.sin(x) * 2, dynamic=True, **VERIFY)
+    for size in (3, 5):
+        x = torch.randn(size, requires_grad=True)
+        function(x).sum().backward()
+        torch.testing.assert_close(x.grad, 2 * x.detach().cos())
+    assert counted("undone pass joint.bad") == 1

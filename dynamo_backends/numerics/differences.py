@@ -38,7 +38,7 @@ def value_difference(old: object, exact: object, new: object, beside: float = 0.
     ``beside``: see ``is_explained``.
     """
     if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor) or not isinstance(exact, torch.Tensor):
-        return "" if same_number(old, new) else f"{new} instead of {old}"
+        return "" if same_number(old, new) else f"{_in_words(new)} instead of {_in_words(old)}"
     return _tensor_difference(dense(old), dense(exact), dense(new), beside)
 
 
@@ -67,8 +67,14 @@ def _epsilon(dtype: torch.dtype) -> float:
 
 
 def same_number(first: object, other: object) -> bool:
-    """Whether two results that are not both tensors are equal; NaN is NaN."""
-    return bool(first == other) or (first != first and other != other)
+    """Whether two results that are not both tensors are equal; NaN is NaN, and a tensor of one element its number."""
+    if any(isinstance(item, torch.Tensor) and item.numel() != 1 for item in (first, other)):
+        return False
+    return bool(first == other) or bool(first != first and other != other)
+
+
+def _in_words(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else str(value)
 
 
 def _error(ours: Distance, theirs: Distance) -> str:

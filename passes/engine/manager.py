@@ -62,7 +62,6 @@ class PassError(RuntimeError):
             f"pass {name!r} failed on {graph}: {type(error).__name__}: {error}. Turn it off with "
             f"options={{'passes': {{'disable': [{name!r}]}}}}"
         )
-        self.name = name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +200,7 @@ class PassManager:
         is_changed = False
         for item in passes:
             result, snapshot = self._run_one(item, graph, snapshot, name, checker, listener, spent)
-            is_changed |= bool(result.fired) or bool(result.undone)
+            is_changed |= bool(result.fired)  # what is undone has its code again
             results.append(result)
             spent = 0.0
         if is_changed and isinstance(graph, fx.GraphModule):

@@ -335,12 +335,14 @@ def _same_tensors(first: object, second: object, strides: bool) -> bool:
 
 
 def described(value: object) -> str:
-    """A value in words: dtype, shape, and strides unless row-major."""
+    """A value in words: dtype, shape, the device unless it is the CPU, and strides unless row-major."""
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(described, value))})"
     if not isinstance(value, torch.Tensor):
         return "nothing known" if value is None else str(value)
     text = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if value.device.type != "cpu":
+        text += f" on {value.device}"
     if value.layout is not torch.strided:
         return f"{text} ({value.layout})"
     return text + ("" if is_row_major(value) else f" with strides {list(value.stride())}")

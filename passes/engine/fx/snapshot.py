@@ -104,8 +104,7 @@ class _ModuleSnapshot:
 
     def restore(self) -> None:
         for name, value in self.attributes.items():
-            if _attribute(self.module, str(name)) is not value and "." not in str(name):
-                setattr(self.module, str(name), value)
+            _set_attribute(self.module, str(name), value)
         self.module.graph = self.build()
 
     def erase_what_nobody_reads_any_more(self) -> None:
@@ -224,8 +223,8 @@ class FxSnapshot:
         for part in self._parts:  # subgraphs come before what calls them
             copy = copies[part.module] = fx.GraphModule(part.module, part.build())
             for name, value in part.attributes.items():
-                if isinstance(value, fx.GraphModule) and value in copies:
-                    setattr(copy, str(name), copies[value])
+                is_part = isinstance(value, fx.GraphModule) and value in copies
+                _set_attribute(copy, str(name), copies[value] if is_part else value)
         return copies[self._module]
 
     def restore(self) -> None:
@@ -257,6 +256,16 @@ def _attribute(module: torch.nn.Module, name: str) -> object:
     for part in name.split("."):
         value = getattr(value, part, None)
     return value
+
+
+def _set_attribute(module: torch.nn.Module, name: str, value: object) -> None:
+    path, _, last = name.rpartition(".")
+    holder = _attribute(module, path) if path else module
+    if not isinstance(holder, torch.nn.Module) or getattr(holder, last, None) is value:
+        return
+    if hasattr(holder, last):
+        delattr(holder, last)  # a parameter takes no other tensor
+    setattr(holder, last, value)
 
 
 def _computes_only(node: fx.Node) -> bool:

@@ -97,7 +97,7 @@ class OnnxSnapshot:
             return True
         if not all(item.is_as_it_was(node) for item, node in zip(self._nodes, graph, strict=True)):
             return True
-        if any(value.name != self._values[value].name for value in (*self._inputs, *self._outputs)):
+        if any(value.name != item.name for value, item in self._values.items()):
             return True
         if any(value.const_value is not self._values[value].const_value for value in self._initializers.values()):
             return True

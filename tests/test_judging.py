@@ -1,0 +1,394 @@
+"""The parts of a verdict, each by itself: stages that are compared, the first wrong node, what is concluded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynamo_backends.debug.captured import Finding
+from dynamo_backends.debug.first_node import first_wrong_node, first_wrong_node_in_float64
+from dynamo_backends.debug.repeat import Instability
+from dynamo_backends.debug.rows import GraphComparison, Row
+from dynamo_backends.debug.stages import Culprit, StageGraphs, changed, copy_of, difference, name_of_result
+from dynamo_backends.debug.verdict import conclude
+from dynamo_backends.numerics.distance import EQUAL, Distance
+from dynamo_backends.numerics.twice import Results
+from passes.engine.manager import PassResult
+
+aten = torch.ops.aten
+NAN = math.nan
+X = torch.tensor([0.1, 0.5, 0.9])
+
+
+def traced(function: Callable[..., object], *args: object) -> fx.GraphModule:
+    return make_fx(function)(*(args or (X,)))
+
+
+def node_of(module: fx.GraphModule, name: str) -> fx.Node:
+    return next(node for node in module.graph.nodes if node.name == name)
+
+
+def with_target(module: fx.GraphModule, name: str, target: Callable[..., object]) -> fx.GraphModule:
+    """The same graph with another operator at one node."""
+    result = copy_of(module)
+    node_of(result, name).target = target
+    result.recompile()
+    return result
+
+
+# Stages
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "differs"),
+    [
+        (X.double(), X.double() * (1 + 1e-12), False),
+        (X.double(), X.double() * (1 + 1e-8), True),
+        (X.double() * 1e6, X.double() * 1e6 + 1e-6, False),
+        (torch.zeros(2), torch.zeros(2) + 1e-12, False),
+        (torch.zeros(2), torch.zeros(2) + 1e-8, True),
+        (X, torch.tensor([0.1, 0.5, NAN]), True),
+        (torch.tensor([NAN]), torch.tensor([NAN]), False),
+        (X, X.double(), True),
+        (X, X.view(3, 1), True),
+        (X, None, True),
+        (None, X, True),
+        (None, None, False),
+        (3, 3, False),
+        (3, 4, True),
+        (NAN, NAN, False),
+        (torch.tensor([1, 2]), torch.tensor([1, 3]), True),
+    ],
+)
+def test_what_is_more_than_the_rounding_of_float64(old: object, new: object, differs: bool) -> None:
+    results = [Results({}, {0: 1.0, 1: value}) for value in (old, new)]
+    assert changed(*results) == differs
+    if isinstance(old, torch.Tensor) and old.dtype is torch.float64:
+        double = {1: old}  # of a result in double precision, less is another computation
+        for factor, is_other in ((1 + 1e-15, False), (1 + 1e-12, True)):
+            assert changed(Results(double, {1: old}), Results(double, {1: old * factor})) == is_other
+    assert changed(results[0], Results({}, {1: old}))
+    assert changed(Results({}, {1: old}), results[0])
+
+
+def test_rounding_may_turn_what_is_discrete() -> None:
+    def results(value: object) -> Results:
+        return Results({0: value}, {0: value})
+
+    assert difference(results(torch.tensor([1, 2])), results(torch.tensor([1, 3])), 0) == ""
+    assert difference(results(3), results(4), 0) == ""
+    assert difference(results(torch.tensor([1])), results(torch.tensor([1.0])), 0).startswith("dtype")
+    assert difference(results(torch.tensor([1.0])), results(torch.tensor([1])), 0).startswith("dtype")
+    assert difference(results(X), results(X * 1.01), 0).startswith("off float64 by")
+
+
+def stage(*graphs: tuple[str, fx.GraphModule]) -> StageGraphs:
+    (name, first), *others = graphs
+    result = StageGraphs()
+    result.start(name, first)
+    for name, graph in others:
+        result.fired(PassResult(name, 1, 3, 3, 0.0, undone="yes" if name == "undone" else ""), graph)
+    result.end("post_grad", others[-1][1] if others else first)
+    return result
+
+
+def test_the_first_wrong_pass_of_a_stage() -> None:
+    right = traced(lambda x: (x.sin() * 2, x.exp()))
+    as_right = copy_of(right)
+    node_of(as_right, "mul").args = (2.0, node_of(as_right, "sin"))
+    node_of(as_right, "mul").args = node_of(as_right, "mul").args[::-1]
+    wrong = with_target(right, "sin", aten.cos.default)
+    more = with_target(wrong, "exp", aten.neg.default)
+    graphs = stage(("post_grad", right), ("undone", more), ("right", as_right), ("bad", wrong), ("later", more))
+    culprit, first = graphs.culprit([X], torch.get_rng_state())
+    assert culprit is not None
+    assert (culprit.node, culprit.cause) == ("sin", "pass bad")
+    assert [node_of(graph, "exp").target for graph in (graphs.first, graphs.last)] == [
+        aten.exp.default,
+        aten.neg.default,
+    ]
+    assert culprit.verdict == "diverges at sin (no source line): pass bad"
+    torch.testing.assert_close(first.eager[0], X.sin() * 2)
+    second, first = graphs.culprit([X], torch.get_rng_state(), [1])
+    assert second is not None and (second.node, second.cause) == ("exp", "pass later")
+    torch.testing.assert_close(first.eager, {0: X.exp()})
+    assert stage(("post_grad", right), ("right", as_right)).culprit([X], torch.get_rng_state())[0] is None
+    assert stage(("post_grad", right)).culprit([X], torch.get_rng_state())[0] is None
+    graphs = stage(("post_grad", right), ("bad", wrong))
+    assert [node_of(graph, "sin").target for graph in (graphs.first, graphs.last)] == [
+        aten.sin.default,
+        aten.cos.default,
+    ]
+
+
+def test_graphs_of_a_stage_are_copies() -> None:
+    """Passes go on with the graph, the subgraphs of operators of higher order too."""
+    module = traced(lambda x: x.sin())
+    graphs = stage(("post_grad", module))
+    node_of(module, "sin").target = aten.cos.default
+    assert node_of(graphs.first, "sin").target is aten.sin.default
+    module.inner = traced(lambda x: x.sin())
+    with module.graph.inserting_before(node_of(module, "sin")):
+        module.graph.get_attr("inner")
+    copied = copy_of(module)
+    node_of(module.inner, "sin").target = aten.cos.default
+    assert node_of(copied.inner, "sin").target is aten.sin.default  # type: ignore[arg-type]
+
+
+def test_names_of_results() -> None:
+    module = traced(lambda x, y: (x.sin(), y, None), X, X)
+    assert name_of_result(module, 0) == ("sin", "")
+    assert name_of_result(module, 2) == ("result 2", "")
+    assert name_of_result(module, ("input", 1))[0] == f"the input {list(module.graph.nodes)[1].name}"
+    assert name_of_result(module, ("gradient", 0))[0] == f"the gradient of {list(module.graph.nodes)[0].name}"
+
+
+# The first wrong node
+
+
+def first_wrong(before: fx.GraphModule, after: fx.GraphModule, *args: object) -> tuple[str, str] | None:
+    """Its name and by how much, and that the order of the graphs' namesakes does not matter."""
+    found = first_wrong_node(before, after, args or (X,), torch.get_rng_state())
+    return None if found is None else (found[0], found[2])
+
+
+def test_a_node_is_compared_with_its_namesake() -> None:
+    before = traced(lambda x: (x.exp() * 2).sin().neg())
+    assert first_wrong(before, copy_of(before)) is None
+    name, said = first_wrong(before, with_target(before, "sin", aten.cos.default)) or ("", "")
+    assert name == "sin" and said.startswith("off float64 by")
+    wrong = with_target(before, "sin", aten.cos.default)
+    for graph in (before, wrong):  # the line is known of either
+        node_of(graph, "sin").stack_trace = 'File "here.py", line 7, in f\n    x.sin()'
+        found = first_wrong_node(before, wrong, [X], torch.get_rng_state())
+        assert found is not None and found[:2] == ("sin", "here.py:7")
+        node_of(graph, "sin").meta.pop("stack_trace")
+
+
+def test_a_node_that_the_pass_made_is_named_and_its_predecessors_line() -> None:
+    before = traced(lambda x: x.sin() * 2)
+    node_of(before, "sin").stack_trace = 'File "here.py", line 7, in f\n    x.sin()'
+    after = copy_of(before)
+    sine = node_of(after, "sin")
+    with after.graph.inserting_before(sine):
+        new = after.graph.call_function(aten.cos.default, sine.args)
+    sine.replace_all_uses_with(new)
+    after.graph.erase_node(sine)
+    found = first_wrong_node(before, after, [X], torch.get_rng_state())
+    assert found is not None and found[:2] == (new.name, "here.py:7")
+
+
+def test_a_result_that_the_pass_made_is_named() -> None:
+    before = traced(lambda x: (x.exp(), x.sin()))
+    node_of(before, "sin").stack_trace = 'File "here.py", line 7, in f\n    x.sin()'
+    for target, found in ((aten.cos.default, ("new", "here.py:7")), (aten.sin.default, None)):
+        after = copy_of(before)
+        sine = node_of(after, "sin")
+        with after.graph.inserting_before(sine):
+            new = after.graph.create_node("call_function", target, sine.args, {}, name="new")
+        sine.replace_all_uses_with(new)
+        after.graph.erase_node(sine)
+        said = first_wrong_node(before, after, [X], torch.get_rng_state())
+        assert (said and said[:2]) == found
+
+
+def test_nodes_in_another_order() -> None:
+    before = traced(lambda x: x.sin() + x.cos())
+    after = copy_of(before)
+    node_of(after, "sin").prepend(node_of(after, "cos"))
+    assert first_wrong(before, after) is None
+    assert (first_wrong(before, with_target(after, "sin", aten.exp.default)) or [""])[0] == "sin"
+    assert (first_wrong(after, with_target(before, "cos", aten.exp.default)) or [""])[0] == "cos"
+
+
+def test_what_a_comparison_decides_is_judged_by_what_follows() -> None:
+    before = traced(lambda x: torch.where(x > 0.5, x * 2, x.neg()))
+    after = with_target(before, "gt", aten.lt.Scalar)
+    assert (first_wrong(before, after) or [""])[0] == "where"
+    integers = torch.tensor([1, 2])
+    before = traced(lambda x: x > 1, integers)
+    assert (first_wrong(before, with_target(before, "gt", aten.lt.Scalar), integers) or [""])[0] == "gt"
+
+
+def test_random_numbers_are_the_same_in_both() -> None:
+    before = traced(lambda x: aten.bernoulli.p(x, 0.5) * x + torch.rand_like(x))
+    state = torch.get_rng_state()
+    assert first_wrong(before, copy_of(before)) is None
+    torch.set_rng_state(state)
+    assert (first_wrong(before, with_target(before, "mul", aten.add.Tensor)) or [""])[0] == "mul"
+
+
+def test_what_is_not_initialized_is_not_compared() -> None:
+    before = traced(lambda x: torch.ones_like(x).fill_(3.0) * x)
+    assert first_wrong(before, with_target(before, "ones_like", aten.empty_like.default)) is None
+    assert (first_wrong(before, with_target(before, "ones_like", aten.zeros_like.default)) or [""])[0] == "ones_like"
+
+
+def test_several_results() -> None:
+    before = traced(lambda x: aten.sort.default(x.neg())[0])
+    assert first_wrong(before, copy_of(before)) is None
+    wrong = copy_of(before)
+    node_of(wrong, "sort").args = (node_of(wrong, "neg"), -1, True)
+    assert (first_wrong(before, wrong) or [""])[0] in ("sort", "getitem")
+
+
+def test_arguments_are_not_changed() -> None:
+    before = traced(lambda x: x.add_(1))
+    x = X.clone()
+    assert first_wrong(before, copy_of(before), x) is None
+    assert torch.equal(x, X)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_what_rounding_hides_is_found_in_float64(dtype: torch.dtype) -> None:
+    """A comparison that is wrong, and half a percent in half precision."""
+    x = torch.linspace(-1, 1, 50).to(dtype)
+
+    def found(before: fx.GraphModule, after: fx.GraphModule) -> str:
+        return (first_wrong_node_in_float64(before, after, [x], torch.get_rng_state()) or [""])[0]
+
+    compares = traced(lambda x: (x * 2 > 0.5) & (x < 0.9), x)
+    assert found(compares, copy_of(compares)) == ""
+    assert found(compares, with_target(compares, "gt", aten.lt.Scalar)) == "gt"
+    scales = traced(lambda x: (x * 1.5).sin() + torch.rand_like(x), x)
+    assert found(scales, copy_of(scales)) == ""
+    wrong = copy_of(scales)
+    node_of(wrong, "mul").args = (node_of(wrong, "mul").args[0], 1.5075)
+    assert found(scales, wrong) == "mul"
+    rounded = copy_of(scales)  # a constant in the dtype of the graph, as a pass may compute it
+    factor = 1.5 * (1 + torch.finfo(dtype).eps / 4)
+    node_of(rounded, "mul").args = (node_of(rounded, "mul").args[0], factor)
+    assert found(scales, rounded) == ""
+
+
+# A row
+
+RIGHT, WRONG = EQUAL, Distance(0.5, 0.5, 0.5, 1e6, 0, 1.0)
+LOCAL, IN_MODEL = ("local_onnx", "local_eager"), ("in_model_onnx", "in_model_eager")
+
+
+def row(**fields: object) -> Row:
+    return Row("mul", "aten.mul.Tensor", dtype="float32", **fields)  # type: ignore[arg-type]
+
+
+def unstable(threads: int = 1, difference: Distance = WRONG) -> Instability:
+    return Instability(1, threads, torch.float32, difference)
+
+
+@pytest.mark.parametrize(
+    ("fields", "mark", "explained", "jumps"),
+    [
+        ({}, " ", True, False),
+        ({"onnx": RIGHT, "eager": RIGHT}, "~", True, False),
+        ({"onnx": RIGHT, "eager": RIGHT, "equals_eager": True}, "=", True, False),
+        ({"onnx": RIGHT, "eager": RIGHT, "complaint": "dtype"}, "!", False, True),
+        ({"complaint": "dtype"}, "!", False, True),
+        ({"onnx": WRONG}, "~", True, False),
+        ({"onnx": WRONG, "eager": WRONG}, "~", True, False),
+        ({"onnx": WRONG, "eager": RIGHT}, "~", False, False),  # what it was given explains it
+        ({"onnx": WRONG, "eager": RIGHT, **dict.fromkeys(LOCAL, RIGHT)}, "~", False, False),
+        ({"onnx": WRONG, "eager": RIGHT, "local_onnx": WRONG, "local_eager": RIGHT}, "!", False, True),
+        ({"onnx": WRONG, "eager": RIGHT, "in_model_onnx": WRONG, "in_model_eager": RIGHT}, "!", False, True),
+        ({"onnx": WRONG, "eager": RIGHT, **dict.fromkeys(IN_MODEL, WRONG)}, "~", False, False),
+        ({"onnx": RIGHT, "eager": RIGHT, "local_onnx": WRONG, "local_eager": RIGHT}, "!", True, False),
+        ({"onnx": RIGHT, "eager": RIGHT, "session": WRONG}, "~", False, False),
+        ({"onnx": WRONG, "eager": RIGHT, "session": RIGHT}, "~", True, False),
+        ({"onnx": RIGHT, "eager": RIGHT, "local_instability": unstable()}, "?", True, False),
+        ({"onnx": RIGHT, "eager": RIGHT, "local_instability": unstable(difference=RIGHT)}, "~", True, False),
+        ({"onnx": RIGHT, "eager": RIGHT, "local_eager": WRONG, "local_instability": unstable()}, "~", True, False),
+    ],
+)
+def test_what_a_row_says(fields: dict[str, object], mark: str, explained: bool, jumps: bool) -> None:
+    found = row(**fields)
+    assert (found.mark, found.explained, found.jumps) == (mark, explained, jumps)
+    assert found.as_json()["mark"] == mark
+
+
+def test_when_a_session_is_unstable() -> None:
+    assert not row().unstable_in_session
+    assert row(session_instability=unstable(), eager=RIGHT).unstable_in_session
+    assert row(session_instability=unstable()).unstable_in_session
+    assert not row(session_instability=unstable(), eager=WRONG).unstable_in_session
+    assert str(unstable()) == "with 1 thread, run to run"
+    assert str(unstable(2)) == "with 1 thread and with 2"
+
+
+def test_the_worst_output_is_that_of_the_largest_share() -> None:
+    def output(name: str, *, error: float, scale: float, nonfinite: int = 0, **fields: object) -> Row:
+        ours = Distance(error, error, error, 1.0, nonfinite, scale)
+        return Row(name, "aten.mul.Tensor", dtype="float32", **{"is_output": True, "onnx": ours, **fields})  # type: ignore[arg-type]
+
+    rows = [
+        output("large", error=1.0, scale=1e6),
+        output("small", error=0.1, scale=1.0, eager=RIGHT),
+        output("zero", error=0.01, scale=0.0),
+        output("inside", error=9.0, scale=1.0, is_output=False),
+        row(is_output=True),
+    ]
+    comparison = GraphComparison("ok", rows=rows)
+    expected = {"value": "small", "onnx": rows[1].onnx.as_json(), "eager": RIGHT.as_json()}  # type: ignore[union-attr]
+    assert comparison.worst_as_json() == expected
+    rows.append(output("session", error=0.0, scale=1.0, session=Distance(0.2, 0.2, 0.2, 1.0, 0, 1.0)))
+    found = comparison.worst_as_json() or {}
+    assert found["value"] == "session" and found["onnx"]["max_abs"] == 0.2 and found["eager"] is None  # type: ignore[index]
+    rows.append(output("infinite", error=0.0, scale=1.0, nonfinite=1))
+    assert (comparison.worst_as_json() or {})["value"] == "infinite"
+    assert GraphComparison("ok", rows=rows[3:5]).worst_as_json() is None
+
+
+# The conclusion
+
+DIVERGES = "diverges at mul (a.py:3)"
+
+
+def culprit(node: str) -> Finding:
+    return Finding(Culprit(node, "a.py:7", "pass joint.bad", "off by a lot"))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "findings", "expected", "note"),
+    [
+        ("ok", [], "ok", "as it was"),
+        ("ok", [Finding()], "ok", "as it was"),
+        (DIVERGES, [Finding()], DIVERGES, "as it was"),
+        ("ok", [Finding(), culprit("sin")], "diverges at sin (a.py:7): pass joint.bad", "off by a lot"),
+        ("ok", [culprit("sin"), culprit("cos")], "diverges at sin (a.py:7): pass joint.bad", "off by a lot"),
+        (
+            DIVERGES,
+            [culprit("sin")],
+            "diverges at sin (a.py:7): pass joint.bad",
+            f"off by a lot; the graph after it {DIVERGES}",
+        ),
+        (
+            "ok",
+            [Finding(wrong=["sin (a.py:7): off", "cos (a.py:8): off"])],
+            "diverges at sin (a.py:7): off",
+            "no stage, no pass and no node by itself explains it",
+        ),
+        (
+            "ok",
+            [Finding(wrong=["sin (a.py:7): off"]), Finding(because="its forward diverges")],
+            "diverges at sin (a.py:7): off",
+            "its forward diverges",
+        ),
+        (DIVERGES, [Finding(wrong=["sin (a.py:7): off"])], DIVERGES, "as it was"),
+    ],
+)
+def test_the_earliest_fault_is_the_verdict(verdict: str, findings: Sequence[Finding], expected: str, note: str) -> None:
+    found = conclude(GraphComparison(verdict, "as it was"), findings)
+    assert (found.verdict, found.note, found.unchecked) == (expected, note, [])
+
+
+def test_what_was_not_checked_is_said_of_what_is_ok() -> None:
+    findings = [Finding(unchecked=["b"]), Finding(unchecked=["c", "d", "e"])]
+    found = conclude(GraphComparison("ok", unchecked=["a"]), findings)
+    assert (found.verdict, found.unchecked) == ("ok", ["a", "b", "c", "d", "e"])
+    assert found.note == "not checked: a; b; c and 2 more"
+    assert conclude(GraphComparison("ok"), findings[1:]).note == "not checked: c; d; e"
+    found = conclude(GraphComparison(DIVERGES, "as it was"), findings)
+    assert (found.note, found.unchecked) == ("as it was", ["b", "c", "d", "e"])
