@@ -222,7 +222,7 @@ def at_first_call(build: Callable[[Sequence[object]], Runner]) -> Runner:
 def synthetic(value: object) -> object:
     """A real value of a fake one's type: normal random numbers, zeros for integers, the hint of a symbolic number."""
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return value.node.require_hint()
+        return value.node.hint
     if not isinstance(value, torch.Tensor):
         return value
     sizes, strides = ([_as_int(item) for item in items] for items in (value.shape, value.stride()))
@@ -232,7 +232,7 @@ def synthetic(value: object) -> object:
 
 
 def _as_int(size: int | torch.SymInt) -> int:
-    return size if isinstance(size, int) else int(size.node.require_hint())
+    return size if isinstance(size, int) else int(size.node.hint)
 
 
 @contextlib.contextmanager

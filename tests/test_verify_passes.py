@@ -305,9 +305,6 @@ def test_a_graph_is_built_once_at_its_first_call() -> None:
     assert (built, results, run([3, 4])) == ([(1, 2)], [3, 3, 3], 7)
 
 
-REQUIRE_HINT = "torch.SymInt has no require_hint: verification.synthetic must read node.hint"
-
-
 def test_values_that_stand_for_those_that_are_not_known_yet() -> None:
     mode = FakeTensorMode()
     fake = mode.from_tensor(torch.empty(1000, 3).t())
@@ -321,7 +318,6 @@ def test_values_that_stand_for_those_that_are_not_known_yet() -> None:
     assert synthetic(math.pi) == math.pi and synthetic(None) is None
 
 
-@pytest.mark.xfail(strict=True, raises=AttributeError, reason=REQUIRE_HINT)
 def test_a_symbolic_size_is_what_it_was_at_the_first_call() -> None:
     fake = FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.empty(4, 3).t(), static_shapes=False)
     assert [synthetic(size) for size in fake.shape] == [3, 4]
@@ -329,7 +325,6 @@ def test_a_symbolic_size_is_what_it_was_at_the_first_call() -> None:
     assert isinstance(value, torch.Tensor) and (value.shape, value.stride()) == ((3, 4), (1, 3))
 
 
-@pytest.mark.xfail(strict=True, raises=torch._dynamo.exc.BackendCompilerFailed, reason=REQUIRE_HINT)
 def test_dynamic_shapes_in_training(plant: Callable[..., None]) -> None:
     plant("joint.bad", sine_becomes_cosine)
     function = compiled(lambda x: torch.sin(x) * 2, dynamic=True, **VERIFY)
