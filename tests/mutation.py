@@ -157,33 +157,35 @@ def record(jobs: int) -> None:
 class Tests:
     """The tests that may notice a fault in a file."""
 
-    def __init__(self, file: Path, first: Sequence[str]) -> None:
+    def __init__(self, file: Path) -> None:
         data = coverage.CoverageData(str(REACHED))
         data.read()
-        self._first = list(first)
         self._seconds: dict[str, float] = json.loads(SECONDS.read_text())
         self._of_line = {
             line: {context.rpartition("|")[0] for context in contexts} & self._seconds.keys()
             for line, contexts in data.contexts_by_lineno(str(file)).items()
         }
         self._of_file = set().union(*self._of_line.values())
-        self._stem = file.stem
+        self._file = file
 
     def of(self, line: int, seconds: float) -> tuple[list[str], float]:
         """The tests for a fault in a line, and how long they take: each file's quickest first, files in turn."""
         of_line = self._of_line.get(line, set())
-        chosen, time_taken = list(self._first), 10.0 * len(self._first)
+        chosen: list[str] = []
+        time_taken = 0.0
         for group in (of_line, self._of_file - of_line):
             ranks: collections.Counter[str] = collections.Counter()
             order = []
             for test in sorted(group, key=self._seconds.__getitem__):
                 file = test.partition("::")[0]
-                order.append((ranks[file], self._stem not in file, self._seconds[test], test))
+                order.append((ranks[file], self._file.stem not in file, self._seconds[test], test))
                 ranks[file] += 1
             for *_, test in sorted(order):
                 if time_taken + self._seconds[test] <= seconds:
                     time_taken += self._seconds[test]
                     chosen.append(test)
+        if not chosen:
+            sys.exit(f"no test reaches {self._file} in this process within {seconds} seconds: name --tests")
         return chosen, time_taken
 
 
@@ -222,12 +224,24 @@ def start(module: str, file: Path, text: str, tests: Sequence[str], seconds: flo
     code = 1
     try:
         sys.meta_path.insert(0, _Fault(module, file, text))
-        code = int(pytest.main(["-x", "-q", "-o", "addopts=", "-p", "no:cacheprovider", *tests]))
+        code = _run(tests)
         if modules is not None:
             names = [name for name, item in sys.modules.items() if not _is_ours(item)]
             os.write(modules, json.dumps(names).encode())
     finally:
         os._exit(code)
+
+
+def _run(tests: Sequence[str]) -> int:
+    """Runs tests until one fails, file by file: if one of the first files fails, the others need not be imported."""
+    by_file: dict[str, list[str]] = {}
+    for test in tests:
+        by_file.setdefault(test.partition("::")[0], []).append(test)
+    for some in by_file.values():
+        code = int(pytest.main(["-x", "-q", "-o", "addopts=", "-p", "no:cacheprovider", *some]))
+        if code:
+            return code
+    return 0
 
 
 def _is_ours(module: object) -> bool:
@@ -263,18 +277,19 @@ def main() -> None:
     if file is None:
         record(arguments.jobs)
         return
-    if arguments.record or not SECONDS.exists():  # in another process: this one must not have our modules
+    if arguments.record or not (SECONDS.exists() or arguments.tests):  # elsewhere: our modules must not be imported here
         subprocess.run([sys.executable, __file__, "--jobs", str(arguments.jobs)], check=True)
     module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
     source = file.read_text(encoding="utf-8")
-    tests = Tests(file, arguments.tests)
+    given = arguments.tests, arguments.seconds
+    tests_of = (lambda line, seconds: given) if arguments.tests else Tests(file).of
     mutants = mutants_of(source)
     total = len(mutants)
     if arguments.only:
         mutants = [mutant for mutant in mutants if mutant.line in arguments.only]
     if arguments.sample is not None and arguments.sample < len(mutants):
         mutants = random.Random(0).sample(mutants, arguments.sample)
-    import_what_tests_import(module, file, source, *tests.of(0, arguments.seconds))
+    import_what_tests_import(module, file, source, *tests_of(0, arguments.seconds))
     survivors = []
     running: dict[int, Mutant] = {}
 
@@ -289,7 +304,8 @@ def main() -> None:
     for mutant in mutants:
         if len(running) >= arguments.jobs:
             wait()
-        running[start(module, file, mutant.text, *tests.of(mutant.line, arguments.seconds))] = mutant
+        chosen, seconds = tests_of(mutant.line, arguments.seconds)
+        running[start(module, file, mutant.text, chosen, seconds)] = mutant
     while running:
         wait()
     took = time.perf_counter() - begin
@@ -309,7 +325,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=20.0, help="tests for each fault, in seconds (default: 20)")
     parser.add_argument("--sample", type=int, help="so many faults, drawn at random")
     parser.add_argument("--only", type=lambda text: set(map(int, text.split(","))), help="lines, by commas")
-    parser.add_argument("--tests", nargs="+", default=[], help="tests to run first, as given to pytest")
+    parser.add_argument("--tests", nargs="+", default=[], help="run these and no others, as given to pytest")
     parser.add_argument("--jobs", type=int, default=2, help="faults at a time (default: 2)")
     parser.add_argument("--record", action="store_true", help="learn anew which tests reach which lines")
     return parser.parse_args()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from conftest import assert_same_as_eager, counted
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -119,6 +120,11 @@ def test_as_strided_reads_permuted_memory_in_its_order() -> None:
     assert targets(module, in_pytorch=False) == ["t", "exp", "permute", "as_strided"]
     x = torch.randn(4, 6)
     assert torch.equal(module(x), torch.as_strided(permuted(x), (3, 2), (2, 5)))
+
+
+def test_as_strided_of_permuted_memory_runs_on_onnx() -> None:
+    assert_same_as_eager(lambda x: torch.as_strided(x.t().exp(), (3, 2), (2, 5)) * 2, torch.randn(4, 6))
+    assert counted("nodes_in_pytorch") == 0
 
 
 @pytest.mark.parametrize(
