@@ -218,7 +218,8 @@ def start(module: str, file: Path, text: str, tests: Sequence[str], seconds: flo
     """
     if pid := os.fork():
         return pid
-    signal.alarm(int(4 * seconds) + 30)
+    signal.setitimer(signal.ITIMER_PROF, 4 * seconds + 30)  # of computing: other programs may have the cores
+    signal.alarm(int(20 * seconds) + 300)  # of waiting
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(1, 2)
     code = 1
@@ -277,7 +278,8 @@ def main() -> None:
     if file is None:
         record(arguments.jobs)
         return
-    if arguments.record or not (SECONDS.exists() or arguments.tests):  # elsewhere: our modules must not be imported here
+    if arguments.record or not (SECONDS.exists() or arguments.tests):
+        # In another process: this one must not have imported our modules.
         subprocess.run([sys.executable, __file__, "--jobs", str(arguments.jobs)], check=True)
     module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
     source = file.read_text(encoding="utf-8")

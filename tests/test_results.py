@@ -335,6 +335,15 @@ def test_dtypes_are_compared(dtype: torch.dtype, actual: str) -> None:
         session([torch.randn(2)])
 
 
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_every_result_is_compared(wrong: int) -> None:
+    text = "g (float[r,c] x) => (float[a,b] y0, float[c,d] y1, float[e,f] y2) { y0 = Exp(x) y1 = Neg(x) y2 = Sin(x) }"
+    outputs = [OutputSpec(f"y{i}", FLOAT, sizes=(3, 2) if i == wrong else (2, 3)) for i in range(3)]
+    session = session_of(text, [InputSpec("x", FLOAT, sizes=(2, 3))], outputs)
+    with pytest.raises(WrongResultError, match=rf"^y{wrong} has shape \(2, 3\)"):
+        session([torch.randn(2, 3)])
+
+
 def test_bytes_are_not_booleans() -> None:
     text = "g (float[2] x) => (uint8[2] y) { y = Cast<to=2>(x) }"
     session = session_of(text, [InputSpec("x", FLOAT, sizes=(2,))], [OutputSpec("y", torch.bool, sizes=(2,))])
