@@ -245,6 +245,13 @@ def test_a_result_of_another_shape_is_computed_by_pytorch(
     assert "has shape (3, 3) where eager returns (4, 3)" in record.getMessage()
 
 
+def test_a_size_that_only_a_number_tells_is_compared(plant: Plant) -> None:
+    """No argument of the region has rows."""
+    plant(aten.sinh.default, rows_that_are_positive)
+    assert_same_as_eager(lambda n: torch.zeros(n, 3).sinh() * 2, 4, settings={"dynamic": True})
+    assert counted("wrong_results") == 1
+
+
 def test_each_shape_is_judged_by_itself(plant: Plant) -> None:
     """One that comes out right stays on ONNX Runtime; one that does not never runs there again."""
     plant(aten.sinh.default, rows_that_are_positive)
