@@ -171,6 +171,7 @@ def test_as_strided_of_memory_that_begins_before_the_tensor_runs_in_pytorch() ->
         (torch.empty_strided((2, 3), (0, 1)), Layout(strides=(0, 1))),
         (torch.empty(4, 6)[:, ::2], Layout(strides=(6, 2))),
         (torch.empty(4, 6)[:, :3], Layout(strides=(6, 1))),
+        (torch.empty(4, 1, 6)[..., :3], Layout(strides=(6, 6, 1))),
     ],
     ids=lambda item: str((tuple(item.shape), item.stride())) if isinstance(item, torch.Tensor) else "",
 )
