@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from conftest import assert_same_as_eager, counted
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -121,6 +122,11 @@ def test_as_strided_reads_permuted_memory_in_its_order() -> None:
     assert torch.equal(module(x), torch.as_strided(permuted(x), (3, 2), (2, 5)))
 
 
+def test_as_strided_of_permuted_memory_runs_on_onnx() -> None:
+    assert_same_as_eager(lambda x: torch.as_strided(x.t().exp(), (3, 2), (2, 5)) * 2, torch.randn(4, 6))
+    assert counted("nodes_in_pytorch") == 0
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -165,6 +171,7 @@ def test_as_strided_of_memory_that_begins_before_the_tensor_runs_in_pytorch() ->
         (torch.empty_strided((2, 3), (0, 1)), Layout(strides=(0, 1))),
         (torch.empty(4, 6)[:, ::2], Layout(strides=(6, 2))),
         (torch.empty(4, 6)[:, :3], Layout(strides=(6, 1))),
+        (torch.empty(4, 1, 6)[..., :3], Layout(strides=(6, 6, 1))),
     ],
     ids=lambda item: str((tuple(item.shape), item.stride())) if isinstance(item, torch.Tensor) else "",
 )

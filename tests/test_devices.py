@@ -6,12 +6,15 @@ import pytest
 import torch
 from onnxruntime.capi import _pybind_state as ort_c
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dynamo_backends.artifacts import Output, Region
 from dynamo_backends.debug import replay
 from dynamo_backends.exporter.translate import translate
 from dynamo_backends.layout import ROW_MAJOR
 from dynamo_backends.lowering import _output_specs
+from dynamo_backends.reasons import Kind
+from dynamo_backends.regions import Support
 from dynamo_backends.runtime.binding import BoundSession, InputSpec, OutputSpec, ort_device
 from dynamo_backends.runtime.session import Session, SessionSettings
 
@@ -43,6 +46,22 @@ def test_each_result_is_on_its_own_device() -> None:
     region = Region(0, [sin, size], [], outputs, [ROW_MAJOR, ROW_MAJOR])
     for specs in (_output_specs(region, model), [replay._output_spec(output, "y") for output in outputs]):
         assert [spec.device.type for spec in specs] == ["meta", "cpu"], "a number is on the CPU"
+
+
+def test_a_node_on_a_device_that_no_provider_serves_runs_in_pytorch() -> None:
+    sin, _ = graph_of_two()
+    reason = Support(18, ("CPUExecutionProvider",)).reason_against(sin)
+    assert reason is not None and reason.kind is Kind.DEVICE
+
+
+def test_a_copy_between_devices_runs_in_pytorch() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    copy = graph.call_function(torch.ops.aten._to_copy.default, (x,), {"device": FIRST})
+    with FakeTensorMode():
+        x.meta["val"], copy.meta["val"] = torch.empty(3), torch.empty(3, device=FIRST)
+    reason = Support(18, ("CUDAExecutionProvider", "CPUExecutionProvider")).reason_against(copy)
+    assert reason is not None and reason.kind is Kind.DEVICE
 
 
 def session_of(argument: torch.device, result: torch.device) -> BoundSession:

@@ -102,6 +102,31 @@ def test_alike_nodes_are_asked_of_once(sessions: list[bytes]) -> None:
     assert len(sessions) == first + 1
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (lambda x, y, wide, double: x.sin(), lambda x, y, wide, double: wide.sin()),
+        (lambda x, y, wide, double: x.sin(), lambda x, y, wide, double: double.sin()),
+        (lambda x, y, wide, double: x + 1, lambda x, y, wide, double: x + 2),
+        (lambda x, y, wide, double: x.amax([0]), lambda x, y, wide, double: x.amax([1])),
+        (lambda x, y, wide, double: x.add(y, alpha=2), lambda x, y, wide, double: x.add(y, alpha=3)),
+        (lambda x, y, wide, double: x - y, lambda x, y, wide, double: x - x),
+        (lambda x, y, wide, double: torch.cat([x, y]), lambda x, y, wide, double: torch.cat([x, x])),
+        (lambda x, y, wide, double: x.sin(), lambda x, y, wide, double: x.cos()),
+    ],
+    ids=["shape", "dtype", "number", "list of numbers", "keyword", "argument", "list of arguments", "operator"],
+)
+def test_nodes_that_differ_in_one_thing_are_asked_of_one_by_one(
+    first: Callable[..., object], second: Callable[..., object]
+) -> None:
+    """The runtime may run one and not the other."""
+    arguments = torch.randn(3, 3), torch.randn(3, 3), torch.randn(3, 4), torch.randn(3, 3).double()
+    for questions, function in [(1, first), (2, second)]:
+        torch._dynamo.reset()
+        compiled(function, dynamic=False)(*arguments)
+        assert len(oracle.ORACLE) == questions
+
+
 def test_an_allocation_that_failed_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph runs all the same, and the next one is asked anew."""
     create = onnxruntime.InferenceSession

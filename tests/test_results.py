@@ -245,6 +245,13 @@ def test_a_result_of_another_shape_is_computed_by_pytorch(
     assert "has shape (3, 3) where eager returns (4, 3)" in record.getMessage()
 
 
+def test_a_size_that_only_a_number_tells_is_compared(plant: Plant) -> None:
+    """No argument of the region has rows."""
+    plant(aten.sinh.default, rows_that_are_positive)
+    assert_same_as_eager(lambda n: torch.zeros(n, 3).sinh() * 2, 4, settings={"dynamic": True})
+    assert counted("wrong_results") == 1
+
+
 def test_each_shape_is_judged_by_itself(plant: Plant) -> None:
     """One that comes out right stays on ONNX Runtime; one that does not never runs there again."""
     plant(aten.sinh.default, rows_that_are_positive)
@@ -333,6 +340,15 @@ def test_dtypes_are_compared(dtype: torch.dtype, actual: str) -> None:
     session = session_of(text, [InputSpec("x", FLOAT, sizes=(2,))], [OutputSpec("y", dtype, sizes=(2,))])
     with pytest.raises(WrongResultError, match=f"^y is torch.{actual} where eager returns {dtype}$"):
         session([torch.randn(2)])
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_every_result_is_compared(wrong: int) -> None:
+    text = "g (float[r,c] x) => (float[a,b] y0, float[c,d] y1, float[e,f] y2) { y0 = Exp(x) y1 = Neg(x) y2 = Sin(x) }"
+    outputs = [OutputSpec(f"y{i}", FLOAT, sizes=(3, 2) if i == wrong else (2, 3)) for i in range(3)]
+    session = session_of(text, [InputSpec("x", FLOAT, sizes=(2, 3))], outputs)
+    with pytest.raises(WrongResultError, match=rf"^y{wrong} has shape \(2, 3\)"):
+        session([torch.randn(2, 3)])
 
 
 def test_bytes_are_not_booleans() -> None:
