@@ -397,7 +397,6 @@ def test_transforms_around_a_compiled_graph(backend: str, tmp_path: Path) -> Non
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(torch.ones(3), torch.ones(3))
         assert torch.allclose(forward_ad.unpack_dual(function(dual)).tangent, torch.ones(3).cos())
-    assert counted("calls_inside_forward_ad") == 1
     product = compiled(lambda x: (x @ x).tanh(), backend=backend, options=options)
     jacobian, expected = (
         torch.autograd.functional.jacobian(item, torch.eye(2), vectorize=True)

@@ -47,10 +47,10 @@ def with_target(module: fx.GraphModule, name: str, target: Callable[..., object]
 @pytest.mark.parametrize(
     ("old", "new", "differs"),
     [
-        (X.double(), X.double() * (1 + 1e-12), False),
+        (X.double(), X.double() * (1 + 1e-15), False),
         (X.double(), X.double() * (1 + 1e-8), True),
-        (X.double() * 1e6, X.double() * 1e6 + 1e-6, False),
-        (torch.zeros(2), torch.zeros(2) + 1e-12, False),
+        (X.double() * 1e6, X.double() * 1e6 + 1e-9, False),
+        (torch.zeros(2), torch.zeros(2) + 1e-15, False),
         (torch.zeros(2), torch.zeros(2) + 1e-8, True),
         (X, torch.tensor([0.1, 0.5, NAN]), True),
         (torch.tensor([NAN]), torch.tensor([NAN]), False),
@@ -68,10 +68,6 @@ def with_target(module: fx.GraphModule, name: str, target: Callable[..., object]
 def test_what_is_more_than_the_rounding_of_float64(old: object, new: object, differs: bool) -> None:
     results = [Results({}, {0: 1.0, 1: value}) for value in (old, new)]
     assert changed(*results) == differs
-    if isinstance(old, torch.Tensor) and old.dtype is torch.float64:
-        double = {1: old}  # of a result in double precision, less is another computation
-        for factor, is_other in ((1 + 1e-15, False), (1 + 1e-12, True)):
-            assert changed(Results(double, {1: old}), Results(double, {1: old * factor})) == is_other
     assert changed(results[0], Results({}, {1: old}))
     assert changed(Results({}, {1: old}), results[0])
 
