@@ -41,7 +41,7 @@ def index_put(
     if shapes.sizes(values) != target:
         values = op.Expand(values, shapes.vector(target))
     column = op.Expand(op.Unsqueeze(shapes.cast(index, ir.DataType.INT64), [-1]), shapes.vector([*rows, 1]))
-    outer = np.stack(np.indices(rows, np.int64)[:-1], axis=-1)
+    outer = np.ascontiguousarray(np.moveaxis(np.indices(rows, np.int64)[:-1], 0, -1))
     return op.ScatterND(input, op.Concat(op.Constant(value=ir.tensor(outer)), column, axis=-1), values)
 
 
