@@ -206,7 +206,7 @@ MODELS = {
 
 def model_of(name: str, **settings: object) -> torch.nn.Module:
     config, model = MODELS[name]
-    return model(config(**SMALL, num_key_value_heads=2, **settings)).eval()
+    return model(config(**{**SMALL, "num_key_value_heads": 2, **settings})).eval()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -219,3 +219,41 @@ def test_a_model_is_one_region(name: str) -> None:
     torch._dynamo.reset()
     sums = {"rtol": 1e-4, "atol": 1e-5}  # float32 gradients, summed in another order
     assert_same_as_eager(model.train(), input_ids=ids, labels=ids, settings=ALL_ON_ONNX, tolerance=sums)
+
+
+def decoded(call: Callable[..., object], cache: object, tokens: int = 4) -> list[torch.Tensor]:
+    """The scores of a prompt and of some tokens behind it, one at a time."""
+    torch.manual_seed(0)
+    ids, start, results = torch.randint(3, SMALL["vocab_size"], (2, 9 + tokens)), 0, []
+    for length in (9, *[1] * tokens):
+        places = torch.arange(start, start + length)
+        inputs = {"input_ids": ids[:, places], "position_ids": places[None], "past_key_values": cache}
+        results.append(call(**inputs, use_cache=True).logits)  # type: ignore[attr-defined]
+        start += length
+    return results
+
+
+def cache_of(kind: str, model: torch.nn.Module) -> object:
+    return tf.DynamicCache() if kind == "dynamic" else tf.StaticCache(config=model.config, max_cache_len=16)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "attention"),
+    [("llama", "dynamic", "sdpa"), ("llama", "static", "sdpa"), ("qwen2", "dynamic", "eager")],
+)
+def test_decoding(name: str, kind: str, attention: str) -> None:
+    """Each graph is one region with an ``Attention``, and Dynamo makes no more graphs than for eager's kernels;
+    the caches end with eager's values."""
+    model = model_of(name, attn_implementation=attention, num_hidden_layers=1)
+    with torch.no_grad():
+        theirs, ours, unused = (cache_of(kind, model) for _ in range(3))
+        expected = decoded(model, theirs)
+        decoded(torch.compile(model, backend="aot_eager"), unused)
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        torch.testing.assert_close(decoded(compiled(model, **ALL_ON_ONNX), ours), expected)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs == counted("graphs") == counted("regions")
+    assert counted("pass onnx.attention") == graphs
+    for layer, eagers in zip(ours.layers, theirs.layers, strict=True):  # type: ignore[attr-defined]
+        torch.testing.assert_close((layer.keys, layer.values), (eagers.keys, eagers.values))

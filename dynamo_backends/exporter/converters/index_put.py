@@ -26,8 +26,8 @@ def index_put(
 
     One vector of indices into an inner dimension, as a cache of fixed length is written (``cache[:, :, positions] =
     keys``), becomes a ``ScatterND`` whose indices name all dimensions up to that one. Torchlib brings the dimension to
-    the front and back, which moves all of ``input`` twice: three times as long for a cache of 8 heads and 1,024 keys of
-    64 numbers. All else is torchlib's.
+    the front and back, which moves all of ``input`` twice: 229 microseconds instead of 75 for a cache of 8 heads and
+    1,024 keys of 64 numbers (AMD EPYC, one thread). All else is torchlib's.
     """
     rows = None if accumulate else _rows(input, indices)
     if rows is None:

@@ -7,8 +7,8 @@ Rule: ``MatMul(Softmax(scores), v)`` with ``scores = MatMul(q, k^T)`` becomes on
 3. one mask may be added to the scaled product, or hide scores by a ``Where`` with a very low number;
 4. keys and values that ``Expand`` repeats for groups of queries are read unrepeated; and where the translation has
    made heads that share keys rows of one product, [batch, heads of keys, queries, features], they become heads again;
-5. but for one position such heads stay, or become, rows: the kernel reads all keys for each of its heads (8 heads that
-   share 2, 1,024 keys: 61 microseconds, 98 by head; AMD EPYC);
+5. but for one position such heads stay, or become, rows: the kernel reads all keys for each of its heads
+   (``benchmarks/grouped_attention.py``);
 6. where q, k and v are transposed from [batch, length, heads, features] and the result is transposed back, the
    operator does that too: it reads and writes [batch, length, heads * features].
 
