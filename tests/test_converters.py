@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import assert_same_as_eager, counted
+from conftest import assert_same_as_eager, compiled, counted
+from torch._dynamo.backends.common import aot_autograd
+
+from dynamo_backends import decomposition_table, onnx_compiler
 
 
 def assert_equals_eager(function: Callable[..., object], *args: object, **tolerance: float) -> None:
@@ -275,6 +279,62 @@ def test_embedding_bag_runs_in_pytorch() -> None:
     """Torchlib translates only its first result."""
     bag = torch.nn.EmbeddingBag(5, 4, mode="mean")
     assert_same_as_eager(bag, torch.randint(0, 5, (7,)), torch.tensor([0, 3]))
+
+
+# Indices
+
+
+def write(cache: torch.Tensor, positions: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """As into a cache of fixed length."""
+    result = cache.clone()
+    result[:, :, positions] = values
+    return result
+
+
+def operators_in(function: Callable[..., object], *args: object) -> set[str]:
+    """The operators of a function's ONNX model as it is translated."""
+    records: list[Any] = []
+    backend = aot_autograd(fw_compiler=onnx_compiler(record=records), decompositions=decomposition_table())
+    torch.compile(function, backend=backend)(*args)
+    return {node.op_type for node in records[0].onnx_model.graph.node}
+
+
+@pytest.mark.parametrize("values", [(2, 3, 2, 4), (2, 4), (3, 1, 4), (1,), ()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool])
+def test_rows_of_an_inner_dimension_are_written_where_they_stand(values: tuple[int, ...], dtype: torch.dtype) -> None:
+    cache, rows, positions = torch.randn(2, 3, 16, 4).to(dtype), torch.randn(values).to(dtype), torch.tensor([11, -1])
+    assert_equals_eager(write, cache, positions, rows)
+    assert_equals_eager(write, cache, positions.int(), rows)
+    found = operators_in(write, cache, positions, rows)
+    assert "ScatterND" in found and "Transpose" not in found
+
+
+def test_positions_outside_of_an_inner_dimension_are_an_error() -> None:
+    """Where all rows are counted, they are rows of the next head."""
+    function = compiled(write)
+    for outside in (16, -17):
+        with pytest.raises(IndexError, match="out of bounds"):
+            function(torch.zeros(2, 3, 16, 4), torch.tensor([0, outside]), torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize("positions", [torch.arange(16).repeat(3), torch.rand(16) > 0.5, torch.zeros(0, dtype=int)])
+def test_rows_for_which_torchlibs_translation_stays(positions: torch.Tensor) -> None:
+    """More indices than numbers, a mask, and no index."""
+    assert_same_as_eager(write, torch.randn(2, 3, 16, 1), positions, torch.randn(1))
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_rows_of_symbolic_sizes(accumulate: bool) -> None:
+    def put(cache: torch.Tensor, positions: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.index_put(cache, [None, positions], values, accumulate)
+
+    cache, positions, values = torch.randn(3, 16, 4), torch.tensor([11, 2]), torch.randn(3, 2, 4)
+    for known in ([1, 2], [0, 1]):
+        torch._dynamo.reset()
+        inputs = [item.clone() for item in (cache, positions, values)]
+        for item, dims in zip(inputs, ([0, 1, 2], [0], [0, 1, 2]), strict=True):
+            symbolic(item, *(dim for dim in dims if dim not in known))
+        assert_same_as_eager(put, *inputs)
 
 
 # Constants

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
@@ -16,11 +17,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from dynamo_backends import decomposition_table, onnx_compiler
 from passes import PassContext
+from passes.onnx import fold_constants
 from passes.onnx.attention import PASS
 
 ALONE = {"disable": ["*"], "enable": ["onnx.attention", "onnx.lift_constants", "onnx.common_subexpressions"]}
 """Without what other passes make of attention before."""
 SETTINGS: dict[str, object] = {"options": {"opset": 23, "passes": ALONE}}
+INFERRED: dict[str, object] = {"options": {"passes": {**ALONE, "enable": [*ALONE["enable"], "onnx.fold_constants"]}}}
+"""With the pass that infers what the translation leaves open: the shapes between the nodes of one operator."""
 LOWEST = torch.finfo(torch.float32).min
 B, H, S, T, D = 2, 4, 5, 7, 8
 
@@ -170,6 +174,111 @@ def test_keys_transposed_as_one_permutation() -> None:
 @pytest.mark.parametrize("attend", [scaled_dot_product_attention, eager_attention])
 def test_keys_and_values_shared_by_groups_of_queries(attend: Callable[..., torch.Tensor]) -> None:
     check(SelfAttention(attend, groups=2), torch.randn(B, S, H * D))
+
+
+def grouped(q, k, v, mask=None, **settings):
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True, **settings)
+
+
+def repeated(q, k, v, mask=None):
+    """As Transformers does where there is a mask."""
+    k, v = (item[:, :, None].expand(-1, -1, q.shape[1] // k.shape[1], -1, -1).flatten(1, 2) for item in (k, v))
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def attention_nodes(function: Callable[..., object], *args: object) -> list[ir.Node]:
+    """What the pass makes of a function."""
+    model = translated(function, *args)
+    for item in (fold_constants.PASS, PASS):
+        item.run(model, PassContext(item.name))
+    return [node for node in model.graph if node.op_type == "Attention"]
+
+
+@pytest.mark.parametrize("attend", [grouped, lambda q, k, v, mask=None: grouped(q, k, v, mask, is_causal=mask is None)])
+@pytest.mark.parametrize("kind", [None, "some", "row of -inf"])
+def test_heads_that_are_rows_of_one_product(attend: Callable[..., torch.Tensor], kind: str | None) -> None:
+    mask = () if kind is None else (masks()[kind],)
+    check(attend, heads(length=S), heads(number=2), heads(number=2), *mask, settings=INFERRED)
+
+
+def test_heads_that_are_rows_are_read_by_position() -> None:
+    """Several positions, a mask: no head of the query is moved for it."""
+    module = SelfAttention(lambda q, k, v: grouped(q, k, v, is_causal=True), groups=1)
+    module.k, module.v = (torch.nn.Linear(H * D, 2 * D) for _ in range(2))
+    check(module, torch.randn(B, S, H * D), settings=INFERRED)
+    [node] = attention_nodes(module, torch.randn(B, S, H * D))
+    assert [node.attributes[name].as_int() for name in ("q_num_heads", "kv_num_heads")] == [H, 2]
+
+
+@pytest.mark.parametrize("attend", [grouped, repeated])
+@pytest.mark.parametrize("shape", [None, (1, T), (B, 1, 1, T), (1, 1, 1, T), (B, 2, 1, T), (B, H, 1, T)])
+def test_heads_are_rows_for_one_position(attend: Callable[..., torch.Tensor], shape: tuple[int, ...] | None) -> None:
+    """Unless the mask tells heads apart; in the first batch all is hidden."""
+    if shape == (B, 2, 1, T):
+        query, keys = heads(number=2, length=1), [heads(number=1), heads(number=1)]
+    else:
+        query, keys = heads(length=1), [heads(number=2), heads(number=2)]
+    mask = () if shape is None else (torch.rand(shape) < 0.5,)
+    for item in mask:
+        item[(0,) * (len(item.shape) - 1)] = False
+    check(attend, query, *keys, *mask, settings=INFERRED)
+    if shape is None or 1 in shape[-3:-2] or len(shape) == 2:
+        [node] = attention_nodes(attend, query, *keys, *mask)
+        assert node.inputs[0] is not None and list(node.inputs[0].shape) == [B, 2, 2, D]
+
+
+def test_the_causal_mask_of_one_position_is_not_that_of_rows() -> None:
+    """From the top left: all heads see the first key, and no other."""
+    keys, values = heads(number=2), heads(number=2)
+    check(lambda q, k, v: grouped(q, k, v, is_causal=True), heads(length=1), keys, values, settings=INFERRED)
+
+
+def test_a_cache_of_any_length() -> None:
+    """The lengths of keys and values are two symbols: that they are equal is what the product says."""
+
+    def attend(q, k, v, past_k, past_v):
+        return grouped(q, torch.cat([past_k, k], 2), torch.cat([past_v, v], 2))
+
+    function = torch.compile(attend, backend="onnxrt", **INFERRED)
+    with torch.no_grad():
+        for length in (T, T + 2):
+            past = [heads(number=2, length=length) for _ in range(2)]
+            for item in past:
+                torch._dynamo.mark_dynamic(item, 2)
+            inputs = [heads(length=1), heads(number=2, length=1), heads(number=2, length=1), *past]
+            torch.testing.assert_close(function(*inputs), attend(*inputs))
+    assert fired() == 1 and counted("recompiles") == 0
+
+
+ROWS = """<ir_version: 10, opset_import: ["" : 23]>
+agraph (float[2,4,5,8] q, float[2,2,7,8] k, float[2,2,7,8] v, float[2,1,10,7] m, float[2,1,5,7] n)
+    => (float[2,4,5,8] y) {
+    rows = Constant <value_ints = [2, 2, 10, 8]> () g = Reshape(q, rows)
+    u = Transpose <perm = [0, 1, 3, 2]> (k) s = MatMul(g, u)
+    BEFORE
+    all = Constant <value_ints = [2, 4, 5, 7]> () a = Reshape(b, all)
+    AFTER
+    p = Softmax(c)
+    both = Constant <value_ints = [2, 2, 10, 7]> () r = Reshape(p, both)
+    t = MatMul(r, v)
+    apart = Constant <value_ints = [2, 4, 5, 8]> () y = Reshape(t, apart)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ("b = Identity(s)", "c = Add(a, n)", None),
+        ("b = Add(s, m)", "c = Identity(a)", "something is added to scores of heads that are not apart"),
+    ],
+)
+def test_where_a_mask_is_added_to_heads_that_are_rows(before: str, after: str, reason: str | None) -> None:
+    text = ROWS.replace("BEFORE", before).replace("AFTER", after)
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text), data_prop=True))
+    common.IdentityEliminationPass()(model)
+    context = PassContext(PASS.name, explain=True)
+    assert PASS.run(model, context) == (reason is None)
+    assert [refusal.reason for refusal in context.refusals] == ([] if reason is None else [reason])
 
 
 def test_dynamic_batch_and_length() -> None:

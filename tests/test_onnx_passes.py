@@ -274,6 +274,43 @@ def test_a_view_that_is_needed_is_not_merged(graph: str) -> None:
     rewrite(graph, "onnx.merge_views", fires=0)
 
 
+def test_a_transposition_of_one_token_is_a_view() -> None:
+    model = rewrite(
+        """agraph (float[n,1,32] x, float[1,4,1,8] z) => (float[n,2,2,8] y, float[1,1,32] w) {
+            a = Constant <value_ints = [-1, 1, 4, 8]> () h = Reshape(x, a)
+            t = Transpose <perm = [0, 2, 1, 3]> (h)
+            b = Constant <value_ints = [-1, 2, 2, 8]> () y = Reshape(t, b)
+            u = Transpose <perm = [0, 2, 1, 3]> (z)
+            c = Constant <value_ints = [1, 1, 32]> () w = Reshape(u, c)
+        }""",
+        "onnx.merge_views",
+        fires=3,
+    )
+    assert operators(model) == {"Reshape": 2}
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        """agraph (float[2,3,32] x) => (float[2,4,3,8] y) {
+            a = Constant <value_ints = [2, 3, 4, 8]> () h = Reshape(x, a)
+            y = Transpose <perm = [0, 2, 1, 3]> (h)
+        }""",
+        """agraph (float[2,n,32] x) => (float[2,4,n,8] y) {
+            a = Constant <value_ints = [2, -1, 4, 8]> () h = Reshape(x, a)
+            y = Transpose <perm = [0, 2, 1, 3]> (h)
+        }""",
+        """agraph (float[1,4,3,1] x) => (float[3,4] y) {
+            t = Transpose <perm = [0, 2, 3, 1]> (x)
+            a = Constant <value_ints = [3, 4]> () y = Reshape(t, a)
+        }""",
+    ],
+    ids=["three tokens", "any number", "other dimensions too"],
+)
+def test_a_transposition_of_several_tokens_is_no_view(graph: str) -> None:
+    rewrite(graph, "onnx.merge_views", fires=0)
+
+
 def test_slices_of_different_dimensions_become_one() -> None:
     model = rewrite(
         """agraph (float[6,5] x) => (float[3,2] y, float[3,3] z) {

@@ -6,8 +6,10 @@ Rule:
    if the value between has no other use, and the last shape has at most one symbolic size and no zero (or is the
    constant or computed argument of a ``Reshape`` that copies no size from its input);
 2. a ``Transpose`` of a ``Transpose`` becomes one, if the value between has no other use;
-3. a ``Slice`` of a ``Slice`` of other dimensions becomes one, if all users of the value between are such;
-4. where that leaves things as they were before the chain, nothing is left of it.
+3. a ``Transpose`` that moves nothing but dimensions of size one, as that of the heads of one token, counts as a view
+   where it stands before or behind one of rule 1;
+4. a ``Slice`` of a ``Slice`` of other dimensions becomes one, if all users of the value between are such;
+5. where that leaves things as they were before the chain, nothing is left of it.
 
 Before and after (x: [2, 64, 256])::
 
@@ -47,19 +49,32 @@ def merge_views(model: ir.Model, context: PassContext) -> int:
     """Merges chains of views in place; returns how many nodes are gone."""
     fired = sum(_merge_slices(model, context, node) for node in nodes_of(model, "Slice"))
     for node in nodes_of(model, "Transpose", *_VIEWS):
-        operators = ("Transpose",) if node.op_type == "Transpose" else _VIEWS
-        inner = producer(node.inputs[0], *operators)
+        inner = producer(node.inputs[0], "Transpose", *_VIEWS)
         if inner is None or inner.inputs[0] is None:
+            continue
+        if inner.op_type != node.op_type and not (_keeps_order(inner) and _keeps_order(node)):
             continue
         if not is_only_used_by(inner.outputs[0], node):
             context.refuse(node, f"{inner.outputs[0].name} is needed elsewhere", matched=1, of=2)
             continue
-        fired += _merge_transposes(model, context, inner, node) or _merge_reshapes(model, context, inner, node)
+        merge = _merge_transposes if inner.op_type == node.op_type == "Transpose" else _merge_reshapes
+        fired += merge(model, context, inner, node)
     return fired
 
 
+def _keeps_order(node: ir.Node) -> bool:
+    """Whether a node leaves all elements in their order."""
+    if node.op_type in _VIEWS:
+        return True
+    shape, order = sizes(node.inputs[0]), permutation(node)
+    if shape is None or order is None:
+        return False
+    moved = [dim for dim in order if shape[dim] != 1]
+    return moved == sorted(moved)
+
+
 def _merge_transposes(model: ir.Model, context: PassContext, inner: ir.Node, node: ir.Node) -> int:
-    first, second = (permutation(item) if item.op_type == "Transpose" else None for item in (inner, node))
+    first, second = permutation(inner), permutation(node)
     if first is None or second is None:
         return 0
     order = [first[i] for i in second]
@@ -72,8 +87,6 @@ def _merge_transposes(model: ir.Model, context: PassContext, inner: ir.Node, nod
 
 
 def _merge_reshapes(model: ir.Model, context: PassContext, inner: ir.Node, node: ir.Node) -> int:
-    if node.op_type == "Transpose":
-        return 0
     value, result = inner.inputs[0], node.outputs[0]
     if same_shape(value, result):
         return _undo(context, inner, node)

@@ -5,8 +5,11 @@ Rule: ``MatMul(Softmax(scores), v)`` with ``scores = MatMul(q, k^T)`` becomes on
 1. q, k and v have four dimensions, [batch, heads, length, features], and known numbers of heads and features;
 2. constant positive numbers that scale q, k or the product become the attribute ``scale``;
 3. one mask may be added to the scaled product, or hide scores by a ``Where`` with a very low number;
-4. keys and values that ``Expand`` repeats for groups of queries are read unrepeated;
-5. where q, k and v are transposed from [batch, length, heads, features] and the result is transposed back, the
+4. keys and values that ``Expand`` repeats for groups of queries are read unrepeated; and where the translation has
+   made heads that share keys rows of one product, [batch, heads of keys, queries, features], they become heads again;
+5. but for one position such heads stay, or become, rows: the kernel reads all keys for each of its heads
+   (``benchmarks/grouped_attention.py``);
+6. where q, k and v are transposed from [batch, length, heads, features] and the result is transposed back, the
    operator does that too: it reads and writes [batch, length, heads * features].
 
 Before and after, for two heads of eight features::
@@ -37,7 +40,7 @@ import torch
 from ...engine.context import PassContext
 from ...engine.onnx.editing import nodes_of, producer
 from ...engine.registry import Pass
-from .finding import NotAttention, batches_apart, find_attention
+from .finding import NotAttention, batches_apart, find_attention, groups_together
 from .fusion import Fusion
 from .masks import Masks
 
@@ -50,7 +53,7 @@ def fuse_attention(model: ir.Model, context: PassContext) -> int:
     fired = 0
     masks = Masks(model, context)
     for node in nodes_of(model, "MatMul"):
-        softmax = producer(batches_apart(node.inputs[0]), "Softmax")
+        softmax = producer(_probabilities(node.inputs[0]), "Softmax")
         if softmax is None or node.graph is not model.graph:
             continue
         if model.opset_imports.get("", 1) < _FIRST_OPSET:
@@ -62,6 +65,12 @@ def fuse_attention(model: ir.Model, context: PassContext) -> int:
         except NotAttention as no:
             context.refuse(node, str(no), matched=no.matched, of=_NODES)
     return fired
+
+
+def _probabilities(value: ir.Value | None) -> ir.Value | None:
+    """What the product with v reads, its batches and heads apart."""
+    node = producer(value, "Reshape")
+    return node.inputs[0] if node is not None and groups_together(node) > 1 else batches_apart(value)
 
 
 PASS = Pass("onnx.attention", "Computes attention by one operator, ONNX's Attention of opset 23.", fuse_attention)

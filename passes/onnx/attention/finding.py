@@ -84,8 +84,9 @@ def find_attention(product: ir.Node, softmax: ir.Node, threads: int) -> Attentio
     axis = softmax.attributes.get_int("axis", -1)
     if axis not in (-1, 3):
         raise NotAttention(f"the softmax is over dimension {axis}", 2)
-    scores, scale, mask = _find_scores(softmax)
-    query_value, by_query = _unscaled(batches_apart(scores.inputs[0]))
+    groups = groups_together(flat.producer())
+    scores, scale, mask = _find_scores(softmax, groups)
+    query_value, by_query = _unscaled(_query_of(scores, groups))
     transposed, by_key = _unscaled(batches_apart(scores.inputs[1]))
     if dtype_of(query_value) != ir.DataType.FLOAT:
         raise NotAttention(f"the scores are {dtype_of(query_value)}", 3)
@@ -94,7 +95,8 @@ def find_attention(product: ir.Node, softmax: ir.Node, threads: int) -> Attentio
     scale *= by_query * by_key * by_inner
     if not (scale > 0 and math.isfinite(scale)):
         raise NotAttention(f"the scores are scaled by {scale}", 3)
-    if query.features != key.features or key.length != value.length or key.heads != value.heads:
+    is_one_length = key.length == value.length or isinstance(key.length, str) or isinstance(value.length, str)
+    if query.features != key.features or not is_one_length or key.heads != value.heads:
         raise NotAttention("the sizes of q, k and v do not go together", 3)
     if not query.batch == key.batch == value.batch:
         raise NotAttention("q, k and v have different batch sizes", 3)
@@ -108,13 +110,50 @@ def find_attention(product: ir.Node, softmax: ir.Node, threads: int) -> Attentio
     result: ir.Value = product.outputs[0]
     if flat is not softmax.outputs[0]:
         users = result.consumers()
-        if len(users) != 1 or result.is_graph_output() or _batches_apart_by(users[0]) is not result:
+        apart = None if len(users) != 1 or result.is_graph_output() else users[0]
+        if apart is None or not (groups_apart(apart) == groups > 1 or _batches_apart_by(apart) is result):
             raise NotAttention("the result is not taken apart into batches and heads", 3)
-        result = users[0].outputs[0]
+        result = apart.outputs[0]
     if sizes(result) not in (None, [query.batch, query.heads, query.length, value.features]):
         raise NotAttention(f"the result is {sizes(result)}", 3)
     guard, mask = _find_guard(result, mask)
     return Attention(query, key, value, scale, mask, guard, result)
+
+
+def groups_together(node: ir.Node | None) -> int:
+    """How many heads of the query share one of the keys, if a node makes rows of them, [B, H, S, X] to
+    [B, K, H / K * S, X]; else 1.
+    """
+    return 1 if node is None or node.op_type != "Reshape" else _groups(node.outputs[0], node.inputs[0])
+
+
+def groups_apart(node: ir.Node | None) -> int:
+    """The same of a node that does the reverse."""
+    return 1 if node is None or node.op_type != "Reshape" else _groups(node.inputs[0], node.outputs[0])
+
+
+def _groups(few: ir.Value | None, many: ir.Value | None) -> int:
+    first, second = ([] if value is None or value.shape is None else _named(value.shape) for value in (few, many))
+    if len(first) != 4 or len(second) != 4 or None in (first[0], first[3]):
+        return 1
+    fewer, more = first[1], second[1]
+    if first[0] != second[0] or first[3] != second[3] or not isinstance(fewer, int) or not isinstance(more, int):
+        return 1
+    return 1 if fewer == 0 or more % fewer else more // fewer
+
+
+def _named(shape: ir.Shape) -> list[int | str | None]:
+    return [dim if isinstance(dim, int) else dim.value for dim in shape]
+
+
+def _query_of(scores: ir.Node, groups: int) -> ir.Value | None:
+    """The query of a product with k, its batches and heads apart."""
+    if groups == 1:
+        return batches_apart(scores.inputs[0])
+    rows = producer(scores.inputs[0], "Reshape")
+    if rows is None or groups_together(rows) != groups:
+        raise NotAttention("the heads of q are not taken together as those of the probabilities", 3)
+    return rows.inputs[0]
 
 
 def batches_apart(value: ir.Value | None) -> ir.Value | None:
@@ -138,8 +177,14 @@ def _batches_apart_by(node: ir.Node) -> ir.Value | None:
     return node.inputs[0]
 
 
-def _find_scores(softmax: ir.Node) -> tuple[ir.Node, float, Mask | None]:
-    """The product of q and k^T, the number it is scaled by, and the mask."""
+def _find_scores(softmax: ir.Node, groups: int) -> tuple[ir.Node, float, Mask | None]:
+    """The product of q and k^T, the number it is scaled by, and the mask.
+
+    Args:
+        softmax: of the scores.
+        groups: how many heads are rows of one product, and taken apart behind it.
+    """
+    is_apart = groups == 1
     scale, mask = 1.0, None
     user, value = softmax, softmax.inputs[0]
     while True:
@@ -151,7 +196,12 @@ def _find_scores(softmax: ir.Node) -> tuple[ir.Node, float, Mask | None]:
             raise NotAttention(f"the scores {value.name} are needed elsewhere", 2)
         user = node
         if node.op_type == "MatMul":
+            if not is_apart:
+                raise NotAttention("the heads of the scores are not taken apart", 2)
             return node, scale, mask
+        if node.op_type == "Reshape" and not is_apart and groups_apart(node) == groups:
+            value, is_apart = node.inputs[0], True
+            continue
         if node.op_type == "Reshape":
             value = _batches_apart_by(node)
             if value is None or producer(value, "MatMul") is None:
@@ -165,6 +215,8 @@ def _find_scores(softmax: ir.Node) -> tuple[ir.Node, float, Mask | None]:
             continue
         if scale != 1.0:
             raise NotAttention("the mask is scaled with the scores", 2)
+        if groups > 1 and is_apart:
+            raise NotAttention("something is added to scores of heads that are not apart", 2)
         if mask is not None:
             raise NotAttention("two masks are added to the scores", 2)
         value, mask = _unmasked(node)

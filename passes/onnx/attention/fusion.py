@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ...engine.context import PassContext
 from ...engine.onnx.editing import permutation, producer, sizes, substitute
-from .finding import Attention, Heads
+from .finding import Attention, Heads, NotAttention
 from .masks import Masks, ReadyMask
 
 _SWAPS_HEADS = [0, 2, 1, 3]
@@ -28,6 +28,10 @@ class Fusion:
     def run(self) -> bool:
         """Whether it did."""
         found = self._found
+        if found.query.length == 1 and found.query.heads > found.key.heads:
+            done = self._by_group()
+            if done is not None:
+                return done
         ready = ReadyMask(None) if found.mask is None else self._masks.ready(found.mask, found.query, found.key)
         result = found.result if found.guard is None else found.guard.outputs[0]
         fill = math.nan if found.guard is None else 0.0
@@ -37,6 +41,36 @@ class Fusion:
             done = self._by_position(ready, back, fill)
         else:
             done = self._by_head(ready, result, fill)
+        if not done:
+            self._masks.erase_unused()
+        return done
+
+    def _by_group(self) -> bool | None:
+        """One operator on [batch, heads of keys, queries that share them, features], for one position: the kernel
+        reads keys and values once for each of its heads. ``None``: the mask is not one for all of them.
+        """
+        found = self._found
+        key, heads, groups = found.key, found.query.heads, found.query.heads // found.key.heads
+        query = Heads(None, None, found.query.batch, key.heads, groups, found.query.features)
+        try:
+            ready = ReadyMask(None) if found.mask is None else self._masks.ready(found.mask, query, key)
+        except NotAttention:
+            return None
+        if ready.is_causal:
+            return None
+        value = found.query.by_position or found.query.by_head
+        assert value is not None
+        target = self._masks.constant("heads_grouped", [0, key.heads, groups, query.features])
+        rows = self._add("Reshape", [value, target], "grouped", [query.batch, key.heads, groups, query.features])
+        shape: _SIZES = [query.batch, key.heads, groups, found.value.features]
+        output = self._attention([rows, self._value_by_head(key), self._value_by_head(found.value)], ready, shape)
+        if ready.visible is not None:
+            fill = math.nan if found.guard is None else 0.0
+            output = self._add("Where", [ready.visible, output, self._masks.constant("fill", fill)], "shown", shape)
+        apart = self._masks.constant("heads_of_queries", [0, heads, 1, found.value.features])
+        self._add("Reshape", [output, apart], "apart", [query.batch, heads, 1, found.value.features])
+        result = found.result if found.guard is None else found.guard.outputs[0]
+        done = substitute(self._model, self._context, [result], self._new)
         if not done:
             self._masks.erase_unused()
         return done
