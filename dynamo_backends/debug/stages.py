@@ -30,8 +30,8 @@ from .first_node import first_wrong_node, first_wrong_node_in_float64
 from .interpreter import Interpreter
 
 _FLOAT64_ROUNDING = 1e-14
-"""Relative to the largest value: what another order of operations may change in float64. A right pass may change more in
-a deep graph; then the nodes are looked at. A fault may be damped to little more."""
+"""Relative to the largest value: what another order of operations may change in float64. In a deep graph a right pass
+may change more, and then the nodes are looked at; a fault may be damped to little more."""
 
 
 @dataclasses.dataclass(frozen=True)
