@@ -153,7 +153,6 @@ class Bench:
         """
         start = time.time()
         results: list[CaseResult] = []
-        overhead = self.overhead(cases[0]) if self.settings.overhead else {}
         for position, case in enumerate(cases, 1):
             try:
                 result = self.measure(case, f"{position}/{len(cases)} {case.label}")
@@ -162,6 +161,7 @@ class Bench:
                     raise
                 result = CaseResult(case, message=str(error))
             results.append(result)
+        overhead = self.overhead(cases[0]) if self.settings.overhead else {}
         return {
             "schema": SCHEMA,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start)),
