@@ -14,7 +14,8 @@ What is measured, and what it means:
 - *latency*: of a call. The backends take turns in rounds; in a turn, calls that warm up are not timed, and the median
   of the others counts; over the rounds the median, and the distance between the quartiles as its spread.
   A training step is zeroing the gradients, forward, loss and backward; the optimizer is not in it.
-- *outside the session*: the part of a call that is spent outside ONNX Runtime's sessions, where it runs any.
+- *outside the session*: the part of a call that is spent outside ONNX Runtime's sessions, where it runs any; where a
+  text is generated, of a call divided by its tokens.
 - *overhead of a call*: the latency of a two-layer MLP above that of ``torch.compile(backend="eager")``.
 - *memory*: the resident set of the process (on Linux) above what it was when the model and its inputs were there, at
   its highest until the first results, and at the end, when results are let go. Libraries that are imported count.

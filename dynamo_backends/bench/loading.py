@@ -68,7 +68,7 @@ class Loaded:
             plain = tensor.detach()
             digest.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
             if plain.layout is torch.strided and plain.numel():
-                digest.update(plain.contiguous().reshape(-1).view(torch.uint8).numpy())
+                digest.update(plain.contiguous().reshape(-1).view(torch.uint8).cpu().numpy())
         return digest.hexdigest()
 
 

@@ -70,7 +70,7 @@ class Row:
         spread: the distance between the quartiles of the rounds.
         rounds: milliseconds of a call in each round.
         tokens_per_second: of a generated text, all rows together.
-        microseconds_outside_sessions: the part of a call outside ONNX Runtime's sessions.
+        microseconds_outside_sessions: the part of a call outside ONNX Runtime's sessions; of a text, for each token.
         peak_bytes, steady_bytes: above what the process had before.
         graphs, graph_breaks: of Dynamo.
         events: what our backends counted.

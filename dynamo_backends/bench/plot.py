@@ -50,10 +50,11 @@ def plot(found: dict[str, Any], path: Path) -> None:
     axes.axvline(1, color="black", linewidth=0.5)
     axes.set_yticks(range(len(cases)), [case["label"] for case in cases])
     axes.invert_yaxis()
-    axes.margins(x=0.2)
+    axes.set_xlim(0, 1.4 * max(1.0, *(bar.get_width() for bar in axes.patches)))  # room for the labels
     axes.set_xlabel(f"times as fast as {base}")
-    axes.set_title(f"{found['machine']['processor']}, {found['machine']['threads']} threads")
-    axes.legend()
+    threads = found["machine"]["threads"]
+    axes.set_title(f"{found['machine']['processor']}, {threads} thread{'s' * (threads != 1)}")
+    figure.legend(loc="outside lower center", ncols=len(backends))
     figure.savefig(path)
 
 

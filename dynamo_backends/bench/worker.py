@@ -117,10 +117,11 @@ class Worker:
         gc.collect()
         steady = _above(memory.resident(), self._before)
         outside = microseconds_outside(self._timed or self.steps.timed(self._forward))
+        calls = len(self.loaded.inputs) * (self.case.tokens if self.case.mode == "decode" else 1)
         self._write(results)
         return {
             "steady_bytes": steady,
-            "microseconds_outside_sessions": None if outside is None else outside / len(self.loaded.inputs),
+            "microseconds_outside_sessions": None if outside is None else outside / calls,
             **_counted(),
         }
 
