@@ -311,7 +311,11 @@ class Bench:
     @staticmethod
     def _judge(judge: Process, unchecked: str, row: Row, results: Path) -> None:
         """Raises what ends a row, if its results are wrong."""
-        wrong = judge.ask("judge", results=str(results))["wrong"]
+        try:
+            wrong = judge.ask("judge", results=str(results))["wrong"]
+        except WorkerError as error:
+            row.status, row.message = NOT_CHECKED, f"the process that judges: {error.kind}: {error}"
+            return
         if wrong and not unchecked:
             raise WorkerError(WRONG, wrong)
         if wrong:

@@ -17,8 +17,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-_START = "import sys; sys.path.pop(0); from dynamo_backends.bench.worker import main; main()"
-"""The folder the command runs in is not in front of ``sys.path``: a file there might be called like a package."""
+_START = """
+import sys
+sys.path[:] = [*filter(None, sys.path), sys.argv[1]]
+from dynamo_backends.bench.worker import main
+main()
+"""
+"""The folder the command runs in is not in front of ``sys.path``: a file there might be called like a package. The
+folder of this package is behind all, for a checkout that is not installed."""
+
+_ROOT = str(Path(__file__).resolve().parents[2])
 
 
 class WorkerError(Exception):
@@ -45,13 +53,13 @@ class Process:
         self._timeout = timeout
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  closed by close
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START],
+            [sys.executable, "-c", _START, _ROOT],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
             encoding="utf-8",
-            env={**os.environ, **_python_path(), **environment},
+            env={**os.environ, **environment},
             start_new_session=True,  # so that what it starts (Inductor's compilers) ends with it
         )
         self._answers: queue.Queue[str | None] = queue.Queue()
@@ -116,13 +124,6 @@ class Process:
         for line in self._process.stdout:
             self._answers.put(line)
         self._answers.put(None)
-
-
-def _python_path() -> dict[str, str]:
-    """The folder this package was imported from, for a checkout that is not installed."""
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys([*paths, root]))}
 
 
 def fresh_caches(folder: str) -> dict[str, str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import traceback
 from collections.abc import Sequence
 
 import torch
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from ..errors import first_line
 from ..numerics.differences import value_difference
 from ..numerics.twice import NotRepeatableError, Twice
 from .loading import SEED, Inputs
@@ -26,6 +28,8 @@ class Expected:
 class Reference:
     """Judges the results of a case.
 
+    Raises whatever the model raises in eager.
+
     Attributes:
         unchecked: why a result that is not eager's is not called wrong; ``""`` if it is.
     """
@@ -33,7 +37,13 @@ class Reference:
     def __init__(self, steps: Steps) -> None:
         self.unchecked = ""
         self._steps = steps
-        self._expected = [self._expect(inputs) for inputs in steps.loaded.inputs]
+        steps.results(steps.loaded.model)  # what fails here fails without any backend
+        try:
+            self._expected = [self._expect(inputs) for inputs in steps.loaded.inputs]
+        except Exception as error:  # a model may do in a copy, or in float64, whatever it cannot do
+            traceback.print_exc()
+            self.unchecked = f"it does not run in float64: {type(error).__name__}: {first_line(str(error))}"
+            self._expected = []
 
     def difference(self, results: Sequence[Sequence[object]]) -> str:
         """In words, the first result that is not right; ``""`` if all are.
@@ -41,6 +51,8 @@ class Reference:
         Args:
             results: see ``Steps.results``.
         """
+        if not self._expected:
+            return "nothing to compare it with"
         for size, (expected, actual) in enumerate(zip(self._expected, results, strict=True)):
             said = self._difference(expected, actual)
             if said:
