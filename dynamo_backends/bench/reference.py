@@ -104,7 +104,7 @@ class Reference:
         of = {
             id(value): i for i, value in enumerate(arguments) if isinstance(value, torch.Tensor) and value.requires_grad
         }
-        positions = [of[id(tensor)] for tensor in self._steps.trained() if id(tensor) in of]
+        positions = [of[id(tensor)] for tensor in self._steps.trained if id(tensor) in of]
         loss = twice.outputs.eager[0]
         assert isinstance(loss, torch.Tensor)
         try:

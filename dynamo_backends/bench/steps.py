@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -38,11 +38,15 @@ class Steps:
     Args:
         case: what is done.
         loaded: with what.
+
+    Attributes:
+        trained: what gets gradients: parameters, and inputs that ask for them.
     """
 
     def __init__(self, case: Case, loaded: Loaded) -> None:
         self.case = case
         self.loaded = loaded
+        self.trained = [tensor for tensor in loaded.tensors if tensor.requires_grad]
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in loaded.model.buffers()]
         self._given = [(tensor, tensor.detach().clone()) for inputs in loaded.inputs for tensor in inputs.tensors]
         if case.mode == "decode":
@@ -83,17 +87,11 @@ class Steps:
         return self._train(forward, inputs)
 
     def _train(self, forward: Forward, inputs: Inputs) -> object:
-        for tensor in self.trained():
+        for tensor in self.trained:
             tensor.grad = None
         output = forward(*inputs.args, **inputs.kwargs)
         loss_of(output).backward()
         return output
-
-    def trained(self) -> Iterator[torch.Tensor]:
-        """What gets gradients: parameters, and inputs that ask for them."""
-        for tensor in self.loaded.tensors:
-            if tensor.requires_grad:
-                yield tensor
 
     def generate(self, inputs: Inputs, model: Any = None, *, judged: bool = False, cache: str | None = None) -> Any:
         """The text that the model continues; its ``forward`` is the compiled one.
@@ -133,7 +131,7 @@ class Steps:
                 continue
             leaves = leaves_of(call())
             if self.case.mode == "train":
-                leaves += [tensor.grad for tensor in self.trained()]
+                leaves += [tensor.grad for tensor in self.trained]
             found.append([_kept(leaf) for leaf in leaves])
         return found
 

@@ -112,7 +112,7 @@ class Worker:
 
         assert self._forward is not None
         if self.case.mode == "train":
-            for tensor in self.steps.trained():
+            for tensor in self.steps.trained:
                 tensor.grad = None
         gc.collect()
         steady = _above(memory.resident(), self._before)

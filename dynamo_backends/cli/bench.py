@@ -79,6 +79,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], su
     parser.add_argument(
         "--options",
         nargs="+",
+        action="extend",
         default=[],
         metavar="NAME=VALUE",
         help="options of onnxrt, onnx_debug and fx_debug, written as in the environment",
