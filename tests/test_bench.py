@@ -311,6 +311,19 @@ def test_a_wrong_result_has_no_time(file: str, backend: str, mode: str, in_proce
     assert "wrong" in table.table(found)
 
 
+def test_gradients_are_judged(file: str) -> None:
+    steps = Steps(wanted := Case(f"{file}:linear", "train"), loaded := load(wanted))
+    reference = Reference(steps)
+    [results] = steps.results(loaded.model)
+    assert len(results) == 1 + 4, "the output, and a gradient for each weight and bias"
+    assert reference.difference([results]) == ""
+    *others, last = results
+    assert isinstance(last, torch.Tensor)
+    assert reference.difference([[*others, last * 1.001]]).startswith("result 4: off float64")
+    assert "no gradient" in reference.difference([[*others, None]])
+    assert "4 results instead of 5" in reference.difference([others])
+
+
 def test_random_numbers_are_not_called_wrong(file: str) -> None:
     """Those of another compiler are others; eager's with its seed are right."""
     steps = Steps(wanted := Case(f"{file}:dropout", "train"), loaded := load(wanted))
