@@ -440,7 +440,7 @@ def test_json_has_all_that_was_measured(file: str, in_process: type[InProcess]) 
     found = bench(Case(f"{file}:linear"), Case(f"{file}:linear", "train"), backends="eager,dynamo_eager")
     assert json.loads(json.dumps(found)) == found
     assert set(found) == {
-        "schema", "started", "seconds", "machine", "settings", "overhead", "cases", "times_as_fast"
+        "schema", "started", "seconds", "interrupted", "machine", "settings", "overhead", "cases", "times_as_fast"
     }  # fmt: skip
     assert found["schema"] == 1
     assert {"processor", "cores", "versions", "threads"} <= set(found["machine"])
@@ -458,6 +458,31 @@ def test_a_model_that_is_not_there_does_not_end_the_others(file: str, in_process
     assert found["cases"][0]["rows"]["eager"]["status"] == "right"
     assert "no such function" in found["cases"][1]["message"] and "no such function" in table.table(found)
     assert exit_code(found) == 2
+
+
+def test_what_was_done_before_an_interruption_is_kept(
+    file: str, in_process: type[InProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = in_process.ask
+
+    def interrupted(self: InProcess, what: str, **arguments: Any) -> dict[str, Any]:
+        if what == "turn" and arguments_of_load[-1] == "train":
+            raise KeyboardInterrupt
+        if what == "load":
+            arguments_of_load.append(arguments["case"]["mode"])
+        return ask(self, what, **arguments)
+
+    arguments_of_load: list[str] = []
+    monkeypatch.setattr(in_process, "ask", interrupted)
+    done: list[str] = []
+    cases = [Case(f"{file}:linear"), Case(f"{file}:linear", "train")]
+    found = Bench(Settings(["eager"], rounds=2, overhead=False), lambda text: None, done.append).run(cases)
+    assert len(found["cases"]) == 1 and found["interrupted"]
+    assert exit_code(found) == 2
+    [line] = done
+    assert line.startswith("1/2 ") and " ms" in line
+    with pytest.raises(KeyboardInterrupt):
+        Bench(Settings(["eager"], overhead=False), lambda text: None).run(cases[1:])
 
 
 def rows(**milliseconds: list[float]) -> dict[str, Row]:
@@ -610,6 +635,7 @@ def found() -> dict[str, Any]:
     return {
         "machine": {**machine.machine(), "threads": 2},
         "settings": {"backends": ["eager", "onnxrt"], "rounds": 2},
+        "interrupted": False,
         "overhead": {},
         "cases": [bench._as_json(result) for result in results],
         "times_as_fast": geometric_means(results, ["eager", "onnxrt"]),

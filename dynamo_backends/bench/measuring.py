@@ -121,6 +121,15 @@ class CaseResult:
     threads: int = 0
     rows: dict[str, Row] = dataclasses.field(default_factory=dict)
 
+    @property
+    def summary(self) -> str:
+        """The times in a line."""
+        times = (
+            f"{name} {row.status if row.milliseconds is None else f'{row.milliseconds:.4g} ms'}"
+            for name, row in self.rows.items()
+        )
+        return self.message or ", ".join(times)
+
     def times_as_fast(self, backend: str, other: str) -> float | None:
         """How many times as fast as another a backend is: the median over the rounds; ``None`` if one has no time."""
         ours, theirs = self.rows[backend], self.rows[other]
@@ -135,37 +144,56 @@ class Bench:
     Args:
         settings: how.
         say: told what is being done, in a few words.
+        done: told what was found of a case, in a line.
         keep: told what processes wrote to standard error, with their name.
     """
 
     def __init__(
-        self, settings: Settings, say: Callable[[str], None], keep: Callable[[str, str], None] = lambda name, text: None
+        self,
+        settings: Settings,
+        say: Callable[[str], None],
+        done: Callable[[str], None] = lambda text: None,
+        keep: Callable[[str, str], None] = lambda name, text: None,
     ) -> None:
         self.settings = settings
         self._say = say
+        self._done = done
         self._keep = keep
 
     def run(self, cases: Sequence[Case]) -> Json:
         """Measures one case after the other; see ``Row`` and ``CaseResult`` for what comes out, as JSON can hold it.
+
+        Interrupted (``KeyboardInterrupt``), it returns the cases that are done, if there are any.
 
         Raises:
             UsageError: a backend, an option or the first model is not there; another model is a result that says so.
         """
         start = time.time()
         results: list[CaseResult] = []
-        for position, case in enumerate(cases, 1):
-            try:
-                result = self.measure(case, f"{position}/{len(cases)} {case.label}")
-            except UsageError as error:
-                if not results:
-                    raise
-                result = CaseResult(case, message=str(error))
-            results.append(result)
-        overhead = self.overhead(cases[0]) if self.settings.overhead else {}
+        overhead: dict[str, Json] = {}
+        is_interrupted = False
+        try:
+            for position, case in enumerate(cases, 1):
+                label = f"{position}/{len(cases)} {case.label}"
+                try:
+                    result = self.measure(case, label)
+                except UsageError as error:
+                    if not results:
+                        raise
+                    result = CaseResult(case, message=str(error))
+                results.append(result)
+                self._done(f"{label}: {result.summary}")
+            if self.settings.overhead:
+                overhead = self.overhead(cases[0])
+        except KeyboardInterrupt:
+            if not results:
+                raise
+            is_interrupted = True
         return {
             "schema": SCHEMA,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start)),
             "seconds": time.time() - start,
+            "interrupted": is_interrupted,
             "machine": {**machine(), "threads": max((result.threads for result in results), default=0)},
             "settings": dataclasses.asdict(self.settings),
             "overhead": overhead,
@@ -277,7 +305,7 @@ class Bench:
         settings = Settings(backends, rounds=_ROUNDS_OF_OVERHEAD, timeout=self.settings.timeout)
         after = case.model if ":" in case.model else ""
         small = Case(OVERHEAD_MODEL, threads=case.threads, options=case.options, after=after)
-        rows = Bench(settings, self._say, self._keep).measure(small, "overhead of a call").rows
+        rows = Bench(settings, self._say, keep=self._keep).measure(small, "overhead of a call").rows
         found: dict[str, Json] = {}
         for backend in self.settings.backends:
             row, bare = rows[backend], rows[DYNAMO_EAGER]

@@ -138,8 +138,8 @@ def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
 
 
 def exit_code(found: dict[str, Any]) -> int:
-    """2 if nothing was measured of a model, 1 if a backend has no time and might have one, else 0."""
-    if any(case["message"] for case in found["cases"]):
+    """2 if it was interrupted or a model not measured, 1 if a backend has no time and might have one, else 0."""
+    if found["interrupted"] or any(case["message"] for case in found["cases"]):
         return 2
     rows = [row for case in found["cases"] for row in case["rows"].values()]
     return int(any(row["status"] not in (*TIMED, "not supported") for row in rows))
@@ -169,8 +169,8 @@ def _measured(arguments: argparse.Namespace) -> dict[str, Any]:
         overhead=not (arguments.no_overhead or arguments.train or arguments.decode),
         timeout=arguments.timeout,
     )
-    with _progress(arguments.verbose) as (say, keep):
-        found: dict[str, Any] = Bench(settings, say, keep).run(_cases(arguments))
+    with _progress(arguments.verbose) as (say, done, keep):
+        found: dict[str, Any] = Bench(settings, say, done, keep).run(_cases(arguments))
     return found
 
 
@@ -204,8 +204,9 @@ def _options(texts: list[str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _progress(verbose: bool) -> Iterator[tuple[Any, Any]]:
-    """What is being done, on standard error: one line that changes on a terminal, else a line for each thing."""
+def _progress(verbose: bool) -> Iterator[tuple[Any, Any, Any]]:
+    """What is being done, on standard error: one line that changes on a terminal, else a line for each thing; and a
+    line for each case that is done."""
     console = Console(stderr=True, highlight=False)
     start = time.perf_counter()
 
@@ -214,13 +215,16 @@ def _progress(verbose: bool) -> Iterator[tuple[Any, Any]]:
             console.print(f"--- {name}", markup=False)
             console.print(text, markup=False, soft_wrap=True)
 
+    def done(text: str) -> None:
+        console.print(f"{time.perf_counter() - start:6.0f} s  {text}", markup=False, soft_wrap=True)
+
     if console.is_terminal:
         with console.status("starting") as status:
-            yield status.update, keep
+            yield status.update, done, keep
         return
 
     def say(text: str) -> None:
         if "round" not in text or " round 1 " in text:
-            console.print(f"{time.perf_counter() - start:6.0f} s  {text}", markup=False, soft_wrap=True)
+            done(text)
 
-    yield say, keep
+    yield say, done, keep
