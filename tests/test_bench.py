@@ -618,6 +618,15 @@ def test_a_missing_compiler_is_named() -> None:
     assert "inductor needs a C++ compiler" in _said(InvalidCxxCompiler())
 
 
+def test_errors_are_a_line_with_their_cause() -> None:
+    from dynamo_backends.bench.worker import _said
+
+    error = RuntimeError("\n\x1b[96mFailed to export.\x1b[0m Next steps:\n- look")
+    assert _said(error) == "RuntimeError: Failed to export. Next steps:"
+    error.__cause__ = KeyError("a.b")
+    assert _said(error) == "RuntimeError: Failed to export. Next steps: Because of KeyError: 'a.b'"
+
+
 # ------------------------------------------------------------------------------------------------- table and picture
 
 

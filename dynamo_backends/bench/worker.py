@@ -19,6 +19,7 @@ import contextlib
 import gc
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -28,6 +29,8 @@ from typing import Any, TextIO
 from . import memory
 from .case import EAGER, EXPORT, OURS, Case, UsageError
 from .timing import Turn, turn_of
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class NotSupportedError(Exception):
@@ -199,15 +202,23 @@ def _counted() -> dict[str, object]:
 
 
 def _said(error: BaseException) -> str:
-    """An error in a line: its type and the first line that says something; of a backend's, what the backend raised."""
+    """An error in a line, with what caused it; of a backend's, what the backend raised."""
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, BaseException):
         return _said(inner)
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    said = _line(error)
     if type(error).__name__ in ("InvalidCxxCompiler", "CppCompileError"):
         return f"inductor needs a C++ compiler that works (g++ or clang++, or CXX=...); {said}"
-    return said
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return said if cause is error else f"{said} Because of {_line(cause)}"
+
+
+def _line(error: BaseException) -> str:
+    """An error's type, and the first line of its message that says something, without colours."""
+    lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 @contextlib.contextmanager
