@@ -110,8 +110,9 @@ def _from_list(case: Case) -> Loaded:
     model = entry.build()
     if case.model == "mlp":  # its argument has the name that ``torch.nn.Sequential`` gives it
         return Loaded(model, [Inputs(tuple(entry.inputs(size).values()), {}) for size in entry.sizes])
-    if hasattr(model, "config"):
-        model.config.use_cache = False  # as in training and in scoring: no cache comes out
+    for module in model.modules():  # T5's decoder has a configuration of its own
+        if hasattr(module, "config"):
+            module.config.use_cache = False  # as in training and in scoring: no cache comes out
     return Loaded(model, [Inputs((), entry.inputs(size)) for size in entry.sizes])
 
 
