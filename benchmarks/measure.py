@@ -29,9 +29,10 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.counting import count_attentions, count_operators
 from benchmarks.exported import export
-from benchmarks.models import MODELS, loss_of
-from benchmarks.timing import median_difference, median_ratio, milliseconds_by_round, spread
+from benchmarks.models import MODELS
 from dynamo_backends.artifacts import CompiledGraph, GraphName, Runner
+from dynamo_backends.bench.steps import loss_of
+from dynamo_backends.bench.timing import median_difference, median_ratio, milliseconds_by_round, spread
 from dynamo_backends.observer import Observer
 from dynamo_backends.options import parse_options
 from dynamo_backends.pipeline import Pipeline

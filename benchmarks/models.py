@@ -200,15 +200,3 @@ MODELS: dict[str, Entry] = {
     "clip": Entry(_clip, lambda: {**_text(77), **_image()}),
 }
 """By name, in the order of the tables; ``-eager`` is attention written out, ``attn_implementation="eager"``."""
-
-
-def loss_of(output: Mapping[str, object]) -> torch.Tensor:
-    """Something to train on: the mean square of the model's first floating-point result.
-
-    Raises:
-        ValueError: it has none.
-    """
-    for value in output.values():
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            return value.float().square().mean()
-    raise ValueError("the model has no floating-point result")

@@ -15,14 +15,10 @@ import argparse
 import dataclasses
 import json
 import logging
-import os
-import platform
-import re
 import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +29,13 @@ if __name__ == "__main__":
 from benchmarks.measure import Settings  # noqa: E402
 from benchmarks.models import MODELS  # noqa: E402
 from benchmarks.report import RESULTS, report  # noqa: E402
+from dynamo_backends.bench.machine import machine  # noqa: E402
+from dynamo_backends.bench.processes import last_error  # noqa: E402
 from passes.engine.manager import all_passes  # noqa: E402
 
 logger = logging.getLogger("benchmarks.passes")
 
 _QUICK = Settings(rounds=5, pass_rounds=5, compiles=1, per_pass=False)
-_LIBRARIES = ("torch", "onnxruntime", "onnxscript", "onnx-ir", "transformers")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -49,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
     names = options.models or list(MODELS)
     results: dict[str, Any] = {
         "command": _command(options),
-        "machine": _machine(),
+        "machine": machine(),
         "settings": dataclasses.asdict(settings),
         "passes": {item.name: {"default": item.default} for item in all_passes()},
         "models": {},
@@ -97,16 +94,9 @@ def measure(name: str, settings: Settings, timeout: float) -> dict[str, Any]:
             return {"failed": f"took longer than {timeout:.0f} s"}
         if finished.returncode or not path.exists():
             logger.debug("%s", finished.stderr)
-            return {"failed": f"exit code {finished.returncode}: {_last_error(finished.stderr)}"}
+            return {"failed": f"exit code {finished.returncode}: {last_error(finished.stderr)}"}
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
-
-
-def _last_error(text: str) -> str:
-    """The last line that names an exception, or just the last."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
-    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed)\w*: ", line)]
-    return (named or lines)[-1][:400]
 
 
 def rounded(value: Any, digits: int = 4) -> Any:
@@ -159,26 +149,6 @@ def _command(options: argparse.Namespace) -> str:
     words += [] if options.per_pass is None else ["--per-pass" if options.per_pass else "--no-per-pass"]
     words += [f"--{name} {value}" for name in ("rounds", "threads") if (value := getattr(options, name))]
     return " ".join(words)
-
-
-def _machine() -> dict[str, Any]:
-    """The machine in words, without its name."""
-    return {
-        "processor": _processor(),
-        "architecture": platform.machine(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "system": platform.system(),
-        "versions": {"Python": platform.python_version(), **{name: metadata.version(name) for name in _LIBRARIES}},
-    }
-
-
-def _processor() -> str:
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or "processor of unknown make"
 
 
 if __name__ == "__main__":

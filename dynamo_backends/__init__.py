@@ -13,19 +13,20 @@ AOTAutograd themselves::
         partition_fn=compiler.partition_fn,
         decompositions=decomposition_table(),
     )
+
+Each name is imported when it is first asked for: the command ``dynamo-backends --help`` and the measuring processes of
+``dynamo-backends bench`` start without PyTorch.
 """
 
-from .shadowing import check_passes_package
+from __future__ import annotations
 
-check_passes_package()
+import importlib
+from typing import TYPE_CHECKING
 
-from .torch_versions import warn_if_untested  # noqa: E402
-
-warn_if_untested()
-
-from .backends import onnx_compiler  # noqa: E402
-from .errors import SessionError, TranslationError, UnsupportedOperatorError  # noqa: E402
-from .exporter.decompositions import decomposition_table  # noqa: E402
+if TYPE_CHECKING:
+    from .backends import onnx_compiler
+    from .errors import SessionError, TranslationError, UnsupportedOperatorError
+    from .exporter.decompositions import decomposition_table
 
 __all__ = [
     "SessionError",
@@ -34,3 +35,24 @@ __all__ = [
     "decomposition_table",
     "onnx_compiler",
 ]
+
+_MODULES = {
+    "SessionError": ".errors",
+    "TranslationError": ".errors",
+    "UnsupportedOperatorError": ".errors",
+    "decomposition_table": ".exporter.decompositions",
+    "onnx_compiler": ".backends",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    importlib.import_module(".installation", __name__)
+    value = getattr(importlib.import_module(_MODULES[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -13,6 +13,7 @@ from typing import Protocol, cast
 
 from torch import fx
 
+from . import installation as installation  # first: it says what is wrong if the imports below would not work
 from .artifacts import Runner
 from .observer import Observer
 from .options import parse_options

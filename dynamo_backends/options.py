@@ -12,7 +12,6 @@ What a user writes in ``options`` wins over the environment.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from passes.engine.manager import Switches
 
 from .runtime.providers import Provider, check_providers
 from .runtime.versions import MINIMUM_OPSET, maximum_opset
+from .spelling import unknown_name
 
 ENVIRONMENT_PREFIX = "DYNAMO_BACKENDS_"
 FALLBACKS = ("pytorch", "error")
@@ -276,6 +276,28 @@ def parse_options(options: Mapping[str, object] | None = None, mode: str | None 
     return Options(**values)  # type: ignore[arg-type]
 
 
+def options_from_text(texts: Mapping[str, str]) -> dict[str, object]:
+    """Options that were written as in the environment, as ``torch.compile(options=...)`` takes them.
+
+    Args:
+        texts: by the option's name, ``{"opset": "18"}``.
+
+    Raises:
+        ValueError: as ``parse_options``.
+    """
+    forms: dict[str, Form] = {field.name: field.metadata["form"] for field in dataclasses.fields(Options)}
+    values: dict[str, object] = {}
+    for name, text in texts.items():
+        if name not in forms:
+            raise ValueError(unknown_name("option", name, list(forms)))
+        try:
+            values[name] = forms[name].from_text(text)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"option {name!r}: {text!r}: {error}") from None
+    parse_options(values)
+    return values
+
+
 def _environment(forms: Mapping[str, Form]) -> dict[str, object]:
     """The options the environment sets, each checked so that the message names its variable."""
     variables = {ENVIRONMENT_PREFIX + name.upper(): name for name in forms}
@@ -293,11 +315,3 @@ def _environment(forms: Mapping[str, Form]) -> dict[str, object]:
             raise ValueError(f"environment variable {variable}={text!r}: {error}") from None
         values[variables[variable]] = value
     return values
-
-
-def unknown_name(kind: str, name: object, valid: Sequence[str]) -> str:
-    """The message for a misspelt name: the name, the close matches, all that is valid."""
-    close = difflib.get_close_matches(str(name), valid, n=3)
-    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-    plural = kind + ("es" if kind.endswith("s") else "s")
-    return f"unknown {kind} {name!r}.{hint} Valid {plural}: {', '.join(valid)}"

@@ -15,8 +15,9 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # ``benchmarks`` is not installed
 
-from benchmarks import measure, models, report, timing  # noqa: E402
+from benchmarks import measure, models, report  # noqa: E402
 from benchmarks.counting import count_attentions, count_operators  # noqa: E402
+from dynamo_backends.bench import timing  # noqa: E402
 from passes.engine.manager import Pass, all_passes  # noqa: E402
 
 

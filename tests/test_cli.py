@@ -136,3 +136,21 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert caught.value.code == 0
     assert re.fullmatch(r"dynamo-backends \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+HELP = """
+import sys
+from dynamo_backends.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as stopped:
+    assert stopped.code == 0
+assert not {"torch", "onnxruntime", "onnx", "transformers"} & set(sys.modules)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+def test_help_does_not_import_pytorch(arguments: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", HELP, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "dynamo-backends" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import runpy
 from collections.abc import Callable, Iterator
@@ -11,6 +12,10 @@ import pytest
 import torch
 from conftest import assert_same_as_eager, counted
 
+from dynamo_backends.bench.case import Case
+from dynamo_backends.bench.loading import load
+from dynamo_backends.bench.measuring import CaseResult, Row
+from dynamo_backends.cli import bench
 from passes import unregister
 from passes.engine.manager import all_passes
 
@@ -113,3 +118,27 @@ def test_documented_passes_on_cases_their_author_did_not_think_of(
     with torch.set_grad_enabled(trains):
         x = torch.randn(4, 4, requires_grad=trains)
         assert_same_as_eager(function, x, settings={"dynamic": dynamic})
+
+
+def test_switches_of_the_bench_are_documented() -> None:
+    commands = argparse.ArgumentParser().add_subparsers()
+    bench.add_parser(commands, "")
+    [parser] = commands.choices.values()
+    switches = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+    text = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
+    assert len(switches) > 10
+    assert {switch for switch in switches if f"`{switch}`" not in text} == {"--help"}
+
+
+def test_fields_of_the_benchs_json_are_documented() -> None:
+    text = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
+    fields = {*Row.__dataclass_fields__, *CaseResult.__dataclass_fields__}
+    assert {field for field in fields if f"`{field}`" not in text} == set()
+
+
+def test_the_documented_model_of_the_bench_is_measured(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    (tmp_path / "my_models.py").write_text(block)
+    loaded = load(Case(f"{tmp_path / 'my_models.py'}:classifier"))
+    assert loaded.model(*loaded.inputs[0].args).shape == (32, 10)

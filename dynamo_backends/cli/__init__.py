@@ -7,32 +7,53 @@
     dynamo-backends passes                  # all passes, with what they do
     dynamo-backends passes onnx_debug       # what they did in the last run dumped there
     dynamo-backends bisect python train.py  # which pass and match makes the script fail
+    dynamo-backends bench bert resnet50     # how fast, against eager, inductor and torch.onnx.export
     dynamo-backends --version
 
-Each subcommand is a module with ``add_parser``. Exit codes: 0 all is right, 1 something is wrong with what
-was computed, 2 the command could not do its work (bad arguments, a missing package).
+Each subcommand is a module with ``add_parser``, which is imported when the subcommand is asked for: ``--help`` does not
+import PyTorch. Exit codes: 0 all is right, 1 something is wrong with what was computed, 2 the command could not do its
+work (bad arguments, a missing package).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from . import bisect, demo, passes
+COMMANDS = {
+    "demo": "run a Llama on ONNX Runtime, forward and backward, and check it node by node",
+    "passes": "list the passes, or show what they did in a dump",
+    "bisect": "find the pass and the match that make a script fail",
+    "bench": "measure backends against each other on models: latency, first result, memory; and are they right",
+}
+"""The subcommands, each with what it does in the list of ``--help``."""
+
+_WITHOUT_TORCH = ("bench",)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command; each subcommand sets ``run`` to the function that does it."""
+def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """The parser of the whole command.
+
+    Args:
+        command: the subcommand that is asked for: its parser is complete, and sets ``run`` to the function that does
+            it. The others are names with a line of help.
+    """
     parser = argparse.ArgumentParser(
         prog="dynamo-backends",
         description="Run and debug PyTorch models on ONNX Runtime through torch.compile.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {metadata.version('dynamo-backends')}")
     commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
-    demo.add_parser(commands)
-    passes.add_parser(commands)
-    bisect.add_parser(commands)
+    for name, summary in COMMANDS.items():
+        if name != command:
+            commands.add_parser(name, help=summary)
+            continue
+        if name not in _WITHOUT_TORCH:
+            importlib.import_module("dynamo_backends.installation")
+        importlib.import_module(f".{name}", __name__).add_parser(commands, summary)
     return parser
 
 
@@ -45,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    arguments = build_parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    arguments = build_parser(argv[0] if argv else None).parse_args(argv)
     code: int = arguments.run(arguments)
     return code

@@ -18,11 +18,11 @@ from passes.engine.manager import bisect_command
 from ..pass_target import BACKEND
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand ``bisect``."""
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
+    """Adds the subcommand ``bisect``, with its line in the list of them."""
     parser = commands.add_parser(
         "bisect",
-        help="find the pass and the match that make a script fail",
+        help=summary,
         description="Runs a command again and again until PyTorch's bisector knows which backend, which stage of "
         "passes and which match makes it fail. The command compiles with torch.compile and exits with 0 if its "
         "results are right.",

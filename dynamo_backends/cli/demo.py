@@ -60,11 +60,11 @@ class Timed:
     best_seconds: float
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds ``demo`` to the subcommands."""
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
+    """Adds ``demo`` to the subcommands, with its line in the list of them."""
     parser = commands.add_parser(
         "demo",
-        help="run a Llama on ONNX Runtime, forward and backward, and check it node by node",
+        help=summary,
         description="Builds a Llama (one layer, random weights, nothing downloaded), runs it eagerly, "
         "through onnxrt and through onnx_debug, and prints for each graph how near to float64 ONNX Runtime "
         "and eager PyTorch come. Exit code 0: every graph is ok.",

@@ -22,14 +22,14 @@ import tabulate
 from passes.engine.manager import all_passes
 
 from ..debug.dump_folder import latest_run
-from ..options import unknown_name
+from ..spelling import unknown_name
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand ``passes``."""
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
+    """Adds the subcommand ``passes``, with its line in the list of them."""
     parser = commands.add_parser(
         "passes",
-        help="list the passes, or show what they did in a dump",
+        help=summary,
         description="Lists all passes; with a dump folder of onnx_debug, shows what each did there.",
     )
     parser.add_argument("dump", nargs="?", help="a dump folder (its latest run), a run folder, or a manifest.json")

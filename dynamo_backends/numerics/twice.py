@@ -108,6 +108,11 @@ class Twice:
     def inexact(self) -> Mapping[str, str]:
         return self._float64.inexact
 
+    @property
+    def draws(self) -> int:
+        """How many operators of the eager run drew random numbers."""
+        return self._recording.draws
+
     def gradients(self, tangents: Mapping[object, torch.Tensor], of: Sequence[int]) -> Results:
         """The gradients of some arguments, by autograd; the runs cannot be asked again.
 

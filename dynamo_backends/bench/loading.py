@@ -1,0 +1,206 @@
+"""From what the command line says to models, inputs and backends."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import importlib.util
+import os
+import random
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..spelling import unknown_name
+from .case import DYNAMO_EAGER, OWN_NAMES, Case, UsageError, check_place
+from .models import MODELS
+
+SEED = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """The arguments of a call."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A model, and inputs of one size or of several."""
+
+    model: torch.nn.Module
+    inputs: Sequence[Inputs]
+
+    @property
+    def tensors(self) -> Iterable[torch.Tensor]:
+        """Parameters, buffers and inputs."""
+        yield from self.model.parameters()
+        yield from self.model.buffers()
+        for inputs in self.inputs:
+            yield from inputs.tensors
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def bytes_of_weights(self) -> int:
+        owned = {tensor.untyped_storage().data_ptr(): tensor for tensor in self.model.parameters()}
+        return sum(tensor.numel() * tensor.element_size() for tensor in owned.values())
+
+    def fingerprint(self) -> str:
+        """Two processes whose results are compared must have it in common: each weight and input, bit by bit."""
+        digest = hashlib.blake2b(digest_size=16)
+        for tensor in self.tensors:
+            plain = tensor.detach()
+            digest.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
+            if plain.layout is torch.strided and plain.numel():
+                digest.update(plain.contiguous().reshape(-1).view(torch.uint8).cpu().numpy())
+        return digest.hexdigest()
+
+
+def seed_everything() -> None:
+    """Starts the random numbers of PyTorch, Python and NumPy anew, so that each process builds the same model."""
+    import numpy
+
+    torch.manual_seed(SEED)
+    random.seed(SEED)
+    numpy.random.seed(SEED)
+
+
+def load(case: Case) -> Loaded:
+    """Builds the model of a case, in the mode it is measured in.
+
+    Raises:
+        UsageError: a function that is not there, or that returns something else than a model and inputs; a case the
+            model is not for.
+    """
+    if case.after:
+        from_place(case.after, "MODEL")
+    seed_everything()
+    loaded = _from_list(case) if case.model in MODELS else _from_function(case)
+    loaded.model.train(case.mode == "train")
+    if case.mode == "decode" and not callable(getattr(loaded.model, "generate", None)):
+        raise UsageError(f"--decode needs a model with generate(); that of {case.model!r} has none")
+    if case.mode != "decode" and not case.dynamic:
+        return dataclasses.replace(loaded, inputs=loaded.inputs[:1])
+    return loaded
+
+
+def _from_list(case: Case) -> Loaded:
+    entry = MODELS[case.model]
+    if case.mode == "decode":
+        if entry.prompt is None:
+            those = ", ".join(name for name, other in MODELS.items() if other.prompt is not None)
+            raise UsageError(f"--decode needs a model with generate(); {case.model!r} has none, these have: {those}")
+        return Loaded(entry.build(), [Inputs((), entry.prompt())])
+    model = entry.build()
+    if case.model == "mlp":  # its argument has the name that ``torch.nn.Sequential`` gives it
+        return Loaded(model, [Inputs(tuple(entry.inputs(size).values()), {}) for size in entry.sizes])
+    for module in model.modules():  # T5's decoder has a configuration of its own
+        if hasattr(module, "config"):
+            module.config.use_cache = False  # as in training and in scoring: no cache comes out
+    return Loaded(model, [Inputs((), entry.inputs(size)) for size in entry.sizes])
+
+
+def _from_function(case: Case) -> Loaded:
+    function = from_place(case.model, "MODEL")
+    made = function()
+    if not isinstance(made, tuple) or len(made) < 2 or not isinstance(made[0], torch.nn.Module):
+        raise UsageError(
+            f"MODEL {case.model!r} returned {_kind(made)}; expected (model, inputs): a torch.nn.Module, and a tensor, "
+            "a tuple of positional or a dict of keyword arguments; with --dynamic (model, inputs, inputs, ...), one "
+            "for each size"
+        )
+    model, *sizes = made
+    if case.dynamic and len(sizes) < 2:
+        raise UsageError(f"--dynamic needs several sizes: let {case.model!r} return (model, inputs, inputs, ...)")
+    return Loaded(model, [_as_inputs(size, case.model) for size in sizes])
+
+
+def _as_inputs(value: object, model: str) -> Inputs:
+    if isinstance(value, torch.Tensor):
+        return Inputs((value,), {})
+    if isinstance(value, Mapping):
+        return Inputs((), dict(value))
+    if isinstance(value, (tuple, list)):
+        return Inputs(tuple(value), {})
+    raise UsageError(
+        f"MODEL {model!r} returned inputs of type {_kind(value)}; expected a tensor, a tuple of positional or a dict "
+        "of keyword arguments"
+    )
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {', '.join(type(item).__name__ for item in value) or 'nothing'}"
+    return type(value).__name__
+
+
+def from_place(text: str, what: str) -> Callable[..., Any]:
+    """The function that ``file.py:function`` or ``package.module:function`` names.
+
+    Raises:
+        UsageError: it is not there, or the module cannot be imported.
+    """
+    place, name = check_place(text, what)
+    folder = str(Path(place).resolve().parent) if place.endswith(".py") else os.getcwd()
+    if folder not in sys.path:
+        sys.path.append(folder)  # behind all others: a file of the user's hides no package
+    try:
+        module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except ImportError as error:
+        raise UsageError(f"{what} {text!r}: {place} cannot be imported: {error}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UsageError(f"{what} {text!r}: {place} has no such function. {unknown_name('function', name, names)}")
+    return found
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    """The module of a file, run once in a process."""
+    name = f"_bench_{hashlib.blake2b(str(path.resolve()).encode(), digest_size=6).hexdigest()}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def check_registered(names: Iterable[str]) -> None:
+    """Checks that each backend is there; models that register their own are loaded before.
+
+    Raises:
+        UsageError: one is not, with those that are alike.
+    """
+    from torch._dynamo import list_backends
+
+    known = [*OWN_NAMES, *list_backends(exclude_tags=())]
+    for name in names:
+        if ":" in name:
+            from_place(name, "backend")
+        elif name not in known:
+            raise UsageError(unknown_name("backend", name, known))
+
+
+def registered(name: str) -> str | Callable[..., Any]:
+    """What ``torch.compile`` takes for a backend."""
+    if name == DYNAMO_EAGER:
+        return "eager"
+    return from_place(name, "backend") if ":" in name else name

@@ -1,0 +1,254 @@
+"""One of the processes of the bench: it reads a line of JSON, does what it says, writes a line of JSON.
+
+::
+
+    {"do": "load", "case": {...}, "backend": "onnxrt"}  ->  {"ok": {"fingerprint": "6e0d...", ...}}
+    {"do": "first", "results": "/tmp/a.pt"}             ->  {"ok": {"seconds": 3.1, "peak_bytes": 181000000, ...}}
+    {"do": "turn"}                                      ->  {"ok": {"milliseconds": 12.3}}
+    {"do": "finish", "results": "/tmp/b.pt"}            ->  {"ok": {"steady_bytes": 95000000, ...}}
+
+    {"do": "expect", "backends": ["onnxrt"]}            ->  {"ok": {"unchecked": ""}}       of the process that judges
+    {"do": "judge", "results": "/tmp/a.pt"}             ->  {"ok": {"wrong": ""}}
+
+What fails is ``{"error": {"kind": "failed", "message": "..."}}``. What the model prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TextIO
+
+from . import memory
+from .case import EAGER, EXPORT, OURS, Case, UsageError
+from .timing import Turn, turn_of
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class NotSupportedError(Exception):
+    """A backend is not made for a case; the message says for which it is."""
+
+
+class Worker:
+    """What the lines ask for."""
+
+    def __init__(self) -> None:
+        self._timed: Callable[[], object] | None = None
+        self._turn: Turn | None = None
+        self._forward: Callable[..., Any] | None = None
+
+    def load(self, case: Mapping[str, Any], backend: str) -> dict[str, object]:
+        """Builds the model."""
+        import torch
+
+        from .loading import load
+        from .steps import Steps
+
+        self.case, self.backend = Case(**case), backend
+        if self.case.threads is not None:
+            torch.set_num_threads(self.case.threads)
+        self.loaded = load(self.case)
+        self.steps = Steps(self.case, self.loaded)
+        torch.set_grad_enabled(self.case.mode == "train")
+        return {
+            "fingerprint": self.loaded.fingerprint(),
+            "parameters": self.loaded.parameters,
+            "bytes_of_weights": self.loaded.bytes_of_weights,
+            "batch": _batch(self.loaded.inputs[0].tensors),
+            "sizes": [_described(inputs.tensors) for inputs in self.loaded.inputs],
+            "threads": torch.get_num_threads(),
+        }
+
+    def expect(self, backends: list[str]) -> dict[str, object]:
+        """Checks that the backends are there, and runs the model in eager and in float64."""
+        from .loading import check_registered
+        from .reference import Reference
+
+        check_registered(backends)
+        _options_of_ours(self.case)
+        self.reference = Reference(self.steps)
+        return {"unchecked": self.reference.unchecked}
+
+    def judge(self, results: str) -> dict[str, object]:
+        """Whether what another process wrote is right."""
+        import torch
+
+        return {"wrong": self.reference.difference(torch.load(results, weights_only=True))}
+
+    def first(self, results: str) -> dict[str, object]:
+        """Compiles, and calls once with each size; then writes the results that are judged."""
+        gc.collect()
+        before = memory.resident()
+        is_reset = memory.forget_highest()
+        seconds = []
+        start = time.perf_counter()
+        self._forward = self._compiled()
+        for call in self.steps.calls(self._forward):
+            call()
+            seconds.append(time.perf_counter() - start)
+            start = time.perf_counter()
+        peak = memory.highest() if is_reset else None
+        self._before = before
+        self._write(results)
+        return {"seconds": seconds[0], "other_sizes_seconds": seconds[1:], "peak_bytes": _above(peak, before)}
+
+    def turn(self) -> dict[str, object]:
+        """A turn of the rounds."""
+        assert self._forward is not None
+        if self._timed is None:
+            self._timed = self.steps.timed(self._forward)
+            self._turn = turn_of(self._timed)
+        assert self._turn is not None
+        return {"milliseconds": self._turn.milliseconds(self._timed) / len(self.loaded.inputs)}
+
+    def finish(self, results: str) -> dict[str, object]:
+        """What is known after all rounds."""
+        from .sessions import microseconds_outside
+
+        assert self._forward is not None
+        if self.case.mode == "train":
+            for tensor in self.steps.trained:
+                tensor.grad = None
+        gc.collect()
+        steady = _above(memory.resident(), self._before)
+        outside = microseconds_outside(self._timed or self.steps.timed(self._forward))
+        calls = len(self.loaded.inputs) * (self.case.tokens if self.case.mode == "decode" else 1)
+        self._write(results)
+        return {
+            "steady_bytes": steady,
+            "microseconds_outside_sessions": None if outside is None else outside / calls,
+            **_counted(),
+        }
+
+    def _compiled(self) -> Callable[..., Any]:
+        model, case = self.loaded.model, self.case
+        if self.backend == EAGER:
+            return model
+        if self.backend == EXPORT:
+            if case.mode != "inference":
+                raise NotSupportedError("inference only")
+            from .exported import Exported
+
+            return Exported(self.loaded)
+        import torch
+
+        from .loading import registered
+
+        settings: dict[str, Any] = {"backend": registered(self.backend), "dynamic": case.dynamic or None}
+        if self.backend in OURS and case.options:
+            settings["options"] = _options_of_ours(case)
+        if case.mode != "decode":
+            compiled: Callable[..., Any] = torch.compile(model, **settings)
+            return compiled
+        model.forward = torch.compile(model.forward, **settings)
+        return model
+
+    def _write(self, path: str) -> None:
+        """What is judged, to a file."""
+        import torch
+
+        assert self._forward is not None
+        torch.save(self.steps.results(self._forward), path)
+
+
+def _options_of_ours(case: Case) -> dict[str, object]:
+    """The options of the command line, checked.
+
+    Raises:
+        UsageError: an unknown one, or an impossible value.
+    """
+    if not case.options:
+        return {}
+    from .. import installation as installation
+    from ..options import options_from_text
+
+    try:
+        return options_from_text(case.options)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _described(tensors: list[Any]) -> str:
+    return " ".join("x".join(map(str, tensor.shape)) or "1" for tensor in tensors)
+
+
+def _batch(tensors: list[Any]) -> int:
+    return int(tensors[0].shape[0]) if tensors and tensors[0].dim() else 1
+
+
+def _above(value: int | None, before: int | None) -> int | None:
+    return None if value is None or before is None else value - before
+
+
+def _counted() -> dict[str, object]:
+    """What Dynamo and our backends counted in this process."""
+    if "torch._dynamo" not in sys.modules:
+        return {}
+    from torch._dynamo.utils import counters
+
+    return {
+        "graphs": counters["stats"]["unique_graphs"],
+        "graph_breaks": sum(counters["graph_break"].values()),
+        "events": dict(counters["dynamo_backends"]),
+    }
+
+
+def _said(error: BaseException) -> str:
+    """An error in a line, with what caused it; of a backend's, what the backend raised."""
+    inner = getattr(error, "inner_exception", None)
+    if isinstance(inner, BaseException):
+        return _said(inner)
+    said = _line(error)
+    if type(error).__name__ in ("InvalidCxxCompiler", "CppCompileError"):
+        return f"inductor needs a C++ compiler that works (g++ or clang++, or CXX=...); {said}"
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return said if cause is error else f"{said} Because of {_line(cause)}"
+
+
+def _line(error: BaseException) -> str:
+    """An error's type, and the first line of its message that says something, without colours."""
+    lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def _lines_to_parent() -> Iterator[TextIO]:
+    """Where the answers go; standard output goes to standard error from here on."""
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)
+        yield answers
+
+
+def main() -> None:
+    """Answers line by line until standard input ends."""
+    worker = Worker()
+    with _lines_to_parent() as answers:
+        for line in sys.stdin:
+            asked = json.loads(line)
+            what = asked.pop("do")
+            answer: dict[str, object]
+            try:
+                answer = {"ok": getattr(worker, what)(**asked)}
+            except UsageError as error:
+                answer = _error("usage", str(error))
+            except NotSupportedError as error:
+                answer = _error("not supported", str(error))
+            except Exception as error:  # whatever a model or a backend raises is a row of the table
+                traceback.print_exc()
+                answer = _error("failed", _said(error))
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+
+
+def _error(kind: str, message: str) -> dict[str, object]:
+    return {"error": {"kind": kind, "message": message}}

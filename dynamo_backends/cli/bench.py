@@ -1,0 +1,230 @@
+"""``dynamo-backends bench``: backends against each other on models.
+
+::
+
+    dynamo-backends bench bert resnet50
+    dynamo-backends bench my_model.py:make --backends eager,onnxrt --threads 4
+    dynamo-backends bench llama qwen2 gpt2 --decode --json decode.json
+
+See ``dynamo_backends.bench`` for what is measured. No PyTorch is imported here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ..bench.case import CACHES, OWN_NAMES, Case, UsageError, check_backends, check_model
+from ..bench.measuring import TIMED, Bench, Settings
+from ..bench.models import MODELS
+from ..bench.plot import check_plot, plot
+from ..bench.table import table
+
+BACKENDS = "eager,inductor,onnxrt,onnx_export"
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
+    """Adds the subcommand ``bench``, with its line in the list of them."""
+    parser = commands.add_parser(
+        "bench",
+        help=summary,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=textwrap.fill(
+            "Measures backends on models: time to first result, latency, overhead of a call, memory, and whether the "
+            "results are right, against eager and float64. Each backend runs in a process of its own; they take "
+            "turns. A wrong result has no time.",
+            100,
+        ),
+        epilog=_epilog(),
+    )
+    parser.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="a name of the list below, file.py:function or package.module:function; the function returns (model, "
+        "inputs): a tensor, a tuple of positional or a dict of keyword arguments",
+    )
+    parser.add_argument(
+        "--backends",
+        default=BACKENDS,
+        metavar="NAMES",
+        help="with commas between them; the first is what the others are compared with (default: %(default)s)",
+    )
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--train", action="store_true", help="a training step: forward, loss, backward; no optimizer")
+    modes.add_argument("--decode", action="store_true", help="generate(): tokens a second, dynamic and static cache")
+    parser.add_argument("--dynamic", action="store_true", help="several sizes in turn, compiled with dynamic=True")
+    parser.add_argument("--cache", choices=CACHES, help="with --decode: one kind of cache only")
+    parser.add_argument("--beams", type=_positive, default=1, metavar="N", help="with --decode: beams (default: 1)")
+    parser.add_argument("--tokens", type=_positive, default=32, metavar="N", help="with --decode: how many (32)")
+    parser.add_argument("--threads", type=_positive, metavar="N", help="of PyTorch and of each session")
+    parser.add_argument("--rounds", type=_positive, default=9, metavar="N", help="of timing (default: %(default)s)")
+    parser.add_argument(
+        "--starts", type=_positive, default=1, metavar="N", help="processes whose first result is timed (default: 1)"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="time the first result of another process with the caches of the first too"
+    )
+    parser.add_argument("--no-overhead", action="store_true", help="do not measure the overhead of a call")
+    parser.add_argument(
+        "--options",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="options of onnxrt, onnx_debug and fx_debug, written as in the environment",
+    )
+    parser.add_argument(
+        "--timeout", type=_positive, default=600, metavar="SECONDS", help="for each thing a process does (default: 600)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write all that was found; - is standard output")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a picture; needs matplotlib")
+    parser.add_argument("--verbose", action="store_true", help="show what the processes wrote to standard error")
+    parser.set_defaults(run=functools.partial(_run, parser))
+
+
+def _epilog() -> str:
+    models = [f"  {name:<16} {entry.summary}" for name, entry in MODELS.items()]
+    backends = [f"  {name:<16} {summary}" for name, summary in OWN_NAMES.items()]
+    return "\n".join(
+        [
+            "models:",
+            *models,
+            "",
+            "backends: those registered with PyTorch, file.py:function, package.module:function, and",
+            *backends,
+            "",
+            "Exit codes: 0 all is right; 1 a backend was wrong, failed, crashed or took too long; 2 nothing could be",
+            "measured of a model, or an argument is wrong.",
+        ]
+    )
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1, got {text!r}")
+    return int(text)
+
+
+def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    try:
+        found = _measured(arguments)
+    except UsageError as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        sys.stderr.write("dynamo-backends bench: interrupted\n")
+        return 2
+    text = table(found)
+    if arguments.json == "-":
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        sys.stderr.write(text)
+    else:
+        sys.stdout.write(text)
+        if arguments.json is not None:
+            Path(arguments.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if arguments.plot is not None:
+        plot(found, arguments.plot)
+    return exit_code(found)
+
+
+def exit_code(found: dict[str, Any]) -> int:
+    """2 if it was interrupted or a model not measured, 1 if a backend has no time and might have one, else 0."""
+    if found["interrupted"] or any(case["message"] for case in found["cases"]):
+        return 2
+    rows = [row for case in found["cases"] for row in case["rows"].values()]
+    return int(any(row["status"] not in (*TIMED, "not supported") for row in rows))
+
+
+def _measured(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Checks the arguments and measures.
+
+    Raises:
+        UsageError: an argument is wrong.
+    """
+    for name in arguments.models:
+        check_model(name)
+    backends = [name.strip() for name in arguments.backends.split(",")]
+    check_backends(backends)
+    if not arguments.decode and (arguments.cache is not None or arguments.beams != 1):
+        raise UsageError("--cache and --beams are of --decode")
+    if arguments.plot is not None:
+        check_plot(arguments.plot)
+    if arguments.json not in (None, "-") and not Path(arguments.json).resolve().parent.is_dir():
+        raise UsageError(f"--json {arguments.json}: there is no folder {Path(arguments.json).resolve().parent}")
+    settings = Settings(
+        backends,
+        rounds=arguments.rounds,
+        starts=arguments.starts,
+        again=arguments.again,
+        overhead=not (arguments.no_overhead or arguments.train or arguments.decode),
+        timeout=arguments.timeout,
+    )
+    with _progress(arguments.verbose) as (say, done, keep):
+        found: dict[str, Any] = Bench(settings, say, done, keep).run(_cases(arguments))
+    return found
+
+
+def _cases(arguments: argparse.Namespace) -> list[Case]:
+    mode = "train" if arguments.train else "decode" if arguments.decode else "inference"
+    caches = ([arguments.cache] if arguments.cache else CACHES) if arguments.decode else [""]
+    return [
+        Case(
+            model,
+            mode,
+            dynamic=arguments.dynamic,
+            cache=cache,
+            beams=arguments.beams,
+            tokens=arguments.tokens,
+            threads=arguments.threads,
+            options=_options(arguments.options),
+        )
+        for model in arguments.models
+        for cache in caches
+    ]
+
+
+def _options(texts: list[str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--options takes NAME=VALUE, such as opset=20; got {text!r}")
+        found[name] = value
+    return found
+
+
+@contextlib.contextmanager
+def _progress(verbose: bool) -> Iterator[tuple[Any, Any, Any]]:
+    """What is being done, on standard error: one line that changes on a terminal, else a line for each thing; and a
+    line for each case that is done."""
+    console = Console(stderr=True, highlight=False)
+    start = time.perf_counter()
+
+    def keep(name: str, text: str) -> None:
+        if verbose and text.strip():
+            console.print(f"--- {name}", markup=False)
+            console.print(text, markup=False, soft_wrap=True)
+
+    def done(text: str) -> None:
+        console.print(f"{time.perf_counter() - start:6.0f} s  {text}", markup=False, soft_wrap=True)
+
+    if console.is_terminal:
+        with console.status("starting") as status:
+            yield status.update, done, keep
+        return
+
+    def say(text: str) -> None:
+        if "round" not in text or " round 1 " in text:
+            done(text)
+
+    yield say, done, keep

@@ -1,0 +1,686 @@
+"""``dynamo-backends bench``: what it measures, what it says of what is wrong, and of what it was asked for wrongly."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dynamo_backends.bench import case, machine, measuring, memory, models, plot, processes, sessions, table, timing
+from dynamo_backends.bench.case import Case, UsageError
+from dynamo_backends.bench.loading import load
+from dynamo_backends.bench.measuring import Bench, CaseResult, Row, Settings, geometric_means
+from dynamo_backends.bench.processes import Process, WorkerError
+from dynamo_backends.bench.reference import Reference, beams_difference, text_difference
+from dynamo_backends.bench.steps import Steps, loss_of
+from dynamo_backends.bench.worker import NotSupportedError, Worker
+from dynamo_backends.cli import main
+from dynamo_backends.cli.bench import exit_code
+
+FILE = '''
+import os
+import torch
+from torch._dynamo import list_backends, register_backend
+
+
+def linear():
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4)), torch.randn(3, 8)
+
+
+def sizes():
+    return linear()[0], torch.randn(3, 8), [torch.randn(5, 8)], (torch.randn(7, 8),)
+
+
+def named():
+    return linear()[0], {"input": torch.randn(3, 8)}
+
+
+def convolution():
+    """Its buffers change in training."""
+    layers = [torch.nn.Conv2d(2, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers), torch.randn(2, 2, 6, 6)
+
+
+def dropout():
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5)), torch.randn(3, 8)
+
+
+class Random(torch.nn.Module):
+    def forward(self, x):
+        return x + torch.rand_like(x)
+
+
+class OnlyFloat32(torch.nn.Module):
+    def forward(self, x):
+        assert x.dtype is torch.float32
+        return x + 1
+
+
+def only_float32():
+    return OnlyFloat32(), torch.randn(3)
+
+
+def failing():
+    return torch.nn.Linear(2, 2), torch.randn(3)
+
+
+def random():
+    return Random(), torch.randn(3)
+
+
+def other_each_time():
+    torch.manual_seed(int.from_bytes(os.urandom(4), "little"))
+    return linear()
+
+
+def text():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, eos_token_id=2
+    )
+    return LlamaForCausalLM(config), {"input_ids": torch.randint(3, 64, (2, 4))}
+
+
+def not_a_pair():
+    return torch.nn.Linear(2, 2)
+
+
+def inputs_of_a_kind():
+    return torch.nn.Linear(2, 2), "text"
+
+
+def bench_wrong(gm, inputs):
+    return lambda *args: tuple(out * 1.001 for out in gm(*args))
+
+
+def bench_later_wrong(gm, inputs):
+    """Right in the first three calls: a result in memory that is used again, say."""
+    calls = []
+
+    def run(*args):
+        calls.append(None)
+        return tuple(out * (1 + (len(calls) > 3)) for out in gm(*args))
+
+    return run
+
+
+def bench_crash(gm, inputs):
+    os.abort()
+
+
+def bench_raise(gm, inputs):
+    raise NotImplementedError("no such kernel\\nand more of it")
+
+
+def bench_double(gm, inputs):
+    return lambda *args: tuple(out.double() for out in gm(*args))
+
+
+for backend in (bench_wrong, bench_crash):
+    if backend.__name__ not in list_backends(exclude_tags=()):
+        register_backend(backend)
+'''
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "bench_models.py"
+    path.write_text(FILE)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def _grad_mode_and_path() -> Iterator[None]:
+    """A worker has a process of its own, and leaves it as it is."""
+    enabled, path = torch.is_grad_enabled(), list(sys.path)
+    yield
+    torch.set_grad_enabled(enabled)
+    sys.path[:] = path
+
+
+class InProcess:
+    """A worker in this process, for what does not need one of its own."""
+
+    asked: list[tuple[str, dict[str, str]]] = []
+
+    def __init__(self, timeout: float, environment: dict[str, str]) -> None:
+        self._worker = Worker()
+        self._environment = environment
+        self.errors = ""
+
+    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
+        self.asked.append((what, self._environment))
+        try:
+            answer = getattr(self._worker, what)(**json.loads(json.dumps(arguments)))
+        except UsageError as error:
+            raise WorkerError("usage", str(error)) from None
+        except NotSupportedError as error:
+            raise WorkerError("not supported", str(error)) from None
+        found: dict[str, Any] = json.loads(json.dumps(answer))
+        return found
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> type[InProcess]:
+    monkeypatch.setattr(measuring, "Process", InProcess)
+    monkeypatch.setattr(InProcess, "asked", [])
+    return InProcess
+
+
+def bench(*cases: Case, backends: str, **settings: Any) -> dict[str, Any]:
+    wanted = {"rounds": 2, "overhead": False, **settings}
+    return Bench(Settings(backends.split(","), **wanted), lambda text: None).run(cases)
+
+
+def status(found: dict[str, Any], number: int = 0) -> dict[str, str]:
+    return {name: row["status"] for name, row in found["cases"][number]["rows"].items()}
+
+
+# ------------------------------------------------------------------------------------------------- the whole command
+
+
+def test_the_command(file: str, tmp_path: Path) -> None:
+    """Backends that are right, wrong, and bring their process down; in processes."""
+    backends = f"eager,onnxrt,bench_wrong,bench_crash,{file}:bench_raise"
+    command = [sys.executable, "-m", "dynamo_backends.cli", "bench", f"{file}:linear", "--json", "-", "--no-overhead"]
+    command += ["--backends", backends, "--rounds", "2", "--threads", "1", "--options", "opset=20"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    rows = found["cases"][0]["rows"]
+    assert [row["status"] for row in rows.values()] == ["right", "right", "wrong", "crashed", "failed"]
+    assert "SIGABRT" in rows["bench_crash"]["message"]
+    assert rows[f"{file}:bench_raise"]["message"] == "NotImplementedError: no such kernel"
+    assert "off float64" in rows["bench_wrong"]["message"]
+    for name in ("eager", "onnxrt"):
+        row = rows[name]
+        assert len(row["rounds"]) == 2 and min(row["rounds"]) > 0
+        assert row["milliseconds"] > 0 and row["first_seconds"] > 0
+    assert rows["onnxrt"]["graphs"] == 1 and rows["onnxrt"]["events"]["nodes_on_onnx"] > 0
+    assert 0 < rows["onnxrt"]["microseconds_outside_sessions"] < rows["onnxrt"]["first_seconds"] * 1e6
+    if sys.platform == "linux":
+        assert rows["onnxrt"]["peak_bytes"] > 10 * 2**20, "at least what was imported"
+    for name in ("bench_wrong", "bench_crash"):
+        assert rows[name]["milliseconds"] is None and rows[name]["rounds"] == [] and rows[name]["first_seconds"] is None
+    for said in ("wrong", "crashed", "x eager", "onnxrt, first result", "round 1 of 2"):
+        assert said in done.stderr, "with --json - the table is on standard error, as the progress is"
+
+
+def test_help_lists_models_and_imports_no_pytorch() -> None:
+    code = (
+        "import sys\nfrom dynamo_backends.cli import main\n"
+        "try: main(['bench', '--help'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'onnxruntime', 'transformers', 'matplotlib'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in (*models.MODELS, *case.OWN_NAMES, "--decode", "--plot"))
+
+
+# ------------------------------------------------------------------------------------------------ processes that fail
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "message"),
+    [
+        ("import time; time.sleep(60)", "timed out", "longer than 0.5 s"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "crashed", "SIGSEGV"),
+        ("raise SystemExit(3)", "crashed", "exit code 3"),
+        ("raise KeyError('x')", "crashed", "exit code 1: KeyError: 'x'"),
+    ],
+)
+def test_a_process_that_gives_no_answer(code: str, kind: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_START", code)
+    with Process(0.5 if kind == "timed out" else 60, {}) as process:
+        with pytest.raises(WorkerError, match=message) as caught:
+            process.ask("load")
+        assert caught.value.kind == kind
+        assert process._process.poll() is not None, "it has ended"
+
+
+def test_what_a_process_started_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print('{\"ok\": {\"child\": %d}}' % p.pid)"
+    monkeypatch.setattr(processes, "_START", f"{child}; sys.stdout.flush(); sys.stdin.read()")
+    with Process(60, {}) as process:
+        pid = process.ask("load")["child"]
+    for _ in range(100):  # a signal takes its time
+        if not _runs(pid):
+            return
+        time.sleep(0.1)
+    pytest.fail("it still runs")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+def test_compilers_find_empty_caches_and_downloads_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HOME", "/downloads")
+    monkeypatch.delenv("TORCH_HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/mine")
+    found = processes.fresh_caches(str(tmp_path))
+    assert found["HF_HOME"] == "/downloads" and found["TORCH_HOME"] == "/mine/torch"
+    places = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    assert all(found[name].startswith(str(tmp_path)) for name in places)
+
+
+# ----------------------------------------------------------------------------- what is right, in every kind of case
+
+
+@pytest.mark.parametrize(
+    ("function", "mode"),
+    [("named", "inference"), ("linear", "train"), ("convolution", "train"), ("random", "inference")],
+)
+def test_backends_that_are_right_have_times(file: str, function: str, mode: str, in_process: type[InProcess]) -> None:
+    found = bench(Case(f"{file}:{function}", mode), backends="eager,onnxrt,dynamo_eager")
+    assert set(status(found).values()) == {"right"}
+    assert exit_code(found) == 0
+    for name, row in found["cases"][0]["rows"].items():
+        assert row["milliseconds"] > 0 and len(row["rounds"]) == 2, name
+        assert row["tokens_per_second"] is None
+    ratios = found["cases"][0]["times_as_fast"]
+    assert ratios["eager"]["onnxrt"] == pytest.approx(1 / ratios["onnxrt"]["eager"], rel=0.5)
+
+
+@pytest.mark.parametrize("mode", ["inference", "train"])
+@pytest.mark.parametrize("backend", ["bench_wrong", "bench_later_wrong", "bench_double"])
+def test_a_wrong_result_has_no_time(file: str, backend: str, mode: str, in_process: type[InProcess]) -> None:
+    """Also one that is wrong in a later call, or of another dtype than eager's."""
+    found = bench(Case(f"{file}:linear", mode), backends=f"eager,{file}:{backend}")
+    row = found["cases"][0]["rows"][f"{file}:{backend}"]
+    assert row["status"] == "wrong" and row["milliseconds"] is None and row["rounds"] == []
+    assert ("float64 instead of" in row["message"]) == (backend == "bench_double")
+    assert exit_code(found) == 1
+    assert "wrong" in table.table(found)
+
+
+def test_gradients_are_judged(file: str) -> None:
+    steps = Steps(wanted := Case(f"{file}:linear", "train"), loaded := load(wanted))
+    reference = Reference(steps)
+    [results] = steps.results(loaded.model)
+    assert len(results) == 1 + 4, "the output, and a gradient for each weight and bias"
+    assert reference.difference([results]) == ""
+    *others, last = results
+    assert isinstance(last, torch.Tensor)
+    assert reference.difference([[*others, last * 1.001]]).startswith("result 4: off float64")
+    assert "no gradient" in reference.difference([[*others, None]])
+    assert "4 results instead of 5" in reference.difference([others])
+
+
+def test_random_numbers_are_not_called_wrong(file: str) -> None:
+    """Those of another compiler are others; eager's with its seed are right."""
+    steps = Steps(wanted := Case(f"{file}:dropout", "train"), loaded := load(wanted))
+    reference = Reference(steps)
+    assert "random" in reference.unchecked
+    assert reference.difference(steps.results(loaded.model)) == ""
+    assert reference.difference([[torch.zeros(3, 8), None, None]]) != ""
+
+
+def test_what_is_not_checked_has_a_time_and_says_so(file: str, in_process: type[InProcess]) -> None:
+    found = bench(Case(f"{file}:random"), backends=f"eager,{file}:bench_wrong")
+    row = found["cases"][0]["rows"][f"{file}:bench_wrong"]
+    assert row["status"] == "not checked" and row["milliseconds"] > 0
+    assert "draws random numbers" in row["message"] and "not checked" in table.table(found)
+    assert exit_code(found) == 0
+
+
+def test_a_model_without_a_reference_is_not_called_right(file: str, in_process: type[InProcess]) -> None:
+    found = bench(Case(f"{file}:only_float32"), backends="eager,onnxrt")
+    assert set(status(found).values()) == {"not checked"}
+    assert "AssertionError" in found["cases"][0]["rows"]["onnxrt"]["message"]
+
+
+def test_a_model_that_fails_in_eager_is_said_to(file: str) -> None:
+    worker = Worker()
+    worker.load({"model": f"{file}:failing"}, "eager")
+    with pytest.raises(RuntimeError, match="shapes"):
+        worker.expect([])
+
+
+def test_sizes_take_turns(file: str, in_process: type[InProcess]) -> None:
+    found = bench(Case(f"{file}:sizes", dynamic=True), backends="onnxrt,onnx_export")
+    assert set(status(found).values()) == {"right"}
+    assert found["cases"][0]["sizes"] == ["3x8", "5x8", "7x8"]
+    assert found["cases"][0]["rows"]["onnxrt"]["graphs"] == 1, "compiled once for all sizes"
+    assert len(found["cases"][0]["rows"]["onnxrt"]["other_sizes_seconds"]) == 2
+
+
+def test_the_export_is_for_inference(file: str, in_process: type[InProcess]) -> None:
+    found = bench(Case(f"{file}:linear", "train"), backends="eager,onnx_export")
+    assert status(found) == {"eager": "right", "onnx_export": "not supported"}
+    assert exit_code(found) == 0
+
+
+@pytest.mark.parametrize(("cache", "beams"), [("dynamic", 1), ("static", 1), ("dynamic", 2)])
+def test_decoding(file: str, cache: str, beams: int, in_process: type[InProcess]) -> None:
+    wanted = Case(f"{file}:text", "decode", cache=cache, beams=beams, tokens=3)
+    found = bench(wanted, backends="eager,dynamo_eager")
+    assert set(status(found).values()) == {"right"}
+    row = found["cases"][0]["rows"]["dynamo_eager"]
+    assert row["graphs"] >= 1, "its forward is compiled"
+    assert row["tokens_per_second"] == pytest.approx(2 * 3 / row["milliseconds"] * 1e3), "two rows"
+    assert "tokens/s" in table.table(found)
+
+
+def test_a_text_with_wrong_logits_is_wrong(file: str) -> None:
+    steps = Steps(wanted := Case(f"{file}:text", "decode", cache="dynamic", tokens=3), loaded := load(wanted))
+    reference = Reference(steps)
+    [(tokens, logits)] = steps.results(loaded.model)
+    assert reference.difference([[tokens, logits]]) == ""
+    assert "logits of row 0" in reference.difference([[tokens, logits * 1.001]])
+
+
+def test_texts_may_part_where_two_tokens_are_equally_likely() -> None:
+    logits = torch.tensor([[[1.0, 2.0, 2.0]], [[3.0, 0.0, 1.0]]])
+    eager = [torch.tensor([[1, 0]]), logits]
+    exact = [eager[0], logits.double()]
+    other = torch.cat([logits[:1], torch.tensor([[[0.0, 9.0, 0.0]]])])  # after another first token
+    assert text_difference(eager, exact, [torch.tensor([[2, 1]]), other]) == ""
+    assert "up to token 2" in text_difference(eager, exact, [torch.tensor([[1, 1]]), other])
+    assert "not the likeliest" in text_difference(eager, exact, [torch.tensor([[0, 1]]), other])
+    assert "instead of" in text_difference(eager, exact, [torch.tensor([[1]]), logits[:1]])
+    score = torch.tensor([-1.5])
+    assert beams_difference([eager[0], score], [eager[0], score.double()], [torch.tensor([[9, 9]]), score]) == ""
+    assert "score" in beams_difference([eager[0], score], [eager[0], score.double()], [eager[0], score - 0.01])
+
+
+@pytest.mark.parametrize("name", ["deit", "mlp", "t5"])
+def test_models_of_the_list_are_built_the_same_in_each_process(name: str) -> None:
+    first, second = load(Case(name)), load(Case(name))
+    assert first.fingerprint() == second.fingerprint()
+    assert not first.model.training and len(first.inputs) == 1
+    assert len(load(Case(name, dynamic=True)).inputs) == 3
+
+
+# --------------------------------------------------------------------------------------------------------- the rounds
+
+
+def test_other_weights_in_each_process_are_seen(file: str, in_process: type[InProcess]) -> None:
+    found = bench(Case(f"{file}:other_each_time"), backends="eager")
+    row = found["cases"][0]["rows"]["eager"]
+    assert row["status"] == "failed" and "seed" in row["message"]
+
+
+def test_turns_starts_and_caches(file: str, in_process: type[InProcess]) -> None:
+    found = bench(Case(f"{file}:linear"), backends="eager,dynamo_eager", starts=2, again=True)
+    assert [len(row["first_each"]) for row in found["cases"][0]["rows"].values()] == [2, 2]
+    assert all(row["again_seconds"] > 0 for row in found["cases"][0]["rows"].values())
+    assert "again s" in table.table(found)
+    caches = [environment["XDG_CACHE_HOME"] for what, environment in in_process.asked if what == "first"]
+    assert len(set(caches)) == 4 and sorted(caches[4:]) == sorted(caches[:2]), "fresh, and those of the first again"
+    turns = [environment["XDG_CACHE_HOME"] for what, environment in in_process.asked if what == "turn"]
+    assert turns == [*caches[2:4], *caches[2:4]], "in turn, in the process that was started last"
+
+
+def test_overhead_of_a_call(file: str, in_process: type[InProcess]) -> None:
+    found = bench(Case(f"{file}:linear"), backends="eager,bench_wrong", overhead=True)
+    assert {"microseconds", "standard_error"} == set(found["overhead"]["eager"])
+    assert found["overhead"]["bench_wrong"]["message"].startswith("wrong: ")
+    assert "overhead of a call" in table.table(found)
+
+
+def test_json_has_all_that_was_measured(file: str, in_process: type[InProcess]) -> None:
+    found = bench(Case(f"{file}:linear"), Case(f"{file}:linear", "train"), backends="eager,dynamo_eager")
+    assert json.loads(json.dumps(found)) == found
+    assert set(found) == {
+        "schema", "started", "seconds", "interrupted", "machine", "settings", "overhead", "cases", "times_as_fast"
+    }  # fmt: skip
+    assert found["schema"] == 1
+    assert {"processor", "cores", "versions", "threads"} <= set(found["machine"])
+    fields = set(Row.__dataclass_fields__)
+    for item in found["cases"]:
+        assert set(item) == {*CaseResult.__dataclass_fields__, "label", "times_as_fast"}
+        assert all(set(row) == fields for row in item["rows"].values())
+    means = found["times_as_fast"]["dynamo_eager"]["eager"]
+    assert means["cases"] == 2 and 0 < means["worst"] <= means["geometric_mean"]
+    assert "geometric mean" in table.table(found)
+
+
+def test_a_model_that_is_not_there_does_not_end_the_others(file: str, in_process: type[InProcess]) -> None:
+    found = bench(Case(f"{file}:linear"), Case(f"{file}:nothing"), backends="eager")
+    assert found["cases"][0]["rows"]["eager"]["status"] == "right"
+    assert "no such function" in found["cases"][1]["message"] and "no such function" in table.table(found)
+    assert exit_code(found) == 2
+
+
+def test_what_was_done_before_an_interruption_is_kept(
+    file: str, in_process: type[InProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = in_process.ask
+
+    def interrupted(self: InProcess, what: str, **arguments: Any) -> dict[str, Any]:
+        if what == "turn" and arguments_of_load[-1] == "train":
+            raise KeyboardInterrupt
+        if what == "load":
+            arguments_of_load.append(arguments["case"]["mode"])
+        return ask(self, what, **arguments)
+
+    arguments_of_load: list[str] = []
+    monkeypatch.setattr(in_process, "ask", interrupted)
+    done: list[str] = []
+    cases = [Case(f"{file}:linear"), Case(f"{file}:linear", "train")]
+    found = Bench(Settings(["eager"], rounds=2, overhead=False), lambda text: None, done.append).run(cases)
+    assert len(found["cases"]) == 1 and found["interrupted"]
+    assert exit_code(found) == 2
+    [line] = done
+    assert line.startswith("1/2 ") and " ms" in line
+    with pytest.raises(KeyboardInterrupt):
+        Bench(Settings(["eager"], overhead=False), lambda text: None).run(cases[1:])
+
+
+def rows(**milliseconds: list[float]) -> dict[str, Row]:
+    return {name: Row(rounds=values) for name, values in milliseconds.items()}
+
+
+def test_geometric_means_are_of_cases_both_are_right_on() -> None:
+    results = [
+        CaseResult(Case("a"), rows=rows(one=[2.0, 20.0, 4.0], two=[1.0, 10.0, 2.0])),  # busy in the second round
+        CaseResult(Case("b"), rows=rows(one=[1.0], two=[2.0])),
+        CaseResult(Case("c"), rows=rows(one=[1.0], two=[])),
+        CaseResult(Case("d"), message="failed: it was not there"),
+    ]
+    found = geometric_means(results, ["one", "two"])
+    assert found["two"]["one"]["geometric_mean"] == pytest.approx(1.0)
+    assert found["two"]["one"]["worst"] == 0.5 and found["two"]["one"]["worst_case"] == "b: inference"
+    assert found["one"]["two"]["cases"] == 2
+
+
+# -------------------------------------------------------------------------------------------------------- measuring
+
+
+def test_short_calls_are_timed_together() -> None:
+    calls = []
+    turn = timing.turn_of(lambda: calls.append(None))
+    assert turn.calls > 100 and 2 <= turn.samples <= 20
+    calls.clear()
+    assert 0 < turn.milliseconds(lambda: calls.append(None)) < 1
+    assert len(calls) > turn.calls * turn.samples, "those that warm up too"
+
+
+def test_memory_is_that_of_this_process() -> None:
+    if memory.resident() is None or not memory.forget_highest():
+        pytest.skip("not on Linux, or /proc is not writable")
+    before = memory.resident()
+    block = bytearray(64 * 2**20)
+    block[::4096] = b"x" * len(block[::4096])
+    held = memory.resident()
+    del block
+    assert before is not None and held is not None and held - before > 60 * 2**20
+    assert memory.highest() > held - 2**20  # type: ignore[operator]  # the system counts in batches of pages
+    memory.forget_highest()
+    assert memory.highest() < held - 60 * 2**20  # type: ignore[operator]
+
+
+def test_time_outside_sessions_is_known_where_sessions_run() -> None:
+    model = torch.compile(torch.nn.Linear(4, 4), backend="onnxrt")
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        model(x)
+        before = torch.compile(torch.nn.Linear(4, 4), backend="eager")
+        assert sessions.microseconds_outside(lambda: before(x)) is None
+        outside = sessions.microseconds_outside(lambda: model(x))
+        assert outside is not None and outside > 0
+        torch.testing.assert_close(model(x), model._orig_mod(x))
+
+
+def test_loss() -> None:
+    x = torch.tensor([1.0, 3.0])
+    assert loss_of({"loss": x[0], "logits": x}) == 1
+    assert loss_of((torch.tensor([1, 2]), x)) == 5
+    assert loss_of(x.sum()) == 4
+    with pytest.raises(ValueError, match="no floating-point"):
+        loss_of(torch.tensor([1]))
+
+
+# ----------------------------------------------------------------------------------------- what is asked for wrongly
+
+
+def said_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", *arguments])
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bertt"], "unknown model 'bertt'. Did you mean 'bert'"),
+        (["nowhere.py:make"], "there is no file nowhere.py"),
+        ([":make"], "expected file.py:function or package.module:function"),
+        (["some-thing:make"], "neither a file"),
+        (["bert", "--backends", "eager,,"], "--backends takes names"),
+        (["bert", "--backends", "eager,eager"], "'eager' twice"),
+        (["bert", "--backends", "nowhere.py:make"], "there is no file"),
+        (["bert", "--beams", "2"], "of --decode"),
+        (["bert", "--train", "--decode"], "not allowed with"),
+        (["bert", "--rounds", "0"], "a number from 1"),
+        (["bert", "--options", "opset"], "NAME=VALUE"),
+        (["bert", "--json", "no/such/folder/x.json"], "there is no folder"),
+        ([], "MODEL"),
+    ],
+)
+def test_bad_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in said_of(arguments, capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{file}:linera"], "Did you mean 'linear'"),
+        (["{file}:not_a_pair"], "returned Linear; expected (model, inputs)"),
+        (["{file}:inputs_of_a_kind"], "inputs of type str"),
+        (["json:dumps2"], "json has no such function"),
+        (["no_such_module:make"], "cannot be imported: No module named 'no_such_module'"),
+        (["{file}:linear", "--dynamic"], "--dynamic needs several sizes"),
+        (["{file}:linear", "--decode"], "needs a model with generate()"),
+        (["mlp", "--decode"], "these have: llama"),
+        (["mlp", "--backends", "onnxr"], "unknown backend 'onnxr'. Did you mean 'onnxrt'"),
+        (["mlp", "--backends", "{file}:nothing"], "no such function"),
+        (["mlp", "--options", "opest=20"], "unknown option 'opest'. Did you mean 'opset'"),
+        (["mlp", "--options", "opset=3"], "out of range"),
+    ],
+)
+def test_what_only_the_processes_can_see(
+    arguments: list[str], message: str, file: str, in_process: type[InProcess], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in said_of([text.format(file=file) for text in arguments], capsys)
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install 'transformers>=5'" in said_of(["bert"], capsys)
+    assert "pip install 'dynamo-backends[plot]'" in said_of(["mlp", "--plot", "x.png"], capsys)
+
+
+def test_a_missing_compiler_is_named() -> None:
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    from dynamo_backends.bench.worker import _said
+
+    assert "inductor needs a C++ compiler" in _said(InvalidCxxCompiler())
+
+
+def test_errors_are_a_line_with_their_cause() -> None:
+    from dynamo_backends.bench.worker import _said
+
+    error = RuntimeError("\n\x1b[96mFailed to export.\x1b[0m Next steps:\n- look")
+    assert _said(error) == "RuntimeError: Failed to export. Next steps:"
+    error.__cause__ = KeyError("a.b")
+    assert _said(error) == "RuntimeError: Failed to export. Next steps: Because of KeyError: 'a.b'"
+
+
+# ------------------------------------------------------------------------------------------------- table and picture
+
+
+@pytest.fixture
+def found() -> dict[str, Any]:
+    """Two cases, one backend wrong on one of them."""
+    row = Row(rounds=[1.5, 1.0], milliseconds=1.25, spread=0.25, first_seconds=0.01, peak_bytes=3 * 2**20)
+    quick = Row(rounds=[0.5, 0.5], milliseconds=0.5, spread=0.0, first_seconds=3.21, microseconds_outside_sessions=40.0)
+    wrong = Row("wrong", "result 0: off float64 by 3")
+    results = [
+        CaseResult(Case("a"), parameters=1_200_000, sizes=["2x8"], threads=2, rows={"eager": row, "onnxrt": quick}),
+        CaseResult(Case("b"), parameters=1, sizes=["2x8"], threads=2, rows={"eager": row, "onnxrt": wrong}),
+    ]
+    bench = Bench(Settings(["eager", "onnxrt"]), lambda text: None)
+    return {
+        "machine": {**machine.machine(), "threads": 2},
+        "settings": {"backends": ["eager", "onnxrt"], "rounds": 2},
+        "interrupted": False,
+        "overhead": {},
+        "cases": [bench._as_json(result) for result in results],
+        "times_as_fast": geometric_means(results, ["eager", "onnxrt"]),
+    }
+
+
+def test_the_table_fits_a_terminal(found: dict[str, Any]) -> None:
+    text = table.table(found)
+    assert max(map(len, text.splitlines())) <= 100
+    lines = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+    assert "2.50" in text and "0.5000 ± 0.0000" in text and "1.25 ± 0.25" in text
+    assert "onnxrt: wrong: result 0: off float64 by 3" in text
+    assert lines["onnxrt"]
+
+
+def test_the_picture(found: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "bench.svg"
+    plot.check_plot(path)
+    plot.plot(found, path)
+    assert path.read_text().startswith("<?xml")
+    for wrong, message in ((tmp_path / "x.doc", "ends in"), (tmp_path / "none" / "x.png", "no folder")):
+        with pytest.raises(UsageError, match=message):
+            plot.check_plot(wrong)
+
+
+def test_ratios_are_none_without_times() -> None:
+    result = CaseResult(Case("a"), rows=rows(one=[1.0], two=[]))
+    assert result.times_as_fast("one", "two") is None
+    assert math.isclose(CaseResult(Case("a"), rows=rows(one=[1.0], two=[3.0])).times_as_fast("one", "two") or 0, 3.0)
+
+
+def test_every_model_is_listed_with_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(models.MODELS) >= 20
+    find: Callable[[str], Any] = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else find(name))
+    case.check_model("mlp")
+    with pytest.raises(UsageError, match="needs transformers"):
+        case.check_model("deit")
