@@ -250,6 +250,11 @@ RIGHT: dict[str, tuple[Callable[..., object], Callable[..., object]]] = {
     "an equal number": (lambda x: (x, 1234.5), lambda x: (x, float("1234.5"))),
     "random numbers": (lambda x: torch.rand_like(x) * x, lambda x: x * torch.rand_like(x)),
     "a change in place": (lambda x: x.add_(1) * 2, lambda x: (x + 1) * 2),
+    "nearer to float64": (lambda x: (x + 1e8) - 1e8, lambda x: x * 1),
+    "a constant": (
+        lambda x: x.sin() * torch.tensor([2.0, 3.0, 4.0]),
+        lambda x: torch.tensor([2.0, 3.0, 4.0]) * x.sin(),
+    ),
     "several results": (lambda x: x.sort(), lambda x: tuple(reversed((x.sort()[1], x.sort()[0])))),
     "what is not a number": (lambda x: (x - 5).log(), lambda x: (x - 5).log() * 1),
 }
@@ -264,6 +269,14 @@ WRONG: dict[str, tuple[Callable[..., object], Callable[..., object], str]] = {
     "fewer results": (lambda x: (x, x.sin()), lambda x: x, "the graph has 1 results, 2 before"),
     "a number": (lambda x: (x, 3), lambda x: (x, 4), "result 3 became 4"),
     "a number for a tensor": (lambda x: (x, x.sin()), lambda x: (x, 4), "result sin became 4"),
+    "a tensor for a number": (lambda x: (x, 3), lambda x: (x, x.sin()), "result 3 became sin"),
+    "a value after a number": (lambda x: (3, x.sin()), lambda x: (3, x.cos()), "cos (no source line): off"),
+    "behind a new node": (lambda x: x.exp() * 2, lambda x: x.abs().exp() * 3, "mul (no source line): off"),
+    "another constant": (
+        lambda x: x * torch.tensor([2.0, 3.0, 4.0]),
+        lambda x: x * torch.tensor([2.0, 3.0, 5.0]),
+        "_tensor_constant0 (no source line): off float64 by 1, 0 before the pass",
+    ),
     "another dtype": (
         lambda x: x.sin(),
         lambda x: x.sin().double(),

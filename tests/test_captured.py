@@ -1,0 +1,254 @@
+"""The captured graph beside a call by itself: what it says of results, of changed inputs and of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynamo_backends.debug.captured import Call, Captured, Finding, JointGraphs
+from dynamo_backends.numerics.twice import Results
+from passes.engine.manager import PassResult
+
+aten = torch.ops.aten
+X = torch.tensor([0.1, 0.5, 0.9])
+Y = X + 1
+
+
+def captured(*graphs: fx.GraphModule) -> Captured:
+    """A captured graph, and what each pass made of it."""
+    result = Captured(opset=18)
+    result.pre_grad.start("pre_grad", graphs[0])
+    for i, graph in enumerate(graphs[1:]):
+        result.pre_grad.fired(PassResult(f"pre_grad.pass_{i}", 1, 1, 1, 0.0), graph)
+    result.pre_grad.end("pre_grad", graphs[-1])
+    return result
+
+
+def symbolic(function: Callable[..., object]) -> fx.GraphModule:
+    return fx.symbolic_trace(function)
+
+
+def call_of(function: Callable[..., object], *args: object) -> Call:
+    return captured(symbolic(function)).compared(lambda *args: None, args)[1]
+
+
+def wrong(function: Callable[..., object], args: Sequence[object], *results: object) -> list[str]:
+    """What is said of these results of a function whose arguments are left as they are."""
+    finding = call_of(function, *args).judge_forward(results, args)
+    assert (finding.culprit, finding.because, finding.unchecked) == (None, "", [])
+    return finding.wrong
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (X.sin(), ""),
+        (X.sin() * (1 + 1e-6), ""),
+        (X.sin() * (1 + 1e-4), ""),  # rounding may have grown to half of the digits
+        (X.sin() * (1 + 1e-2), "off float64 by 0.00783"),
+        (X.sin().double(), "dtype torch.float64 instead of torch.float32"),
+        (X.sin().double() * 2, "dtype torch.float64 instead of torch.float32"),
+        (X.sin().view(3, 1), "shape (3, 1) instead of (3,)"),
+        (X.sin()[:1], "shape (1,) instead of (3,)"),
+        (None, "None instead of a tensor of shape (3,)"),
+    ],
+)
+def test_what_is_said_of_a_result(result: object, said: str) -> None:
+    found = wrong(lambda x: (x.exp(), x.sin()), [X], X.exp(), result)
+    assert [text.partition(",")[0] for text in found] == (
+        [f"sin (no source line): {said}".partition(",")[0]] if said else []
+    )
+
+
+def test_what_is_said_of_results_that_are_decisions() -> None:
+    """One of a hundred may be turned by rounding, in half precision every second; where float64 decides so too."""
+    x = torch.linspace(-1, 1, 200)
+    turned = [(x > 0) ^ (torch.arange(200) < count) for count in (1, 2, 3, 100, 101)]
+    said = "gt (no source line): {} of 200 elements differ"
+    assert [wrong(lambda x: (x > 0,), [x], value) for value in turned] == [
+        [],
+        [],
+        *([said.format(count)] for count in (3, 100, 101)),
+    ]
+    halves = [wrong(lambda x: (x > 0,), [x.to(torch.bfloat16)], value) for value in turned]
+    assert halves == [[], [], [], [], [said.format(101)]]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert wrong(lambda x: (x > 0,), [x], turned[3]) == []
+    assert wrong(lambda x: (x > 0,), [X[:1]], X[:1] < 0) == []  # of one element, no share can be told
+    assert wrong(lambda x: (x > 0,), [X[:2]], X[:2] < 0) == ["gt (no source line): 2 of 2 elements differ"]
+    ties = torch.tensor([1.0, 1.0 + 2**-23]) / 3  # sums that are equal in float32 alone
+    assert wrong(lambda x: (x + 1e3 > 1e3 + x.flip(0),), [ties], torch.tensor([True, True])) == []
+
+
+def test_an_input_that_the_graph_changes_is_a_result() -> None:
+    args = [X.clone()]
+    call = call_of(lambda x: x.add_(1) * 2, *args)
+    (said,) = call.judge_forward([(X + 1) * 2], args).wrong
+    assert said.startswith("the input x (no source line): off float64 by 1, ")
+    assert call.judge_forward([(X + 1) * 2], [X + 1]) == Finding()
+
+
+def test_a_wrong_pass_of_the_captured_graph() -> None:
+    before, after = symbolic(lambda x: torch.sin(x) * 2), symbolic(lambda x: torch.cos(x) * 2)
+    right = symbolic(lambda x: 2 * torch.sin(x))
+    _, call = captured(before, right, after).compared(lambda *args: None, [X])
+    culprit = call.judge_forward([X.sin() * 2], [X]).culprit
+    assert culprit is not None and culprit.cause == "pass pre_grad.pass_1"
+    _, call = captured(before, right).compared(lambda *args: None, [X])
+    assert call.judge_forward([X.sin() * 2], [X]) == Finding()
+
+
+def gradients(call: Call, results: Sequence[object], found: dict[int, object]) -> Finding:
+    call.judge_forward(results, [])
+    return call.judge_backward({0: torch.ones(3)}, found)
+
+
+def test_gradients() -> None:
+    """Of the arguments that have one; what explains them is the fault of the forward."""
+    x, y = X.clone().requires_grad_(), X.clone()
+    call = call_of(lambda x, y: (x.sin() * y,), x, y)
+    assert gradients(call, [X.sin() * X], {0: X.cos() * X}) == Finding()
+    call.fault = "diverges"
+    found = gradients(call, [X.sin() * X], {0: X.cos()})
+    assert found.because == "its forward diverges"
+    (said,) = found.wrong
+    assert said.startswith("the gradient of x (no source line): off float64 by ")
+    (said,) = gradients(call, [X.sin() * X], {0: None}).wrong
+    assert said == "the gradient of x (no source line): None instead of a tensor of shape (3,)"
+
+
+def test_a_wrong_pass_of_the_captured_graph_that_gradients_show() -> None:
+    before = symbolic(lambda x: (torch.sin(x),))
+    after = symbolic(lambda x: (torch.sin(x) + (torch.cos(x) - torch.cos(x).detach()),))
+    x = X.clone().requires_grad_()
+    _, call = captured(before, after).compared(lambda *args: None, [x])
+    assert call.judge_forward([X.sin()], [x]) == Finding()
+    culprit = call.judge_backward({0: torch.ones(3)}, {0: X.cos()}).culprit
+    assert culprit is not None and (culprit.node, culprit.cause) == ("the gradient of x", "pass pre_grad.pass_0")
+
+
+def test_what_was_traced() -> None:
+    """Dynamo's graph beside the first joint graph: a decomposition that is wrong, or the trace."""
+    call = call_of(lambda x: (x.sin(), x.exp()), X)
+    exact = {0: X.double().sin(), 1: X.double().exp(), 7: X.double()}
+    call.traced = Results({0: X.sin(), 1: X.exp(), 7: X}, exact)
+    assert call.judge_forward([X.sin(), X.exp()], [X]) == Finding()
+    call.traced = Results({0: X.sin(), 1: X.exp() * 2}, {**exact, 1: exact[1] * 2})
+    culprit = call.judge_forward([X.sin(), X.exp()], [X]).culprit
+    assert culprit is not None
+    assert (culprit.node, culprit.source, culprit.cause) == ("exp", "", "AOTAutograd's trace")
+    assert culprit.said.startswith("off float64 by 2.46")
+
+
+# Which backward belongs to which call
+
+
+def test_a_backward_is_known_by_what_it_is_handed() -> None:
+    whole = captured(symbolic(lambda x: (x.sin(),)))
+    calls = []
+    tensors = [X.clone() for _ in range(6)]
+    for i, tensor in enumerate(tensors):
+        call = whole.compared(lambda *args: None, [X])[1]
+        call.save({"x": tensor, "size": i, "state_of_the_forward": i})
+        whole.keep_for_backward(call)
+        calls.append(call)
+    assert whole.awaits_backward
+    assert whole.call_of({"x": tensors[0], "size": 0}) is None  # four are kept
+    assert whole.call_of({"x": tensors[3], "size": 4}) is None
+    assert whole.call_of({"x": tensors[3].clone(), "size": 3}) is None
+    assert whole.call_of({"x": tensors[3][:1], "size": 3}) is None
+    assert whole.call_of({"x": 3, "size": 3}) is None
+    assert whole.call_of({"unknown": 3}) is None
+    assert whole.awaits_backward
+    assert whole.call_of({"x": tensors[3], "size": 3, "state": None}) is calls[3]
+    assert not whole.awaits_backward
+    assert whole.call_of({"x": tensors[3], "size": 3}) is None
+    tensors[4].add_(1)
+    assert whole.call_of({"x": tensors[4], "size": 4}) is None
+    assert whole.call_of({}) is calls[2]
+    whole.drop()
+    assert whole.call_of({"x": tensors[5], "size": 5}) is None
+    assert (whole.pre_grad.steps, whole.pre_grad.attributes, whole.joint.steps) == ([], [], [])
+
+
+def test_a_call_is_there_while_it_runs() -> None:
+    whole = captured(symbolic(lambda x: (x.sin(),)))
+    seen: list[object] = []
+    result, call = whole.compared(lambda x: seen.append(whole.call), [X])
+    assert (result, seen, whole.call) == (None, [call], None)
+    with pytest.raises(ZeroDivisionError):
+        whole.compared(lambda x: 1 / 0, [X])
+    assert whole.call is None
+
+
+def test_attributes_are_arguments_of_the_captured_graph() -> None:
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            before = x * 0 + self.seen
+            return self.seen.add_(x) * 3 + before
+
+    module = Counts()
+    whole = captured(symbolic(module))
+    assert [value is module.seen for value in whole.pre_grad.attributes] == [True]
+    _, call = whole.compared(module, [X])
+    assert torch.equal(call.argument(0), torch.zeros(3)) and torch.equal(call.argument(1), X)  # type: ignore[arg-type]
+    assert call.judge_forward([X * 3], [X]) == Finding()
+    assert torch.equal(module.seen, X), "the comparison has not changed it once more"
+    module.seen.zero_()
+    (said,) = call.judge_forward([X * 3], [X]).wrong
+    assert said.startswith("the input seen_2 (no source line): off float64 by 0.9")
+
+
+# The stage joint by itself
+
+
+def joint(before: Callable[..., object], after: Callable[..., object] | None = None) -> JointGraphs:
+    graphs = JointGraphs()
+    first = make_fx(before)(X, Y)
+    if after is not None:
+        graphs.start("joint", first)
+        graphs.fired(PassResult("joint.planted", 1, 1, 1, 0.0), make_fx(after)(X, Y))
+    graphs.end("joint", make_fx(after or before)(X, Y))
+    graphs.arguments, graphs.results = [("argument", 0), ("tangent", 0)], [0, ("gradient", 0)]
+    return graphs
+
+
+def test_results_and_gradients_of_the_stage_joint() -> None:
+    def before(x: torch.Tensor, tangent: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sin(), tangent * x.cos()
+
+    def after(x: torch.Tensor, tangent: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sin(), tangent * x.sin()
+
+    state = torch.get_rng_state()
+    graphs = joint(before, after)
+    name = graphs.first.graph.find_nodes(op="placeholder")[1].name
+    finding, results = graphs.judge({}, [X], state, gradients=False)
+    assert finding == Finding() and results is not None
+    assert list(results.eager) == list(results.exact) == [0] and torch.equal(results.eager[0], X.sin())  # type: ignore[arg-type]
+    finding, results = graphs.judge({name: X}, [X], state, gradients=True)
+    assert finding.culprit is not None and finding.culprit.cause == "pass joint.planted"
+    assert results is not None and list(results.eager) == [("gradient", 0)]
+    finding, results = graphs.judge({}, [X], state, gradients=True)
+    assert (finding.unchecked, results) == (
+        [f"the passes of joint: {name}, which they were given, is not handed to this graph"],
+        None,
+    )
+    (said,) = graphs.judge({name: X}, (), state, gradients=True)[0].unchecked
+    assert "is not handed to this graph" in said
+    first = graphs.first.graph.find_nodes(op="placeholder")[0].name
+    finding, _ = graphs.judge({first: X, name: X}, (), state, gradients=True)
+    assert finding.culprit is not None
+    graphs = joint(before)
+    assert graphs.judge({first: X}, (), state, gradients=False) == (Finding(), None)  # nothing to compare with
+    finding, results = graphs.judge({}, [X], state, gradients=False)
+    assert finding == Finding() and results is not None
+    assert JointGraphs().judge({}, [X], state, gradients=False) == (Finding(), None)
