@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from torch import fx
+from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput, PlainAOTOutput, TangentAOTInput
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.debug.captured import Call, Captured, Finding, JointGraphs
@@ -98,8 +99,12 @@ def test_a_wrong_pass_of_the_captured_graph() -> None:
     _, call = captured(before, right, after).compared(lambda *args: None, [X])
     culprit = call.judge_forward([X.sin() * 2], [X]).culprit
     assert culprit is not None and culprit.cause == "pass pre_grad.pass_1"
-    _, call = captured(before, right).compared(lambda *args: None, [X])
+    whole = captured(before, right)
+    _, call = whole.compared(lambda *args: None, [X])
     assert call.judge_forward([X.sin() * 2], [X]) == Finding()
+    whole.pre_grad.end("pre_grad", after)  # changed by nobody who says so
+    culprit = call.judge_forward([X.sin() * 2], [X]).culprit
+    assert culprit is not None and culprit.cause == "stage pre_grad"
 
 
 def gradients(call: Call, results: Sequence[object], found: dict[int, object]) -> Finding:
@@ -149,6 +154,7 @@ def test_what_was_traced() -> None:
 
 def test_a_backward_is_known_by_what_it_is_handed() -> None:
     whole = captured(symbolic(lambda x: (x.sin(),)))
+    assert whole.awaits_backward is False
     calls = []
     tensors = [X.clone() for _ in range(6)]
     for i, tensor in enumerate(tensors):
@@ -170,6 +176,7 @@ def test_a_backward_is_known_by_what_it_is_handed() -> None:
     tensors[4].add_(1)
     assert whole.call_of({"x": tensors[4], "size": 4}) is None
     assert whole.call_of({}) is calls[2]
+    whole.joint.start("joint", described(lambda x, tangent: (x.sin(), tangent * x.cos())))
     whole.drop()
     assert whole.call_of({"x": tensors[5], "size": 5}) is None
     assert (whole.pre_grad.steps, whole.pre_grad.attributes, whole.joint.steps) == ([], [], [])
@@ -205,28 +212,41 @@ def test_attributes_are_arguments_of_the_captured_graph() -> None:
     module.seen.zero_()
     (said,) = call.judge_forward([X * 3], [X]).wrong
     assert said.startswith("the input seen_2 (no source line): off float64 by 0.9")
+    whole.drop()
+    assert whole.pre_grad.attributes == []
 
 
 # The stage joint by itself
 
 
-def joint(before: Callable[..., object], after: Callable[..., object] | None = None) -> JointGraphs:
+def described(function: Callable[..., object]) -> fx.GraphModule:
+    """A joint graph of one argument and one result, with what AOTAutograd says of them; nothing of further results."""
+    module = make_fx(function)(X, Y)
+    descriptors = (PlainAOTInput(0), TangentAOTInput(PlainAOTOutput(0)))
+    for node, descriptor in zip(module.graph.find_nodes(op="placeholder"), descriptors, strict=True):
+        node.meta["desc"] = descriptor
+    module.graph.output_node().meta["desc"] = [PlainAOTOutput(0), GradAOTOutput(PlainAOTInput(0))]
+    return module
+
+
+def joint(
+    before: Callable[..., object], after: Callable[..., object] | None = None, end: Callable[..., object] | None = None
+) -> JointGraphs:
+    """The graphs of the stage, with the pass that made ``after``; it need not be what the stage ends with."""
     graphs = JointGraphs()
-    first = make_fx(before)(X, Y)
     if after is not None:
-        graphs.start("joint", first)
-        graphs.fired(PassResult("joint.planted", 1, 1, 1, 0.0), make_fx(after)(X, Y))
-    graphs.end("joint", make_fx(after or before)(X, Y))
-    graphs.arguments, graphs.results = [("argument", 0), ("tangent", 0)], [0, ("gradient", 0)]
+        graphs.start("joint", described(before))
+        graphs.fired(PassResult("joint.planted", 1, 1, 1, 0.0), described(after))
+    graphs.end("joint", described(end or after or before))
     return graphs
 
 
 def test_results_and_gradients_of_the_stage_joint() -> None:
     def before(x: torch.Tensor, tangent: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return x.sin(), tangent * x.cos()
+        return x.sin(), tangent * x.cos(), tangent * 2
 
     def after(x: torch.Tensor, tangent: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return x.sin(), tangent * x.sin()
+        return x.sin(), tangent * x.sin(), tangent * 2
 
     state = torch.get_rng_state()
     graphs = joint(before, after)
@@ -247,8 +267,34 @@ def test_results_and_gradients_of_the_stage_joint() -> None:
     first = graphs.first.graph.find_nodes(op="placeholder")[0].name
     finding, _ = graphs.judge({first: X, name: X}, (), state, gradients=True)
     assert finding.culprit is not None
+    graphs.arguments[0] = None  # as what AOTAutograd adds, states of random numbers
+    (said,) = graphs.judge({}, [X], state, gradients=False)[0].unchecked
+    assert f"{first}, which they were given, is not handed to this graph" in said
+    finding, _ = joint(before, before, end=after).judge({name: X}, [X], state, gradients=True)
+    assert finding.culprit is not None and finding.culprit.cause == "stage joint"
     graphs = joint(before)
     assert graphs.judge({first: X}, (), state, gradients=False) == (Finding(), None)  # nothing to compare with
     finding, results = graphs.judge({}, [X], state, gradients=False)
     assert finding == Finding() and results is not None
     assert JointGraphs().judge({}, [X], state, gradients=False) == (Finding(), None)
+
+
+def test_a_gradient_that_is_nothing_beside_the_others() -> None:
+    """Rounding of the large one, where both are sums of the same terms."""
+
+    def graph(small: float) -> Callable[..., object]:
+        return lambda x, tangent: (x.sin(), tangent * 1e12, tangent * small)
+
+    state = torch.get_rng_state()
+    graphs = joint(graph(1e-3), graph(1e-3 * (1 + 1e-3)))
+    graphs.results = [0, ("gradient", 0), ("gradient", 1)]
+    name = graphs.first.graph.find_nodes(op="placeholder")[1].name
+    assert graphs.judge({name: Y}, [X], state, gradients=True)[0] == Finding()
+    graphs.results = [0, 1, 2]
+    assert graphs.judge({name: Y}, [X], state, gradients=False)[0].culprit is not None
+
+
+def test_a_joint_graph_that_changes_an_argument() -> None:
+    graphs = joint(lambda x, tangent: (x.sin(), tangent * x.cos(), x.copy_(x + 1)))
+    finding, results = graphs.judge({}, [X], torch.get_rng_state(), gradients=False)
+    assert finding == Finding() and results is not None and list(results.eager) == [0]

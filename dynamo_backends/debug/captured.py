@@ -153,7 +153,6 @@ def _lifted(module: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
             for node in users[name]:
                 node.replace_all_uses_with(placeholder)
                 copied.graph.erase_node(node)
-    copied.recompile()
     return copied
 
 
