@@ -126,6 +126,32 @@ def test_gradients() -> None:
     assert said == "the gradient of x (no source line): None instead of a tensor of shape (3,)"
 
 
+def test_an_argument_that_is_no_leaf_may_be_changed_in_place() -> None:
+    x = X.clone().requires_grad_() * 1
+    call = call_of(lambda x, n: (x.mul_(2).sin() * n,), x, 3)
+    changed = [X * 2, 3]
+    assert call.judge_forward([(X * 2).sin() * 3], changed) == Finding()
+    assert call.judge_backward({0: torch.ones(3)}, {0: (X * 2).cos() * 6, 1: None}) == Finding()
+
+
+def test_a_call_without_arguments_in_autocast() -> None:
+    """It is run again in the autocast it was called in."""
+    graph = fx.Graph()
+    ones = graph.call_function(torch.ones, ((2, 2),))
+    graph.output((graph.call_function(torch.mm, (ones, ones)),))
+    whole = captured(fx.GraphModule({}, graph))
+    half, full = torch.full((2, 2), 2.0, dtype=torch.bfloat16), torch.full((2, 2), 2.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, call = whole.compared(lambda: None, [])
+    assert call.judge_forward([half], []) == Finding()
+    assert call.judge_forward([full], []).wrong == [
+        "mm (no source line): dtype torch.float32 instead of torch.bfloat16"
+    ]
+    _, call = whole.compared(lambda: None, [])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert call.judge_forward([full], []) == Finding()
+
+
 def test_a_wrong_pass_of_the_captured_graph_that_gradients_show() -> None:
     before = symbolic(lambda x: (torch.sin(x),))
     after = symbolic(lambda x: (torch.sin(x) + (torch.cos(x) - torch.cos(x).detach()),))
@@ -159,7 +185,7 @@ def test_a_backward_is_known_by_what_it_is_handed() -> None:
     tensors = [X.clone() for _ in range(6)]
     for i, tensor in enumerate(tensors):
         call = whole.compared(lambda *args: None, [X])[1]
-        call.save({"x": tensor, "size": i, "state_of_the_forward": i})
+        call.save({"x": tensor, "size": i, "state_of_the_forward": i, "sparse": tensor.to_sparse()})
         whole.keep_for_backward(call)
         calls.append(call)
     assert whole.awaits_backward

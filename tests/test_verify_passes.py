@@ -333,6 +333,10 @@ def model_of(body: str) -> ir.Model:
     for node in model.graph:
         if node.op_type == "Add":
             node.metadata_props["source"] = "here.py:7"
+        if node.op_type == "Abs":
+            node.outputs[0].type = None
+        if node.op_type == "Dropout":
+            node.outputs[1].name = ""
     return model
 
 
@@ -341,6 +345,10 @@ MODELS = {
     "a new value": ("e = Exp(x) n = Neg(e) m = Sub(e, n) y = Sin(m)", None),
     "a value less": ("e = Exp(x) n = Add(e, e) y = Sin(n)", None),
     "the first value": ("e = Exp(x) a = Abs(e) b = Abs(a) m = Add(e, x) y = Sin(m)", "m (here.py:7): off float64 by"),
+    "values without a type or a name": (
+        "e = Exp(x) a = Abs(e) d, unused = Dropout(a) m = Add(d, x) y = Sin(m)",
+        "m (here.py:7): off float64 by",
+    ),
     "no source": ("e = Exp(x) m = Sub(e, e) y = Sin(m)", "m: off float64 by"),
     "the output": ("e = Exp(x) m = Add(e, e) y = Cos(m)", "y: off float64 by"),
     "another dtype inside": (

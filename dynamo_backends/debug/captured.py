@@ -226,7 +226,8 @@ class Captured:
 class _HandedOver:
     """A tensor that a forward saves for its backward, to be known again; its memory is not kept alive.
 
-    An address would not do: the next batch may lie in the same buffer, or in memory that was let go.
+    An address would not do: the next batch may lie in the same buffer, or in memory that was let go. The reference to
+    the storage, though weak, keeps its place from being another storage's.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -236,8 +237,7 @@ class _HandedOver:
 
     def is_(self, tensor: torch.Tensor) -> bool:
         return (
-            not self._storage.expired()
-            and self._storage.cdata == tensor.untyped_storage()._cdata
+            self._storage.cdata == tensor.untyped_storage()._cdata
             and self._version == tensor._version
             and self._shape == tensor.shape
         )
