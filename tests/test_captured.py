@@ -79,6 +79,7 @@ def test_what_is_said_of_results_that_are_decisions() -> None:
     assert halves == [[], [], [], [], [said.format(101)]]
     with torch.autocast("cpu", torch.bfloat16):
         assert wrong(lambda x: (x > 0,), [x], turned[3]) == []
+    assert wrong(lambda x, n: (x > n,), [x, 0], turned[2]) == [said.format(3)]
     assert wrong(lambda x: (x > 0,), [X[:1]], X[:1] < 0) == []  # of one element, no share can be told
     assert wrong(lambda x: (x > 0,), [X[:2]], X[:2] < 0) == ["gt (no source line): 2 of 2 elements differ"]
     ties = torch.tensor([1.0, 1.0 + 2**-23]) / 3  # sums that are equal in float32 alone
@@ -126,12 +127,29 @@ def test_gradients() -> None:
     assert said == "the gradient of x (no source line): None instead of a tensor of shape (3,)"
 
 
+def test_gradients_of_complex_numbers() -> None:
+    x = torch.complex(X, Y).requires_grad_()
+    call, tangent = call_of(lambda x: (x * x,), x), torch.complex(Y, X)
+    call.judge_forward([x.detach() ** 2], [x])
+    right = tangent * (2 * x.detach()).conj()
+    assert call.judge_backward({0: tangent}, {0: right}) == Finding()
+    call.judge_forward([x.detach() ** 2], [x])
+    assert len(call.judge_backward({0: tangent}, {0: right * 1.01}).wrong) == 1
+
+
 def test_an_argument_that_is_no_leaf_may_be_changed_in_place() -> None:
     x = X.clone().requires_grad_() * 1
     call = call_of(lambda x, n: (x.mul_(2).sin() * n,), x, 3)
     changed = [X * 2, 3]
     assert call.judge_forward([(X * 2).sin() * 3], changed) == Finding()
-    assert call.judge_backward({0: torch.ones(3)}, {0: (X * 2).cos() * 6, 1: None}) == Finding()
+    assert call.judge_backward({0: torch.ones(3)}, {0: (X * 2).cos() * 6}) == Finding()
+
+
+def test_a_leaf_may_be_changed_in_place_where_no_gradients_are_recorded() -> None:
+    x = X.clone().requires_grad_()
+    with torch.no_grad():
+        call = call_of(lambda x: (x.mul_(2).sin(),), x)
+    assert call.judge_forward([(X * 2).sin()], [X * 2]) == Finding()
 
 
 def test_a_call_without_arguments_in_autocast() -> None:
@@ -167,6 +185,8 @@ def test_what_was_traced() -> None:
     call = call_of(lambda x: (x.sin(), x.exp()), X)
     exact = {0: X.double().sin(), 1: X.double().exp(), 7: X.double()}
     call.traced = Results({0: X.sin(), 1: X.exp(), 7: X}, exact)
+    assert call.judge_forward([X.sin(), X.exp()], [X]) == Finding()
+    call.traced = Results({0: X.sin()}, {0: exact[0]})
     assert call.judge_forward([X.sin(), X.exp()], [X]) == Finding()
     call.traced = Results({0: X.sin(), 1: X.exp() * 2}, {**exact, 1: exact[1] * 2})
     culprit = call.judge_forward([X.sin(), X.exp()], [X]).culprit

@@ -353,11 +353,11 @@ class Call:
 
         Args:
             tangents: what the backward was given, see ``Twice.gradients``.
-            gradients: by the position of the captured graph's argument.
+            gradients: by the position of the captured graph's argument, of those that require one.
         """
         assert self._reference is not None
         steps = self._captured.pre_grad.steps
-        positions = [j for j in gradients if self._has_gradient(j)]
+        positions = list(gradients)
         reference = _keyed(self._reference.gradients(tangents, positions))
         unchecked = _inexact(self._reference)
 
@@ -370,10 +370,6 @@ class Call:
         actual: dict[object, object] = {("gradient", j): gradients[j] for j in positions}
         wrong = _wrong(reference, actual, steps[0].graph)
         return Finding(culprit, wrong, self.fault and f"its forward {self.fault}", unchecked)
-
-    def _has_gradient(self, position: int) -> bool:
-        value = self._arguments[position]
-        return isinstance(value, torch.Tensor) and value.requires_grad
 
     def _run(self, graph: fx.GraphModule) -> Twice:
         with self._as_called():
