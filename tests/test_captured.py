@@ -80,6 +80,7 @@ def test_what_is_said_of_results_that_are_decisions() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert wrong(lambda x: (x > 0,), [x], turned[3]) == []
     assert wrong(lambda x, n: (x > n,), [x, 0], turned[2]) == [said.format(3)]
+    assert wrong(lambda x: (x > 0,), [X], X)[0] == "gt (no source line): dtype torch.float32 instead of torch.bool"
     assert wrong(lambda x: (x > 0,), [X[:1]], X[:1] < 0) == []  # of one element, no share can be told
     assert wrong(lambda x: (x > 0,), [X[:2]], X[:2] < 0) == ["gt (no source line): 2 of 2 elements differ"]
     ties = torch.tensor([1.0, 1.0 + 2**-23]) / 3  # sums that are equal in float32 alone
@@ -193,6 +194,25 @@ def test_what_was_traced() -> None:
     assert culprit is not None
     assert (culprit.node, culprit.source, culprit.cause) == ("exp", "", "AOTAutograd's trace")
     assert culprit.said.startswith("off float64 by 2.46")
+
+
+def test_a_wrong_decomposition_in_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a graph that changes an argument in place, and has a result without a gradient."""
+
+    def wrong_silu_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        sigmoid = torch.sigmoid(x)
+        return grad * sigmoid * (1 + x * (1 - sigmoid)) * 1.01
+
+    monkeypatch.setattr(Captured, "decompositions", lambda self: {aten.silu_backward.default: wrong_silu_backward})
+    given = X.clone().requires_grad_()
+    right = torch.autograd.grad(torch.nn.functional.silu(given * 2).sum() * 3, given)[0]
+    exact = {("gradient", 0): right.double()}
+    tangents: dict[object, torch.Tensor] = {0: torch.full((3,), 3.0), ("input", 0): torch.zeros(3)}
+    call = call_of(lambda x, n: (torch.nn.functional.silu(x.mul_(2)), n), given * 1, 3)
+    assert call.judge_forward([torch.nn.functional.silu(X * 2), 3], [X * 2, 3]) == Finding()
+    call.traced = Results({("gradient", 0): right * 1.01}, {("gradient", 0): exact["gradient", 0] * 1.01})
+    culprit = call.judge_backward(tangents, {0: right}).culprit
+    assert culprit is not None and culprit.cause == "decomposition of aten.silu_backward.default"
 
 
 # Which backward belongs to which call

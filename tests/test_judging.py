@@ -245,6 +245,19 @@ def test_random_numbers_are_the_same_in_both() -> None:
     assert first_wrong(before, copy_of(before)) is None
     torch.set_rng_state(state)
     assert (first_wrong(before, with_target(before, "mul", aten.add.Tensor)) or [""])[0] == "mul"
+    before = traced(lambda x: torch.rand_like(x) * 2)
+    wrong = copy_of(before)
+    node_of(wrong, "mul").args = (node_of(wrong, "rand_like"), 2.02)
+    assert (first_wrong(before, wrong) or [""])[0] == "mul"
+
+
+def test_a_pass_may_come_nearer_to_float64() -> None:
+    x = torch.tensor([1e-9, 2e-9])
+    before = traced(lambda x: (x + 1).log(), x)
+    after = with_target(before, "log", aten.log1p.default)
+    node_of(after, "log").args = tuple(after.graph.find_nodes(op="placeholder"))
+    assert first_wrong(before, after, x) is None
+    assert (first_wrong(after, before, x) or [""])[0] == "log"
 
 
 def test_what_is_not_initialized_is_not_compared() -> None:
