@@ -29,6 +29,7 @@ from .collectives import is_collective
 from .errors import SessionError
 from .events import count
 from .exporter.locations import source_line
+from .numerics.differences import same_number
 from .numerics.distance import Distance, distance, is_explained
 from .numerics.exact import Environment, attribute, run_eager, run_exact, widen
 from .numerics.randomness import PrivateRandomness
@@ -119,18 +120,18 @@ class GraphChecker:
                 continue
             said = _first_difference(old.eager[result_before], old.exact[result_before], new.eager[result_after])
             if said is not None:
-                return self._first_node(old, new, after) or _at(result_after, said)
+                return self._first_node(old, new) or _at(result_after, said)
         return None
 
     @staticmethod
-    def _first_node(old: Evaluation, new: Evaluation, after: fx.GraphModule) -> str | None:
+    def _first_node(old: Evaluation, new: Evaluation) -> str | None:
         """The first node of both graphs whose value differs, in words."""
         nodes = {node.name: node for node in old.eager}
-        for node in after.graph.nodes:
+        for node, value in new.eager.items():
             same = nodes.get(node.name)
-            if same is None or node not in new.eager:
+            if same is None:
                 continue
-            said = _first_difference(old.eager[same], old.exact[same], new.eager[node])
+            said = _first_difference(old.eager[same], old.exact[same], value)
             if said is not None:
                 return _at(node, said)
         return None
@@ -247,7 +248,7 @@ def _first_difference(before: object, exact: object, after: object) -> str | Non
     leaves = (pytree.tree_leaves(item) for item in (before, exact, after))
     for old, reference, new in zip(*leaves, strict=False):
         if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
-            if old != new and not (old != old and new != new):
+            if not same_number(old, new):
                 return f"{new} instead of {old}"
             continue
         if old.dtype != new.dtype or old.shape != new.shape:

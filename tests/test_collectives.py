@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
-from conftest import assert_same_values, compiled
+from conftest import assert_same_values, compiled, counted
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynamo_backends.verification import GraphChecker, can_be_verified
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no gloo")
 
@@ -54,6 +58,22 @@ def test_each_runs_once_and_in_order(backend: str, group: dist.ProcessGroup, tmp
     results, shapes = reduced_shapes(function, *ARGUMENTS)
     assert_same_values(results, expected)
     assert shapes == IN_ORDER
+
+
+def test_a_graph_that_has_them_is_not_run_again_to_verify_its_passes(
+    group: dist.ProcessGroup, caplog: pytest.LogCaptureFixture
+) -> None:
+    def reduced(function: Callable[[torch.Tensor], torch.Tensor]) -> fx.GraphModule:
+        return make_fx(lambda x: collectives.all_reduce(function(x), "sum", dist.group.WORLD) + 1)(ARGUMENTS[0])
+
+    before, after = reduced(torch.sin), reduced(torch.cos)
+    with torch.profiler.profile() as profile:
+        assert GraphChecker(ARGUMENTS[:1]).problem(before, after) is None
+    assert not [event for event in profile.events() if "all_reduce" in event.name]
+    assert counted("graphs_not_verified") == 1
+    assert "the passes on a graph are not verified" in caplog.text
+    assert can_be_verified(make_fx(torch.sin)(ARGUMENTS[0]))
+    assert counted("graphs_not_verified") == 1
 
 
 def crossing(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -153,7 +153,6 @@ def _lifted(module: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
             for node in users[name]:
                 node.replace_all_uses_with(placeholder)
                 copied.graph.erase_node(node)
-    copied.recompile()
     return copied
 
 
@@ -227,7 +226,8 @@ class Captured:
 class _HandedOver:
     """A tensor that a forward saves for its backward, to be known again; its memory is not kept alive.
 
-    An address would not do: the next batch may lie in the same buffer, or in memory that was let go.
+    An address would not do: the next batch may lie in the same buffer, or in memory that was let go. The reference to
+    the storage, though weak, keeps its place from being another storage's.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -237,8 +237,7 @@ class _HandedOver:
 
     def is_(self, tensor: torch.Tensor) -> bool:
         return (
-            not self._storage.expired()
-            and self._storage.cdata == tensor.untyped_storage()._cdata
+            self._storage.cdata == tensor.untyped_storage()._cdata
             and self._version == tensor._version
             and self._shape == tensor.shape
         )
@@ -354,11 +353,11 @@ class Call:
 
         Args:
             tangents: what the backward was given, see ``Twice.gradients``.
-            gradients: by the position of the captured graph's argument.
+            gradients: by the position of the captured graph's argument, of those that require one.
         """
         assert self._reference is not None
         steps = self._captured.pre_grad.steps
-        positions = [j for j in gradients if self._has_gradient(j)]
+        positions = list(gradients)
         reference = _keyed(self._reference.gradients(tangents, positions))
         unchecked = _inexact(self._reference)
 
@@ -371,10 +370,6 @@ class Call:
         actual: dict[object, object] = {("gradient", j): gradients[j] for j in positions}
         wrong = _wrong(reference, actual, steps[0].graph)
         return Finding(culprit, wrong, self.fault and f"its forward {self.fault}", unchecked)
-
-    def _has_gradient(self, position: int) -> bool:
-        value = self._arguments[position]
-        return isinstance(value, torch.Tensor) and value.requires_grad
 
     def _run(self, graph: fx.GraphModule) -> Twice:
         with self._as_called():

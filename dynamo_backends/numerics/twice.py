@@ -133,10 +133,7 @@ class Twice:
         for name, mode in self._modes():
             with _from_state(self._state), torch.enable_grad(), mode:
                 ends = [self._result(name, key) for key in tangents]
-                grads = [
-                    tangent.to(end.dtype) if tangent.is_floating_point() else tangent
-                    for end, tangent in zip(ends, tangents.values(), strict=True)
-                ]
+                grads = [tangent.to(end.dtype) for end, tangent in zip(ends, tangents.values(), strict=True)]
                 leaves = [self._leaves[name][j] for j in of]
                 results = torch.autograd.grad(ends, leaves, grads, allow_unused=True)
             if self._recording.draws > draws:

@@ -1,0 +1,366 @@
+"""The captured graph beside a call by itself: what it says of results, of changed inputs and of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import fx
+from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput, PlainAOTOutput, TangentAOTInput
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynamo_backends.debug.captured import Call, Captured, Finding, JointGraphs
+from dynamo_backends.numerics.twice import Results
+from passes.engine.manager import PassResult
+
+aten = torch.ops.aten
+X = torch.tensor([0.1, 0.5, 0.9])
+Y = X + 1
+
+
+def captured(*graphs: fx.GraphModule) -> Captured:
+    """A captured graph, and what each pass made of it."""
+    result = Captured(opset=18)
+    result.pre_grad.start("pre_grad", graphs[0])
+    for i, graph in enumerate(graphs[1:]):
+        result.pre_grad.fired(PassResult(f"pre_grad.pass_{i}", 1, 1, 1, 0.0), graph)
+    result.pre_grad.end("pre_grad", graphs[-1])
+    return result
+
+
+def symbolic(function: Callable[..., object]) -> fx.GraphModule:
+    return fx.symbolic_trace(function)
+
+
+def call_of(function: Callable[..., object], *args: object) -> Call:
+    return captured(symbolic(function)).compared(lambda *args: None, args)[1]
+
+
+def wrong(function: Callable[..., object], args: Sequence[object], *results: object) -> list[str]:
+    """What is said of these results of a function whose arguments are left as they are."""
+    finding = call_of(function, *args).judge_forward(results, args)
+    assert (finding.culprit, finding.because, finding.unchecked) == (None, "", [])
+    return finding.wrong
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (X.sin(), ""),
+        (X.sin() * (1 + 1e-6), ""),
+        (X.sin() * (1 + 1e-4), ""),  # rounding may have grown to half of the digits
+        (X.sin() * (1 + 1e-2), "off float64 by 0.00783"),
+        (X.sin().double(), "dtype torch.float64 instead of torch.float32"),
+        (X.sin().double() * 2, "dtype torch.float64 instead of torch.float32"),
+        (X.sin().view(3, 1), "shape (3, 1) instead of (3,)"),
+        (X.sin()[:1], "shape (1,) instead of (3,)"),
+        (None, "None instead of a tensor of shape (3,)"),
+    ],
+)
+def test_what_is_said_of_a_result(result: object, said: str) -> None:
+    found = wrong(lambda x: (x.exp(), x.sin()), [X], X.exp(), result)
+    assert [text.partition(",")[0] for text in found] == (
+        [f"sin (no source line): {said}".partition(",")[0]] if said else []
+    )
+
+
+def test_what_is_said_of_results_that_are_decisions() -> None:
+    """One of a hundred may be turned by rounding, in half precision every second; where float64 decides so too."""
+    x = torch.linspace(-1, 1, 200)
+    turned = [(x > 0) ^ (torch.arange(200) < count) for count in (1, 2, 3, 100, 101)]
+    said = "gt (no source line): {} of 200 elements differ"
+    assert [wrong(lambda x: (x > 0,), [x], value) for value in turned] == [
+        [],
+        [],
+        *([said.format(count)] for count in (3, 100, 101)),
+    ]
+    halves = [wrong(lambda x: (x > 0,), [x.to(torch.bfloat16)], value) for value in turned]
+    assert halves == [[], [], [], [], [said.format(101)]]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert wrong(lambda x: (x > 0,), [x], turned[3]) == []
+    assert wrong(lambda x, n: (x > n,), [x, 0], turned[2]) == [said.format(3)]
+    assert wrong(lambda x: (x > 0,), [X], X)[0] == "gt (no source line): dtype torch.float32 instead of torch.bool"
+    assert wrong(lambda x: (x > 0,), [X[:1]], X[:1] < 0) == []  # of one element, no share can be told
+    assert wrong(lambda x: (x > 0,), [X[:2]], X[:2] < 0) == ["gt (no source line): 2 of 2 elements differ"]
+    ties = torch.tensor([1.0, 1.0 + 2**-23]) / 3  # sums that are equal in float32 alone
+    assert wrong(lambda x: (x + 1e3 > 1e3 + x.flip(0),), [ties], torch.tensor([True, True])) == []
+
+
+def test_an_input_that_the_graph_changes_is_a_result() -> None:
+    args = [X.clone()]
+    call = call_of(lambda x: x.add_(1) * 2, *args)
+    (said,) = call.judge_forward([(X + 1) * 2], args).wrong
+    assert said.startswith("the input x (no source line): off float64 by 1, ")
+    assert call.judge_forward([(X + 1) * 2], [X + 1]) == Finding()
+
+
+def test_a_wrong_pass_of_the_captured_graph() -> None:
+    before, after = symbolic(lambda x: torch.sin(x) * 2), symbolic(lambda x: torch.cos(x) * 2)
+    right = symbolic(lambda x: 2 * torch.sin(x))
+    _, call = captured(before, right, after).compared(lambda *args: None, [X])
+    culprit = call.judge_forward([X.sin() * 2], [X]).culprit
+    assert culprit is not None and culprit.cause == "pass pre_grad.pass_1"
+    whole = captured(before, right)
+    _, call = whole.compared(lambda *args: None, [X])
+    assert call.judge_forward([X.sin() * 2], [X]) == Finding()
+    whole.pre_grad.end("pre_grad", after)  # changed by nobody who says so
+    culprit = call.judge_forward([X.sin() * 2], [X]).culprit
+    assert culprit is not None and culprit.cause == "stage pre_grad"
+
+
+def gradients(call: Call, results: Sequence[object], found: dict[int, object]) -> Finding:
+    call.judge_forward(results, [])
+    return call.judge_backward({0: torch.ones(3)}, found)
+
+
+def test_gradients() -> None:
+    """Of the arguments that have one; what explains them is the fault of the forward."""
+    x, y = X.clone().requires_grad_(), X.clone()
+    call = call_of(lambda x, y: (x.sin() * y,), x, y)
+    assert gradients(call, [X.sin() * X], {0: X.cos() * X}) == Finding()
+    call.fault = "diverges"
+    found = gradients(call, [X.sin() * X], {0: X.cos()})
+    assert found.because == "its forward diverges"
+    (said,) = found.wrong
+    assert said.startswith("the gradient of x (no source line): off float64 by ")
+    (said,) = gradients(call, [X.sin() * X], {0: None}).wrong
+    assert said == "the gradient of x (no source line): None instead of a tensor of shape (3,)"
+
+
+def test_gradients_of_complex_numbers() -> None:
+    x = torch.complex(X, Y).requires_grad_()
+    call, tangent = call_of(lambda x: (x * x,), x), torch.complex(Y, X)
+    call.judge_forward([x.detach() ** 2], [x])
+    right = tangent * (2 * x.detach()).conj()
+    assert call.judge_backward({0: tangent}, {0: right}) == Finding()
+    call.judge_forward([x.detach() ** 2], [x])
+    assert len(call.judge_backward({0: tangent}, {0: right * 1.01}).wrong) == 1
+
+
+def test_an_argument_that_is_no_leaf_may_be_changed_in_place() -> None:
+    x = X.clone().requires_grad_() * 1
+    call = call_of(lambda x, n: (x.mul_(2).sin() * n,), x, 3)
+    changed = [X * 2, 3]
+    assert call.judge_forward([(X * 2).sin() * 3], changed) == Finding()
+    assert call.judge_backward({0: torch.ones(3)}, {0: (X * 2).cos() * 6}) == Finding()
+
+
+def test_a_leaf_may_be_changed_in_place_where_no_gradients_are_recorded() -> None:
+    x = X.clone().requires_grad_()
+    with torch.no_grad():
+        call = call_of(lambda x: (x.mul_(2).sin(),), x)
+    assert call.judge_forward([(X * 2).sin()], [X * 2]) == Finding()
+
+
+def test_a_call_without_arguments_in_autocast() -> None:
+    """It is run again in the autocast it was called in."""
+    graph = fx.Graph()
+    ones = graph.call_function(torch.ones, ((2, 2),))
+    graph.output((graph.call_function(torch.mm, (ones, ones)),))
+    whole = captured(fx.GraphModule({}, graph))
+    half, full = torch.full((2, 2), 2.0, dtype=torch.bfloat16), torch.full((2, 2), 2.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, call = whole.compared(lambda: None, [])
+    assert call.judge_forward([half], []) == Finding()
+    assert call.judge_forward([full], []).wrong == [
+        "mm (no source line): dtype torch.float32 instead of torch.bfloat16"
+    ]
+    _, call = whole.compared(lambda: None, [])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert call.judge_forward([full], []) == Finding()
+
+
+def test_a_wrong_pass_of_the_captured_graph_that_gradients_show() -> None:
+    before = symbolic(lambda x: (torch.sin(x),))
+    after = symbolic(lambda x: (torch.sin(x) + (torch.cos(x) - torch.cos(x).detach()),))
+    x = X.clone().requires_grad_()
+    _, call = captured(before, after).compared(lambda *args: None, [x])
+    assert call.judge_forward([X.sin()], [x]) == Finding()
+    culprit = call.judge_backward({0: torch.ones(3)}, {0: X.cos()}).culprit
+    assert culprit is not None and (culprit.node, culprit.cause) == ("the gradient of x", "pass pre_grad.pass_0")
+
+
+def test_what_was_traced() -> None:
+    """Dynamo's graph beside the first joint graph: a decomposition that is wrong, or the trace."""
+    call = call_of(lambda x: (x.sin(), x.exp()), X)
+    exact = {0: X.double().sin(), 1: X.double().exp(), 7: X.double()}
+    call.traced = Results({0: X.sin(), 1: X.exp(), 7: X}, exact)
+    assert call.judge_forward([X.sin(), X.exp()], [X]) == Finding()
+    call.traced = Results({0: X.sin()}, {0: exact[0]})
+    assert call.judge_forward([X.sin(), X.exp()], [X]) == Finding()
+    call.traced = Results({0: X.sin(), 1: X.exp() * 2}, {**exact, 1: exact[1] * 2})
+    culprit = call.judge_forward([X.sin(), X.exp()], [X]).culprit
+    assert culprit is not None
+    assert (culprit.node, culprit.source, culprit.cause) == ("exp", "", "AOTAutograd's trace")
+    assert culprit.said.startswith("off float64 by 2.46")
+
+
+def test_a_wrong_decomposition_in_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a graph that changes an argument in place, and has a result without a gradient."""
+
+    def wrong_silu_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        sigmoid = torch.sigmoid(x)
+        return grad * sigmoid * (1 + x * (1 - sigmoid)) * 1.01
+
+    monkeypatch.setattr(Captured, "decompositions", lambda self: {aten.silu_backward.default: wrong_silu_backward})
+    given = X.clone().requires_grad_()
+    right = torch.autograd.grad(torch.nn.functional.silu(given * 2).sum() * 3, given)[0]
+    exact = {("gradient", 0): right.double()}
+    tangents: dict[object, torch.Tensor] = {0: torch.full((3,), 3.0), ("input", 0): torch.zeros(3)}
+    call = call_of(lambda x, n: (torch.nn.functional.silu(x.mul_(2)), n), given * 1, 3)
+    assert call.judge_forward([torch.nn.functional.silu(X * 2), 3], [X * 2, 3]) == Finding()
+    call.traced = Results({("gradient", 0): right * 1.01}, {("gradient", 0): exact["gradient", 0] * 1.01})
+    culprit = call.judge_backward(tangents, {0: right}).culprit
+    assert culprit is not None and culprit.cause == "decomposition of aten.silu_backward.default"
+
+
+# Which backward belongs to which call
+
+
+def test_a_backward_is_known_by_what_it_is_handed() -> None:
+    whole = captured(symbolic(lambda x: (x.sin(),)))
+    assert whole.awaits_backward is False
+    calls = []
+    tensors = [X.clone() for _ in range(6)]
+    for i, tensor in enumerate(tensors):
+        call = whole.compared(lambda *args: None, [X])[1]
+        call.save({"x": tensor, "size": i, "state_of_the_forward": i, "sparse": tensor.to_sparse()})
+        whole.keep_for_backward(call)
+        calls.append(call)
+    assert whole.awaits_backward
+    assert whole.call_of({"x": tensors[0], "size": 0}) is None  # four are kept
+    assert whole.call_of({"x": tensors[3], "size": 4}) is None
+    assert whole.call_of({"x": tensors[3].clone(), "size": 3}) is None
+    assert whole.call_of({"x": tensors[3][:1], "size": 3}) is None
+    assert whole.call_of({"x": 3, "size": 3}) is None
+    assert whole.call_of({"unknown": 3}) is None
+    assert whole.awaits_backward
+    assert whole.call_of({"x": tensors[3], "size": 3, "state": None}) is calls[3]
+    assert not whole.awaits_backward
+    assert whole.call_of({"x": tensors[3], "size": 3}) is None
+    tensors[4].add_(1)
+    assert whole.call_of({"x": tensors[4], "size": 4}) is None
+    assert whole.call_of({}) is calls[2]
+    whole.joint.start("joint", described(lambda x, tangent: (x.sin(), tangent * x.cos())))
+    whole.drop()
+    assert whole.call_of({"x": tensors[5], "size": 5}) is None
+    assert (whole.pre_grad.steps, whole.pre_grad.attributes, whole.joint.steps) == ([], [], [])
+
+
+def test_a_call_is_there_while_it_runs() -> None:
+    whole = captured(symbolic(lambda x: (x.sin(),)))
+    seen: list[object] = []
+    result, call = whole.compared(lambda x: seen.append(whole.call), [X])
+    assert (result, seen, whole.call) == (None, [call], None)
+    with pytest.raises(ZeroDivisionError):
+        whole.compared(lambda x: 1 / 0, [X])
+    assert whole.call is None
+
+
+def test_attributes_are_arguments_of_the_captured_graph() -> None:
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            before = x * 0 + self.seen
+            return self.seen.add_(x) * 3 + before
+
+    module = Counts()
+    whole = captured(symbolic(module))
+    assert [value is module.seen for value in whole.pre_grad.attributes] == [True]
+    _, call = whole.compared(module, [X])
+    assert torch.equal(call.argument(0), torch.zeros(3)) and torch.equal(call.argument(1), X)  # type: ignore[arg-type]
+    assert call.judge_forward([X * 3], [X]) == Finding()
+    assert torch.equal(module.seen, X), "the comparison has not changed it once more"
+    module.seen.zero_()
+    (said,) = call.judge_forward([X * 3], [X]).wrong
+    assert said.startswith("the input seen_2 (no source line): off float64 by 0.9")
+    whole.drop()
+    assert whole.pre_grad.attributes == []
+
+
+# The stage joint by itself
+
+
+def described(function: Callable[..., object]) -> fx.GraphModule:
+    """A joint graph of one argument and one result, with what AOTAutograd says of them; nothing of further results."""
+    module = make_fx(function)(X, Y)
+    descriptors = (PlainAOTInput(0), TangentAOTInput(PlainAOTOutput(0)))
+    for node, descriptor in zip(module.graph.find_nodes(op="placeholder"), descriptors, strict=True):
+        node.meta["desc"] = descriptor
+    module.graph.output_node().meta["desc"] = [PlainAOTOutput(0), GradAOTOutput(PlainAOTInput(0))]
+    return module
+
+
+def joint(
+    before: Callable[..., object], after: Callable[..., object] | None = None, end: Callable[..., object] | None = None
+) -> JointGraphs:
+    """The graphs of the stage, with the pass that made ``after``; it need not be what the stage ends with."""
+    graphs = JointGraphs()
+    if after is not None:
+        graphs.start("joint", described(before))
+        graphs.fired(PassResult("joint.planted", 1, 1, 1, 0.0), described(after))
+    graphs.end("joint", described(end or after or before))
+    return graphs
+
+
+def test_results_and_gradients_of_the_stage_joint() -> None:
+    def before(x: torch.Tensor, tangent: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sin(), tangent * x.cos(), tangent * 2
+
+    def after(x: torch.Tensor, tangent: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sin(), tangent * x.sin(), tangent * 2
+
+    state = torch.get_rng_state()
+    graphs = joint(before, after)
+    name = graphs.first.graph.find_nodes(op="placeholder")[1].name
+    finding, results = graphs.judge({}, [X], state, gradients=False)
+    assert finding == Finding() and results is not None
+    assert list(results.eager) == list(results.exact) == [0] and torch.equal(results.eager[0], X.sin())  # type: ignore[arg-type]
+    finding, results = graphs.judge({name: X}, [X], state, gradients=True)
+    assert finding.culprit is not None and finding.culprit.cause == "pass joint.planted"
+    assert results is not None and list(results.eager) == [("gradient", 0)]
+    finding, results = graphs.judge({}, [X], state, gradients=True)
+    assert (finding.unchecked, results) == (
+        [f"the passes of joint: {name}, which they were given, is not handed to this graph"],
+        None,
+    )
+    (said,) = graphs.judge({name: X}, (), state, gradients=True)[0].unchecked
+    assert "is not handed to this graph" in said
+    first = graphs.first.graph.find_nodes(op="placeholder")[0].name
+    finding, _ = graphs.judge({first: X, name: X}, (), state, gradients=True)
+    assert finding.culprit is not None
+    graphs.arguments[0] = None  # as what AOTAutograd adds, states of random numbers
+    (said,) = graphs.judge({}, [X], state, gradients=False)[0].unchecked
+    assert f"{first}, which they were given, is not handed to this graph" in said
+    finding, _ = joint(before, before, end=after).judge({name: X}, [X], state, gradients=True)
+    assert finding.culprit is not None and finding.culprit.cause == "stage joint"
+    graphs = joint(before)
+    assert graphs.judge({first: X}, (), state, gradients=False) == (Finding(), None)  # nothing to compare with
+    finding, results = graphs.judge({}, [X], state, gradients=False)
+    assert finding == Finding() and results is not None
+    assert JointGraphs().judge({}, [X], state, gradients=False) == (Finding(), None)
+
+
+def test_a_gradient_that_is_nothing_beside_the_others() -> None:
+    """Rounding of the large one, where both are sums of the same terms."""
+
+    def graph(small: float) -> Callable[..., object]:
+        return lambda x, tangent: (x.sin(), tangent * 1e12, tangent * small)
+
+    state = torch.get_rng_state()
+    graphs = joint(graph(1e-3), graph(1e-3 * (1 + 1e-3)))
+    graphs.results = [0, ("gradient", 0), ("gradient", 1)]
+    name = graphs.first.graph.find_nodes(op="placeholder")[1].name
+    assert graphs.judge({name: Y}, [X], state, gradients=True)[0] == Finding()
+    graphs.results = [0, 1, 2]
+    assert graphs.judge({name: Y}, [X], state, gradients=False)[0].culprit is not None
+
+
+def test_a_joint_graph_that_changes_an_argument() -> None:
+    graphs = joint(lambda x, tangent: (x.sin(), tangent * x.cos(), x.copy_(x + 1)))
+    finding, results = graphs.judge({}, [X], torch.get_rng_state(), gradients=False)
+    assert finding == Finding() and results is not None and list(results.eager) == [0]
