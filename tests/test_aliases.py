@@ -193,6 +193,30 @@ def test_layouts_of_symbolic_sizes() -> None:
     assert slices.is_symbolic
 
 
+def test_a_layout_holds_for_all_sizes() -> None:
+    """To look at sizes puts no guards on them: the graph would be compiled anew for others."""
+    module = captured(lambda x: x.permute(2, 0, 1).exp(), torch.randn(4, 5, 6), symbolic=True)
+    (node,) = module.graph.find_nodes(op="call_function", target=aten.exp.default)
+    value = node.meta["val"]
+    guards = list(value.fake_mode.shape_env.guards)
+    assert layout_of(value) == Layout(permutation=(1, 2, 0))
+    assert value.fake_mode.shape_env.guards == guards
+
+
+def test_layouts_of_sizes_that_only_the_data_tells() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = x.new_zeros(x.nonzero().shape[0], 3)
+        return rows, rows.t(), rows[:, :2], x.nonzero()
+
+    nodes = captured(function, torch.ones(2, 3), symbolic=True).graph.output_node().args[0]
+    assert isinstance(nodes, (list, tuple))
+    rows, transposed, sliced, found = [layout_of(node.meta["val"]) for node in nodes]  # type: ignore[union-attr]
+    assert rows == ROW_MAJOR
+    assert transposed == Layout(permutation=(1, 0))
+    assert sliced.is_symbolic
+    assert found.is_symbolic, "nonzero's columns lie one after another, and how far apart the data tells"
+
+
 # Assembly
 
 
