@@ -10,7 +10,9 @@ import pytest
 import torch
 from conftest import assert_on_onnx, assert_same_as_eager, compiled, counted
 from onnxscript import opset18 as op
+from torch.autograd import forward_ad
 
+from dynamo_backends.artifacts import GraphName, RunnableRegion
 from dynamo_backends.errors import SessionError
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.runtime.binding import BoundSession, InputSpec, OutputSpec, from_ort, to_ort
@@ -169,3 +171,31 @@ def test_a_failure_is_an_error_and_counted_when_fallback_is(monkeypatch: pytest.
         with pytest.raises(SessionError, match=r"inference region 0: ONNX Runtime failed on this call.*fallback"):
             function(torch.ones(2, 3))
         assert counted("runtime_failures") == number
+
+
+def fails(args: object) -> list[object]:
+    raise SessionError("no such index\nand more lines")
+
+
+def test_a_region_tells_of_its_first_failure_and_remembers_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    region = RunnableRegion(GraphName(7, "forward"), 2, fails, lambda x: [x + 1])  # type: ignore[arg-type, operator]
+    assert (region.failures, region.last_failure) == (0, "")
+    with caplog.at_level(logging.WARNING, "dynamo_backends"):
+        for number in (1, 2, 3):
+            assert region(number) == [number + 1]
+            assert (region.failures, region.last_failure) == (number, "ONNX Runtime failed on this call: no such index")
+            (record,) = caplog.records
+    assert record.getMessage().startswith("graph 7 forward region 2: PyTorch ran the region")
+
+
+def test_a_region_tells_once_that_pytorch_computes_tangents(caplog: pytest.LogCaptureFixture) -> None:
+    region = RunnableRegion(GraphName(7), 2, fails, lambda x: [x + 1])  # type: ignore[arg-type, operator]
+    with caplog.at_level(logging.WARNING, "dynamo_backends"), forward_ad.dual_level():
+        for number in (1, 2):
+            assert region(number) == [number + 1]
+            (record,) = caplog.records
+    assert record.getMessage() == "graph 7 region 2: PyTorch runs it inside forward-mode AD"
+    assert (counted("calls_inside_forward_ad"), region.failures) == (2, 0)
+    region.must_run_on_onnx = True
+    with forward_ad.dual_level(), pytest.raises(SessionError, match="which only PyTorch can do.*fallback"):
+        region(1)

@@ -74,6 +74,12 @@ def test_the_kind_of_a_reason(name: str) -> None:
     assert coverage.total == coverage.on_onnx + len(coverage.in_pytorch)
 
 
+def test_the_share_on_onnx_runtime() -> None:
+    coverage = coverage_of(lambda x: (x.exp() * 2).sin() + torch.rand_like(x), torch.eye(3))
+    assert (coverage.on_onnx, coverage.total, coverage.share) == (4, 5, 0.8)
+    assert Coverage(0, {}).share == 1.0, "a graph that only returns its arguments leaves nothing to PyTorch"
+
+
 def test_the_reason_of_a_converter_may_have_a_kind() -> None:
     attention = nn.functional.scaled_dot_product_attention
     x = torch.randn(1, 2, 4, 8)
