@@ -93,6 +93,21 @@ def test_numbers_go_in_and_come_out(number: int | bool, dtype: torch.dtype) -> N
     assert result == number and type(result) is type(number)
 
 
+def test_the_default_device_is_not_where_arguments_and_results_are() -> None:
+    """``torch.device("meta")`` stands for the GPU of somebody's ``set_default_device``."""
+    text = """g (int64 n, bool b, float[1] x) => (int64 m, bool c, float[3] y) {
+        m = Identity(n) c = Not(b) s = Constant<value_ints=[3]>() y = Expand(x, s) }"""
+    inputs = [InputSpec("n", None), InputSpec("b", None), InputSpec("x", FLOAT)]
+    numbers = [OutputSpec("m", torch.int64, is_number=True), OutputSpec("c", torch.bool, is_number=True)]
+    session = session_of(text, inputs, [*numbers, OutputSpec("y", FLOAT, strides=(0,))])
+    x = torch.ones(1)
+    with torch.device("meta"):
+        number, truth, result = session([5, False, x])
+    assert (number, truth) == (5, True)
+    assert isinstance(result, torch.Tensor) and result.device == x.device
+    assert torch.equal(result, torch.ones(3))
+
+
 # Results
 
 EXPANDED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...]]] = {
@@ -116,11 +131,13 @@ def test_an_expanded_result_keeps_its_strides_and_its_little_memory(
     assert result.untyped_storage().nbytes() == function(x).untyped_storage().nbytes()
 
 
-def test_a_session_presents_expanded_results() -> None:
-    text = "g (float[2,3] x) => (float[2,3] y) { y = Identity(x) }"
-    x = torch.randn(3).expand(2, 3)
-    (result,) = session_of(text, [InputSpec("x", FLOAT)], [OutputSpec("y", FLOAT, strides=(0, 1))])([x])
-    assert torch.equal(result, x) and result.stride() == (0, 1)
+@pytest.mark.parametrize(("kind", "dtype"), [("float", torch.float32), ("int64", torch.int64), ("bool", torch.bool)])
+def test_a_session_presents_expanded_results(kind: str, dtype: torch.dtype) -> None:
+    text = f"g ({kind}[2,3] x) => ({kind}[2,3] y) {{ y = Identity(x) }}"
+    x = torch.tensor([3, 0, -1]).to(dtype).expand(2, 3)
+    (result,) = session_of(text, [InputSpec("x", dtype)], [OutputSpec("y", dtype, strides=(0, 1))])([x])
+    assert (result.dtype, result.stride()) == (dtype, (0, 1))
+    assert torch.equal(result, x)
 
 
 # Threads
@@ -130,7 +147,9 @@ def test_each_number_of_threads_has_its_session() -> None:
     text = "g (float[a] x) => (float[a] y) { y = Exp(x) }"
     follows = session_of(text, [InputSpec("x", FLOAT)], [OutputSpec("y", FLOAT)], threads=None)
     fixed = session_of(text, [InputSpec("x", FLOAT)], [OutputSpec("y", FLOAT)], threads=2)
-    assert fixed.threads == fixed.with_threads(2).threads == 2
+    assert fixed.threads == 2
+    assert fixed.with_threads(3).threads == follows.with_threads(3).threads == 3
+    assert fixed.threads == 2, "the other one is a session of its own"
     assert follows.threads == torch.get_num_threads()
     torch.set_num_threads(follows.threads + 1)
     assert follows.threads == torch.get_num_threads()
