@@ -77,6 +77,14 @@ def test_arguments_are_not_copied() -> None:
         assert to_ort(x).data_ptr() == x.data_ptr()
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32], ids=str)
+def test_zeros_without_memory_get_some(dtype: torch.dtype) -> None:
+    """Autograd passes them on; ONNX Runtime would read from address 0."""
+    zeros = torch._efficientzerotensor(3, dtype=dtype)
+    assert zeros._is_zerotensor()
+    assert torch.equal(from_ort(to_ort(zeros), dtype), torch.zeros(3, dtype=dtype))
+
+
 def test_too_few_arguments_are_an_error() -> None:
     text = "g (float[a] x, float[a] z) => (float[a] y) { y = Add(x, z) }"
     session = session_of(text, [InputSpec("x", FLOAT), InputSpec("z", FLOAT)], [OutputSpec("y", FLOAT)])
