@@ -177,6 +177,7 @@ def test_as_strided_of_memory_that_begins_before_the_tensor_runs_in_pytorch() ->
 )
 def test_layouts(tensor: torch.Tensor, layout: Layout) -> None:
     assert layout_of(tensor) == layout
+    assert not layout_of(tensor).is_symbolic
     if layout.permutation is not None:
         assert tensor.permute(layout.permutation).is_contiguous()
 
