@@ -324,8 +324,7 @@ def _execution_order(graph: fx.GraphModule, region_of: dict[fx.Node, Region]) ->
         needed.discard(key)
         for other in needed:
             users[other].append(key)
-    ready = [key for key, needed in waiting.items() if not needed]
-    heapq.heapify(ready)
+    ready = [key for key, needed in waiting.items() if not needed]  # in ascending order, so a heap
     order = []
     while ready:
         key = heapq.heappop(ready)

@@ -8,6 +8,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from conftest import compiled
+from onnxscript import opset18 as op
 from torch import nn
 
 from dynamo_backends import SessionError, TranslationError, UnsupportedOperatorError
@@ -18,6 +19,7 @@ from dynamo_backends.observer import Observer
 from dynamo_backends.options import parse_options
 from dynamo_backends.pipeline import Pipeline
 from dynamo_backends.reasons import Kind
+from dynamo_backends.regions import Support
 from dynamo_backends.runtime.messages import session_error
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings
@@ -89,6 +91,17 @@ def test_the_reason_of_a_converter_may_have_a_kind() -> None:
     assert all(reason.by_design for reason in coverage.in_pytorch.values()), coverage.in_pytorch
 
 
+def test_what_has_side_effects_runs_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has a translation of it: ONNX Runtime may leave it out, or run it in another order."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    node = graph.call_function(aten._assert_async.msg, (x, "not true"))
+    x.meta["val"] = node.meta["val"] = torch.ones(())
+    monkeypatch.setitem(CONVERTERS, aten._assert_async.msg, lambda x, message: op.Identity(x))
+    reason = Support(18, CPU).reason_against(node)
+    assert reason is not None and reason.kind is Kind.NOT_IN_ONNX
+
+
 def test_an_unsupported_operator_is_named() -> None:
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
         compiled(lambda x: torch.linalg.eigvalsh(x) + 1, options={"fallback": "error"})(torch.eye(3))
@@ -112,6 +125,7 @@ def model_of(text: str) -> ir.Model:
     model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 18]>\n{text}')
     for node in model.graph:
         node.name = f"node_{node.outputs[0].name}"
+        node.metadata_props["aten"] = "aten.none.default"
         node.metadata_props["fx_node"] = f"from_{node.outputs[0].name}"
     return model
 
@@ -162,7 +176,9 @@ def test_a_kernel_fault_knows_its_node() -> None:
 )
 def test_what_is_about_memory_is_told_from_what_is_about_the_model(error: Exception) -> None:
     model = Session(model_of("g (float[4] x) => (float[4] y) { y = Neg(x) }"), SessionSettings(CPU)).model
-    assert session_error(error, model).reason.kind is Kind.OUT_OF_MEMORY
+    said = session_error(error, model)
+    assert said.reason.kind is Kind.OUT_OF_MEMORY
+    assert str(said) == (str(error) or "MemoryError")
 
 
 def test_the_error_of_a_translation_reaches_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
