@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynamo_backends.aliases import IN_PYTORCH, read_memory_of_owners, separate_returned_views
 from dynamo_backends.exporter.translate import Input, Output
 from dynamo_backends.layout import ROW_MAJOR, Layout, layout_of
-from dynamo_backends.regions import Region, Split, assemble, region_module
+from dynamo_backends.regions import Region, Split, Support, assemble, region_module, split_graph
 
 aten = torch.ops.aten
 
@@ -224,6 +224,25 @@ def test_layouts_of_sizes_that_only_the_data_tells() -> None:
 def region_of(index: int, nodes: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node]) -> Region:
     layouts = [ROW_MAJOR] * len(outputs)
     return Region(index, nodes, [Input(node) for node in inputs], [Output(node) for node in outputs], layouts)
+
+
+def test_regions_take_and_return_what_crosses_their_borders() -> None:
+    """Each value once; what a region alone reads stays in it, or ONNX Runtime could not fuse it away."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        wide = x.exp() * x
+        ordered, _ = wide.neg().sort()
+        return ordered.sin() + wide, ordered.cos() + y
+
+    module = captured(function, torch.ones(2), torch.ones(2))
+    split = split_graph(module, Support(18, ("CPUExecutionProvider",)), {})
+    borders = [([item.node.name for item in r.inputs], [item.node.name for item in r.outputs]) for r in split.regions]
+    assert borders == [(["x_1"], ["mul", "neg"]), (["getitem", "mul", "y_1"], ["add", "add_1"])]
+    assert [node.name for node in split.in_pytorch] == ["sort", "getitem", "getitem_1"]
+    assert [[node.name for node in region.operators] for region in split.regions] == [
+        ["exp", "mul", "neg"],
+        ["sin", "add", "cos", "add_1"],
+    ]
 
 
 def test_writes_to_arguments_come_after_all_reads() -> None:

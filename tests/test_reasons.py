@@ -18,8 +18,9 @@ from dynamo_backends.exporter.converters import CONVERTERS, NotTranslatable
 from dynamo_backends.observer import Observer
 from dynamo_backends.options import parse_options
 from dynamo_backends.pipeline import Pipeline
-from dynamo_backends.reasons import Kind
+from dynamo_backends.reasons import Kind, Reason
 from dynamo_backends.regions import Support
+from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.messages import session_error
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings
@@ -162,6 +163,35 @@ def test_a_kernel_fault_knows_its_node() -> None:
         Session(model_of(text), SessionSettings(CPU))
     assert caught.value.node == "from_y"
     assert caught.value.reason.kind is Kind.UPSTREAM_FAULT
+
+
+@pytest.mark.parametrize(
+    ("error", "in_pytorch"),
+    [
+        (SessionError("made up", node="sin"), ["sin"]),
+        (SessionError("made up", node="getitem"), ["max_1"]),
+        (SessionError("made up", node="of_a_pass"), ["exp", "max_1", "sin"]),
+        (KernelFaultError("made up", Reason(Kind.UPSTREAM_FAULT, "wrong"), None), ["exp", "max_1", "sin"]),
+    ],
+    ids=["a node", "a result", "no node", "a kernel"],
+)
+def test_a_region_that_is_refused_loses_the_node_that_is_named(
+    error: SessionError, in_pytorch: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And all its nodes if none is."""
+    load = Executable.load
+    refusals = iter([error])
+
+    def refuse(self: Executable) -> object:
+        for refusal in refusals:
+            raise refusal
+        return load(self)
+
+    monkeypatch.setattr(Executable, "load", refuse)
+    coverage = coverage_of(lambda x: x.exp().max(0).values.sin(), torch.randn(2, 3))
+    assert [node.name for node in coverage.in_pytorch] == in_pytorch
+    assert {reason.kind for reason in coverage.in_pytorch.values()} == {error.reason.kind}
+    assert coverage.total == 3
 
 
 @pytest.mark.parametrize(
