@@ -60,6 +60,20 @@ def test_results_that_share_memory_are_views_of_one() -> None:
     assert first.data_ptr() == second.data_ptr() and third.data_ptr() == first.data_ptr() + 4
 
 
+def test_a_view_that_is_returned_before_what_it_views() -> None:
+    """It is a view of the one that is returned, and nothing reads the one it was of."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.exp()
+        t = y.t()
+        return t[1:], t, y
+
+    module = captured(function, torch.randn(2, 3))
+    assert separate_returned_views(module) == 2
+    assert targets(module, in_pytorch=True) == ["t", "slice"]
+    assert targets(module, in_pytorch=False) == ["exp"]
+
+
 def test_two_views_of_what_is_not_returned_share_memory_too() -> None:
     module = captured(lambda x: (lambda y: (y.t(), y.view(-1)))(x.exp()), torch.randn(2, 3))
     assert separate_returned_views(module) == 2
@@ -144,14 +158,33 @@ def test_as_strided_of_unknown_memory_runs_in_pytorch(make: Callable[[torch.Tens
     assert IN_PYTORCH in node.meta
 
 
-def test_as_strided_of_memory_that_begins_before_the_tensor_runs_in_pytorch() -> None:
+@pytest.mark.parametrize(
+    "value",
+    [torch.empty(5, 6)[1:], torch.empty(4, 6).to_sparse(), None],
+    ids=["begins before the tensor", "not strided", "no tensor"],
+)
+def test_as_strided_of_other_memory_runs_in_pytorch(value: torch.Tensor | None) -> None:
     """An operator of another package may return a part of its memory, which its schema does not tell."""
-    module = strided(lambda x: x.exp(), (2, 2), (1, 1))
+    module = strided(lambda x: x.exp(), (2, 2), (1, 1), 0)
     (exp,) = module.graph.find_nodes(op="call_function", target=aten.exp.default)
-    exp.meta["val"] = torch.empty(5, 6)[1:]
+    exp.meta["val"] = value
     assert read_memory_of_owners(module) == 0
     (node,) = module.graph.find_nodes(op="call_function", target=aten.as_strided.default)
     assert IN_PYTORCH in node.meta
+
+
+def test_each_as_strided_is_looked_at() -> None:
+    """One that runs in PyTorch, one that reads the right memory as it is, and one that does not."""
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x.exp()
+        return [torch.as_strided(source, (2, 2), (1, 3)) for source in (x, y, y.t())]
+
+    module = captured(function, torch.randn(4, 6))
+    assert read_memory_of_owners(module) == 1
+    nodes = module.graph.find_nodes(op="call_function", target=aten.as_strided.default)
+    assert [IN_PYTORCH in node.meta for node in nodes] == [True, False, False]
+    assert nodes[1].args[0] is nodes[2].args[0]
 
 
 # Layout

@@ -144,6 +144,12 @@ def test_a_checked_pass_runs_with_the_threads_of_the_session(monkeypatch: pytest
     assert set(threads) == {2}
 
 
+def test_sessions_that_share_a_graph_do_not_spin() -> None:
+    for function, shares in ((lambda x: x.exp() * 2, False), (lambda x: x.exp().sort().values.sin(), True)):
+        [graph] = compile_and_keep(function, torch.randn(4))
+        assert [region.executable.settings.shares_graph for region in graph.regions] == [shares] * (1 + shares)
+
+
 COMPILES = """
 import json, pickle, sys
 import torch
