@@ -7,11 +7,11 @@ from collections.abc import Callable
 import onnx_ir as ir
 import pytest
 import torch
-from conftest import compiled
+from conftest import compiled, counted
 from onnxscript import opset18 as op
 from torch import nn
 
-from dynamo_backends import SessionError, TranslationError, UnsupportedOperatorError
+from dynamo_backends import SessionError, TranslationError, UnsupportedOperatorError, lowering
 from dynamo_backends.artifacts import CompiledGraph, Coverage, Runner
 from dynamo_backends.errors import KernelFaultError
 from dynamo_backends.exporter.converters import CONVERTERS, NotTranslatable
@@ -165,6 +165,44 @@ def test_a_kernel_fault_knows_its_node() -> None:
     assert caught.value.reason.kind is Kind.UPSTREAM_FAULT
 
 
+def refuse_once(error: SessionError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets ONNX Runtime refuse the next region."""
+    load = Executable.load
+    refusals = iter([error])
+
+    def refuse(self: Executable) -> object:
+        for refusal in refusals:
+            raise refusal
+        return load(self)
+
+    monkeypatch.setattr(Executable, "load", refuse)
+
+
+def test_a_region_that_is_refused_loses_the_nodes_that_are_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = Reason(Kind.REFUSED, "made up, of the node alone")
+    coverage_of(lambda x: x.exp().max(0).values.sin(), torch.randn(2, 3))  # so the nodes are asked about no more
+    torch._dynamo.reset()
+    refuse_once(SessionError("made up"), monkeypatch)
+    monkeypatch.setattr(Support, "ask", lambda self, node: alone if node.target is aten.sin.default else None)
+    coverage = coverage_of(lambda x: x.exp().max(0).values.sin(), torch.randn(2, 3))
+    assert [(node.name, reason) for node, reason in coverage.in_pytorch.items()] == [("sin", alone)]
+    assert counted("refused_regions") == 1
+
+
+def test_a_graph_is_split_anew_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time costs a session; then a region goes to PyTorch as a whole."""
+    names = iter(["exp", *(f"exp_{i}" for i in range(1, 20))])
+
+    def refuse(_: Executable) -> object:
+        raise SessionError("made up", node=next(names))
+
+    monkeypatch.setattr(Executable, "load", refuse)
+    monkeypatch.setattr(lowering, "_MAXIMUM_SPLITS", 3)
+    coverage = coverage_of(lambda x: x.exp().exp().exp().exp().exp().exp().exp(), torch.zeros(2))
+    assert (coverage.on_onnx, coverage.total) == (0, 7)
+    assert counted("refused_regions") == 1 + 3
+
+
 @pytest.mark.parametrize(
     ("error", "in_pytorch"),
     [
@@ -179,15 +217,7 @@ def test_a_region_that_is_refused_loses_the_node_that_is_named(
     error: SessionError, in_pytorch: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And all its nodes if none is."""
-    load = Executable.load
-    refusals = iter([error])
-
-    def refuse(self: Executable) -> object:
-        for refusal in refusals:
-            raise refusal
-        return load(self)
-
-    monkeypatch.setattr(Executable, "load", refuse)
+    refuse_once(error, monkeypatch)
     coverage = coverage_of(lambda x: x.exp().max(0).values.sin(), torch.randn(2, 3))
     assert [node.name for node in coverage.in_pytorch] == in_pytorch
     assert {reason.kind for reason in coverage.in_pytorch.values()} == {error.reason.kind}

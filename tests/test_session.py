@@ -62,6 +62,7 @@ def test_a_variant_differs_in_what_is_given_alone() -> None:
     session = Session(ir.from_onnx_text(ADDS_ZERO), settings)
     other = session.variant(ir.from_onnx_text(ADDS_ZERO.replace("Neg", "Abs")))
     assert other.settings == settings
+    assert hash(other.settings) == hash(settings), "a provider's options have no hash"
     assert operators(other.model) == ["Abs", "Add", "Exp"]
     assert session.variant(optimize=False).settings.optimize is False
     assert session.variant().model is session.model
@@ -73,6 +74,7 @@ def test_a_variant_differs_in_what_is_given_alone() -> None:
     options = other(2).get_session_options()
     assert options.intra_op_num_threads == 2
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    assert options.log_severity_level == 4, "what it refuses is raised, and need not be written to stderr too"
 
 
 class Keeper(Observer):
@@ -144,10 +146,14 @@ def test_a_checked_pass_runs_with_the_threads_of_the_session(monkeypatch: pytest
     assert set(threads) == {2}
 
 
-def test_sessions_that_share_a_graph_do_not_spin() -> None:
+def test_sessions_that_share_a_graph_do_not_spin_and_others_shortly() -> None:
     for function, shares in ((lambda x: x.exp() * 2, False), (lambda x: x.exp().sort().values.sin(), True)):
         [graph] = compile_and_keep(function, torch.randn(4))
         assert [region.executable.settings.shares_graph for region in graph.regions] == [shares] * (1 + shares)
+        for region in graph.regions:
+            options = region.bound.session(region.bound.threads).get_session_options()
+            key, value = ("allow_spinning", "0") if shares else ("spin_duration_us", "100")
+            assert options.get_session_config_entry(f"session.intra_op.{key}") == value
 
 
 COMPILES = """
