@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pickle
@@ -229,6 +230,15 @@ def test_what_is_stored_runs() -> None:
     x = torch.randn(3, 4)
     [graph] = compile_and_keep(lambda x: (x.t().exp() @ x).relu() > 1, x)
     [region] = graph.regions
-    loaded = pickle.loads(pickle.dumps(region.executable)).load()
+    stored = pickle.loads(pickle.dumps(region.executable))
+    loaded = stored.load()
     assert_same_values(loaded([x]), [(x.t().exp() @ x).relu() > 1])
     assert np.array_equal(loaded([x])[0], region.bound([x])[0])
+    others = [
+        dataclasses.replace(stored, model=stored.model + b" "),
+        dataclasses.replace(stored, outputs=()),
+        dataclasses.replace(stored, settings=dataclasses.replace(stored.settings, threads=7)),
+    ]
+    assert stored.digest == region.executable.digest
+    assert len({item.digest for item in [stored, *others]}) == 4
+    assert str(stored.model) not in repr(stored), "it is long"
