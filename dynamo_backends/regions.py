@@ -300,8 +300,8 @@ def assemble(graph: fx.GraphModule, split: Split, callables: Sequence[Callable[.
 def _execution_order(graph: fx.GraphModule, region_of: dict[fx.Node, Region]) -> list[fx.Node | Region]:
     """Nodes and regions in an order in which all they read is there, as close to the graph's as that allows.
 
-    What is ready and came first runs first. So the writes to inputs (``copy_``), which AOTAutograd puts last, come after
-    all reads of the old values, and the output after all: nothing else waits for them.
+    What is ready and came first runs first. So the writes to inputs (``copy_``), which AOTAutograd puts last, come
+    after all reads of the old values, and the output after all: nothing else waits for them.
     """
     units: dict[int, fx.Node | Region] = {}
     unit_of: dict[fx.Node, int] = {}
