@@ -70,7 +70,7 @@ def separate_returned_views(module: fx.GraphModule) -> int:
         if owner is not node and (sharing[owner] > 1 or owner.op in ("placeholder", "get_attr")):
             output.replace_input_with(node, separate(node))
     for node in separated:  # a view before what it views
-        if not node.users and node not in own:
+        if not node.users:
             module.graph.erase_node(node)
     if own:
         module.graph.lint()

@@ -70,9 +70,9 @@ class Input:
     permutation: tuple[int, ...] | None = None
 
 
-def is_operator(node: fx.Node) -> bool:
-    """Whether a node computes something: calls, but not the unpacking of several results."""
-    return node.op in ("call_function", "call_module", "call_method") and node.target is not operator.getitem
+def is_operator(call: fx.Node) -> bool:
+    """Whether a call computes something, and does not only take one of several results."""
+    return call.target is not operator.getitem
 
 
 @dataclasses.dataclass

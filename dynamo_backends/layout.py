@@ -41,9 +41,8 @@ def layout_of(tensor: torch.Tensor) -> Layout:
     strides: list[Size] = list(tensor.stride())
     if 0 in [size for size in sizes if isinstance(size, int)] or _is_row_major(sizes, strides):
         return ROW_MAJOR
-    known_sizes = [size for size in map(_hint, sizes) if size is not None]
     known_strides = [stride for stride in map(_hint, strides) if stride is not None]
-    if len(known_sizes) == len(known_strides) == len(sizes):
+    if len(known_strides) == len(strides):
         order = sorted(range(len(sizes)), key=lambda i: -known_strides[i])
         if _is_row_major([sizes[i] for i in order], [strides[i] for i in order]):
             return Layout(permutation=tuple(order))
@@ -65,4 +64,5 @@ def _is_row_major(sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
 
 
 def _hint(value: Size) -> int | None:
+    """What a size is in the first call; ``None`` if only the data will tell."""
     return value if isinstance(value, int) else value.node.hint

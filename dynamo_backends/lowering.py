@@ -139,10 +139,10 @@ class OnnxLowering:
         if named or isinstance(error, KernelFaultError):
             return {producer_of(node): error.reason for node in named or region.nodes}
         by_themselves = {}
-        for node in region.nodes:
+        for node in region.operators:  # what takes one of several results has no translation of its own
             against = self.support.ask(node)
             if against is not None:
-                by_themselves[producer_of(node)] = against
+                by_themselves[node] = against
         refused = Reason(error.reason.kind, f"as a part of its region: {error.reason}")
         return by_themselves or dict.fromkeys(region.nodes, refused)
 

@@ -300,7 +300,8 @@ def assemble(graph: fx.GraphModule, split: Split, callables: Sequence[Callable[.
 def _execution_order(graph: fx.GraphModule, region_of: dict[fx.Node, Region]) -> list[fx.Node | Region]:
     """Nodes and regions in an order in which all they read is there, as close to the graph's as that allows.
 
-    So the writes to inputs (``copy_``), which AOTAutograd puts last, come after all reads of the old values.
+    What is ready and came first runs first. So the writes to inputs (``copy_``), which AOTAutograd puts last, come
+    after all reads of the old values, and the output after all: nothing else waits for them.
     """
     units: dict[int, fx.Node | Region] = {}
     unit_of: dict[fx.Node, int] = {}
@@ -317,15 +318,12 @@ def _execution_order(graph: fx.GraphModule, region_of: dict[fx.Node, Region]) ->
             if previous is not None:
                 waiting[key].add(previous)
             previous = key
-        if node.op == "output":
-            waiting[key].update(other for other in units if other != key)
     users: dict[int, list[int]] = {key: [] for key in units}
     for key, needed in waiting.items():
         needed.discard(key)
         for other in needed:
             users[other].append(key)
-    ready = [key for key, needed in waiting.items() if not needed]
-    heapq.heapify(ready)
+    ready = [key for key, needed in waiting.items() if not needed]  # in ascending order, so a heap
     order = []
     while ready:
         key = heapq.heappop(ready)

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynamo_backends.aliases import IN_PYTORCH, read_memory_of_owners, separate_returned_views
 from dynamo_backends.exporter.translate import Input, Output
 from dynamo_backends.layout import ROW_MAJOR, Layout, layout_of
-from dynamo_backends.regions import Region, Split, assemble, region_module
+from dynamo_backends.regions import Region, Split, Support, assemble, region_module, split_graph
 
 aten = torch.ops.aten
 
@@ -58,6 +58,20 @@ def test_results_that_share_memory_are_views_of_one() -> None:
     assert targets(module, in_pytorch=True) == ["t", "t", "slice"]
     first, second, third = module(torch.randn(2, 3))
     assert first.data_ptr() == second.data_ptr() and third.data_ptr() == first.data_ptr() + 4
+
+
+def test_a_view_that_is_returned_before_what_it_views() -> None:
+    """It is a view of the one that is returned, and nothing reads the one it was of."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.exp()
+        t = y.t()
+        return t[1:], t, y
+
+    module = captured(function, torch.randn(2, 3))
+    assert separate_returned_views(module) == 2
+    assert targets(module, in_pytorch=True) == ["t", "slice"]
+    assert targets(module, in_pytorch=False) == ["exp"]
 
 
 def test_two_views_of_what_is_not_returned_share_memory_too() -> None:
@@ -144,14 +158,34 @@ def test_as_strided_of_unknown_memory_runs_in_pytorch(make: Callable[[torch.Tens
     assert IN_PYTORCH in node.meta
 
 
-def test_as_strided_of_memory_that_begins_before_the_tensor_runs_in_pytorch() -> None:
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize(
+    "value",
+    [lambda: torch.empty(5, 6)[1:], lambda: torch.eye(4).to_sparse_csr(), lambda: None],
+    ids=["begins before the tensor", "not strided", "no tensor"],
+)
+def test_as_strided_of_other_memory_runs_in_pytorch(value: Callable[[], torch.Tensor | None]) -> None:
     """An operator of another package may return a part of its memory, which its schema does not tell."""
-    module = strided(lambda x: x.exp(), (2, 2), (1, 1))
+    module = strided(lambda x: x.exp(), (2, 2), (1, 1), 0)
     (exp,) = module.graph.find_nodes(op="call_function", target=aten.exp.default)
-    exp.meta["val"] = torch.empty(5, 6)[1:]
+    exp.meta["val"] = value()
     assert read_memory_of_owners(module) == 0
     (node,) = module.graph.find_nodes(op="call_function", target=aten.as_strided.default)
     assert IN_PYTORCH in node.meta
+
+
+def test_each_as_strided_is_looked_at() -> None:
+    """One that runs in PyTorch, one that reads the right memory as it is, and one that does not."""
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x.exp()
+        return [torch.as_strided(source, (2, 2), (1, 3)) for source in (x, y, y.t())]
+
+    module = captured(function, torch.randn(4, 6))
+    assert read_memory_of_owners(module) == 1
+    nodes = module.graph.find_nodes(op="call_function", target=aten.as_strided.default)
+    assert [IN_PYTORCH in node.meta for node in nodes] == [True, False, False]
+    assert nodes[1].args[0] is nodes[2].args[0]
 
 
 # Layout
@@ -177,6 +211,7 @@ def test_as_strided_of_memory_that_begins_before_the_tensor_runs_in_pytorch() ->
 )
 def test_layouts(tensor: torch.Tensor, layout: Layout) -> None:
     assert layout_of(tensor) == layout
+    assert not layout_of(tensor).is_symbolic
     if layout.permutation is not None:
         assert tensor.permute(layout.permutation).is_contiguous()
 
@@ -193,12 +228,55 @@ def test_layouts_of_symbolic_sizes() -> None:
     assert slices.is_symbolic
 
 
+def test_a_layout_holds_for_all_sizes() -> None:
+    """To look at sizes puts no guards on them: the graph would be compiled anew for others."""
+    module = captured(lambda x: x.permute(2, 0, 1).exp(), torch.randn(4, 5, 6), symbolic=True)
+    (node,) = module.graph.find_nodes(op="call_function", target=aten.exp.default)
+    value = node.meta["val"]
+    guards = list(value.fake_mode.shape_env.guards)
+    assert layout_of(value) == Layout(permutation=(1, 2, 0))
+    assert value.fake_mode.shape_env.guards == guards
+
+
+def test_layouts_of_sizes_that_only_the_data_tells() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = x.new_zeros(x.nonzero().shape[0], 3)
+        return rows, rows.t(), rows[:, :2], x.nonzero()
+
+    nodes = captured(function, torch.ones(2, 3), symbolic=True).graph.output_node().args[0]
+    assert isinstance(nodes, (list, tuple))
+    rows, transposed, sliced, found = [layout_of(node.meta["val"]) for node in nodes]  # type: ignore[union-attr]
+    assert rows == ROW_MAJOR
+    assert transposed == Layout(permutation=(1, 0))
+    assert sliced.is_symbolic
+    assert found.is_symbolic, "nonzero's columns lie one after another, and how far apart the data tells"
+
+
 # Assembly
 
 
 def region_of(index: int, nodes: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node]) -> Region:
     layouts = [ROW_MAJOR] * len(outputs)
     return Region(index, nodes, [Input(node) for node in inputs], [Output(node) for node in outputs], layouts)
+
+
+def test_regions_take_and_return_what_crosses_their_borders() -> None:
+    """Each value once; what a region alone reads stays in it, or ONNX Runtime could not fuse it away."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        wide = x.exp() * x
+        ordered, _ = wide.neg().sort()
+        return ordered.sin() + wide, ordered.cos() + y
+
+    module = captured(function, torch.ones(2), torch.ones(2))
+    split = split_graph(module, Support(18, ("CPUExecutionProvider",)), {})
+    borders = [([item.node.name for item in r.inputs], [item.node.name for item in r.outputs]) for r in split.regions]
+    assert borders == [(["x_1"], ["mul", "neg"]), (["getitem", "mul", "y_1"], ["add", "add_1"])]
+    assert [node.name for node in split.in_pytorch] == ["sort", "getitem", "getitem_1"]
+    assert [[node.name for node in region.operators] for region in split.regions] == [
+        ["exp", "mul", "neg"],
+        ["sin", "add", "cos", "add_1"],
+    ]
 
 
 def test_writes_to_arguments_come_after_all_reads() -> None:

@@ -10,7 +10,9 @@ import pytest
 import torch
 from conftest import assert_on_onnx, assert_same_as_eager, compiled, counted
 from onnxscript import opset18 as op
+from torch.autograd import forward_ad
 
+from dynamo_backends.artifacts import GraphName, RunnableRegion
 from dynamo_backends.errors import SessionError
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.runtime.binding import BoundSession, InputSpec, OutputSpec, from_ort, to_ort
@@ -75,6 +77,14 @@ def test_arguments_are_not_copied() -> None:
         assert to_ort(x).data_ptr() == x.data_ptr()
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32], ids=str)
+def test_zeros_without_memory_get_some(dtype: torch.dtype) -> None:
+    """Autograd passes them on; ONNX Runtime would read from address 0."""
+    zeros = torch._efficientzerotensor(3, dtype=dtype)
+    assert zeros._is_zerotensor()
+    assert torch.equal(from_ort(to_ort(zeros), dtype), torch.zeros(3, dtype=dtype))
+
+
 def test_too_few_arguments_are_an_error() -> None:
     text = "g (float[a] x, float[a] z) => (float[a] y) { y = Add(x, z) }"
     session = session_of(text, [InputSpec("x", FLOAT), InputSpec("z", FLOAT)], [OutputSpec("y", FLOAT)])
@@ -89,6 +99,21 @@ def test_numbers_go_in_and_come_out(number: int | bool, dtype: torch.dtype) -> N
     session = session_of(text, [InputSpec("n", None)], [OutputSpec("y", dtype, is_number=True)])
     (result,) = session([number])
     assert result == number and type(result) is type(number)
+
+
+def test_the_default_device_is_not_where_arguments_and_results_are() -> None:
+    """``torch.device("meta")`` stands for the GPU of somebody's ``set_default_device``."""
+    text = """g (int64 n, bool b, float[1] x) => (int64 m, bool c, float[3] y) {
+        m = Identity(n) c = Not(b) s = Constant<value_ints=[3]>() y = Expand(x, s) }"""
+    inputs = [InputSpec("n", None), InputSpec("b", None), InputSpec("x", FLOAT)]
+    numbers = [OutputSpec("m", torch.int64, is_number=True), OutputSpec("c", torch.bool, is_number=True)]
+    session = session_of(text, inputs, [*numbers, OutputSpec("y", FLOAT, strides=(0,))])
+    x = torch.ones(1)
+    with torch.device("meta"):
+        number, truth, result = session([5, False, x])
+    assert (number, truth) == (5, True)
+    assert isinstance(result, torch.Tensor) and result.device == x.device
+    assert torch.equal(result, torch.ones(3))
 
 
 # Results
@@ -114,11 +139,13 @@ def test_an_expanded_result_keeps_its_strides_and_its_little_memory(
     assert result.untyped_storage().nbytes() == function(x).untyped_storage().nbytes()
 
 
-def test_a_session_presents_expanded_results() -> None:
-    text = "g (float[2,3] x) => (float[2,3] y) { y = Identity(x) }"
-    x = torch.randn(3).expand(2, 3)
-    (result,) = session_of(text, [InputSpec("x", FLOAT)], [OutputSpec("y", FLOAT, strides=(0, 1))])([x])
-    assert torch.equal(result, x) and result.stride() == (0, 1)
+@pytest.mark.parametrize(("kind", "dtype"), [("float", torch.float32), ("int64", torch.int64), ("bool", torch.bool)])
+def test_a_session_presents_expanded_results(kind: str, dtype: torch.dtype) -> None:
+    text = f"g ({kind}[2,3] x) => ({kind}[2,3] y) {{ y = Identity(x) }}"
+    x = torch.tensor([3, 0, -1]).to(dtype).expand(2, 3)
+    (result,) = session_of(text, [InputSpec("x", dtype)], [OutputSpec("y", dtype, strides=(0, 1))])([x])
+    assert (result.dtype, result.stride()) == (dtype, (0, 1))
+    assert torch.equal(result, x)
 
 
 # Threads
@@ -128,7 +155,9 @@ def test_each_number_of_threads_has_its_session() -> None:
     text = "g (float[a] x) => (float[a] y) { y = Exp(x) }"
     follows = session_of(text, [InputSpec("x", FLOAT)], [OutputSpec("y", FLOAT)], threads=None)
     fixed = session_of(text, [InputSpec("x", FLOAT)], [OutputSpec("y", FLOAT)], threads=2)
-    assert fixed.threads == fixed.with_threads(2).threads == 2
+    assert fixed.threads == 2
+    assert fixed.with_threads(3).threads == follows.with_threads(3).threads == 3
+    assert fixed.threads == 2, "the other one is a session of its own"
     assert follows.threads == torch.get_num_threads()
     torch.set_num_threads(follows.threads + 1)
     assert follows.threads == torch.get_num_threads()
@@ -169,3 +198,31 @@ def test_a_failure_is_an_error_and_counted_when_fallback_is(monkeypatch: pytest.
         with pytest.raises(SessionError, match=r"inference region 0: ONNX Runtime failed on this call.*fallback"):
             function(torch.ones(2, 3))
         assert counted("runtime_failures") == number
+
+
+def fails(args: object) -> list[object]:
+    raise SessionError("no such index\nand more lines")
+
+
+def test_a_region_tells_of_its_first_failure_and_remembers_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    region = RunnableRegion(GraphName(7, "forward"), 2, fails, lambda x: [x + 1])  # type: ignore[arg-type, operator]
+    assert (region.failures, region.last_failure) == (0, "")
+    with caplog.at_level(logging.WARNING, "dynamo_backends"):
+        for number in (1, 2, 3):
+            assert region(number) == [number + 1]
+            assert (region.failures, region.last_failure) == (number, "ONNX Runtime failed on this call: no such index")
+            (record,) = caplog.records
+    assert record.getMessage().startswith("graph 7 forward region 2: PyTorch ran the region")
+
+
+def test_a_region_tells_once_that_pytorch_computes_tangents(caplog: pytest.LogCaptureFixture) -> None:
+    region = RunnableRegion(GraphName(7), 2, fails, lambda x: [x + 1])  # type: ignore[arg-type, operator]
+    with caplog.at_level(logging.WARNING, "dynamo_backends"), forward_ad.dual_level():
+        for number in (1, 2):
+            assert region(number) == [number + 1]
+            (record,) = caplog.records
+    assert record.getMessage() == "graph 7 region 2: PyTorch runs it inside forward-mode AD"
+    assert (counted("calls_inside_forward_ad"), region.failures) == (2, 0)
+    region.must_run_on_onnx = True
+    with forward_ad.dual_level(), pytest.raises(SessionError, match="which only PyTorch can do.*fallback"):
+        region(1)

@@ -167,6 +167,9 @@ def test_nested_arguments() -> None:
     assert_on_onnx()
 
 
-def test_a_graph_without_work_makes_no_session() -> None:
-    compiled(lambda x: x.view(-1))(x())
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_graph_without_work_makes_no_session(dynamic: bool) -> None:
+    """Views alone, and the arithmetic of their sizes."""
+    assert_same_as_eager(lambda x: x.view(x.shape[0] * 3, x.shape[1] // 3), x(), settings={"dynamic": dynamic})
+    assert counted("graphs") == 1
     assert counted("regions") == 0

@@ -7,17 +7,20 @@ from collections.abc import Callable
 import onnx_ir as ir
 import pytest
 import torch
-from conftest import compiled
+from conftest import compiled, counted
+from onnxscript import opset18 as op
 from torch import nn
 
-from dynamo_backends import SessionError, TranslationError, UnsupportedOperatorError
+from dynamo_backends import SessionError, TranslationError, UnsupportedOperatorError, lowering
 from dynamo_backends.artifacts import CompiledGraph, Coverage, Runner
 from dynamo_backends.errors import KernelFaultError
 from dynamo_backends.exporter.converters import CONVERTERS, NotTranslatable
 from dynamo_backends.observer import Observer
 from dynamo_backends.options import parse_options
 from dynamo_backends.pipeline import Pipeline
-from dynamo_backends.reasons import Kind
+from dynamo_backends.reasons import Kind, Reason
+from dynamo_backends.regions import Support
+from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.messages import session_error
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings
@@ -74,12 +77,30 @@ def test_the_kind_of_a_reason(name: str) -> None:
     assert coverage.total == coverage.on_onnx + len(coverage.in_pytorch)
 
 
+def test_the_share_on_onnx_runtime() -> None:
+    """To take one of an operator's results is none of the operators."""
+    coverage = coverage_of(lambda x: (x.max(0).values * 2).sin() + x.sort(0).values, torch.eye(3))
+    assert (coverage.on_onnx, coverage.total, coverage.share) == (4, 5, 0.8)
+    assert Coverage(0, {}).share == 1.0, "a graph that only returns its arguments leaves nothing to PyTorch"
+
+
 def test_the_reason_of_a_converter_may_have_a_kind() -> None:
     attention = nn.functional.scaled_dot_product_attention
     x = torch.randn(1, 2, 4, 8)
     coverage = coverage_of(lambda x: attention(x, x, x, dropout_p=0.5) * 2, x)
     assert coverage.in_pytorch
     assert all(reason.by_design for reason in coverage.in_pytorch.values()), coverage.in_pytorch
+
+
+def test_what_has_side_effects_runs_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has a translation of it: ONNX Runtime may leave it out, or run it in another order."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    node = graph.call_function(aten._assert_async.msg, (x, "not true"))
+    x.meta["val"] = node.meta["val"] = torch.ones(())
+    monkeypatch.setitem(CONVERTERS, aten._assert_async.msg, lambda x, message: op.Identity(x))
+    reason = Support(18, CPU).reason_against(node)
+    assert reason is not None and reason.kind is Kind.NOT_IN_ONNX
 
 
 def test_an_unsupported_operator_is_named() -> None:
@@ -105,6 +126,7 @@ def model_of(text: str) -> ir.Model:
     model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 18]>\n{text}')
     for node in model.graph:
         node.name = f"node_{node.outputs[0].name}"
+        node.metadata_props["aten"] = "aten.none.default"
         node.metadata_props["fx_node"] = f"from_{node.outputs[0].name}"
     return model
 
@@ -143,6 +165,65 @@ def test_a_kernel_fault_knows_its_node() -> None:
     assert caught.value.reason.kind is Kind.UPSTREAM_FAULT
 
 
+def refuse_once(error: SessionError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets ONNX Runtime refuse the next region."""
+    load = Executable.load
+    refusals = iter([error])
+
+    def refuse(self: Executable) -> object:
+        for refusal in refusals:
+            raise refusal
+        return load(self)
+
+    monkeypatch.setattr(Executable, "load", refuse)
+
+
+def test_a_region_that_is_refused_loses_the_nodes_that_are_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = Reason(Kind.REFUSED, "made up, of the node alone")
+    coverage_of(lambda x: x.exp().max(0).values.sin(), torch.randn(2, 3))  # so the nodes are asked about no more
+    torch._dynamo.reset()
+    refuse_once(SessionError("made up"), monkeypatch)
+    monkeypatch.setattr(Support, "ask", lambda self, node: alone if node.target is aten.sin.default else None)
+    coverage = coverage_of(lambda x: x.exp().max(0).values.sin(), torch.randn(2, 3))
+    assert [(node.name, reason) for node, reason in coverage.in_pytorch.items()] == [("sin", alone)]
+    assert counted("refused_regions") == 1
+
+
+def test_a_graph_is_split_anew_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time costs a session; then a region goes to PyTorch as a whole."""
+    names = iter(["exp", *(f"exp_{i}" for i in range(1, 20))])
+
+    def refuse(_: Executable) -> object:
+        raise SessionError("made up", node=next(names))
+
+    monkeypatch.setattr(Executable, "load", refuse)
+    monkeypatch.setattr(lowering, "_MAXIMUM_SPLITS", 3)
+    coverage = coverage_of(lambda x: x.exp().exp().exp().exp().exp().exp().exp(), torch.zeros(2))
+    assert (coverage.on_onnx, coverage.total) == (0, 7)
+    assert counted("refused_regions") == 1 + 3
+
+
+@pytest.mark.parametrize(
+    ("error", "in_pytorch"),
+    [
+        (SessionError("made up", node="sin"), ["sin"]),
+        (SessionError("made up", node="getitem"), ["max_1"]),
+        (SessionError("made up", node="of_a_pass"), ["exp", "max_1", "sin"]),
+        (KernelFaultError("made up", Reason(Kind.UPSTREAM_FAULT, "wrong"), None), ["exp", "max_1", "sin"]),
+    ],
+    ids=["a node", "a result", "no node", "a kernel"],
+)
+def test_a_region_that_is_refused_loses_the_node_that_is_named(
+    error: SessionError, in_pytorch: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And all its nodes if none is."""
+    refuse_once(error, monkeypatch)
+    coverage = coverage_of(lambda x: x.exp().max(0).values.sin(), torch.randn(2, 3))
+    assert [node.name for node in coverage.in_pytorch] == in_pytorch
+    assert {reason.kind for reason in coverage.in_pytorch.values()} == {error.reason.kind}
+    assert coverage.total == 3
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -155,7 +236,9 @@ def test_a_kernel_fault_knows_its_node() -> None:
 )
 def test_what_is_about_memory_is_told_from_what_is_about_the_model(error: Exception) -> None:
     model = Session(model_of("g (float[4] x) => (float[4] y) { y = Neg(x) }"), SessionSettings(CPU)).model
-    assert session_error(error, model).reason.kind is Kind.OUT_OF_MEMORY
+    said = session_error(error, model)
+    assert said.reason.kind is Kind.OUT_OF_MEMORY
+    assert str(said) == (str(error) or "MemoryError")
 
 
 def test_the_error_of_a_translation_reaches_the_account(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,9 @@ from onnxscript import opset18 as op
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dynamo_backends import regions
 from dynamo_backends.errors import SessionError, TranslationError, WrongResultError
+from dynamo_backends.exporter import results
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.translate import Input, Output, translate
 from dynamo_backends.runtime import binding
@@ -159,6 +161,46 @@ def test_every_node_of_a_region_is_checked(plant: Plant) -> None:
             with pytest.raises(TranslationError, match=r"sinh .*shape \(3, 2\) where eager returns \(2, 3\)"):
                 translate(nodes, [Input(x)], [Output(nodes[-1])], opset=23)
         plant(aten.sinh.default, lambda x: op.Sinh(x))
+
+
+def test_an_argument_that_is_read_after_a_result_of_the_translation_is_known(plant: Plant) -> None:
+    """Its shape decides what comes out."""
+    graph = captured(torch.atan2, torch.randn(3), torch.randn(2, 3)).graph
+    x, y, node = [node for node in graph.nodes if node.op in ("placeholder", "call_function")]
+    plant(aten.atan2.default, lambda x, y: op.Unsqueeze(op.Add(op.Sin(x), y), [0]))
+    with pytest.raises(TranslationError, match=r"shape \(1, 2, 3\) where eager returns \(2, 3\)"):
+        translate([node], [Input(x), Input(y)], [Output(node)], opset=23)
+
+
+def test_computed_shapes_are_followed(plant: Plant) -> None:
+    graph = captured(torch.sinh, torch.randn(2, 3)).graph
+    x, node = [node for node in graph.nodes if node.op in ("placeholder", "call_function")]
+    plant(aten.sinh.default, WRONG["computed shape"][0])
+    with pytest.raises(TranslationError, match=WRONG["computed shape"][1]):
+        translate([node], [Input(x)], [Output(node)], opset=23)
+
+
+def test_what_is_remembered_of_translations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "_MAXIMUM_KNOWN", 3)
+    monkeypatch.setattr(results, "_known", {})
+    for size in range(1, 8):
+        graph = captured(torch.sinh, torch.randn(size)).graph
+        x, node = [node for node in graph.nodes if node.op in ("placeholder", "call_function")]
+        translate([node], [Input(x)], [Output(node)], opset=23)
+        assert 0 < len(results._known) <= 3
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_inference_knows_is_not_tried(dynamic: bool, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial takes a session and PyTorch's result."""
+
+    def fail(*_: object) -> object:
+        raise AssertionError
+
+    monkeypatch.setattr(regions, "wrong_result", fail)
+    plant(aten.sinh.default, lambda x: op.Sinh(x))  # a new function, which nobody has asked about
+    assert_same_as_eager(lambda x: x.sinh() * 2, torch.randn(2, 3), settings={"dynamic": dynamic})
+    assert_on_onnx()
 
 
 def test_a_translation_registered_later_is_used(plant: Plant) -> None:

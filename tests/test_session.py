@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pickle
@@ -62,6 +63,7 @@ def test_a_variant_differs_in_what_is_given_alone() -> None:
     session = Session(ir.from_onnx_text(ADDS_ZERO), settings)
     other = session.variant(ir.from_onnx_text(ADDS_ZERO.replace("Neg", "Abs")))
     assert other.settings == settings
+    assert hash(other.settings) == hash(settings), "a provider's options have no hash"
     assert operators(other.model) == ["Abs", "Add", "Exp"]
     assert session.variant(optimize=False).settings.optimize is False
     assert session.variant().model is session.model
@@ -73,6 +75,7 @@ def test_a_variant_differs_in_what_is_given_alone() -> None:
     options = other(2).get_session_options()
     assert options.intra_op_num_threads == 2
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    assert options.log_severity_level == 4, "what it refuses is raised, and need not be written to stderr too"
 
 
 class Keeper(Observer):
@@ -142,6 +145,16 @@ def test_a_checked_pass_runs_with_the_threads_of_the_session(monkeypatch: pytest
     compile_and_keep(lambda x: x.exp() @ x, torch.randn(4, 4), threads=2, verify_passes=True)
     assert len(threads) > 1  # those of the check, and the one that runs
     assert set(threads) == {2}
+
+
+def test_sessions_that_share_a_graph_do_not_spin_and_others_shortly() -> None:
+    for function, shares in ((lambda x: x.exp() * 2, False), (lambda x: x.exp().sort().values.sin(), True)):
+        [graph] = compile_and_keep(function, torch.randn(4))
+        assert [region.executable.settings.shares_graph for region in graph.regions] == [shares] * (1 + shares)
+        for region in graph.regions:
+            options = region.bound.session(region.bound.threads).get_session_options()
+            key, value = ("allow_spinning", "0") if shares else ("spin_duration_us", "100")
+            assert options.get_session_config_entry(f"session.intra_op.{key}") == value
 
 
 COMPILES = """
@@ -217,6 +230,15 @@ def test_what_is_stored_runs() -> None:
     x = torch.randn(3, 4)
     [graph] = compile_and_keep(lambda x: (x.t().exp() @ x).relu() > 1, x)
     [region] = graph.regions
-    loaded = pickle.loads(pickle.dumps(region.executable)).load()
+    stored = pickle.loads(pickle.dumps(region.executable))
+    loaded = stored.load()
     assert_same_values(loaded([x]), [(x.t().exp() @ x).relu() > 1])
     assert np.array_equal(loaded([x])[0], region.bound([x])[0])
+    others = [
+        dataclasses.replace(stored, model=stored.model + b" "),
+        dataclasses.replace(stored, outputs=()),
+        dataclasses.replace(stored, settings=dataclasses.replace(stored.settings, threads=7)),
+    ]
+    assert stored.digest == region.executable.digest
+    assert len({item.digest for item in [stored, *others]}) == 4
+    assert str(stored.model) not in repr(stored), "it is long"

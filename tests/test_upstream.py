@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from importlib import metadata
 
 import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
 from conftest import assert_on_onnx, compiled, counted
+from packaging.version import Version
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import gelu
 from upstream_faults import DEMONSTRATIONS, faults, unknown
 
 from dynamo_backends import SessionError
+from dynamo_backends import faults as versions
 from dynamo_backends.exporter import known_wrong
 from dynamo_backends.faults import Fault, installed_version
 from dynamo_backends.regions import Support
@@ -73,6 +76,26 @@ def test_a_fault_holds_where_the_library_has_it(fault: Fault, holds: bool, monke
     assert counted("fallback aten.neg.default") == holds
     monkeypatch.setattr(kernels, "FAULTS", (dataclasses.replace(fault, operators=frozenset({"Neg"})),))
     assert (fault_in(NEG, CPU) is not None) == holds
+
+
+def test_a_nightly_build_has_the_faults_of_its_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "installed_version", lambda library: Version("9000.1.dev20260101"))
+    assert dataclasses.replace(FAULT, versions=">=9000").is_installed
+    assert not dataclasses.replace(FAULT, versions=">=9001").is_installed
+
+
+def test_any_build_of_a_library_is_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``onnxruntime-openvino`` installs the package ``onnxruntime``, and is not called so."""
+    version = metadata.version
+
+    def of_another_name(name: str) -> str:
+        if name == "onnxruntime":
+            raise metadata.PackageNotFoundError
+        return "7.8" if name == "onnxruntime-openvino" else version(name)
+
+    monkeypatch.setattr(metadata, "version", of_another_name)
+    monkeypatch.setattr(metadata, "packages_distributions", lambda: {"onnxruntime": ["onnxruntime-openvino"]})
+    assert installed_version.__wrapped__("onnxruntime") == Version("7.8")
 
 
 CPU = ("CPUExecutionProvider",)

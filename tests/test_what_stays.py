@@ -14,7 +14,7 @@ from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
 import dynamo_backends
-from dynamo_backends.artifacts import CompiledGraph, CompiledRegion, Region, Split
+from dynamo_backends.artifacts import CompiledGraph, CompiledRegion, Region, Split, without_graph
 from dynamo_backends.errors import SessionError
 from dynamo_backends.observer import Observer
 from dynamo_backends.runtime.binding import BoundSession
@@ -115,6 +115,17 @@ def test_a_rescue_still_runs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
         assert_same_values(function(x), model(x))
     assert counted("runtime_failures") == 2
     assert "region 1: PyTorch ran the region, as it will where this happens again: ONNX Runtime failed" in caplog.text
+
+
+def test_code_without_its_graph_finds_attributes_of_modules() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    linear = graph.call_module("parts.linear", (x,))
+    graph.output(graph.call_function(torch.mul, (linear, graph.get_attr("parts.linear.bias"))))
+    parts = nn.ModuleDict({"linear": nn.Linear(3, 2)})
+    code = without_graph(fx.GraphModule(nn.ModuleDict({"parts": parts}), graph))
+    y = torch.randn(4, 3)
+    assert_same_values(code(y), parts["linear"](y) * parts["linear"].bias)
 
 
 @pytest.mark.parametrize("is_training", [False, True])

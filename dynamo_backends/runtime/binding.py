@@ -128,8 +128,8 @@ def _bool_to_ort(value: torch.Tensor) -> ort_c.OrtValue:
 
 def _number_to_ort(value: int | bool) -> ort_c.OrtValue:
     if isinstance(value, bool):
-        return _bool_to_ort(torch.tensor(value))
-    return _from_torch(_to_dlpack(torch.tensor(value, dtype=torch.int64)))
+        return _bool_to_ort(torch.tensor(value, device="cpu"))  # whatever the default device is
+    return _from_torch(_to_dlpack(torch.tensor(value, dtype=torch.int64, device="cpu")))
 
 
 def _converter(spec: InputSpec) -> Callable[[object], ort_c.OrtValue]:
