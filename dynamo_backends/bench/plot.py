@@ -42,15 +42,17 @@ def plot(found: dict[str, Any], path: Path) -> None:
     height = 0.8 / len(backends)
     figure = Figure(figsize=(8, 1.2 + 0.3 * len(backends) * max(len(cases), 1)), layout="constrained")
     axes = figure.subplots()
+    longest = 1.0
     for index, backend in enumerate(backends):
         places = [row + (index - (len(backends) - 1) / 2) * height for row in range(len(cases))]
         bars = [_times_as_fast(case, backend, base) for case in cases]
+        longest = max(longest, *bars)
         drawn = axes.barh(places, bars, height * 0.95, label=backend)
         axes.bar_label(drawn, [_label(case, backend, bar) for case, bar in zip(cases, bars, strict=True)], padding=3)
     axes.axvline(1, color="black", linewidth=0.5)
     axes.set_yticks(range(len(cases)), [case["label"] for case in cases])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.4 * max(1.0, *(bar.get_width() for bar in axes.patches)))  # room for the labels
+    axes.set_xlim(0, 1.4 * longest)  # room for the labels
     axes.set_xlabel(f"times as fast as {base}")
     threads = found["machine"]["threads"]
     axes.set_title(f"{found['machine']['processor']}, {threads} thread{'s' * (threads != 1)}")
