@@ -264,7 +264,7 @@ def parse_options(options: Mapping[str, object] | None = None, mode: str | None 
         raise ValueError(f"unknown mode {mode!r}; valid modes: {', '.join(MODES)}")
     if options is not None and not isinstance(options, Mapping):
         raise ValueError(f"options must be a dict of option names to values, not {type(options).__name__}")
-    forms: dict[str, Form] = {field.name: field.metadata["form"] for field in dataclasses.fields(Options)}
+    forms = _forms()
     values = _environment(forms)
     for name, value in (options or {}).items():
         if name not in forms:
@@ -285,7 +285,7 @@ def options_from_text(texts: Mapping[str, str]) -> dict[str, object]:
     Raises:
         ValueError: as ``parse_options``.
     """
-    forms: dict[str, Form] = {field.name: field.metadata["form"] for field in dataclasses.fields(Options)}
+    forms = _forms()
     values: dict[str, object] = {}
     for name, text in texts.items():
         if name not in forms:
@@ -296,6 +296,11 @@ def options_from_text(texts: Mapping[str, str]) -> dict[str, object]:
             raise ValueError(f"option {name!r}: {text!r}: {error}") from None
     parse_options(values)
     return values
+
+
+def _forms() -> dict[str, Form]:
+    """How each option is written, by its name."""
+    return {field.name: field.metadata["form"] for field in dataclasses.fields(Options)}
 
 
 def _environment(forms: Mapping[str, Form]) -> dict[str, object]:

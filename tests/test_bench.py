@@ -661,7 +661,7 @@ def test_the_table_fits_a_terminal(found: dict[str, Any]) -> None:
 
 
 def test_the_picture(found: dict[str, Any], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="only the extras plot and test bring it")
     path = tmp_path / "bench.svg"
     plot.check_plot(path)
     plot.plot(found, path)

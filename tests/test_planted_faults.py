@@ -21,7 +21,7 @@ from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
 from dynamo_backends import onnx_compiler
-from dynamo_backends.debug import manifest
+from dynamo_backends.debug import captured, manifest
 from dynamo_backends.exporter import decompositions
 from dynamo_backends.exporter.converters import CONVERTERS
 from passes import Pass, PassContext, register, unregister
@@ -675,3 +675,19 @@ def test_arguments_in_overlapping_memory(tmp_path: Path) -> None:
         result = function(torch.from_numpy(memory[:3]), torch.from_numpy(memory))
     assert torch.equal(result, torch.arange(3.0, 9.0))
     assert only_verdict(tmp_path) == "ok"
+
+
+def test_a_call_that_cannot_be_copied_runs_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def refuse(values: object) -> object:
+        raise NotImplementedError("no copies of these")
+
+    monkeypatch.setattr(captured, "copies", refuse)
+    function = compiled(lambda x: x.sin(), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
+    with torch.no_grad():
+        torch.testing.assert_close(function(torch.ones(3)), torch.ones(3).sin())
+    assert "a call is not compared: NotImplementedError: no copies of these" in caplog.text
+    manifest._flush_all()
+    (graph,) = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    assert (graph["verdict"], graph["unchecked"]) == (None, ["its runs: none of them was compared"])

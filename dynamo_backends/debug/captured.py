@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .. import aot
+from ..errors import first_line
 from ..exporter.decompositions import decomposition_table
 from ..numerics.differences import discrete_difference, is_discrete, value_difference
 from ..numerics.distance import distance, is_carried
@@ -26,6 +28,8 @@ from ..numerics.randomness import PrivateRandomness
 from ..numerics.twice import Results, Twice, copies
 from .decomposed import find_wrong_decomposition
 from .stages import Culprit, StageGraphs, Step, beside, changed, copy_of, difference, interpret, name_of_result
+
+logger = logging.getLogger(__name__)
 
 KEPT_CALLS = 4
 """Calls whose backward has not come yet that are kept for it."""
@@ -180,9 +184,13 @@ class Captured:
         """The call that is running in this thread and is compared."""
         return getattr(self._active, "call", None)
 
-    def compared(self, function: Callable[..., Any], arguments: Sequence[object]) -> tuple[Any, Call]:
-        """Calls the compiled graph, and makes the captured one's results beside it."""
-        call = Call(self, self.all_arguments(arguments))
+    def compared(self, function: Callable[..., Any], arguments: Sequence[object]) -> tuple[Any, Call | None]:
+        """Calls the compiled graph, and keeps what the captured one needs to run beside it; ``None`` if it cannot."""
+        try:
+            call = Call(self, self.all_arguments(arguments))
+        except Exception as error:  # a tensor of another's class may be copied in no way; the user's run goes on
+            logger.warning("a call is not compared: %s: %s", type(error).__name__, first_line(str(error)))
+            return function(*arguments), None
         self._active.call = call
         try:
             results = function(*arguments)

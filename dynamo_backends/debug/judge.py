@@ -184,7 +184,7 @@ class ComparedEntry:
             with self._lock:
                 self._compared -= 1  # nothing came of it
             raise
-        if call.finish is not None:  # else the graph was not compiled by us, or is empty
+        if call is not None and call.finish is not None:  # else the graph was not compiled by us, or is empty
             flat = pytree.tree_leaves(results, is_leaf=lambda x: x is None)
             finding = attempt("the captured graph", lambda: call.judge_forward(flat, args))
             call.finish(finding)
