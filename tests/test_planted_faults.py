@@ -371,6 +371,35 @@ def test_a_reference_that_is_not_float64_is_said(tmp_path: Path) -> None:
     assert counted("unchecked_values") > 0
 
 
+def test_a_pass_that_float64_cannot_judge_is_said(planted: Callable[[Pass], None], tmp_path: Path) -> None:
+    """Eager finds it right; what rounding may hide would take float64, which an operator of one's own does not have."""
+
+    @torch.library.custom_op("planted::float32_only", mutates_args=())
+    def float32_only(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype is not torch.float32:
+            raise RuntimeError("float32 only")
+        return x * 2
+
+    float32_only.register_fake(torch.empty_like)
+
+    def scale_by_less_than_rounding(module: fx.GraphModule, context: PassContext) -> int:
+        (node,) = module.graph.find_nodes(op="call_function", target=aten.sin.default)
+        with module.graph.inserting_after(node):
+            scaled = module.graph.call_function(aten.mul.Tensor, (node, 1 + 1e-9))
+        node.replace_all_uses_with(scaled, lambda user: user is not scaled)
+        return 1
+
+    planted(Pass("joint.tiny", "Planted by a test.", scale_by_less_than_rounding))
+    with torch.no_grad():
+        options = {"dump_dir": str(tmp_path)}
+        function = compiled(lambda x: (float32_only(x.cos()), x.sin()), backend="onnx_debug", options=options)
+        function(torch.randn(4))
+    (graph,) = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    assert graph["verdict"] == "ok"
+    said = "pass joint.tiny: what rounding may do, in float64 alone: float32 only"
+    assert said in graph["unchecked"], graph["unchecked"]
+
+
 @pytest.mark.parametrize("name", sorted(zoo.ZOO))
 def test_no_false_alarm(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

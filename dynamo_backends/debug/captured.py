@@ -117,7 +117,7 @@ class JointGraphs(StageGraphs):
             {self.results[judged[i]]: value for i, value in side.items() if isinstance(i, int)}
             for side in (first.eager, first.exact)
         )
-        return Finding(culprit), Results(eager, exact)
+        return Finding(culprit, unchecked=self.unchecked), Results(eager, exact)
 
 
 class CapturedGraphs(StageGraphs):
@@ -323,7 +323,7 @@ class Call:
         given = self._captured.all_arguments(arguments)
         actual |= {("input", j): given[j] for j in _changed_inputs(reference)}
         wrong = _wrong(reference, actual, steps[0].graph) + self._wrongly_decided(results)
-        return Finding(culprit, wrong, unchecked=unchecked)
+        return Finding(culprit, wrong, unchecked=unchecked + self._captured.pre_grad.unchecked)
 
     def _wrongly_decided(self, results: Sequence[object]) -> list[str]:
         """In words, the results without floating-point values of which more differ than rounding may turn."""
@@ -377,7 +377,9 @@ class Call:
             culprit = self._trace(before, self.traced, tangents)
         actual: dict[object, object] = {("gradient", j): gradients[j] for j in positions}
         wrong = _wrong(reference, actual, steps[0].graph)
-        return Finding(culprit, wrong, self.fault and f"its forward {self.fault}", unchecked)
+        return Finding(
+            culprit, wrong, self.fault and f"its forward {self.fault}", unchecked + self._captured.pre_grad.unchecked
+        )
 
     def _run(self, graph: fx.GraphModule) -> Twice:
         with self._as_called():
@@ -399,6 +401,7 @@ class Call:
         self, steps: Sequence[Step], reference: Results, run: Callable[[Step], Results]
     ) -> tuple[Culprit | None, Results]:
         """The culprit among the passes of ``pre_grad``, and the results after them."""
+        self._captured.pre_grad.unchecked = []
         if not any(step.is_pass for step in steps):
             return None, reference
         last = run(steps[-1])

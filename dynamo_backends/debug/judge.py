@@ -105,7 +105,7 @@ class Judge:
             findings.append(joint)
         elif (graphs := self._joint) is not None:
             findings.append(attempt("the stage joint", lambda: graphs.judge(by_name, (), state, gradients=backward)[0]))
-        findings.append(attempt("the stage post_grad", lambda: Finding(self.post_grad.culprit(arguments, state)[0])))
+        findings.append(attempt("the stage post_grad", lambda: self._post_grad(arguments, state)))
         return Judged(comparison, findings)
 
     def drop(self) -> None:
@@ -116,6 +116,10 @@ class Judge:
             self._joint.drop()
         if self.captured is not None:
             self.captured.drop()
+
+    def _post_grad(self, arguments: Sequence[object], state: torch.Tensor) -> Finding:
+        culprit, _ = self.post_grad.culprit(arguments, state)
+        return Finding(culprit, unchecked=self.post_grad.unchecked)
 
     def _gradients(self, call: Call, arguments: Sequence[object], results: Sequence[object]) -> Finding:
         tangents: dict[object, torch.Tensor] = {}

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from passes.engine.manager import PassResult
 
 from ..collectives import is_collective
+from ..errors import first_line
 from ..exporter.locations import source_line
 from ..numerics.differences import is_discrete, same_number, value_difference
 from ..numerics.distance import distance
@@ -71,11 +72,13 @@ class StageGraphs:
     Attributes:
         steps: the graphs.
         gives_gradients: whether the judged results are gradients, all of one backward: see ``beside``.
+        unchecked: what the last search for a culprit could not look at, with the reason.
     """
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.gives_gradients = False
+        self.unchecked: list[str] = []
 
     def start(self, stage: str, graph: object) -> None:
         assert isinstance(graph, fx.GraphModule)
@@ -112,6 +115,7 @@ class StageGraphs:
             state: of the CPU's random numbers.
             judged: positions of the results that count; by default all.
         """
+        self.unchecked = []
         run = _runner(arguments, state, judged)
         start = run(self.steps[0])
         if all(step.graph is self.first for step in self.steps) or not self._changed(start, run(self.steps[-1])):
@@ -133,11 +137,12 @@ class StageGraphs:
             arguments: one value for each placeholder.
             judged: positions of the results that ``run`` gives; by default all.
         """
+        self.unchecked = []
         before, results = self.steps[0], start
         for step in self.steps[1:]:
             after = run(step)
             if self._changed(results, after):
-                found = _compare(before.graph, step, results, after, arguments, judged, self.gives_gradients)
+                found = self._compare(before.graph, step, results, after, arguments, judged)
                 if found is not None:
                     return found
             before, results = step, after
@@ -145,6 +150,45 @@ class StageGraphs:
 
     def _changed(self, before: Results, after: Results) -> bool:
         return changed(before, after, gradients=self.gives_gradients)
+
+    def _compare(
+        self,
+        before: fx.GraphModule,
+        step: Step,
+        old: Results,
+        new: Results,
+        arguments: Sequence[object],
+        judged: Sequence[int] | None,
+    ) -> Culprit | None:
+        """The culprit of a step after which the float64 results are others; ``None`` if nothing is beyond rounding."""
+        graphs = (before, step.graph)
+        first, second = graphs if judged is None else (_restricted(graph, judged) for graph in graphs)
+        with torch.no_grad():
+            node = first_wrong_node(first, second, arguments, torch.get_rng_state())
+        if node is not None:
+            name, source, said = node
+            return Culprit(name, source, step.cause, said)
+        for key in old.eager:
+            said = difference(old, new, key, gradients=self.gives_gradients)
+            if said:
+                places = [node for node in before.graph.nodes if node.name in step.matches]
+                if places:
+                    return Culprit(places[0].name, source_line(places[0]), step.cause, said)
+                place = judged[key] if judged is not None and isinstance(key, int) else key
+                return Culprit(*name_of_result(before, place), step.cause, said)
+        return self._in_float64(first, second, step, arguments)
+
+    def _in_float64(
+        self, before: fx.GraphModule, after: fx.GraphModule, step: Step, arguments: Sequence[object]
+    ) -> Culprit | None:
+        """The culprit of a step whose fault is one that rounding might make too."""
+        try:
+            with torch.no_grad():
+                node = first_wrong_node_in_float64(before, after, arguments, torch.get_rng_state())
+        except (RuntimeError, NotImplementedError, TypeError) as error:  # an operator without float64
+            self.unchecked.append(f"{step.cause}: what rounding may do, in float64 alone: {first_line(str(error))}")
+            return None
+        return Culprit(node[0], node[1], step.cause, node[2]) if node is not None else None
 
 
 def _runner(
@@ -221,46 +265,6 @@ def beside(results: Results, key: object, *, gradients: bool = False) -> float:
     if gradients:
         return results.largest
     return results.largest_gradient if isinstance(key, tuple) and key[0] == "gradient" else 0.0
-
-
-def _compare(
-    before: fx.GraphModule,
-    step: Step,
-    old: Results,
-    new: Results,
-    arguments: Sequence[object],
-    judged: Sequence[int] | None,
-    gradients: bool,
-) -> Culprit | None:
-    """The culprit of a step after which the float64 results are others; ``None`` if nothing is beyond rounding."""
-    graphs = (before, step.graph)
-    first, second = graphs if judged is None else (_restricted(graph, judged) for graph in graphs)
-    with torch.no_grad():
-        node = first_wrong_node(first, second, arguments, torch.get_rng_state())
-    if node is not None:
-        name, source, said = node
-        return Culprit(name, source, step.cause, said)
-    for key in old.eager:
-        said = difference(old, new, key, gradients=gradients)
-        if said:
-            places = [node for node in before.graph.nodes if node.name in step.matches]
-            if places:
-                return Culprit(places[0].name, source_line(places[0]), step.cause, said)
-            name, source = name_of_result(before, judged[key] if judged is not None and isinstance(key, int) else key)
-            return Culprit(name, source, step.cause, said)
-    return _in_float64(first, second, step, arguments)
-
-
-def _in_float64(
-    before: fx.GraphModule, after: fx.GraphModule, step: Step, arguments: Sequence[object]
-) -> Culprit | None:
-    """The culprit of a step whose fault is one that rounding might make too."""
-    try:
-        with torch.no_grad():
-            node = first_wrong_node_in_float64(before, after, arguments, torch.get_rng_state())
-    except (RuntimeError, NotImplementedError, TypeError):  # an operator without float64; eager has judged the step
-        return None
-    return Culprit(node[0], node[1], step.cause, node[2]) if node is not None else None
 
 
 def name_of_result(graph: fx.GraphModule, key: object) -> tuple[str, str]:
