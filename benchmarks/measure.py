@@ -333,12 +333,10 @@ def _session_nodes(variant: Variant) -> int:
     """Nodes that are left after ONNX Runtime's own optimization."""
     models = []
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
         for graph in variant.recorder.graphs:
             for region in graph.regions:
                 if region.bound is not None:
-                    region.bound.session.save_optimized(str(path))
-                    models.append(ir.load(path))
+                    models.append(ir.load(region.bound.session.save_optimized(folder)))
         return sum(count_operators(models).values())
 
 

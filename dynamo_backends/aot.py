@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -85,6 +85,78 @@ def lifted_attributes(module: fx.GraphModule) -> dict[str, torch.Tensor]:
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
+
+
+@dataclasses.dataclass(frozen=True)
+class StaticInput:
+    """An argument that PyTorch expects to be the same tensor in each call.
+
+    It is a parameter, a buffer, or another tensor that a module holds.
+
+    Attributes:
+        name: as the user calls it, ``encoder.layer.0.weight``.
+        value: what it is; ``None`` if that is not known before the call.
+    """
+
+    name: str
+    value: object = None
+
+
+def weights(module: fx.GraphModule, arguments: Sequence[object]) -> dict[int, StaticInput]:
+    """The static inputs of one of Dynamo's graphs, by position among ``arguments``.
+
+    Args:
+        module: the graph.
+        arguments: its lifted attributes, and what it is called with.
+    """
+    lifted = list(lifted_attributes(module))
+    found = {i: StaticInput(name, arguments[i]) for i, name in enumerate(lifted)}
+    for i, node in enumerate(module.graph.find_nodes(op="placeholder"), start=len(lifted)):
+        if node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type") is not None:
+            found[i] = StaticInput(_user_name(node), arguments[i])
+    return found
+
+
+def _user_name(placeholder: fx.Node) -> str:
+    """``L['self']._modules['fc']._parameters['weight']`` as ``fc.weight``."""
+    source = getattr(placeholder.meta.get("grapharg"), "source", None)
+    if source is None:
+        return placeholder.name
+    text = re.sub(r"\._(?:modules|parameters|buffers)\['([^']*)'\]", r".\1", str(source.name))
+    return re.sub(r"^L\['[^']*'\]\.", "", text)
+
+
+def at_placeholders(module: fx.GraphModule, weights: Mapping[int, StaticInput]) -> dict[int, StaticInput]:
+    """The ``weights`` of Dynamo's graph by position among the placeholders of one of AOTAutograd's.
+
+    Left out are those that the graph writes to: AOTAutograd gets their new values as results.
+    """
+    written = _written_arguments(module)
+    found = {}
+    for i, key in enumerate(keys_of_arguments(module)):
+        if isinstance(key, tuple) and key[0] == "argument" and key[1] in weights and key[1] not in written:
+            found[i] = weights[key[1]]
+    return found
+
+
+def _written_arguments(module: fx.GraphModule) -> set[object]:
+    """The positions of the arguments of Dynamo's graph that one of AOTAutograd's graphs returns new values of."""
+    return {key[1] for key in keys_of_results(module) if isinstance(key, tuple) and key[0] == "input"}
+
+
+def static_arguments(module: fx.GraphModule) -> dict[int, StaticInput]:
+    """The same where Dynamo's graph is not at hand: values are not known, and names are those of the placeholders."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    positions = metadata.static_input_indices if metadata is not None else []
+    placeholders = list(module.graph.find_nodes(op="placeholder"))
+    keys = keys_of_arguments(module)
+    found = {}
+    for i in positions:
+        key = keys[i] if i < len(keys) else None
+        if isinstance(key, tuple) and key[1] not in _written_arguments(module):
+            found[i] = StaticInput(placeholders[i].name)
+    return found
 
 
 def real_arguments(module: fx.GraphModule, arguments: Sequence[object] | None) -> list[object]:

@@ -26,6 +26,7 @@ from .layout import Layout
 from .reasons import Reason
 
 if TYPE_CHECKING:  # the exporter imports this module, and does not know the runtime
+    from .frozen import FrozenSession
     from .runtime.binding import BoundSession
     from .runtime.executable import Executable
 
@@ -148,7 +149,7 @@ class RunnableRegion:
     Attributes:
         graph: the graph it is a part of.
         index: position among the graph's regions.
-        bound: its session. It keeps the serialized model: a call with another number of threads makes a session of it.
+        session: what runs on ONNX Runtime; it may renew its session when weights change.
         in_pytorch: the region's code for PyTorch: what runs where the session fails.
         must_run_on_onnx: whether a failure of the session is an error (``fallback="error"``) rather than PyTorch's to
             make good.
@@ -158,7 +159,7 @@ class RunnableRegion:
 
     graph: GraphName
     index: int
-    bound: BoundSession
+    session: BoundSession | FrozenSession
     in_pytorch: Callable[..., Sequence[object]]
     must_run_on_onnx: bool = False
 
@@ -168,11 +169,16 @@ class RunnableRegion:
         self.last_failure = ""
         self._has_told_of_tangents = False
 
+    @property
+    def bound(self) -> BoundSession:
+        """Its session as it is now, which keeps the serialized model, for calls with another number of threads."""
+        return self.session.bound
+
     def __call__(self, *args: object) -> Sequence[object]:
         if forward_ad._current_level >= 0:
             return self._with_tangents(args)
         try:
-            return self.bound(args)
+            return self.session(args)
         except SessionError as error:
             return self._rescue(args, error)
 

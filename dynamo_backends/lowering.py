@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+from collections.abc import Mapping
 from typing import Protocol
 
 import onnx_ir as ir
@@ -32,6 +33,8 @@ from .events import count
 from .exporter.locations import source_line
 from .exporter.results import sizes_of
 from .exporter.translate import fold_constants, translate
+from .freezing import constants_of, mark
+from .frozen import FrozenSession, Weight
 from .observer import Observer
 from .options import Options
 from .reasons import Reason
@@ -42,7 +45,7 @@ from .regions import (
     region_module,
     split_graph,
 )
-from .runtime.binding import InputSpec, OutputSpec
+from .runtime.binding import BoundSession, InputSpec, OutputSpec
 from .runtime.executable import Executable
 from .runtime.kernels import optimizers_to_disable, serialized
 from .runtime.settings import SessionSettings
@@ -59,7 +62,12 @@ class Lowering(Protocol):
     """Makes a callable of a graph."""
 
     def lower(
-        self, name: GraphName, module: fx.GraphModule, passes: list[PassResult], evaluation: Evaluation | None
+        self,
+        name: GraphName,
+        module: fx.GraphModule,
+        passes: list[PassResult],
+        evaluation: Evaluation | None,
+        weights: Mapping[fx.Node, Weight],
     ) -> Runner:
         """What is called for a graph, with its arguments boxed.
 
@@ -68,6 +76,7 @@ class Lowering(Protocol):
             module: the graph after the passes of ``post_grad``.
             passes: what these did.
             evaluation: the graph's values on real arguments, if the passes of ``onnx`` are to be checked.
+            weights: the arguments that may be constants, by placeholder.
         """
         ...
 
@@ -89,20 +98,25 @@ class OnnxLowering:
     passes: StagePasses
 
     def lower(
-        self, name: GraphName, module: fx.GraphModule, passes: list[PassResult], evaluation: Evaluation | None
+        self,
+        name: GraphName,
+        module: fx.GraphModule,
+        passes: list[PassResult],
+        evaluation: Evaluation | None,
+        weights: Mapping[fx.Node, Weight],
     ) -> Runner:
         """See ``Lowering.lower``.
 
         Raises:
             UnsupportedOperatorError: a node cannot run on ONNX Runtime, and ``fallback`` is ``error``.
         """
-        split, regions = self._compile_regions(name, module, evaluation)
+        split, regions = self._compile_regions(name, module, evaluation, weights)
         _report(name, split)
         assembled = assemble(module, split, [region.runnable for region in regions])
         return self.observer.runner(CompiledGraph(name, module, split, regions, assembled, passes))
 
     def _compile_regions(
-        self, name: GraphName, module: fx.GraphModule, evaluation: Evaluation | None
+        self, name: GraphName, module: fx.GraphModule, evaluation: Evaluation | None, weights: Mapping[fx.Node, Weight]
     ) -> tuple[Split, list[CompiledRegion]]:
         """Splits the graph and compiles its regions; what the runtime refuses is split off, in bounded rounds."""
         refused: dict[fx.Node, Reason] = {}
@@ -114,7 +128,7 @@ class OnnxLowering:
             for region in split.regions:
                 try:
                     is_only = len(split.regions) == 1
-                    compiled.append(self._compile_region(name, module, region, evaluation, is_only=is_only))
+                    compiled.append(self._compile_region(name, module, region, evaluation, weights, is_only=is_only))
                 except (SessionError, TranslationError) as error:
                     count("refused_regions")
                     culprits = self._find_refused(region, error)
@@ -147,7 +161,14 @@ class OnnxLowering:
         return by_themselves or dict.fromkeys(region.nodes, refused)
 
     def _compile_region(
-        self, name: GraphName, module: fx.GraphModule, region: Region, evaluation: Evaluation | None, *, is_only: bool
+        self,
+        name: GraphName,
+        module: fx.GraphModule,
+        region: Region,
+        evaluation: Evaluation | None,
+        weights: Mapping[fx.Node, Weight],
+        *,
+        is_only: bool,
     ) -> CompiledRegion:
         """Makes the models and the session of a region.
 
@@ -156,6 +177,7 @@ class OnnxLowering:
             module: the graph.
             region: a region of it.
             evaluation: the graph's values, if the passes of ``onnx`` are to be checked.
+            weights: the arguments that may be constants.
             is_only: whether it is the only region of the graph.
         """
         model_name = f"{name.direction}_region_{region.index}"  # the same in every process: no number of the graph
@@ -172,11 +194,15 @@ class OnnxLowering:
         if evaluation is not None:
             arguments, results = [item.node for item in region.inputs], [item.node for item in region.outputs]
             checker = ModelChecker(evaluation, arguments, results, inputs, outputs, settings)
+        mark(region, model, weights)
         optimized = model.clone()
         passes = self.passes.run("onnx", name, optimized, region.index, checker)
         try:
-            executable = Executable(serialized(optimized, settings.providers), inputs, outputs, settings)
-            session = executable.load()
+            constants = constants_of(region, optimized, weights)
+            without = [inputs[i].name for i in constants]
+            content = serialized(optimized, settings.providers, without=without)
+            executable = Executable(content, inputs, outputs, settings, tuple(constants))
+            session = self._load(executable, constants)
         except SessionError as error:
             self.observer.refused(name, region.index, optimized, error)
             raise
@@ -184,6 +210,12 @@ class OnnxLowering:
         must_run_on_onnx = self.options.fallback == "error"
         runnable = RunnableRegion(name, region.index, session, in_pytorch, must_run_on_onnx)
         return CompiledRegion(name, region, model, optimized, passes, executable, runnable)
+
+    def _load(self, executable: Executable, constants: Mapping[int, Weight]) -> BoundSession | FrozenSession:
+        if not constants:
+            return executable.load()
+        count("constant_weights", len(constants))
+        return FrozenSession(executable, constants, complete=self.options.weights == "checked")
 
     def _check_fallback(self, split: Split) -> None:
         if self.options.fallback != "error":

@@ -25,6 +25,7 @@ from .spelling import unknown_name
 
 ENVIRONMENT_PREFIX = "DYNAMO_BACKENDS_"
 FALLBACKS = ("pytorch", "error")
+WEIGHTS = ("constants", "checked", "inputs")
 COMPARISONS = ("first", "every", "never")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -207,6 +208,13 @@ class Options:
         Form(_one_of(FALLBACKS)),
         "What happens to an operator ONNX Runtime cannot run: 'pytorch' runs it in PyTorch, "
         "'error' raises UnsupportedOperatorError with the node and the user's source line.",
+    )
+    weights: str = option(
+        "constants",
+        Form(_one_of(WEIGHTS)),
+        "What parameters and buffers are in inference: 'constants' of the session, which are watched and renewed when "
+        "they change; 'checked', the same, and every byte is looked at in each call; 'inputs', which are read in each "
+        "call.",
     )
     threads: int | None = option(
         None,

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import fx
@@ -29,6 +30,7 @@ from .aliases import read_memory_of_owners, separate_returned_views
 from .artifacts import GraphName, Runner
 from .events import count
 from .exporter.decompositions import decomposition_table
+from .freezing import weights_of
 from .lowering import Lowering, OnnxLowering
 from .numerics.exact import attribute
 from .observer import Observer
@@ -109,20 +111,24 @@ class Pipeline:
 
         def compile_direction(direction: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
             name = GraphName(graph.index, direction)
+            return lambda aten, inputs: self.compile_aten_graph(name, aten)
 
-            def compiler(aten: fx.GraphModule, inputs: Sequence[object]) -> Runner:
-                return self.compile_aten_graph(name, aten, is_joint=direction == "inference")
+        arguments = [*aot.lifted_attributes(module).values(), *example_inputs]
+        weights = aot.weights(module, arguments) if self._freezes else {}
 
-            return compiler
+        def compile_inference(aten: fx.GraphModule, inputs: Sequence[object]) -> Runner:
+            known = aot.at_placeholders(aten, weights)
+            return self.compile_aten_graph(GraphName(graph.index, "inference"), aten, is_joint=True, weights=known)
 
         backend = aot_autograd(
             fw_compiler=compile_direction("forward"),
             bw_compiler=compile_direction("backward"),
-            inference_compiler=compile_direction("inference"),
-            partition_fn=self.partitioner(graph, [*aot.lifted_attributes(module).values(), *example_inputs]),
+            inference_compiler=compile_inference,
+            partition_fn=self.partitioner(graph, arguments),
             decompositions=decomposition_table(self.options.opset),
         )
         result: Callable[..., object] = backend(module, example_inputs)
+        weights.clear()  # AOTAutograd keeps the compilers
         count("graphs")  # not before: Dynamo may give up an attempt and trace again, with a float made a constant
         if aot.is_recompile():
             count("recompiles")
@@ -133,7 +139,10 @@ class Pipeline:
         AOTAutograd does not partition, goes through the stage ``joint`` too."""
         graph, direction = self._graph_of_aot_autograd(module)
         name = GraphName(graph.index, direction)
-        return self.compile_aten_graph(name, module, is_joint=direction == "inference")
+        if direction != "inference":
+            return self.compile_aten_graph(name, module)
+        weights = aot.static_arguments(module) if self._freezes else {}
+        return self.compile_aten_graph(name, module, is_joint=True, weights=weights)
 
     def partition_for_aot_autograd(
         self, joint: fx.GraphModule, inputs: object, **kwargs: object
@@ -180,18 +189,33 @@ class Pipeline:
         read_memory_of_owners(module)  # not only later: the partitioner may save a view, and its memory would be lost
         self.observer.stage("joint", GraphName(graph.index), module)
 
-    def compile_aten_graph(self, name: GraphName, module: fx.GraphModule, *, is_joint: bool = False) -> Runner:
+    @property
+    def _freezes(self) -> bool:
+        return self.options.weights != "inputs"
+
+    def compile_aten_graph(
+        self,
+        name: GraphName,
+        module: fx.GraphModule,
+        *,
+        is_joint: bool = False,
+        weights: Mapping[int, aot.StaticInput] = MappingProxyType({}),
+    ) -> Runner:
         """The stages from ``aten`` to ``session`` on one functional ATen graph; returns its boxed callable.
 
         Args:
             name: which graph.
             module: the graph; changed in place.
             is_joint: whether the joint passes run too: AOTAutograd calls no partitioner for an inference graph.
+            weights: the arguments that are parameters or buffers, by position. Where their values are not known, the
+                graph is compiled at its first call.
         """
+        verify = self.options.verify_passes
 
         def build(arguments: Sequence[object] | None) -> Runner:
             with _disable_current_modes():  # AOTAutograd's fake mode, in which no real tensor can be made
-                checker = GraphChecker(arguments) if arguments is not None else None
+                checker = GraphChecker(arguments) if verify and arguments is not None else None
+                frozen = weights_of(module, weights, arguments)
                 if is_joint:
                     self._joint(name, module, checker)
                 self.observer.stage("aten", name, module)
@@ -200,11 +224,12 @@ class Pipeline:
                 read_memory_of_owners(module)
                 separate_returned_views(module)
                 self.observer.stage("post_grad", name, module)
-                is_verified = arguments is not None and can_be_verified(module)
+                is_verified = checker is not None and can_be_verified(module)
                 evaluation = Evaluation(module, arguments, exact=True) if is_verified else None  # type: ignore[arg-type]
-                return self.lowering.lower(name, module, passes, evaluation)
+                return self.lowering.lower(name, module, passes, evaluation, frozen)
 
-        return aot.boxed(at_first_call(build) if self.options.verify_passes else build(None))
+        needs_arguments = verify or any(weight.value is None for weight in weights.values())
+        return aot.boxed(at_first_call(build) if needs_arguments else build(None))
 
 
 def _next_graph_number() -> int:

@@ -26,6 +26,7 @@ from passes.engine.manager import PassResult
 
 from ..artifacts import GraphName, Runner, Split
 from ..exporter.locations import source_line
+from ..frozen import Weight
 from ..observer import Observer
 from ..options import Options
 from ..pipeline import Pipeline
@@ -73,7 +74,12 @@ class PyTorchLowering:
     """Runs the graphs of the stage ``post_grad`` in PyTorch."""
 
     def lower(
-        self, name: GraphName, module: fx.GraphModule, passes: list[PassResult], evaluation: Evaluation | None
+        self,
+        name: GraphName,
+        module: fx.GraphModule,
+        passes: list[PassResult],
+        evaluation: Evaluation | None,
+        weights: Mapping[fx.Node, Weight],
     ) -> Runner:
         """See ``Lowering.lower``."""
         return assemble(module, Split([], {}), []).forward

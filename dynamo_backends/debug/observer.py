@@ -9,6 +9,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
+import shutil
+import tempfile
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -138,13 +140,14 @@ class DebugObserver(Observer):
         if stage == "onnx":
             self._folder.write_bytes(f"{folder}/model.onnx", serialize(compiled.model))
         elif stage == "onnx_optimized":
-            self._folder.write_bytes(f"{folder}/model.optimized.onnx", compiled.bound.session.model)
+            self._folder.write_bytes(f"{folder}/model.optimized.onnx", compiled.executable.model_with_weights)
         elif stage == "session":
             session = compiled.bound.session
 
             def save(path: Path) -> None:
                 try:
-                    session.save_optimized(str(path))
+                    with tempfile.TemporaryDirectory() as temporary:
+                        shutil.copyfile(session.save_optimized(temporary), path)
                 except SessionError as error:  # the session itself was made: what fails is the writing
                     raise OSError(f"ONNX Runtime cannot write its optimized model: {error}") from error
 

@@ -7,7 +7,6 @@ import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
 
-import onnx
 import onnx_ir as ir
 import torch
 from torch import fx
@@ -19,7 +18,7 @@ from ..exporter.translate import fold_constants, translate, value_names
 from ..regions import results_of
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.providers import Provider
-from ..runtime.session import Session
+from ..runtime.session import Session, final_session
 from ..runtime.settings import SessionSettings
 from .repeat import Instability, repeat_node
 
@@ -141,8 +140,8 @@ def values_of_session(
     Raises:
         SessionError: the runtime does not write the model, or refuses it with the values exposed.
     """
-    model = ir.from_proto(onnx.load_model_from_string(session.optimized()))
-    return _exposed_values(bound, session, model, args, wanted, is_final=True)
+    model, constants = session.optimized()
+    return _exposed_values(bound, session, model, args, wanted, constants)
 
 
 def values_of_model(
@@ -160,7 +159,7 @@ def values_of_model(
     Raises:
         SessionError: the runtime refuses the model with the values exposed.
     """
-    return _exposed_values(bound, session, model.clone(), args, wanted, is_final=False)
+    return _exposed_values(bound, session, model.clone(), args, wanted)
 
 
 def _exposed_values(
@@ -169,10 +168,9 @@ def _exposed_values(
     model: ir.Model,
     args: Sequence[object],
     wanted: Sequence[OutputSpec],
-    *,
-    is_final: bool,
+    constants: Mapping[str, torch.Tensor] | None = None,
 ) -> dict[str, object]:
-    """The values of a model, which is changed; ``is_final``: it is given to ONNX Runtime as it is."""
+    """The values of a model, which is changed; with ``constants`` it is given to ONNX Runtime as it is."""
     values = {str(value.name): value for node in model.graph for value in node.outputs}
     specs = [spec for spec in wanted if spec.name in values]
     if not specs:
@@ -183,7 +181,7 @@ def _exposed_values(
         value.dtype = ir.tensor_adapters.from_torch_dtype(spec.dtype)
         model.graph.outputs.append(value)
     settings = dataclasses.replace(session.settings, optimize=False, shares_graph=True)
-    exposed = Session(ir.to_proto(model).SerializeToString() if is_final else model, settings)
+    exposed = Session(model, settings) if constants is None else final_session(model, settings, constants)
     results = BoundSession(exposed, bound.inputs, specs)(args)
     return {spec.name: value for spec, value in zip(specs, results, strict=True)}
 

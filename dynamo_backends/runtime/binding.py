@@ -22,14 +22,13 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 import torch
 from onnxruntime.capi import _pybind_state as ort_c
-from torch._C import _from_dlpack, _to_dlpack  # the functions behind torch.utils.dlpack, without its checks
 
 from ..errors import SessionError, WrongResultError
+from .constants import Declaration
 from .expected_shapes import Size, Sizes, differs, written
 from .messages import ORT_ERRORS, session_error
 from .session import Session
-
-_from_torch = ort_c.OrtValue.from_dlpack
+from .tensors import bool_to_ort, from_ort, number_to_ort, ort_device, plain_to_ort, wait_for_streams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +48,17 @@ class InputSpec:
     permutation: tuple[int, ...] | None = None
     sizes: tuple[Size, ...] | None = None
     device: torch.device = torch.device("cpu")
+
+    def as_it_lies(self, value: torch.Tensor) -> torch.Tensor:
+        """An argument with its dimensions in the order of its memory."""
+        return value if self.permutation is None else value.permute(self.permutation)
+
+    @property
+    def declaration(self) -> Declaration:
+        """The tensor that the model takes; its sizes are numbers."""
+        assert self.dtype is not None and self.sizes is not None
+        order = range(len(self.sizes)) if self.permutation is None else self.permutation
+        return self.name, self.dtype, [int(self.sizes[i]) for i in order]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,70 +97,25 @@ _MAXIMUM_JUDGED = 1_000
 _NOT_JUDGED = object()
 
 
-def ort_device(device: torch.device) -> ort_c.OrtDevice:
-    """ONNX Runtime's name of a torch device (cpu or cuda)."""
-    kind = ort_c.OrtDevice.cuda() if device.type == "cuda" else ort_c.OrtDevice.cpu()
-    return ort_c.OrtDevice(kind, ort_c.OrtDevice.default_memory(), device.index or 0)
-
-
-def wait_for_streams(devices: Sequence[torch.device]) -> None:
-    """Waits until PyTorch has computed what it was asked to on these devices.
-
-    A CUDA provider runs on a stream of its own, and does not wait for PyTorch's, in which arguments may still be
-    computed. PyTorch need not wait for ONNX Runtime: a run ends only when its stream has.
-    """
-    for device in devices:
-        torch.cuda.current_stream(device).synchronize()
-
-
-def to_ort(value: torch.Tensor) -> ort_c.OrtValue:
-    """An OrtValue on a tensor's memory, or on a contiguous copy's; keeps the tensor alive."""
-    if value.dtype is torch.bool:
-        return _bool_to_ort(value)
-    return _plain_to_ort(value)
-
-
-def _plain_to_ort(value: torch.Tensor) -> ort_c.OrtValue:
-    if not value.is_contiguous():
-        value = value.contiguous()
-    if value.is_neg():
-        value = value.resolve_neg()
-    if value._is_zerotensor():  # autograd's zeros, which have no memory
-        value = value.clone()
-    return _from_torch(_to_dlpack(value))
-
-
-def _bool_to_ort(value: torch.Tensor) -> ort_c.OrtValue:
-    if value._is_zerotensor():
-        value = value.clone()
-    return _from_torch(_to_dlpack(value.contiguous().view(torch.uint8)), True)
-
-
-def _number_to_ort(value: int | bool) -> ort_c.OrtValue:
-    if isinstance(value, bool):
-        return _bool_to_ort(torch.tensor(value, device="cpu"))  # whatever the default device is
-    return _from_torch(_to_dlpack(torch.tensor(value, dtype=torch.int64, device="cpu")))
-
-
 def _converter(spec: InputSpec) -> Callable[[object], ort_c.OrtValue]:
     """How arguments of one input become OrtValues; what can be decided before the call is decided here."""
     if spec.dtype is None:
-        return _number_to_ort  # type: ignore[return-value]
-    convert = _bool_to_ort if spec.dtype is torch.bool else _plain_to_ort
+        return number_to_ort  # type: ignore[return-value]
+    convert = bool_to_ort if spec.dtype is torch.bool else plain_to_ort
     if spec.permutation is None:
         return convert
     permutation = spec.permutation
     return lambda value: convert(value.permute(permutation))  # type: ignore[attr-defined]
 
 
-def from_ort(value: ort_c.OrtValue, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor on an OrtValue's memory; keeps the memory alive."""
-    tensor = _from_dlpack(value.to_dlpack())
-    return tensor.view(torch.bool) if dtype is torch.bool else tensor
-
-
 class BoundSession:
-    """A session with the specifications of its inputs and outputs; safe to call from several threads."""
+    """A session with the specifications of its arguments and outputs; safe to call from several threads.
+
+    Args:
+        session: the session.
+        inputs: one for each argument; what the session does not take, as it is a constant there, is not given to it.
+        outputs: one for each output.
+    """
 
     def __init__(
         self,
@@ -161,8 +126,9 @@ class BoundSession:
         self.session = session
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
-        self._converters = [_converter(spec) for spec in inputs]
-        self._input_names = [spec.name for spec in inputs]
+        fed = [(i, spec) for i, spec in enumerate(inputs) if spec.name in session.inputs]
+        self._converters = [(i, _converter(spec)) for i, spec in fed]
+        self._input_names = [spec.name for _, spec in fed]
         self._output_names = [spec.name for spec in outputs]
         self._devices = [ort_device(spec.device) for spec in outputs]
         devices = [spec.device for spec in self.inputs] + [spec.device for spec in self.outputs]
@@ -170,6 +136,11 @@ class BoundSession:
         self._run_options = ort_c.RunOptions()
         self._sizes = Sizes([spec.sizes for spec in inputs])
         self._judged: dict[tuple[int, ...], WrongResultError | None] = {}
+
+    @property
+    def bound(self) -> BoundSession:
+        """Itself, see ``frozen.FrozenSession.bound``."""
+        return self
 
     @property
     def threads(self) -> int:
@@ -186,7 +157,7 @@ class BoundSession:
         """Runs the model.
 
         Args:
-            args: one value for each input spec, tensors of its dtype.
+            args: one value for each input spec, tensors of its dtype and number of dimensions.
 
         Returns:
             One value for each output spec, with eager's dtype, shape and strides.
@@ -196,6 +167,8 @@ class BoundSession:
                 it without running.
             SessionError: ONNX Runtime failed while running.
         """
+        if len(args) != len(self.inputs):
+            raise ValueError(f"{len(args)} arguments where the session takes {len(self.inputs)}")
         sizes = self._sizes.of(args)
         verdict = self._judged.get(sizes, _NOT_JUDGED)
         if isinstance(verdict, WrongResultError):
@@ -203,8 +176,8 @@ class BoundSession:
         feeds = ort_c.OrtValueVector()
         feeds.reserve(len(self._converters))
         try:
-            for value, convert in zip(args, self._converters, strict=True):
-                feeds.push_back(convert(value))
+            for i, convert in self._converters:
+                feeds.push_back(convert(args[i]))
         except RuntimeError as error:  # a tensor without memory, as inside vmap
             raise SessionError(f"an argument cannot be given to ONNX Runtime: {error}") from error
         if self._asynchronous:

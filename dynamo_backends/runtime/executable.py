@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
 
 from .binding import BoundSession, InputSpec, OutputSpec
+from .constants import declared, declared_as_inputs
 from .session import Session
 from .settings import SessionSettings
 
@@ -18,16 +23,18 @@ class Executable:
     lines of the model's source.
 
     Attributes:
-        model: the serialized model, from ``kernels.serialized``.
-        inputs: one for each input of the model, in its order.
+        model: the serialized model without the inputs that may be constants, from ``kernels.serialized``.
+        inputs: one for each argument.
         outputs: one for each output; where it is, too.
         settings: of the session.
+        weights: the positions of the arguments that may be constants of the session.
     """
 
     model: bytes = dataclasses.field(repr=False)
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
     settings: SessionSettings
+    weights: tuple[int, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -36,10 +43,25 @@ class Executable:
         content.update(repr(self).encode())
         return content.hexdigest()
 
-    def load(self) -> BoundSession:
-        """The session, ready to be called.
+    @property
+    def model_with_weights(self) -> bytes:
+        """The serialized model, all of whose arguments are inputs."""
+        return self.model + declared_as_inputs(self.inputs[i].declaration for i in self.weights)
+
+    def load(self, constants: Mapping[int, torch.Tensor] = MappingProxyType({})) -> BoundSession:
+        """The session, ready to be called with all arguments.
+
+        Args:
+            constants: values of some of ``weights``, by position; the session takes the others in each call.
 
         Raises:
             SessionError: ONNX Runtime refused the model.
         """
-        return BoundSession(Session(self.model, self.settings), self.inputs, self.outputs)
+        model = self.model
+        for positions, declare in (
+            ([i for i in self.weights if i not in constants], declared_as_inputs),
+            (list(constants), declared),
+        ):
+            model += declare(self.inputs[i].declaration for i in positions)
+        held = {self.inputs[i].name: self.inputs[i].as_it_lies(tensor.detach()) for i, tensor in constants.items()}
+        return BoundSession(Session(model, self.settings, held), self.inputs, self.outputs)

@@ -156,18 +156,28 @@ def check(model: ir.Model, providers: Sequence[Provider]) -> None:
         raise KernelFaultError(node.name or node.op_type, fault.reason, node.metadata_props.get("fx_node"))
 
 
-def serialized(model: ir.Model, providers: Sequence[Provider]) -> bytes:
+def serialized(model: ir.Model, providers: Sequence[Provider], *, without: Sequence[str] = ()) -> bytes:
     """A model as ONNX Runtime loads it, its long sums in stages.
+
+    Args:
+        model: the model.
+        providers: in the order of preference.
+        without: names of inputs that are left out: they are declared later (``constants.declared``).
 
     Raises:
         KernelFaultError: a node of it would run on a kernel that is known to be wrong.
     """
     check(model, providers)
-    return _as_bytes(model)
+    return _as_bytes(model, without)
 
 
-def _as_bytes(model: ir.Model) -> bytes:
-    return ir.to_proto(with_accurate_sums(model)).SerializeToString()
+def _as_bytes(model: ir.Model, without: Sequence[str] = ()) -> bytes:
+    proto = ir.to_proto(with_accurate_sums(model))
+    inputs = [item for item in proto.graph.input if item.name not in set(without)]
+    if without:
+        del proto.graph.input[:]
+        proto.graph.input.extend(inputs)
+    return proto.SerializeToString()
 
 
 def refusal(model: ir.Model, providers: Sequence[Provider], *, only_first: bool = False) -> SessionError | None:

@@ -11,12 +11,15 @@ import dataclasses
 import os
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import onnx_ir as ir
 import onnxruntime
+import torch
 
 from ..forks import never_free, renew_in_children
+from .constants import declared, give
 from .kernels import serialized
 from .settings import SessionSettings, create_session
 
@@ -27,24 +30,39 @@ class Session:
     A forked child makes its own: the threads of its parent's are not there.
 
     Args:
-        model: the model; or what ``kernels.serialized``, which checks it, made of it.
+        model: the model; or serialized, what ``kernels.serialized``, which checks it, made of it.
         settings: how it becomes a session.
+        constants: inputs of the model whose values are constants of the session, by name; a serialized model declares
+            them (``constants.declared``).
 
     Attributes:
         model: what ONNX Runtime loads, serialized: the model with its long sums in stages.
-        settings: as given.
+        settings, constants: as given.
+        inputs: the names of what it takes in each call.
 
     Raises:
         KernelFaultError: a kernel that is known to be wrong would run.
         SessionError: ONNX Runtime refused the model.
     """
 
-    def __init__(self, model: ir.Model | bytes, settings: SessionSettings) -> None:
-        self.model = model if isinstance(model, bytes) else serialized(model, settings.providers)
+    def __init__(
+        self,
+        model: ir.Model | bytes,
+        settings: SessionSettings,
+        constants: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    ) -> None:
+        if not isinstance(model, bytes):
+            constants = {value.name: constants[value.name] for value in model.graph.inputs if value.name in constants}
+            declarations = declared((name, tensor.dtype, tensor.shape) for name, tensor in constants.items())
+            model = serialized(model, settings.providers, without=list(constants)) + declarations
+        self.model = model
         self.settings = settings
+        self.constants = dict(constants)
         self._lock = threading.Lock()
         threads = settings.current_threads
-        self._by_threads = {threads: self._create(threads)}
+        first = self._create(threads)
+        self.inputs = frozenset(item.name for item in first.get_inputs())
+        self._by_threads = {threads: first}
         renew_in_children(self)
 
     def renew_in_child(self) -> None:
@@ -55,7 +73,9 @@ class Session:
         self._by_threads = {}
 
     def _create(self, threads: int) -> onnxruntime.InferenceSession:
-        return create_session(self.model, self.settings, self.settings.options(threads))
+        options = self.settings.options(threads)
+        give(options, self.constants)
+        return create_session(self.model, self.settings, options)
 
     def __call__(self, threads: int) -> onnxruntime.InferenceSession:
         """The session whose pool has ``threads`` threads."""
@@ -92,26 +112,62 @@ class Session:
             disabled_optimizers=tuple(dict.fromkeys([*self.settings.disabled_optimizers, *also_disabled])),
             threads=threads or self.settings.threads,
         )
-        return Session(self.model if model is None else model, settings)
+        return Session(self.model if model is None else model, settings, self.constants)
 
-    def optimized(self) -> bytes:
-        """The model of ``save_optimized``, serialized.
+    def optimized(self) -> tuple[ir.Model, dict[str, torch.Tensor]]:
+        """The model of ``save_optimized``, and its large constants, which are inputs of the model.
 
         Raises:
             SessionError: ONNX Runtime cannot write it.
         """
         with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "model.onnx")
-            self.save_optimized(path)
-            with open(path, "rb") as file:
-                return file.read()
+            model = ir.load(self.save_optimized(folder))
+            constants = {}
+            for name, value in list(model.graph.initializers.items()):
+                if isinstance(value.const_value, ir.ExternalTensor):
+                    constants[name] = _tensor(value.const_value)
+                    value.const_value = None
+                    del model.graph.initializers[name]
+                    model.graph.inputs.append(value)
+        return model, constants
 
-    def save_optimized(self, path: str) -> None:
+    def save_optimized(self, folder: str) -> str:
         """Writes the model as this session runs it, with ONNX Runtime's layouts, fusions and internal operators.
+
+        Constants of more than a kilobyte go to a file of their own, as external data.
+
+        Returns:
+            The path of the model in the folder.
 
         Raises:
             SessionError: ONNX Runtime cannot write it.
         """
         options = self.settings.options(threads=1)
-        options.optimized_model_filepath = path
+        path = options.optimized_model_filepath = os.path.join(folder, "model.onnx")
+        if self.constants:
+            prefix = "session.optimized_model_external_initializers_"
+            options.add_session_config_entry(f"{prefix}file_name", "constants.data")
+            options.add_session_config_entry(f"{prefix}min_size_in_bytes", "1024")
+        give(options, self.constants)
         create_session(self.model, self.settings, options)
+        return path
+
+
+def final_session(model: ir.Model, settings: SessionSettings, constants: Mapping[str, torch.Tensor]) -> Session:
+    """A session of a model that ``Session.optimized`` returned, with nothing changed in it.
+
+    Raises:
+        SessionError: ONNX Runtime refused the model.
+    """
+    copy = model.clone()
+    for value in [value for value in copy.graph.inputs if value.name in constants]:
+        copy.graph.inputs.remove(value)
+    declarations = declared((name, tensor.dtype, tensor.shape) for name, tensor in constants.items())
+    return Session(ir.to_proto(copy).SerializeToString() + declarations, settings, constants)
+
+
+def _tensor(value: ir.ExternalTensor) -> torch.Tensor:
+    """A copy of a tensor in a file."""
+    dtype = ir.tensor_adapters.to_torch_dtype(value.dtype)
+    sizes = [int(size) for size in value.shape]
+    return torch.frombuffer(bytearray(value.tobytes()), dtype=dtype).reshape(sizes)

@@ -10,7 +10,7 @@ import torch
 from .messages import ORT_ERRORS, session_error
 from .providers import Provider
 
-_SPIN_MICROSECONDS = 100
+_SPIN_MICROSECONDS = 1_000
 _SILENT = 4
 
 

@@ -23,6 +23,7 @@ from .bisecting import bisect_command, register_backend
 from .context import Inferred, PassContext, Refusal, Target
 from .fx.editing import UNINITIALIZED
 from .fx.snapshot import FxSnapshot, with_subgraphs
+from .onnx.editing import mark_weight
 from .onnx.snapshot import OnnxSnapshot
 from .registry import Pass, Switches, all_passes
 from .stages import STAGES
@@ -44,6 +45,7 @@ __all__ = [
     "all_passes",
     "bisect_command",
     "count_nodes",
+    "mark_weight",
     "register_backend",
 ]
 

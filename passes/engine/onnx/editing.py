@@ -31,6 +31,8 @@ __all__ = [
     "integers",
     "is_named",
     "is_only_used_by",
+    "is_weight",
+    "mark_weight",
     "new_constant",
     "nodes_of",
     "number",
@@ -52,6 +54,22 @@ def constant(value: ir.Value | None) -> np.ndarray | None:
         return None
     tensor = ir.convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy()
+
+
+_WEIGHT = "weight"
+
+
+def mark_weight(value: ir.Value) -> None:
+    """Says of an input of a model that it is a parameter or buffer, which the session holds as a constant."""
+    value.metadata_props[_WEIGHT] = "1"
+
+
+def is_weight(value: ir.Value | None) -> bool:
+    """Whether a value is a parameter or buffer.
+
+    What depends on weights alone costs nothing at a call, as they seldom change. They may, so that no pass sees them.
+    """
+    return value is not None and _WEIGHT in value.metadata_props
 
 
 def nodes_of(model: ir.Model, *operators: str, domain: str = "") -> Iterator[ir.Node]:

@@ -1,0 +1,92 @@
+"""Which arguments of an inference graph are weights, and which of these become constants of its session.
+
+Weights are what Dynamo calls static inputs: parameters, buffers and other tensors that a module holds. As constants,
+ONNX Runtime packs and folds them; ``frozen.py`` keeps them from being stale. In ONNX models they are inputs at
+every stage, so that no pass can depend on their values, and the same model serves for others; passes ask
+``onnx_editing.is_weight``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+import torch
+from torch import fx
+from torch._subclasses import FakeTensor
+
+from passes.engine.manager import mark_weight
+
+from .aot import StaticInput
+from .artifacts import Region
+from .frozen import Weight
+from .layout import layout_of
+
+_DTYPES = frozenset(
+    {
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
+        *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8),
+    }
+)
+
+
+def weights_of(
+    module: fx.GraphModule, static: Mapping[int, StaticInput], arguments: Sequence[object] | None
+) -> dict[fx.Node, Weight]:
+    """The arguments of a graph that may be constants.
+
+    Args:
+        module: an ATen graph.
+        static: those of its arguments that are expected to stay the same, by position.
+        arguments: all of a call, if these do not know their values.
+
+    Returns:
+        Their values by placeholder. Not among them is what the graph writes to, and what cannot be watched: tensors on
+        other devices, of other kinds, without memory or not dense in it.
+    """
+    placeholders = list(module.graph.find_nodes(op="placeholder"))
+    found = {}
+    for i, item in static.items():
+        value = item.value if item.value is not None or arguments is None else arguments[i]
+        if isinstance(value, torch.Tensor) and _can_be_watched(value) and not _is_written(placeholders[i]):
+            found[placeholders[i]] = Weight(item.name, value)
+    return found
+
+
+def _can_be_watched(tensor: torch.Tensor) -> bool:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or isinstance(tensor, FakeTensor):
+        return False
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.dtype not in _DTYPES:
+        return False
+    if tensor.numel() == 0 or tensor.is_neg() or tensor._is_zerotensor():
+        return False
+    return layout_of(tensor).strides is None
+
+
+def _is_written(placeholder: fx.Node) -> bool:
+    return any(
+        isinstance(user.target, torch._ops.OpOverload) and user.target._schema.is_mutable for user in placeholder.users
+    )
+
+
+def mark(region: Region, model: ir.Model, weights: Mapping[fx.Node, Weight]) -> None:
+    """Tells the passes which inputs of a region's model are weights."""
+    for item, value in zip(region.inputs, model.graph.inputs, strict=True):
+        if item.node in weights:
+            mark_weight(value)
+
+
+def constants_of(region: Region, model: ir.Model, weights: Mapping[fx.Node, Weight]) -> dict[int, Weight]:
+    """The weights that become constants of a region's session, by position among its inputs.
+
+    What is only looked up in, as an embedding table, stays an input: nothing is gained there by a copy.
+    """
+    return {
+        i: weights[item.node]
+        for i, (item, value) in enumerate(zip(region.inputs, model.graph.inputs, strict=True))
+        if item.node in weights and not all(_looks_up(user, position) for user, position in value.uses())
+    }
+
+
+def _looks_up(user: ir.Node, position: int) -> bool:
+    return user.op_type == "Gather" and user.domain in ("", "ai.onnx") and position == 0

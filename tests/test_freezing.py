@@ -1,0 +1,384 @@
+"""Weights as constants of sessions: never stale, whatever changed them."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from conftest import counted
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from dynamo_backends import decomposition_table, onnx_compiler
+from dynamo_backends.frozen import FREE_REFRESHES, WORTH_CALLS
+from dynamo_backends.runtime.watch import MOST_CALLS, SMALL, Watch
+from passes import Pass, onnx_editing, register, unregister
+
+
+class Network(nn.Module):
+    """An embedding, products, a convolution, batch norm, a tied weight, and tensors that are no parameters."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, width)
+        self.inner = nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.conv = nn.Conv1d(width, width, 3, padding=1)
+        self.head = nn.Linear(width, 20, bias=False)
+        self.head.weight = self.table.weight
+        self.scale = torch.full((width,), 2.0)
+        self.register_buffer("shift", torch.zeros(width))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.gelu(self.inner(self.table(tokens)) * self.scale + self.shift)
+        return self.head(self.conv(self.norm(x.mT)).mT)
+
+
+TOKENS = torch.randint(0, 20, (2, 5), generator=torch.Generator().manual_seed(0))
+
+
+def network(width: int = 32) -> Network:
+    model = Network(width).eval()
+    model.norm.running_mean.normal_()
+    model.norm.running_var.uniform_(0.5, 2)
+    return model
+
+
+def assert_fresh(compiled: Callable[..., torch.Tensor], model: Network) -> None:
+    """The compiled model returns what the model itself does, with the weights of now, but for rounding."""
+    with torch.no_grad():
+        _assert_close(compiled(TOKENS), model(TOKENS))
+
+
+def _assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal but for rounding; a change of a weight makes a hundred times as much."""
+    assert (result - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def large() -> Network:
+    """One of which only a part is looked at in each call."""
+    model = network(128)
+    assert sum(tensor.nbytes for tensor in model.state_dict().values()) > SMALL
+    return model
+
+
+# What changes weights
+
+
+def _optimizer_step(model: Network) -> None:
+    with torch.enable_grad():
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        model(TOKENS).square().mean().backward()
+    optimizer.step()
+
+
+def _other_state(model: Network) -> dict[str, torch.Tensor]:
+    return {name: tensor * 1.5 if tensor.is_floating_point() else tensor for name, tensor in model.state_dict().items()}
+
+
+def _exponential_average(model: Network) -> None:
+    for tensor in model.parameters():
+        tensor.data.mul_(0.9).add_(torch.randn_like(tensor), alpha=0.1)
+
+
+def _other_running_statistics(model: Network) -> None:
+    model.train()
+    with torch.no_grad():
+        model(TOKENS)
+    model.eval()
+
+
+def _merged_adapter(model: Network) -> None:
+    down, up = torch.randn(4, 32), torch.randn(32, 4)
+    with torch.no_grad():
+        model.inner.weight += up @ down
+
+
+def _through_dlpack(model: Network) -> None:
+    torch.from_dlpack(model.inner.weight.detach()).mul_(2)
+
+
+def _there_and_back(model: Network) -> None:
+    model.double()
+    model.float()
+    with torch.no_grad():
+        model.conv.weight.mul_(1.5)
+
+
+def _swap_rows(model: Network) -> None:
+    model.conv.weight.data[:] = model.conv.weight.data.roll(1, 0)
+
+
+def _new_parameter(model: Network) -> None:
+    model.inner.weight = nn.Parameter(torch.randn_like(model.inner.weight))
+
+
+def _tied_weight(model: Network) -> None:
+    with torch.no_grad():
+        model.head.weight.mul_(1.5)
+
+
+def _untied(model: Network) -> None:
+    model.head.weight = nn.Parameter(torch.randn_like(model.head.weight))
+
+
+def _set(name: str, value: torch.Tensor) -> Callable[[Network], None]:
+    return lambda model: setattr(model, name, value)
+
+
+CHANGES: dict[str, Callable[[Network], object]] = {
+    "optimizer step": _optimizer_step,
+    "load_state_dict": lambda model: model.load_state_dict(_other_state(model)),
+    "load_state_dict assign": lambda model: model.load_state_dict(_other_state(model), assign=True),
+    ".data =": lambda model: setattr(model.inner.weight, "data", torch.randn_like(model.inner.weight)),
+    ".data.copy_": lambda model: model.inner.weight.data.copy_(torch.randn_like(model.inner.weight)),
+    ".data[0, 0] =": lambda model: model.inner.weight.data.__setitem__((0, 0), 7.0),
+    ".data of the last element": lambda model: model.norm.bias.data.__setitem__(-1, 7.0),
+    "rows swapped through .data": _swap_rows,
+    "an average over .data": _exponential_average,
+    "numpy": lambda model: np.multiply(model.conv.bias.detach().numpy(), 3, out=model.conv.bias.detach().numpy()),
+    "DLPack": _through_dlpack,
+    "running statistics": _other_running_statistics,
+    "a tied weight": _tied_weight,
+    "a weight no longer tied": _untied,
+    "another parameter": _new_parameter,
+    "a merged adapter": _merged_adapter,
+    "requires_grad_": lambda model: model.requires_grad_(False),
+    "float64 and back": _there_and_back,
+    "a plain attribute": _set("scale", torch.full((32,), 3.0)),
+    "a buffer": _set("shift", torch.ones(32)),
+    "a buffer in place": lambda model: model.shift.add_(1),
+    "an adapter": lambda model: setattr(model, "inner", nn.Sequential(model.inner, nn.Linear(32, 32))),
+    "swap_tensors": lambda model: torch.utils.swap_tensors(
+        model.inner.weight, nn.Parameter(torch.randn_like(model.inner.weight))
+    ),
+    "a resized storage": lambda model: model.inner.weight.untyped_storage().copy_(
+        torch.randn_like(model.inner.weight).untyped_storage()
+    ),
+}
+
+
+@pytest.mark.parametrize("weights", ["constants", "inputs"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_weight_is_used_at_the_next_call(change: str, weights: str) -> None:
+    model = network()
+    compiled = torch.compile(model, backend="onnxrt", options={"fallback": "error", "weights": weights})
+    assert_fresh(compiled, model)
+    assert (counted("constant_weights") > 0) == (weights == "constants")
+    before = model(TOKENS).detach()
+    for _ in range(2):
+        CHANGES[change](model)
+        assert_fresh(compiled, model)
+    if change != "requires_grad_":
+        assert not torch.equal(model(TOKENS), before), "the change changed nothing"
+    assert_fresh(compiled, model)
+
+
+@pytest.mark.parametrize("change", [name for name in CHANGES if "data" in name or name in ("numpy", "DLPack")])
+def test_a_write_that_pytorch_does_not_know_of_is_told(change: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = network()
+    compiled = torch.compile(model, backend="onnxrt")
+    assert_fresh(compiled, model)
+    with caplog.at_level(logging.WARNING):
+        CHANGES[change](model)
+        assert_fresh(compiled, model)
+    is_seen = change == ".data ="  # the address tells
+    assert ("without PyTorch's knowledge" in caplog.text) == (not is_seen)
+    assert is_seen or any(name in caplog.text for name, _ in model.named_parameters())
+
+
+def test_an_unseen_write_anywhere_in_a_large_model_is_found_within_the_bound() -> None:
+    model = large()
+    compiled = torch.compile(model, backend="onnxrt")
+    assert_fresh(compiled, model)
+    for place in ((0, 0), (37, 41), (127, 127)):
+        model.inner.weight.data[place] += 100
+        with torch.no_grad():
+            for _ in range(MOST_CALLS):
+                result = compiled(TOKENS)
+            _assert_close(result, model(TOKENS))
+
+
+def test_checked_weights_are_looked_at_whole_in_each_call() -> None:
+    model = large()
+    compiled = torch.compile(model, backend="onnxrt", options={"weights": "checked"})
+    assert_fresh(compiled, model)
+    for place in ((37, 41), (64, 3)):
+        model.inner.weight.data[place] += 100
+        assert_fresh(compiled, model)
+
+
+def test_a_raised_version_without_another_value_makes_no_session() -> None:
+    model = network()
+    compiled = torch.compile(model, backend="onnxrt")
+    assert_fresh(compiled, model)
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
+    assert_fresh(compiled, model)
+    assert counted("weight_refreshes") == 0
+
+
+def test_weights_that_keep_changing_become_inputs() -> None:
+    model = network()
+    compiled = torch.compile(model, backend="onnxrt")
+    assert_fresh(compiled, model)
+    for _ in range(FREE_REFRESHES + 3):
+        with torch.no_grad():
+            model.inner.weight.mul_(1.1)
+        assert_fresh(compiled, model)
+    assert counted("weight_refreshes") == FREE_REFRESHES + 1
+    assert counted("weights_made_inputs") == 1
+    with torch.no_grad():
+        model.conv.weight.mul_(1.1)  # another one still is a constant
+        for _ in range(WORTH_CALLS):
+            compiled(TOKENS)
+        model.conv.weight.mul_(1.1)
+    assert_fresh(compiled, model)
+
+
+def test_weights_that_change_now_and_then_stay_constants() -> None:
+    model = network()
+    compiled = torch.compile(model, backend="onnxrt")
+    for _ in range(FREE_REFRESHES + 2):
+        with torch.no_grad():
+            for _ in range(WORTH_CALLS):
+                compiled(TOKENS)
+            model.inner.weight.mul_(1.1)
+        assert_fresh(compiled, model)
+    assert counted("weights_made_inputs") == 0
+
+
+def test_one_thread_writes_while_another_one_calls() -> None:
+    model = network()
+    compiled = torch.compile(model, backend="onnxrt")
+    assert_fresh(compiled, model)
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            with torch.no_grad():
+                while not stop.is_set():
+                    assert torch.isfinite(compiled(TOKENS)).all()
+        except BaseException as error:
+            failures.append(error)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    for _ in range(20):
+        with torch.no_grad():
+            model.inner.weight.mul_(1.01)
+            model.conv.weight.data.mul_(0.99)
+        assert_fresh(compiled, model)
+    stop.set()
+    caller.join()
+    assert not failures
+    assert_fresh(compiled, model)
+
+
+# What is a constant
+
+
+def test_an_embedding_table_stays_an_input_and_training_graphs_freeze_nothing() -> None:
+    table = nn.Embedding(1000, 64)
+    with torch.no_grad():
+        compiled = torch.compile(table, backend="onnxrt")
+        torch.testing.assert_close(compiled(TOKENS), table(TOKENS))
+    assert counted("constant_weights") == 0
+    model = nn.Linear(4, 4)
+    torch.compile(model, backend="onnxrt")(torch.randn(2, 4)).sum().backward()
+    assert counted("constant_weights") == 0
+
+
+def test_what_a_graph_writes_to_is_no_constant() -> None:
+    model = network().train()
+    compiled = torch.compile(copy.deepcopy(model), backend="onnxrt")
+    with torch.no_grad():
+        for _ in range(3):
+            _assert_close(compiled(TOKENS), model(TOKENS))
+    assert counted("weight_refreshes") == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_other_dtypes_and_layouts(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).to(dtype).eval()
+    model = model.to(memory_format=torch.channels_last)
+    model.register_buffer("mask", torch.rand(4, 1, 1) > 0.5)
+    model.register_buffer("window", torch.randn(8, 2, dtype=dtype)[::2, :1].view(4, 1, 1))
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(model.mask, model(x), model.window)
+
+    x = torch.randn(2, 4, 9, 9, dtype=dtype).to(memory_format=torch.channels_last)
+    compiled = torch.compile(run, backend="onnxrt")
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), run(x), rtol=2e-2, atol=2e-2)
+            model[0].weight.mul_(1.5)
+            model.mask.logical_not_()
+
+
+def test_weights_are_constants_under_aot_autograd_too() -> None:
+    model = network()
+    backend = aot_autograd(fw_compiler=onnx_compiler(), decompositions=decomposition_table())
+    compiled = torch.compile(model, backend=backend)
+    assert_fresh(compiled, model)
+    assert counted("constant_weights") > 0
+    with torch.no_grad():
+        model.inner.weight.mul_(2)
+    assert_fresh(compiled, model)
+
+
+def test_a_language_model_decodes_with_constant_weights() -> None:
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
+    model = LlamaForCausalLM(config).eval()
+    prompt = torch.randint(0, 64, (1, 5))
+    expected = model.generate(prompt, max_new_tokens=6, do_sample=False)
+    model.forward = torch.compile(model.forward, backend="onnxrt", dynamic=True)
+    assert torch.equal(model.generate(prompt, max_new_tokens=6, do_sample=False), expected)
+    assert counted("constant_weights") > 0
+    assert counted("weight_refreshes") == 0
+
+
+def test_a_pass_is_told_which_values_are_weights() -> None:
+    seen: dict[str, bool] = {}
+
+    def look(model: object, context: object) -> int:
+        seen.update({str(value.name): onnx_editing.is_weight(value) for value in model.graph.inputs})  # type: ignore
+        return 0
+
+    register(Pass("onnx.look", "Looks.", look))
+    try:
+        with torch.no_grad():
+            torch.compile(nn.Linear(4, 3), backend="onnxrt")(torch.randn(2, 4))
+    finally:
+        unregister("onnx.look")
+    assert sorted(seen.values()) == [False, True, True]
+
+
+# The watch
+
+
+def test_a_watch_sees_each_byte() -> None:
+    tensors = [torch.zeros(700, 1001), torch.zeros(3, dtype=torch.int8), torch.zeros(5, 7).t(), torch.tensor(1.0)]
+    for i, tensor in enumerate(tensors):
+        flat = tensor.as_strided((tensor.numel(),), (1,))
+        for place in {0, tensor.numel() // 3, tensor.numel() - 1}:
+            watch = Watch(tensors)
+            assert all(watch.is_unchanged(tensors) for _ in range(5))
+            flat.data[place] += 1
+            assert not all(watch.is_unchanged(tensors) for _ in range(MOST_CALLS))
+            assert watch.changed(tensors) == ([i], [i])
+
+
+def test_a_watch_of_nothing_sees_no_change() -> None:
+    watch = Watch([])
+    assert watch.is_unchanged([])
+    assert watch.changed([]) == ([], [])
