@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from conftest import assert_same_as_eager, compiled, counted
 from torch._dynamo.backends.common import aot_autograd
+from torch.onnx._internal.exporter import _registration
 
 from dynamo_backends import decomposition_table, onnx_compiler
+from dynamo_backends.exporter import torch_internals
 
 
 def assert_equals_eager(function: Callable[..., object], *args: object, **tolerance: float) -> None:
@@ -354,3 +356,12 @@ def test_scale_of_attention_in_float64_is_not_rounded_to_float32() -> None:
     """ONNX Runtime's ``FusedMatMul`` would take a scalar as its ``alpha``, a float32."""
     tensors = [torch.randn(2, 3, 5, 6, dtype=torch.float64) for _ in range(3)]
     assert_equals_eager(F.scaled_dot_product_attention, *tensors, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("opset", [18, 23])
+def test_torchlib_is_read_as_pytorchs_registry_reads_it(opset: int) -> None:
+    registry = _registration.ONNXRegistry.from_torchlib(opset)
+    for name, entries in registry.functions.items():
+        wanted = [item.onnx_function for item in entries if not item.is_complex]
+        found = torch_internals.torchlib_function(entries[0].fx_target, opset)
+        assert found is (wanted[0] if wanted and not torch_internals._needs_the_exporter(wanted[0]) else None), name

@@ -18,9 +18,8 @@ import torch
 from torch import _decomp
 
 from ..layout import layout_of
-from .converters import CONVERTERS
 from .known_wrong import SUMS_AT_INDICES
-from .torch_internals import torchlib_operators
+from .translate import find_translation
 
 aten = torch.ops.aten
 
@@ -87,11 +86,12 @@ _OURS: dict[object, Callable[..., object]] = {
 
 @functools.cache
 def _decompositions(opset: int) -> dict[object, Callable[..., object]]:
-    whole = (set(torchlib_operators(opset)) | set(CONVERTERS)) - _DECOMPOSE_ANYWAY
     table = dict(_OURS)
     for source in (_decomp.core_aten_decompositions(), _decomp.decomposition_table):
         for target, function in source.items():
-            if not isinstance(target, torch._ops.OpOverload) or target in whole:
+            if not isinstance(target, torch._ops.OpOverload):
+                continue
+            if target not in _DECOMPOSE_ANYWAY and find_translation(target, opset) is not None:
                 continue
             if target in _NEVER or target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
                 continue

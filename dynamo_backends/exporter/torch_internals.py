@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import logging
 import math
+import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ import onnx_ir as ir
 import onnxscript
 import torch
 from onnxscript._internal import evaluator
-from torch.onnx._internal.exporter import _building, _core, _decomp, _registration, _tensors
+from torch.onnx._internal.exporter import _building, _core, _registration, _tensors
 
 from ..errors import TranslationError
 
@@ -48,27 +48,47 @@ evaluator.default = _default_evaluator
 
 
 @functools.cache
-def registry(opset: int) -> _registration.ONNXRegistry:
-    """Torchlib's translations valid at ``opset``; building it takes about a second, once for each opset."""
-    noisy = logging.getLogger(_registration.__name__)
-    this_thread = threading.get_ident()
+def _torchlib(opset: int) -> dict[object, Callable[..., object]]:
+    """Torchlib's translations of operators on real-valued tensors at ``opset``.
 
-    def is_wanted(record: logging.LogRecord) -> bool:
-        return record.thread != this_thread or record.levelno >= logging.ERROR
+    They are by the name of the operator (``aten::add.Tensor``), of functions of ``operator`` and ``math`` by these.
+    PyTorch's ``ONNXRegistry.from_torchlib`` has the same; but it looks up each operator and reads the signature of each
+    function, which takes half a second.
+    """
+    found: dict[object, tuple[int, Callable[..., object]]] = {}
+    entries = [
+        (_key(meta.fx_target), meta.onnx_function, meta.is_complex, meta.opset_introduced)
+        for meta in _registration._torchlib_registry.get_torchlib_ops()
+    ]
+    entries += [
+        (_key_of_name(meta.qualified_name), meta.function, meta.is_complex, _FIRST_OPSET)
+        for meta in _registration.onnxscript_apis.get_torchlib_ops()
+    ]
+    for key, function, is_complex, introduced in entries:
+        if introduced > opset or is_complex or _needs_the_exporter(function):
+            continue
+        if key not in found or introduced > found[key][0]:
+            found[key] = introduced, function
+    return {key: function for key, (_, function) in found.items()}
 
-    noisy.addFilter(is_wanted)  # it warns once for each torchvision operator that is not installed
-    try:
-        return _registration.ONNXRegistry.from_torchlib(opset)
-    finally:
-        noisy.removeFilter(is_wanted)
+
+_FIRST_OPSET = 18
+"""Of torchlib's functions in onnxscript."""
+
+
+def _key(target: object) -> object:
+    return target.name() if isinstance(target, torch._ops.OpOverload) else target
+
+
+def _key_of_name(name: str) -> object:
+    module, _, function = name.partition("::")
+    modules = {"_operator": operator, "math": math}
+    return getattr(modules[module], function, name) if module in modules else name
 
 
 def torchlib_function(target: object, opset: int) -> Callable[..., object] | None:
     """Torchlib's translation of an operator on real-valued tensors, or ``None``."""
-    for decomposition in registry(opset).get_decomps(target):
-        if not decomposition.is_complex and not _needs_the_exporter(decomposition.onnx_function):
-            return decomposition.onnx_function
-    return None
+    return _torchlib(opset).get(_key(target))
 
 
 def _needs_the_exporter(function: Callable[..., object]) -> bool:
@@ -78,15 +98,6 @@ def _needs_the_exporter(function: Callable[..., object]) -> bool:
     zeros), and of higher-order operators, which stay in PyTorch.
     """
     return getattr(function, "__globals__", {}).get("_core") is _core
-
-
-def torchlib_operators(opset: int) -> list[object]:
-    """All targets torchlib translates at ``opset``: ATen overloads, and functions of ``operator`` and ``math``."""
-    return [
-        target
-        for target in _decomp.get_onnx_implemented_overloads(registry(opset))
-        if torchlib_function(target, opset) is not None
-    ]
 
 
 def onnx_dtype(dtype: torch.dtype) -> ir.DataType:
