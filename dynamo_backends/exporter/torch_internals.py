@@ -24,6 +24,8 @@ import onnx_ir as ir
 import onnxscript
 import torch
 from onnxscript._internal import evaluator
+from onnxscript.function_libs.torch_lib import ops as _torchlib_operators  # noqa: F401  it fills the registry
+from onnxscript.function_libs.torch_lib import registration
 from torch.onnx._internal.exporter import _building, _core, _registration, _tensors
 
 from ..errors import TranslationError
@@ -52,8 +54,8 @@ def _torchlib(opset: int) -> dict[object, Callable[..., object]]:
     """Torchlib's translations of operators on real-valued tensors at ``opset``.
 
     They are by the name of the operator (``aten::add.Tensor``), of functions of ``operator`` and ``math`` by these.
-    PyTorch's ``ONNXRegistry.from_torchlib`` has the same; but it looks up each operator and reads the signature of each
-    function, which takes half a second.
+    PyTorch's ``ONNXRegistry.from_torchlib`` has the same; but it looks up each operator and parses the source of each
+    function, which takes most of a second.
     """
     found: dict[object, tuple[int, Callable[..., object]]] = {}
     entries = [
@@ -61,8 +63,9 @@ def _torchlib(opset: int) -> dict[object, Callable[..., object]]:
         for meta in _registration._torchlib_registry.get_torchlib_ops()
     ]
     entries += [
-        (_key_of_name(meta.qualified_name), meta.function, meta.is_complex, _FIRST_OPSET)
-        for meta in _registration.onnxscript_apis.get_torchlib_ops()
+        (_key_of_name(name), function, False, _FIRST_OPSET)
+        for name, functions in registration.default_registry.items()
+        for function in functions.overloads
     ]
     for key, function, is_complex, introduced in entries:
         if introduced > opset or is_complex or _needs_the_exporter(function):
