@@ -79,7 +79,8 @@ def mark(region: Region, model: ir.Model, weights: Mapping[fx.Node, Weight]) -> 
 def constants_of(region: Region, model: ir.Model, weights: Mapping[fx.Node, Weight]) -> dict[int, Weight]:
     """The weights that become constants of a region's session, by position among its inputs.
 
-    What is only looked up in, as an embedding table, stays an input: nothing is gained there by a copy.
+    What is only looked up in, as an embedding table, stays an input: nothing is gained there by a copy. (Where it is a
+    weight of a product too, see ``runtime/constants.py``.)
     """
     return {
         i: weights[item.node]

@@ -18,6 +18,7 @@ from passes.engine.locks import Lock
 from .events import count
 from .runtime.binding import BoundSession
 from .runtime.executable import Executable
+from .runtime.heap import give_back
 from .runtime.watch import MOST_CALLS, Watch
 
 logger = logging.getLogger(__name__)
@@ -107,6 +108,7 @@ class FrozenSession:
                         del weights[state.positions[i]]
                     self._tell_of_inputs(names)
                 self._state = _State(self._executable, weights, complete=self._complete)
+                give_back()
             return self._state
 
     def _tell(self, names: Sequence[str], unseen: Sequence[str]) -> None:

@@ -47,6 +47,7 @@ from .regions import (
 )
 from .runtime.binding import BoundSession, InputSpec, OutputSpec
 from .runtime.executable import Executable
+from .runtime.heap import give_back
 from .runtime.kernels import optimizers_to_disable, serialized
 from .runtime.settings import SessionSettings
 from .stage_passes import StagePasses
@@ -113,6 +114,7 @@ class OnnxLowering:
         split, regions = self._compile_regions(name, module, evaluation, weights)
         _report(name, split)
         assembled = assemble(module, split, [region.runnable for region in regions])
+        give_back()
         return self.observer.runner(CompiledGraph(name, module, split, regions, assembled, passes))
 
     def _compile_regions(

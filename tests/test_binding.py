@@ -18,7 +18,7 @@ from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.runtime.binding import BoundSession, InputSpec, OutputSpec
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings
-from dynamo_backends.runtime.tensors import from_ort, to_ort
+from dynamo_backends.runtime.tensors import memory_from_ort, to_ort
 
 FLOAT = torch.float32
 
@@ -45,7 +45,7 @@ def session_of(text: str, inputs: list[InputSpec], outputs: list[OutputSpec], th
 def test_an_argument_with_the_negative_bit_is_negated(argument: torch.Tensor) -> None:
     """Its memory holds the number with the other sign."""
     assert argument.is_neg()
-    torch.testing.assert_close(from_ort(to_ort(argument), FLOAT), argument.resolve_neg())
+    torch.testing.assert_close(memory_from_ort(to_ort(argument)), argument.resolve_neg())
     assert_same_as_eager(lambda x: (x.exp(), x * 2), argument)
     assert_on_onnx()
 
@@ -68,7 +68,7 @@ def test_arguments_in_any_memory_order_go_in_as_they_read() -> None:
 def test_arguments_with_gaps_in_memory_are_copied(dtype: torch.dtype) -> None:
     for view in (lambda x: x[:, ::2], lambda x: x[1:, 1:], lambda x: x.t(), lambda x: x[:, :1].expand(4, 6)):
         argument = view((torch.randn(4, 6) * 3).to(dtype))
-        assert torch.equal(from_ort(to_ort(argument), dtype), argument)
+        assert torch.equal(memory_from_ort(to_ort(argument)).view(dtype), argument)
         assert_same_as_eager(lambda x: x | x if x.dtype is torch.bool else x * x, argument)
     assert_on_onnx()
 
@@ -83,7 +83,7 @@ def test_zeros_without_memory_get_some(dtype: torch.dtype) -> None:
     """Autograd passes them on; ONNX Runtime would read from address 0."""
     zeros = torch._efficientzerotensor(3, dtype=dtype)
     assert zeros._is_zerotensor()
-    assert torch.equal(from_ort(to_ort(zeros), dtype), torch.zeros(3, dtype=dtype))
+    assert torch.equal(memory_from_ort(to_ort(zeros)).view(dtype), torch.zeros(3, dtype=dtype))
 
 
 def test_too_few_arguments_are_an_error() -> None:

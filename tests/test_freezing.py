@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import counted
+from test_session import compile_and_keep
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -382,3 +383,12 @@ def test_a_watch_of_nothing_sees_no_change() -> None:
     watch = Watch([])
     assert watch.is_unchanged([])
     assert watch.changed([]) == ([], [])
+
+
+def test_a_tied_table_is_read_in_pytorchs_memory_and_packed_for_the_product() -> None:
+    model = network()
+    with torch.no_grad():
+        [graph] = compile_and_keep(model, TOKENS)
+    session = graph.regions[0].bound.session
+    tables = [name for name in session.inputs if name.endswith(".table")]
+    assert [name.removesuffix(".table") in session.constants for name in tables] == [True]

@@ -30,6 +30,7 @@ from ..exporter.translate import serialize
 from ..observer import Observer
 from ..options import Options
 from ..runtime.binding import InputSpec, OutputSpec
+from ..runtime.kernels import serialized
 from .captured import Call, Captured, Finding, JointGraphs
 from .dump_folder import DumpFolder, dump_folder, graph_folder
 from .judge import ComparedEntry, Judge, Judged, KeptGraphs, Listeners, ModelGraphs
@@ -140,7 +141,8 @@ class DebugObserver(Observer):
         if stage == "onnx":
             self._folder.write_bytes(f"{folder}/model.onnx", serialize(compiled.model))
         elif stage == "onnx_optimized":
-            self._folder.write_bytes(f"{folder}/model.optimized.onnx", compiled.executable.model_with_weights)
+            content = serialized(compiled.optimized_model, compiled.executable.settings.providers)
+            self._folder.write_bytes(f"{folder}/model.optimized.onnx", content)
         elif stage == "session":
             session = compiled.bound.session
 

@@ -9,7 +9,9 @@ border:
 - symbolic integers and booleans go in as 0-d tensors and come out as Python numbers;
 - results get the strides eager gives them.
 
-At the first call with new sizes the shapes and dtypes that came out are compared with eager's.
+At the first call with new sizes the shapes and dtypes that came out are compared with eager's. From then on ONNX
+Runtime writes its results into PyTorch's memory. What it allocates itself is a part of its arena, which lives as long
+as any part of it does; so such results are copied.
 """
 
 from __future__ import annotations
@@ -24,11 +26,19 @@ import torch
 from onnxruntime.capi import _pybind_state as ort_c
 
 from ..errors import SessionError, WrongResultError
-from .constants import Declaration
-from .expected_shapes import Size, Sizes, differs, written
+from .constants import TABLE, Declaration
+from .expected_shapes import Size, Sizes, differs, follow, written
 from .messages import ORT_ERRORS, session_error
 from .session import Session
-from .tensors import bool_to_ort, from_ort, number_to_ort, ort_device, plain_to_ort, wait_for_streams
+from .tensors import (
+    bool_to_ort,
+    memory_from_ort,
+    memory_to_ort,
+    number_to_ort,
+    ort_device,
+    plain_to_ort,
+    wait_for_streams,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +104,23 @@ class OutputSpec:
 _MAXIMUM_JUDGED = 1_000
 """How many different sizes of arguments a session remembers the verdict of."""
 
-_NOT_JUDGED = object()
+
+@dataclasses.dataclass(frozen=True)
+class _Judgement:
+    """That results are right for some sizes of arguments, and what memory they need.
+
+    Attributes:
+        results: shape and dtype of each result as it lies in memory, booleans as ``uint8``; ``None`` if they do not
+            follow from the sizes of the arguments, or cannot be made before the call.
+    """
+
+    results: list[tuple[tuple[int, ...], torch.dtype]] | None
+
+    def memories(self) -> list[torch.Tensor] | None:
+        """New memory for each result."""
+        if self.results is None:
+            return None
+        return [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in self.results]
 
 
 def _converter(spec: InputSpec) -> Callable[[object], ort_c.OrtValue]:
@@ -126,16 +152,21 @@ class BoundSession:
         self.session = session
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
-        fed = [(i, spec) for i, spec in enumerate(inputs) if spec.name in session.inputs]
-        self._converters = [(i, _converter(spec)) for i, spec in fed]
-        self._input_names = [spec.name for _, spec in fed]
+        fed = [
+            (i, spec, name)
+            for i, spec in enumerate(inputs)
+            for name in (spec.name, spec.name + TABLE)
+            if name in session.inputs
+        ]
+        self._converters = [(i, _converter(spec)) for i, spec, _ in fed]
+        self._input_names = [name for _, _, name in fed]
         self._output_names = [spec.name for spec in outputs]
         self._devices = [ort_device(spec.device) for spec in outputs]
         devices = [spec.device for spec in self.inputs] + [spec.device for spec in self.outputs]
         self._asynchronous = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
         self._run_options = ort_c.RunOptions()
         self._sizes = Sizes([spec.sizes for spec in inputs])
-        self._judged: dict[tuple[int, ...], WrongResultError | None] = {}
+        self._judged: dict[tuple[int, ...], _Judgement | WrongResultError] = {}
 
     @property
     def bound(self) -> BoundSession:
@@ -170,19 +201,22 @@ class BoundSession:
         if len(args) != len(self.inputs):
             raise ValueError(f"{len(args)} arguments where the session takes {len(self.inputs)}")
         sizes = self._sizes.of(args)
-        verdict = self._judged.get(sizes, _NOT_JUDGED)
-        if isinstance(verdict, WrongResultError):
-            raise WrongResultError(verdict.result, verdict.what)
+        judgement = self._judged.get(sizes)
+        if isinstance(judgement, WrongResultError):
+            raise WrongResultError(judgement.result, judgement.what)
         feeds = ort_c.OrtValueVector()
         feeds.reserve(len(self._converters))
+        fetches = ort_c.OrtValueVector()
+        memories = None if judgement is None else judgement.memories()
         try:
             for i, convert in self._converters:
                 feeds.push_back(convert(args[i]))
-        except RuntimeError as error:  # a tensor without memory, as inside vmap
-            raise SessionError(f"an argument cannot be given to ONNX Runtime: {error}") from error
+            for memory, spec in zip(memories or (), self.outputs, strict=False):
+                fetches.push_back(memory_to_ort(memory, spec.dtype))
+        except RuntimeError as error:  # a tensor without memory, as inside vmap; a dtype that DLPack does not have
+            raise SessionError(f"a tensor cannot be given to ONNX Runtime: {error}") from error
         if self._asynchronous:
             wait_for_streams(self._asynchronous)
-        fetches = ort_c.OrtValueVector()
         session = self.session(self.threads)
         try:
             session._sess.run_with_ortvaluevector(
@@ -190,23 +224,31 @@ class BoundSession:
             )
         except ORT_ERRORS as error:
             raise session_error(error, self.session.model) from error
-        if verdict is _NOT_JUDGED:
+        if judgement is None:
             self._judge(fetches, sizes)
-        try:
-            return [_present(fetches[i], spec) for i, spec in enumerate(self.outputs)]
-        except RuntimeError as error:  # a dtype that DLPack does not have, as float8
-            raise SessionError(f"a result of ONNX Runtime cannot be made a tensor: {error}") from error
+        if memories is None:
+            try:
+                memories = [memory_from_ort(value) for value in fetches]
+            except RuntimeError as error:  # a dtype that DLPack does not have, as float8
+                raise SessionError(f"a result of ONNX Runtime cannot be made a tensor: {error}") from error
+        return [_present(memory, spec) for memory, spec in zip(memories, self.outputs, strict=True)]
 
     def _judge(self, fetches: ort_c.OrtValueVector, sizes: tuple[int, ...]) -> None:
-        """Compares the shapes and dtypes that came out with eager's, and remembers the verdict on these sizes."""
+        """Compares the shapes and dtypes that came out with eager's, and remembers the judgement on these sizes."""
         known = self._sizes.known(sizes)
+        are_known = all(follow(spec.sizes, known) for spec in self.outputs)
         found = (_wrong_result(fetches[i], spec, known) for i, spec in enumerate(self.outputs))
-        verdict = next((text for text in found if text is not None), None)
+        wrong = next((text for text in found if text is not None), None)
         if len(self._judged) >= _MAXIMUM_JUDGED:
             self._judged.clear()
-        self._judged[sizes] = verdict
-        if verdict is not None:
-            raise verdict
+        if wrong is not None:
+            self._judged[sizes] = wrong
+            raise wrong
+        shapes = [tuple(value.shape()) for value in fetches]
+        dtypes = [torch.uint8 if spec.dtype is torch.bool else spec.dtype for spec in self.outputs]
+        on_cpu = all(spec.device.type == "cpu" for spec in self.outputs)
+        can_be_made = are_known and on_cpu and not any(0 in shape for shape in shapes)  # without elements, no memory
+        self._judged[sizes] = _Judgement(list(zip(shapes, dtypes, strict=True)) if can_be_made else None)
 
 
 def _wrong_result(value: ort_c.OrtValue, spec: OutputSpec, known: dict[str, int]) -> WrongResultError | None:
@@ -224,8 +266,8 @@ def _wrong_result(value: ort_c.OrtValue, spec: OutputSpec, known: dict[str, int]
     return WrongResultError(spec.name, f"has shape {tuple(shape)} where eager returns {written(spec.sizes, known)}")
 
 
-def _present(value: ort_c.OrtValue, spec: OutputSpec) -> torch.Tensor | int | bool:
-    tensor = from_ort(value, spec.dtype)
+def _present(memory: torch.Tensor, spec: OutputSpec) -> torch.Tensor | int | bool:
+    tensor = memory.view(torch.bool) if spec.dtype is torch.bool else memory
     if spec.is_number:
         return tensor.item()
     if spec.permutation is not None:

@@ -9,7 +9,7 @@ A serialized model without them gets them by concatenation, which in protobuf me
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import onnx
@@ -18,6 +18,11 @@ import onnxruntime
 import torch
 
 from .tensors import to_ort
+
+TABLE = ".table"
+"""What is added to the name of a constant for an input with the same value. Nodes that only look something up read that
+one, in PyTorch's memory: they would keep ONNX Runtime from dropping the copy that it packed (embeddings that are also
+the weight of the last layer)."""
 
 Declaration: TypeAlias = "tuple[str, torch.dtype, Sequence[int]]"
 """The name, dtype and shape of a tensor that a model has."""
@@ -44,6 +49,19 @@ def declared_as_inputs(tensors: Iterable[Declaration]) -> bytes:
     for name, dtype, shape in tensors:
         part.graph.input.append(onnx.helper.make_tensor_value_info(name, _onnx_dtype(dtype), shape))
     return part.SerializeToString()
+
+
+def with_tables(graph: onnx.GraphProto, constants: Collection[str]) -> None:
+    """Lets the lookups of a graph read inputs of their own instead of what will be constants; in place."""
+    looked_up = {node.input[0]: node for node in graph.node if node.op_type == "Gather" and node.input[0] in constants}
+    declared_inputs = {item.name: item for item in graph.input}
+    for node in graph.node:
+        if node.op_type == "Gather" and node.input[0] in looked_up:
+            node.input[0] += TABLE
+    for name in looked_up:
+        table = graph.input.add()
+        table.CopyFrom(declared_inputs[name])
+        table.name = name + TABLE
 
 
 def _onnx_dtype(dtype: torch.dtype) -> int:

@@ -43,11 +43,6 @@ class Executable:
         content.update(repr(self).encode())
         return content.hexdigest()
 
-    @property
-    def model_with_weights(self) -> bytes:
-        """The serialized model, all of whose arguments are inputs."""
-        return self.model + declared_as_inputs(self.inputs[i].declaration for i in self.weights)
-
     def load(self, constants: Mapping[int, torch.Tensor] = MappingProxyType({})) -> BoundSession:
         """The session, ready to be called with all arguments.
 

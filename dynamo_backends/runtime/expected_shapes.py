@@ -62,6 +62,19 @@ def differs(actual: Sequence[int], expected: Sequence[Size], known: dict[str, in
     return any(_value(size, number, known) != number for number, size in zip(actual, expected, strict=True))
 
 
+def follow(sizes: Sequence[Size] | None, known: dict[str, int]) -> bool:
+    """Whether sizes are known before the call, where ``known`` has those of the arguments."""
+    return sizes is not None and all(isinstance(size, int) or _follows(size, known) for size in sizes)
+
+
+def _follows(size: str, known: dict[str, int]) -> bool:
+    try:
+        eval(_compiled(size), _FUNCTIONS, known)
+    except NameError:
+        return False
+    return True
+
+
 def _value(size: Size, actual: int, known: dict[str, int]) -> int:
     if isinstance(size, int):
         return size

@@ -15,6 +15,7 @@ import torch
 from ..errors import KernelFaultError, SessionError
 from ..faults import Fault
 from ..reasons import Reason
+from .constants import with_tables
 from .long_sums import with_accurate_sums
 from .one_node import model_of, signature
 from .oracle import ORACLE
@@ -173,8 +174,10 @@ def serialized(model: ir.Model, providers: Sequence[Provider], *, without: Seque
 
 def _as_bytes(model: ir.Model, without: Sequence[str] = ()) -> bytes:
     proto = ir.to_proto(with_accurate_sums(model))
-    inputs = [item for item in proto.graph.input if item.name not in set(without)]
     if without:
+        names = set(without)
+        with_tables(proto.graph, names)
+        inputs = [item for item in proto.graph.input if item.name not in names]
         del proto.graph.input[:]
         proto.graph.input.extend(inputs)
     return proto.SerializeToString()

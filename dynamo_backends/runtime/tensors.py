@@ -56,7 +56,12 @@ def number_to_ort(value: int | bool) -> ort_c.OrtValue:
     return _from_torch(_to_dlpack(torch.tensor(value, dtype=torch.int64, device="cpu")))
 
 
-def from_ort(value: ort_c.OrtValue, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor on an OrtValue's memory; keeps the memory alive."""
-    tensor = _from_dlpack(value.to_dlpack())
-    return tensor.view(torch.bool) if dtype is torch.bool else tensor
+def memory_to_ort(memory: torch.Tensor, dtype: torch.dtype) -> ort_c.OrtValue:
+    """An OrtValue on the memory of a contiguous tensor, for a result of ``dtype``; that of booleans is ``uint8``."""
+    return _from_torch(_to_dlpack(memory), dtype is torch.bool)
+
+
+def memory_from_ort(value: ort_c.OrtValue) -> torch.Tensor:
+    """A copy of an OrtValue; of booleans it is ``uint8``."""
+    copy: torch.Tensor = _from_dlpack(value.to_dlpack()).clone()
+    return copy
