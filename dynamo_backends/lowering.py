@@ -47,7 +47,7 @@ from .regions import (
 )
 from .runtime.binding import BoundSession, InputSpec, OutputSpec
 from .runtime.executable import Executable
-from .runtime.heap import give_back
+from .runtime.heap import available, give_back
 from .runtime.kernels import optimizers_to_disable, serialized
 from .runtime.settings import SessionSettings
 from .stage_passes import StagePasses
@@ -57,6 +57,10 @@ logger = logging.getLogger(__name__)
 
 _MAXIMUM_SPLITS = 8
 """How often a graph is split anew after the runtime refused a region, node by node, before whole regions go."""
+
+
+_COPIES = 2
+"""How often ONNX Runtime holds a constant at most, while it makes a session: as it was given, and packed."""
 
 
 class Lowering(Protocol):
@@ -200,7 +204,7 @@ class OnnxLowering:
         optimized = model.clone()
         passes = self.passes.run("onnx", name, optimized, region.index, checker)
         try:
-            constants = constants_of(region, optimized, weights)
+            constants = self._that_fit(name, constants_of(region, optimized, weights))
             without = [inputs[i].name for i in constants]
             content = serialized(optimized, settings.providers, without=without)
             executable = Executable(content, inputs, outputs, settings, tuple(constants))
@@ -212,6 +216,23 @@ class OnnxLowering:
         must_run_on_onnx = self.options.fallback == "error"
         runnable = RunnableRegion(name, region.index, session, in_pytorch, must_run_on_onnx)
         return CompiledRegion(name, region, model, optimized, passes, executable, runnable)
+
+    def _that_fit(self, name: GraphName, constants: dict[int, Weight]) -> dict[int, Weight]:
+        """The constants, or none if there is not memory enough for their copies: one while ONNX Runtime packs another."""
+        size = sum(weight.tensor.nbytes for weight in constants.values())
+        free = available()
+        if free is None or _COPIES * size <= free:
+            return constants
+        count("weights_too_large")
+        logger.warning(
+            "%s: its weights (%.1f GB) stay inputs, which is slower: as constants they would take up to %d times as much "
+            "again, and %.1f GB are free",
+            name,
+            size / 1e9,
+            _COPIES,
+            free / 1e9,
+        )
+        return {}
 
     def _load(self, executable: Executable, constants: Mapping[int, Weight]) -> BoundSession | FrozenSession:
         if not constants:

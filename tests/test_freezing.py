@@ -6,6 +6,7 @@ import copy
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dynamo_backends import decomposition_table, onnx_compiler
+from dynamo_backends import decomposition_table, lowering, onnx_compiler
 from dynamo_backends.frozen import FREE_REFRESHES, WORTH_CALLS
+from dynamo_backends.runtime import heap
 from dynamo_backends.runtime.watch import MOST_CALLS, SMALL, Watch
 from passes import Pass, onnx_editing, register, unregister
 
@@ -294,6 +296,32 @@ def test_an_embedding_table_stays_an_input_and_training_graphs_freeze_nothing() 
     model = nn.Linear(4, 4)
     torch.compile(model, backend="onnxrt")(torch.randn(2, 4)).sum().backward()
     assert counted("constant_weights") == 0
+
+
+def test_weights_that_do_not_fit_in_memory_a_second_time_stay_inputs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = network()
+    size = sum(tensor.nbytes for tensor in model.parameters())
+    monkeypatch.setattr(lowering, "available", lambda: size)
+    assert_fresh(torch.compile(model, backend="onnxrt"), model)
+    assert counted("constant_weights") == 0
+    assert "stay inputs" in caplog.text
+
+
+def test_the_free_memory_is_that_of_the_machine_and_of_its_container(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files = {"_MEMORY": "MemTotal: 9 kB\nMemAvailable:    4 kB\n", "_LIMIT": "max\n", "_USED": "1000\n"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        monkeypatch.setattr(heap, name, tmp_path / name)
+    assert heap.available() == 4096
+    (tmp_path / "_LIMIT").write_text("3000\n")
+    assert heap.available() == 2000
+    for name in files:
+        (tmp_path / name).unlink()
+    assert heap.available() is None
 
 
 def test_what_a_graph_writes_to_is_no_constant() -> None:

@@ -1,4 +1,4 @@
-"""Gives freed memory back to the system.
+"""The memory of the machine: how much is free, and giving back what was freed.
 
 The C library of most Linux systems (glibc) keeps what was freed for later. After a graph is compiled that is a lot:
 ONNX Runtime copies each weight before it packs it. (240 MB of BERT base, 110 million parameters.)
@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from pathlib import Path
+
+_MEMORY = Path("/proc/meminfo")
+_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_USED = Path("/sys/fs/cgroup/memory.current")
 
 
 def _trim_of_the_c_library() -> Callable[[int], int] | None:
@@ -24,3 +29,25 @@ def give_back() -> None:
     """Gives freed memory back, where the C library can; takes a millisecond or so."""
     if _trim is not None:
         _trim(0)
+
+
+def available() -> int | None:
+    """Bytes that this process can still take, without the machine or its container running out; ``None`` if not known.
+
+    It is what Linux says (``/proc/meminfo``) and the limit of a container (cgroup v2).
+    """
+    amounts = []
+    for line in _lines(_MEMORY):
+        if line.startswith("MemAvailable:"):
+            amounts.append(int(line.split()[1]) * 1024)
+    limit, used = _lines(_LIMIT), _lines(_USED)
+    if limit and used and limit[0].isdigit():
+        amounts.append(int(limit[0]) - int(used[0]))
+    return min(amounts, default=None)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
