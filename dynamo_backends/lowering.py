@@ -218,18 +218,18 @@ class OnnxLowering:
         return CompiledRegion(name, region, model, optimized, passes, executable, runnable)
 
     def _that_fit(self, name: GraphName, constants: dict[int, Weight]) -> dict[int, Weight]:
-        """The constants, or none if there is not memory enough for their copies: one while ONNX Runtime packs another."""
+        """The constants, or none if there is not memory enough for their copies: as they are given, and packed."""
         size = sum(weight.tensor.nbytes for weight in constants.values())
         free = available()
         if free is None or _COPIES * size <= free:
             return constants
         count("weights_too_large")
         logger.warning(
-            "%s: its weights (%.1f GB) stay inputs, which is slower: as constants they would take up to %d times as much "
-            "again, and %.1f GB are free",
+            "%s: its weights (%.1f GB) stay inputs, which is slower: as constants they would take up to %.1f GB more; "
+            "%.1f GB are free",
             name,
             size / 1e9,
-            _COPIES,
+            _COPIES * size / 1e9,
             free / 1e9,
         )
         return {}
