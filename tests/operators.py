@@ -7,6 +7,7 @@ part in worker processes so that one that dies is seen and named::
     python tests/operators.py float16 bfloat16 int64 --samples 3
     python tests/operators.py float32 --mode gradients
     python tests/operators.py float32 --mode dynamic
+    python tests/operators.py float32 --mode weights    # all arguments but the first are held by a module
 """
 
 from __future__ import annotations
@@ -168,6 +169,52 @@ def compiled_difference(
     return found
 
 
+class _Holder(torch.nn.Module):
+    """An entry whose tensors but the first are a module's own, so that they are constants of the session."""
+
+    def __init__(self, op: OpInfo, arguments: object) -> None:
+        super().__init__()
+        self._op = op
+        leaves, self._structure = pytree.tree_flatten(arguments)
+        self._first = next((i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)), len(leaves))
+        self._names = [f"leaf_{i}" for i in range(len(leaves))]
+        for name, leaf in zip(self._names, leaves, strict=True):
+            setattr(self, name, leaf)
+
+    def forward(self, first: object) -> object:
+        leaves = [first if i == self._first else getattr(self, name) for i, name in enumerate(self._names)]
+        return call(self._op, pytree.tree_unflatten(leaves, self._structure))
+
+
+def difference_with_weights(op: OpInfo, sample: SampleInput, *, backend: str = "onnxrt") -> str | None:
+    """How ``op`` differs from eager where all tensors but the first are constants, before and after they change."""
+    arguments = (sample.input, sample.args, sample.kwargs)
+    ours, theirs = _Holder(op, copy_of(arguments)), _Holder(op, copy_of(arguments))
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, backend=backend, dynamic=False)
+    first = next((leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)), None)
+    with torch.no_grad():
+        for change in (None, _flip):
+            if change is not None:
+                change(ours)
+                change(theirs)
+            seed()
+            expected = theirs(copy_of(first))
+            seed()
+            found = difference(compiled(copy_of(first)), expected)
+            if found is not None:
+                return found if change is None else f"after the weights changed: {found}"
+    return None
+
+
+def _flip(holder: _Holder) -> None:
+    """Other numbers: those there are, the other way round."""
+    for name in holder._names:
+        leaf = getattr(holder, name)
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.layout is torch.strided and leaf.ndim:
+            leaf.copy_(leaf.flip(0))
+
+
 def loss(results: object) -> torch.Tensor:
     """The sum of all differentiable results."""
     tensors = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
@@ -217,9 +264,12 @@ def _judge(op: OpInfo, sample: SampleInput, mode: str, backend: str) -> tuple[st
     except Exception as error:
         return "eager raises", f"{type(error).__name__}: {error}"[:300]
     try:
-        found = compiled_difference(
-            op, sample, backend=backend, dynamic=mode == "dynamic", gradients=mode == "gradients"
-        )
+        if mode == "weights":
+            found = difference_with_weights(op, sample, backend=backend)
+        else:
+            found = compiled_difference(
+                op, sample, backend=backend, dynamic=mode == "dynamic", gradients=mode == "gradients"
+            )
     except Exception as error:
         text = traceback.format_exc().strip().splitlines()
         return "error", f"{type(error).__name__}: {str(error)[:400]} || {' | '.join(text[-6:])[-600:]}"
@@ -230,7 +280,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("dtypes", nargs="+")
     parser.add_argument("--samples", default="1")
-    parser.add_argument("--mode", default="values", choices=["values", "gradients", "dynamic"])
+    parser.add_argument("--mode", default="values", choices=["values", "gradients", "dynamic", "weights"])
     parser.add_argument("--only", default="")
     parser.add_argument("--backend", default="onnxrt")
     parser.add_argument("--out", default="")

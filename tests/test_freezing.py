@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import counted
+from operators import difference_with_weights, entries, samples
 from test_session import compile_and_keep
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
@@ -390,6 +391,23 @@ def test_a_pass_is_told_which_values_are_weights() -> None:
     finally:
         unregister("onnx.look")
     assert sorted(seen.values()) == [False, True, True]
+
+
+# Operators of PyTorch's database; python tests/operators.py float32 --mode weights tries all
+
+
+CONSTANT_ARGUMENTS = (
+    *("addmm", "baddbmm", "nn.functional.linear", "nn.functional.conv2d", "nn.functional.conv_transpose2d", "where"),
+    *("nn.functional.batch_norm", "nn.functional.layer_norm", "nn.functional.group_norm", "nn.functional.embedding"),
+    *("nn.functional.prelu", "nn.functional.scaled_dot_product_attention", "index_select", "gather", "lerp", "cat"),
+)
+
+
+@pytest.mark.parametrize("name", CONSTANT_ARGUMENTS)
+def test_an_operator_with_constant_arguments(name: str) -> None:
+    op = entries()[name]
+    for sample in samples(op, torch.float32, 3):
+        assert difference_with_weights(op, sample) is None
 
 
 # The watch
