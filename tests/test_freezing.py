@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from conftest import counted
@@ -435,6 +438,29 @@ def test_a_pass_is_told_which_values_are_weights() -> None:
     finally:
         unregister("onnx.look")
     assert sorted(seen.values()) == [False, True, True]
+
+
+def test_onnx_debug_follows_the_weights(tmp_path: Path) -> None:
+    """What it judges is what runs, it leaves the weights as they are, and what it writes can be loaded."""
+    model = network()
+    options = {"dump_dir": str(tmp_path), "compare": "every"}
+    compiled = torch.compile(model, backend="onnx_debug", options=options)
+    assert_fresh(compiled, model)
+    model.inner.weight.data[0, 0] += 3
+    assert_fresh(compiled, model)
+    values, storage = model.inner.weight.detach() * 2, model.inner.weight.untyped_storage()
+    size = storage.size()
+    storage.resize_(0)
+    storage.resize_(size)
+    with torch.no_grad():
+        model.inner.weight.copy_(values)
+    assert_fresh(compiled, model)
+    (graph,) = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    assert (graph["runs"], graph["verdict"]) == (3, "ok")
+    models = list((tmp_path / "latest").rglob("*.onnx"))
+    assert len(models) == 3
+    for path in models:
+        onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
 
 # The watch
