@@ -13,21 +13,13 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 import torch
 from torch import fx
-from torch._subclasses import FakeTensor
 
 from passes.engine.manager import mark_weight
 
 from .aot import StaticInput
 from .artifacts import Region
 from .frozen import Weight
-from .layout import layout_of
-
-_DTYPES = frozenset(
-    {
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
-        *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8),
-    }
-)
+from .runtime.watch import can_be_watched
 
 
 def weights_of(
@@ -41,26 +33,22 @@ def weights_of(
         arguments: all of a call, if these do not know their values.
 
     Returns:
-        Their values by placeholder. Not among them is what the graph writes to, and what cannot be watched: tensors on
-        other devices, of other kinds, without memory or not dense in it.
+        Their values by placeholder. Not among them is what the graph writes to, what has a symbolic shape, and what
+        cannot be watched (``runtime.watch.can_be_watched``).
     """
     placeholders = list(module.graph.find_nodes(op="placeholder"))
     found = {}
     for i, item in static.items():
         value = item.value if item.value is not None or arguments is None else arguments[i]
-        if isinstance(value, torch.Tensor) and _can_be_watched(value) and not _is_written(placeholders[i]):
+        if not isinstance(value, torch.Tensor) or not can_be_watched(value):
+            continue
+        if _has_fixed_shape(placeholders[i]) and not _is_written(placeholders[i]):
             found[placeholders[i]] = Weight(item.name, value)
     return found
 
 
-def _can_be_watched(tensor: torch.Tensor) -> bool:
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or isinstance(tensor, FakeTensor):
-        return False
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.dtype not in _DTYPES:
-        return False
-    if tensor.numel() == 0 or tensor.is_neg() or tensor._is_zerotensor():
-        return False
-    return layout_of(tensor).strides is None
+def _has_fixed_shape(placeholder: fx.Node) -> bool:
+    return not any(isinstance(size, torch.SymInt) for size in placeholder.meta["val"].shape)
 
 
 def _is_written(placeholder: fx.Node) -> bool:

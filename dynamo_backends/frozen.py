@@ -19,7 +19,7 @@ from .events import count
 from .runtime.binding import BoundSession
 from .runtime.executable import Executable
 from .runtime.heap import give_back
-from .runtime.watch import MOST_CALLS, Watch
+from .runtime.watch import MOST_CALLS, Watch, can_be_watched
 
 logger = logging.getLogger(__name__)
 
@@ -103,10 +103,12 @@ class FrozenSession:
                 names = [self._names[state.positions[i]] for i in changed]
                 self._tell(names, [self._names[state.positions[i]] for i in unseen])
                 self._refreshes += 1
-                if self._refreshes > FREE_REFRESHES and next(state.calls) < WORTH_CALLS:
-                    for i in changed:
+                keep_changing = self._refreshes > FREE_REFRESHES and next(state.calls) < WORTH_CALLS
+                inputs = [i for i in changed if keep_changing or not can_be_watched(weights[state.positions[i]])]
+                if inputs:
+                    for i in inputs:
                         del weights[state.positions[i]]
-                    self._tell_of_inputs(names)
+                    self._tell_of_inputs([self._names[state.positions[i]] for i in inputs])
                 self._state = _State(self._executable, weights, complete=self._complete)
                 give_back()
             return self._state
@@ -126,7 +128,10 @@ class FrozenSession:
 
     def _tell_of_inputs(self, names: Sequence[str]) -> None:
         count("weights_made_inputs", len(names))
-        logger.info("weights that keep changing are inputs of their session from now on: %s", _listed(names))
+        logger.info(
+            "weights that keep changing, or cannot be watched, are inputs of their session from now on: %s",
+            _listed(names),
+        )
 
 
 def _listed(names: Sequence[str]) -> str:

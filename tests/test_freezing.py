@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from conftest import counted
@@ -257,6 +259,80 @@ def test_weights_that_change_now_and_then_stay_constants() -> None:
     assert counted("weights_made_inputs") == 0
 
 
+def test_every_byte_of_many_small_weights_is_looked_at_in_each_call() -> None:
+    model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(12)])
+    x = torch.randn(2, 8)
+    compiled = torch.compile(model, backend="onnxrt")
+    with torch.no_grad():
+        for layer in (0, 5, 11):
+            _assert_close(compiled(x), model(x))
+            model[layer].weight.data[3, 5] += 30
+            _assert_close(compiled(x), model(x))
+
+
+def test_tensors_without_a_version_counter_are_no_constants() -> None:
+    """Those made under ``inference_mode``: a write to them is seen all the same."""
+    with torch.inference_mode():
+        made_there = network()
+        compiled = torch.compile(made_there, backend="onnxrt", options={"fallback": "error"})
+        for _ in range(2):
+            _assert_close(compiled(TOKENS), made_there(TOKENS))
+            made_there.inner.weight.mul_(2)
+    assert counted("constant_weights") == 0
+    model = network()
+    compiled = torch.compile(model, backend="onnxrt", options={"fallback": "error"})
+    with torch.inference_mode():
+        _assert_close(compiled(TOKENS), model(TOKENS))
+        weight = torch.from_numpy(model.inner.weight.detach().numpy())  # at the address of the one before
+        assert weight.is_inference()
+        model.inner.weight = nn.Parameter(weight)
+        for _ in range(2):
+            _assert_close(compiled(TOKENS), model(TOKENS))
+            model.inner.weight.mul_(2)
+    assert counted("constant_weights") > 0
+
+
+def test_weights_can_be_freed_and_given_memory_again() -> None:
+    """As FSDP does. Memory that was given back is not read: one of 40 MB is not there any more."""
+    model = nn.Linear(3200, 3200, bias=False)
+    x = torch.randn(2, 3200)
+    compiled = torch.compile(model, backend="onnxrt")
+    with torch.no_grad():
+        _assert_close(compiled(x), model(x))
+        storage, values = model.weight.untyped_storage(), model.weight * 2
+        size = storage.size()
+        storage.resize_(0)
+        between = torch.empty(size, dtype=torch.int8)  # so that it comes to lie elsewhere
+        storage.resize_(size)
+        model.weight.data.copy_(values)
+        _assert_close(compiled(x), model(x))
+        old, model.weight = model.weight, nn.Parameter(values * 2)
+        old.untyped_storage().resize_(0)
+        _assert_close(compiled(x), model(x))
+    del between
+
+
+class WithTable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+        self.table = torch.randn(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) @ self.table
+
+
+def test_a_tensor_of_a_module_whose_size_changes_is_an_input() -> None:
+    model = WithTable()
+    compiled = torch.compile(model, backend="onnxrt", options={"fallback": "error"})
+    x = torch.randn(2, 16)
+    with torch.no_grad():
+        for width in (5, 6, 7):
+            model.table = torch.randn(16, width)
+            _assert_close(compiled(x), model(x))
+    assert counted("constant_weights") > 0
+
+
 def test_one_thread_writes_while_another_one_calls() -> None:
     model = network()
     compiled = torch.compile(model, backend="onnxrt")
@@ -410,6 +486,29 @@ def test_an_operator_with_constant_arguments(name: str) -> None:
         assert difference_with_weights(op, sample) is None
 
 
+def test_onnx_debug_follows_the_weights(tmp_path: Path) -> None:
+    """What it judges is what runs, it leaves the weights as they are, and what it writes can be loaded."""
+    model = network()
+    options = {"dump_dir": str(tmp_path), "compare": "every"}
+    compiled = torch.compile(model, backend="onnx_debug", options=options)
+    assert_fresh(compiled, model)
+    model.inner.weight.data[0, 0] += 3
+    assert_fresh(compiled, model)
+    values, storage = model.inner.weight.detach() * 2, model.inner.weight.untyped_storage()
+    size = storage.size()
+    storage.resize_(0)
+    storage.resize_(size)
+    with torch.no_grad():
+        model.inner.weight.copy_(values)
+    assert_fresh(compiled, model)
+    (graph,) = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    assert (graph["runs"], graph["verdict"]) == (3, "ok")
+    models = list((tmp_path / "latest").rglob("*.onnx"))
+    assert len(models) == 3
+    for path in models:
+        onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+
 # The watch
 
 
@@ -423,6 +522,17 @@ def test_a_watch_sees_each_byte() -> None:
             flat.data[place] += 1
             assert not all(watch.is_unchanged(tensors) for _ in range(MOST_CALLS))
             assert watch.changed(tensors) == ([i], [i])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_watch_sees_changes_of_the_highest_bits(dtype: torch.dtype) -> None:
+    """Such as other signs, of an even number of elements: their sum is none."""
+    for places in (slice(None), slice(1, None, 2), [1001, 3003]):
+        tensor = torch.ones(2**17, dtype=dtype)
+        watch = Watch([tensor], complete=True)
+        tensor.data[places] *= -1
+        assert not watch.is_unchanged([tensor])
+        assert watch.changed([tensor]) == ([0], [0])
 
 
 def test_a_watch_of_nothing_sees_no_change() -> None:

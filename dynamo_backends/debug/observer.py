@@ -9,8 +9,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
-import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -148,10 +146,10 @@ class DebugObserver(Observer):
 
             def save(path: Path) -> None:
                 try:
-                    with tempfile.TemporaryDirectory() as temporary:
-                        shutil.copyfile(session.save_optimized(temporary), path)
+                    model, _ = session.optimized()
                 except SessionError as error:  # the session itself was made: what fails is the writing
                     raise OSError(f"ONNX Runtime cannot write its optimized model: {error}") from error
+                path.write_bytes(serialize(model))
 
             self._folder.write_with(f"{folder}/model.session.onnx", save)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import onnx
 import torch
 
@@ -30,7 +31,8 @@ def write_tensor(folder: DumpFolder, relative: str, value: torch.Tensor, name: s
         folder.write_text(f"{relative}.json", json.dumps({"name": name, **_summary(value)}, indent=1))
         return
     proto = onnx.TensorProto(data_type=int(onnx_dtype(value.dtype)), dims=list(value.shape), name=name)
-    data = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() if size else b""
+    plain = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    data = np.from_dlpack(plain) if size else b""  # a storage that numpy() was asked of cannot be resized any more
     if size <= _PROTOBUF_LIMIT:
         proto.raw_data = bytes(data)
     else:

@@ -8,13 +8,14 @@ Three signs tell, in each call:
   of each tensor are looked at, from its start in one call and from its middle in the next, and a part of all there is,
   so that after ``MOST_CALLS`` calls every byte was. Of small models all is looked at in each call.
 
-The tensors' memory is kept alive, so that no other tensor can have its address.
+The tensors' storages are kept alive, so that no other tensor can have their memory. They may be freed all the same
+(``storage.resize_(0)``), so memory is read only where a tensor of now has that address.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
+import zlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -26,12 +27,34 @@ MOST_CALLS = 1_000
 SMALL = 64 * 1024
 """Bytes that are looked at in each call, if there are no more."""
 
-_WORD = 8
-_SMALLEST_CHUNK = 2_048
-_MOST_SMALL_CHUNKS = 16
+_SMALLEST_CHUNK = 16 * 1024
+"""Bytes of which one checksum is made."""
+
 _SAMPLE = 32
 
+_DTYPES = frozenset(
+    {
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
+        *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8),
+    }
+)
+
 _address_of = torch.Tensor.data_ptr
+
+
+def can_be_watched(tensor: torch.Tensor) -> bool:
+    """Whether the signs tell of each write to a tensor.
+
+    They do not where it is on another device or of another kind, where its elements are not side by side in memory, and
+    where it has no version counter, as what was made under ``torch.inference_mode()``.
+    """
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        return False
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.dtype not in _DTYPES:
+        return False
+    if tensor.numel() == 0 or tensor.is_neg() or tensor._is_zerotensor() or tensor.is_inference():
+        return False
+    return bool(torch.ops.aten.is_non_overlapping_and_dense.default(tensor))
 
 
 class Watch:
@@ -40,24 +63,25 @@ class Watch:
     A write while a watch is made, or later, is a change: signs are remembered before the memory is read.
 
     Args:
-        tensors: on the CPU, each with its elements side by side in memory, in any order of the dimensions.
+        tensors: those that ``can_be_watched``.
         complete: whether every byte is looked at in each call.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], *, complete: bool = False) -> None:
         self._addresses = list(map(_address_of, tensors))
-        self._versions = [tensor._version for tensor in tensors]
+        self._versions: list[int | None] = [tensor._version for tensor in tensors]
         memories = [_memory(tensor) for tensor in tensors]
-        self._samples = [[_bytes_at(memory, share) for memory in memories] for share in (0.0, 0.5)]
-        self._sampled = [b"".join(samples) for samples in self._samples]
         total = sum(len(memory) for memory in memories)
-        words = max(_SMALLEST_CHUNK, total // _WORD // max(MOST_CALLS - len(tensors), MOST_CALLS // 2))
-        self._factors = _factors(words)
-        self._chunks = [(i, chunk) for i, memory in enumerate(memories) for chunk in _chunks(memory, words)]
-        self._checksums = [self._checksum(chunk) for _, chunk in self._chunks]
+        length = SMALL if total <= SMALL else _SAMPLE
+        self._samples = [[_bytes_at(memory, share, length) for memory in memories] for share in (0.0, 0.5)]
+        if total <= SMALL:
+            self._samples[1] = self._samples[0]  # all of them
+        self._sampled = [b"".join(samples) for samples in self._samples]
+        size = max(_SMALLEST_CHUNK, total // max(MOST_CALLS - len(tensors), MOST_CALLS // 2))
+        self._chunks = [(i, chunk) for i, memory in enumerate(memories) for chunk in _chunks(memory, size)]
+        self._checksums = [zlib.crc32(chunk) for _, chunk in self._chunks]
         count = len(self._chunks)
-        is_small = total <= SMALL and count <= _MOST_SMALL_CHUNKS
-        self._step = count if complete or is_small else -(-count // MOST_CALLS)
+        self._step = 0 if total <= SMALL else count if complete else -(-count // MOST_CALLS)
         self._turns = itertools.count()  # safe in all threads
 
     def is_unchanged(self, tensors: Sequence[torch.Tensor]) -> bool:
@@ -66,9 +90,12 @@ class Watch:
         Args:
             tensors: those of now, in the same order; of the dtypes and shapes of those before.
         """
-        if list(map(_address_of, tensors)) != self._addresses:
-            return False
-        if [tensor._version for tensor in tensors] != self._versions:
+        try:
+            if list(map(_address_of, tensors)) != self._addresses:
+                return False
+            if [tensor._version for tensor in tensors] != self._versions:
+                return False
+        except RuntimeError:  # one has no version counter
             return False
         turn = next(self._turns)
         if b"".join(self._samples[turn % 2]) != self._sampled[turn % 2]:
@@ -79,49 +106,41 @@ class Watch:
     def changed(self, tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
         """Which of the tensors hold something else now; every byte of them is looked at.
 
-        A raised version without another value is no change, and told only once.
+        A raised version without another value is no change, and told only once. A tensor that cannot be watched is one.
+
+        Args:
+            tensors: those of now, in the same order.
 
         Returns:
             The positions of all of them, and of those that were written without PyTorch's knowledge.
         """
-        versions = [tensor._version for tensor in tensors]
         moved = {i for i, tensor in enumerate(tensors) if _address_of(tensor) != self._addresses[i]}
-        written = {i for n, (i, _) in enumerate(self._chunks) if not self._is_same(n)} - moved
+        moved |= {i for i, tensor in enumerate(tensors) if not can_be_watched(tensor)}
+        versions = [None if i in moved else tensor._version for i, tensor in enumerate(tensors)]
+        # the memory of what moved may be gone
+        written = {i for n, (i, _) in enumerate(self._chunks) if i not in moved and not self._is_same(n)}
         if not moved and not written:
             self._versions = versions
         unseen = {i for i in written if versions[i] == self._versions[i]}
         return sorted(moved | written), sorted(unseen)
 
     def _is_same(self, index: int) -> bool:
-        return self._checksum(self._chunks[index][1]) == self._checksums[index]
-
-    def _checksum(self, chunk: np.ndarray) -> int:
-        """A number that is another one if a word is, or two of them changed places."""
-        return int(chunk.dot(self._factors[: len(chunk)]))
+        return zlib.crc32(self._chunks[index][1]) == self._checksums[index]
 
 
 def _memory(tensor: torch.Tensor) -> np.ndarray:
-    """The bytes of a tensor, in the order of its memory."""
+    """The bytes of a tensor, in the order of its memory; through DLPack, as a storage that ``numpy()`` was asked of
+    cannot be resized any more."""
     flat = tensor.detach().as_strided((tensor.numel(),), (1,))
-    return flat.view(torch.uint8).numpy()
+    return np.from_dlpack(flat.view(torch.uint8))
 
 
-def _bytes_at(memory: np.ndarray, share: float) -> memoryview:
+def _bytes_at(memory: np.ndarray, share: float, length: int) -> memoryview:
     start = int(len(memory) * share)
-    return memory[start : start + _SAMPLE].data
+    return memory[start : start + length].data
 
 
-def _chunks(memory: np.ndarray, words: int) -> Iterator[np.ndarray]:
-    """The memory in pieces: words of eight bytes, and the last few bytes."""
-    whole = len(memory) // _WORD * _WORD
-    array = memory[:whole].view(np.int64)
-    for start in range(0, len(array), words):
-        yield array[start : start + words]
-    if whole < len(memory):
-        yield memory[whole:]
-
-
-@functools.lru_cache(maxsize=4)
-def _factors(words: int) -> np.ndarray:
-    """What the words of a chunk are multiplied by: odd numbers, so that no bit is lost, and different ones."""
-    return np.random.default_rng(0).integers(-(2**62), 2**62, words, np.int64) | 1
+def _chunks(memory: np.ndarray, size: int) -> Iterator[memoryview]:
+    """The memory in pieces."""
+    for start in range(0, len(memory), size):
+        yield memory[start : start + size].data
