@@ -127,6 +127,18 @@ class FrozenSession:
         logger.info("weights that keep changing are inputs of their session from now on: %s", _listed(names))
 
 
+def load(executable: Executable, constants: Mapping[int, Weight], *, complete: bool) -> BoundSession | FrozenSession:
+    """What runs an executable with these weights as constants, of which there may be none.
+
+    Raises:
+        SessionError: ONNX Runtime refused the model.
+    """
+    if not constants:
+        return executable.load()
+    count("constant_weights", len(constants))
+    return FrozenSession(executable, constants, complete=complete)
+
+
 def _listed(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_MOST_NAMES])
     return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"
