@@ -56,7 +56,7 @@ class Lookup:
 
 def store_of(options: Options) -> Store:
     """The store that the options name."""
-    return Store(Path(options.cache_dir) if options.cache_dir else default_folder(), options.cache_size)
+    return Store(Path(options.cache_dir).expanduser() if options.cache_dir else default_folder(), options.cache_size)
 
 
 class CachedGraphs:
