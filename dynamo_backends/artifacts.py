@@ -14,11 +14,8 @@ import types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import onnx_ir as ir
 from torch import fx
 from torch.autograd import forward_ad
-
-from passes.engine.manager import PassResult
 
 from .errors import SessionError, WrongResultError, first_line
 from .events import count
@@ -26,6 +23,10 @@ from .layout import Layout
 from .reasons import Reason
 
 if TYPE_CHECKING:  # the exporter imports this module, and does not know the runtime
+    import onnx_ir as ir
+
+    from passes.engine.manager import PassResult
+
     from .frozen import FrozenSession
     from .runtime.binding import BoundSession
     from .runtime.executable import Executable

@@ -9,17 +9,19 @@ every stage, so that no pass can depend on their values, and the same model serv
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import onnx_ir as ir
 import torch
 from torch import fx
 
-from passes.engine.manager import mark_weight
-
 from .aot import StaticInput
-from .artifacts import Region
 from .frozen import Weight
 from .runtime.watch import can_be_watched
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from .artifacts import Region
 
 
 def weights_of(
@@ -55,13 +57,6 @@ def _is_written(placeholder: fx.Node) -> bool:
     return any(
         isinstance(user.target, torch._ops.OpOverload) and user.target._schema.is_mutable for user in placeholder.users
     )
-
-
-def mark(region: Region, model: ir.Model, weights: Mapping[fx.Node, Weight]) -> None:
-    """Tells the passes which inputs of a region's model are weights."""
-    for item, value in zip(region.inputs, model.graph.inputs, strict=True):
-        if item.node in weights:
-            mark_weight(value)
 
 
 def constants_of(region: Region, model: ir.Model, weights: Mapping[fx.Node, Weight]) -> dict[int, Weight]:

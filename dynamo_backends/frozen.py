@@ -18,12 +18,15 @@ from passes.engine.locks import Lock
 from .events import count
 from .runtime.binding import BoundSession
 from .runtime.executable import Executable
-from .runtime.heap import give_back
+from .runtime.heap import available, give_back
 from .runtime.watch import MOST_CALLS, Watch, can_be_watched
 
 logger = logging.getLogger(__name__)
 
 _MOST_NAMES = 8
+
+_COPIES = 2
+"""How often ONNX Runtime holds a constant at most, while it makes a session: as it was given, and packed."""
 
 FREE_REFRESHES = 3
 """How often weights may change before it is asked whether a session was called often enough to be worth its making."""
@@ -132,6 +135,34 @@ class FrozenSession:
             "weights that keep changing, or cannot be watched, are inputs of their session from now on: %s",
             _listed(names),
         )
+
+
+def load(executable: Executable, constants: Mapping[int, Weight], *, complete: bool) -> BoundSession | FrozenSession:
+    """What runs an executable with these weights as constants, of which there may be none.
+
+    They stay inputs where there is not memory enough for their copies.
+
+    Raises:
+        SessionError: ONNX Runtime refused the model.
+    """
+    if not constants or not _fit(constants):
+        return executable.load()
+    count("constant_weights", len(constants))
+    return FrozenSession(executable, constants, complete=complete)
+
+
+def _fit(constants: Mapping[int, Weight]) -> bool:
+    size, free = sum(weight.tensor.nbytes for weight in constants.values()), available()
+    if free is None or _COPIES * size <= free:
+        return True
+    count("weights_too_large")
+    logger.warning(
+        "weights of %.1f GB stay inputs, which is slower: as constants they would take up to %.1f GB more; %.1f GB are free",
+        size / 1e9,
+        _COPIES * size / 1e9,
+        free / 1e9,
+    )
+    return False
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -16,7 +15,7 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
-from passes.engine.manager import PassResult
+from passes.engine.manager import PassResult, mark_weight
 
 from .artifacts import (
     CompiledGraph,
@@ -28,13 +27,14 @@ from .artifacts import (
     Split,
     without_graph,
 )
+from .coverage import Report
 from .errors import KernelFaultError, SessionError, TranslationError, UnsupportedOperatorError
 from .events import count
 from .exporter.locations import source_line
 from .exporter.results import sizes_of
 from .exporter.translate import fold_constants, translate
-from .freezing import constants_of, mark
-from .frozen import FrozenSession, Weight
+from .freezing import constants_of
+from .frozen import Weight, load
 from .observer import Observer
 from .options import Options
 from .reasons import Reason
@@ -45,22 +45,16 @@ from .regions import (
     region_module,
     split_graph,
 )
-from .runtime.binding import BoundSession, InputSpec, OutputSpec
+from .runtime.binding import InputSpec, OutputSpec
 from .runtime.executable import Executable
-from .runtime.heap import available, give_back
+from .runtime.heap import give_back
 from .runtime.kernels import optimizers_to_disable, serialized
 from .runtime.settings import SessionSettings
 from .stage_passes import StagePasses
 from .verification import Evaluation, ModelChecker
 
-logger = logging.getLogger(__name__)
-
 _MAXIMUM_SPLITS = 8
 """How often a graph is split anew after the runtime refused a region, node by node, before whole regions go."""
-
-
-_COPIES = 2
-"""How often ONNX Runtime holds a constant at most, while it makes a session: as it was given, and packed."""
 
 
 class Lowering(Protocol):
@@ -115,11 +109,22 @@ class OnnxLowering:
         Raises:
             UnsupportedOperatorError: a node cannot run on ONNX Runtime, and ``fallback`` is ``error``.
         """
+        return self.observer.runner(self.compile(name, module, passes, evaluation, weights))
+
+    def compile(
+        self,
+        name: GraphName,
+        module: fx.GraphModule,
+        passes: list[PassResult],
+        evaluation: Evaluation | None,
+        weights: Mapping[fx.Node, Weight],
+    ) -> CompiledGraph:
+        """The graph with its regions' sessions, see ``lower``."""
         split, regions = self._compile_regions(name, module, evaluation, weights)
-        _report(name, split)
+        Report.of(split).tell(name)
         assembled = assemble(module, split, [region.runnable for region in regions])
         give_back()
-        return self.observer.runner(CompiledGraph(name, module, split, regions, assembled, passes))
+        return CompiledGraph(name, module, split, regions, assembled, passes)
 
     def _compile_regions(
         self, name: GraphName, module: fx.GraphModule, evaluation: Evaluation | None, weights: Mapping[fx.Node, Weight]
@@ -200,15 +205,15 @@ class OnnxLowering:
         if evaluation is not None:
             arguments, results = [item.node for item in region.inputs], [item.node for item in region.outputs]
             checker = ModelChecker(evaluation, arguments, results, inputs, outputs, settings)
-        mark(region, model, weights)
+        _mark(region, model, weights)
         optimized = model.clone()
         passes = self.passes.run("onnx", name, optimized, region.index, checker)
         try:
-            constants = self._that_fit(name, constants_of(region, optimized, weights))
+            constants = constants_of(region, optimized, weights)
             without = [inputs[i].name for i in constants]
             content = serialized(optimized, settings.providers, without=without)
             executable = Executable(content, inputs, outputs, settings, tuple(constants))
-            session = self._load(executable, constants)
+            session = load(executable, constants, complete=self.options.weights == "checked")
         except SessionError as error:
             self.observer.refused(name, region.index, optimized, error)
             raise
@@ -216,29 +221,6 @@ class OnnxLowering:
         must_run_on_onnx = self.options.fallback == "error"
         runnable = RunnableRegion(name, region.index, session, in_pytorch, must_run_on_onnx)
         return CompiledRegion(name, region, model, optimized, passes, executable, runnable)
-
-    def _that_fit(self, name: GraphName, constants: dict[int, Weight]) -> dict[int, Weight]:
-        """The constants, or none if there is not memory enough for their copies: as they are given, and packed."""
-        size = sum(weight.tensor.nbytes for weight in constants.values())
-        free = available()
-        if free is None or _COPIES * size <= free:
-            return constants
-        count("weights_too_large")
-        logger.warning(
-            "%s: its weights (%.1f GB) stay inputs, which is slower: as constants they would take up to %.1f GB more; "
-            "%.1f GB are free",
-            name,
-            size / 1e9,
-            _COPIES * size / 1e9,
-            free / 1e9,
-        )
-        return {}
-
-    def _load(self, executable: Executable, constants: Mapping[int, Weight]) -> BoundSession | FrozenSession:
-        if not constants:
-            return executable.load()
-        count("constant_weights", len(constants))
-        return FrozenSession(executable, constants, complete=self.options.weights == "checked")
 
     def _check_fallback(self, split: Split) -> None:
         if self.options.fallback != "error":
@@ -248,28 +230,11 @@ class OnnxLowering:
                 raise UnsupportedOperatorError(node.name, str(node.target), source_line(node), reason)
 
 
-def _report(name: GraphName, split: Split) -> None:
-    """Counts how much of a graph runs on ONNX Runtime, and says in the log what does not and should."""
-    coverage = split.coverage
-    count("regions", len(split.regions))
-    count("nodes_on_onnx", coverage.on_onnx)
-    count("nodes_in_pytorch", len(coverage.in_pytorch))
-    for (target, _), number in coverage.fallbacks.items():
-        count(f"fallback {target}", number)
-    telling = [
-        f"{target} x{number} ({reason})"
-        for (target, reason), number in coverage.fallbacks.items()
-        if not reason.by_design
-    ]
-    if telling:
-        logger.warning(
-            "%s: %d of %d operators run in PyTorch, in %d region(s) the rest on ONNX Runtime: %s",
-            name,
-            len(coverage.in_pytorch),
-            coverage.total,
-            len(split.regions),
-            "; ".join(telling),
-        )
+def _mark(region: Region, model: ir.Model, weights: Mapping[fx.Node, Weight]) -> None:
+    """Tells the passes which inputs of a region's model are weights."""
+    for item, value in zip(region.inputs, model.graph.inputs, strict=True):
+        if item.node in weights:
+            mark_weight(value)
 
 
 def _input_specs(region: Region, model: ir.Model) -> tuple[InputSpec, ...]:

@@ -6,13 +6,15 @@ The production backend's observer is ``Observer`` itself, which does nothing. Th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-
-import onnx_ir as ir
-
-from passes.engine.manager import Listener, PassResult
+from typing import TYPE_CHECKING
 
 from .artifacts import CompiledGraph, GraphName, Runner
 from .errors import SessionError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from passes.engine.manager import Listener, PassResult
 
 STAGES = ("dynamo", "pre_grad", "joint", "aten", "post_grad", "regions", "onnx", "onnx_optimized", "session", "run")
 """The names of the stages, in order. Files of a dump, passes and headings use the same names."""

@@ -17,10 +17,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from passes.engine.manager import Switches
+from passes.engine.registry import Switches
 
 from .runtime.providers import Provider, check_providers
-from .runtime.versions import MINIMUM_OPSET, maximum_opset
+from .runtime.versions import ALWAYS_LOADED, MINIMUM_OPSET, maximum_opset
 from .spelling import unknown_name
 
 ENVIRONMENT_PREFIX = "DYNAMO_BACKENDS_"
@@ -57,7 +57,10 @@ def _check_integer(value: object) -> int:
 
 
 def _check_opset(value: object) -> None:
-    opset, newest = _check_integer(value), maximum_opset()
+    opset = _check_integer(value)
+    if MINIMUM_OPSET <= opset <= ALWAYS_LOADED:
+        return
+    newest = maximum_opset()
     if not MINIMUM_OPSET <= opset <= newest:
         raise ValueError(
             f"opset {opset} is out of range; the translations and the installed ONNX Runtime allow "
@@ -93,6 +96,16 @@ def _check_dump_dir(value: object) -> None:
         raise TypeError(f"expected a path, got {value!r} ({type(value).__name__})")
     if not value:
         raise ValueError("expected a path, got an empty string")
+
+
+def _check_cache_dir(value: object) -> None:
+    if value is not None:
+        _check_dump_dir(value)
+
+
+def _check_cache_size(value: object) -> None:
+    if _check_integer(value) < 0:
+        raise ValueError(f"expected a size in bytes, got {value}")
 
 
 def _one_of(valid: Sequence[str]) -> Callable[[object], None]:
@@ -241,6 +254,21 @@ class Options:
         Form(_check_passes, _switches_from_text, _switches_from_user),
         "Which passes run: {'disable': [...], 'enable': [...]}, each a list of names or patterns such as "
         "'joint.*'; the most specific decides. In the environment also '-joint.*,+joint.pad_matmul'.",
+    )
+    cache: bool = option(
+        True,
+        Form(_check_bool, _bool_from_text),
+        "Whether compiled graphs are kept on disk, so that the next process need not compile them.",
+    )
+    cache_dir: str | None = option(
+        None,
+        Form(_check_cache_dir, from_user=_path_from_user),
+        "Folder of the compiled graphs; by default dynamo_backends in $XDG_CACHE_HOME or ~/.cache.",
+    )
+    cache_size: int = option(
+        2**30,
+        Form(_check_cache_size, _integer_from_text),
+        "Most bytes of the folder; what was not used longest goes first.",
     )
     verify_passes: bool = option(
         False,

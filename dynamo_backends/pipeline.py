@@ -5,39 +5,44 @@ The stages and where they are::
 
     dynamo, pre_grad       Pipeline.compile_dynamo_graph   torch IR
     joint                  Pipeline.partitioner            forward and backward together
-    aten, post_grad        Pipeline.compile_aten_graph     one direction
+    aten, post_grad        compiling.Compiler.aten         one direction
     regions ... session    lowering.OnnxLowering           what goes to ONNX, one model for each region
     run                    CompiledGraph.run               called for each batch
+
+A graph that is in the cache takes the place of the stages from ``aten`` to ``session``, in an inference graph of
+``joint`` too (``Pipeline.compile_aten_graph``).
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import _disable_current_modes
 
 from passes.engine.locks import Lock
-from passes.engine.manager import Checker
+from passes.engine.registry import are_only_built_in
+from passes.order import ORDER
 
 from . import aot
-from .aliases import read_memory_of_owners, separate_returned_views
 from .artifacts import GraphName, Runner
+from .cache.graphs import CachedGraphs
 from .events import count
 from .exporter.decompositions import decomposition_table
+from .first_call import at_first_call
 from .freezing import weights_of
-from .lowering import Lowering, OnnxLowering
-from .numerics.exact import attribute
 from .observer import Observer
 from .options import Options
-from .regions import Support
-from .stage_passes import StagePasses
-from .verification import Evaluation, GraphChecker, at_first_call, can_be_verified
+
+if TYPE_CHECKING:
+    from .compiling import Compiler
+    from .lowering import Lowering
 
 _graph_numbers = itertools.count()
 _graph_numbers_lock = Lock()
@@ -79,9 +84,7 @@ class Pipeline:
     def __init__(self, options: Options, observer: Observer, lowering: Lowering | None = None) -> None:
         self.options = options
         self.observer = observer
-        support = Support(options.opset, options.providers)
-        self.passes = StagePasses(options, observer, support)
-        self.lowering = lowering or OnnxLowering(options, observer, support, self.passes)
+        self._lowering = lowering
         self._lock = Lock()
         self._without_context = _Numbers()
         self._by_context: weakref.WeakKeyDictionary[object, _Numbers] = weakref.WeakKeyDictionary()
@@ -89,6 +92,20 @@ class Pipeline:
     def __deepcopy__(self, memo: dict[int, object]) -> Pipeline:
         """Itself: a copy of a model that ``aot_autograd`` compiles by it is dumped and recorded where the model is."""
         return self
+
+    @functools.cached_property
+    def compiler(self) -> Compiler:
+        """What compiles."""
+        from .compiling import Compiler  # not before a graph is to be compiled, see there
+
+        return Compiler(self.options, self.observer, self._lowering)
+
+    @functools.cached_property
+    def cached(self) -> CachedGraphs | None:
+        """The graphs on disk; ``None`` where each is to be compiled: to be watched, to be checked, or to be run
+        elsewhere."""
+        is_plain = type(self.observer) is Observer and self._lowering is None and not self.options.verify_passes
+        return CachedGraphs(self.options) if is_plain and self.options.cache else None
 
     def compile_dynamo_graph(self, module: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         """The whole pipeline on one of Dynamo's graphs.
@@ -105,8 +122,8 @@ class Pipeline:
         """
         graph = GraphName(_next_graph_number())
         self.observer.stage("dynamo", graph, module)
-        checker = GraphChecker(example_inputs) if self.options.verify_passes else None
-        self.observer.passes(graph, self.passes.run("pre_grad", graph, module, checker=checker))
+        has_passes = any(name.startswith("pre_grad.") for name in ORDER) or not are_only_built_in()
+        self.observer.passes(graph, self.compiler.pre_grad(graph, module, example_inputs) if has_passes else [])
         self.observer.stage("pre_grad", graph, module)
 
         def compile_direction(direction: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
@@ -125,7 +142,7 @@ class Pipeline:
             bw_compiler=compile_direction("backward"),
             inference_compiler=compile_inference,
             partition_fn=self.partitioner(graph, arguments),
-            decompositions=decomposition_table(self.options.opset),
+            decompositions=decomposition_table(self.options.opset, self._translated_operators()),
         )
         result: Callable[..., object] = backend(module, example_inputs)
         weights.clear()  # AOTAutograd keeps the compilers
@@ -177,17 +194,13 @@ class Pipeline:
         arguments = example_inputs if verify else ()  # AOTAutograd keeps what is made here, and the first batch with it
 
         def partition(joint: fx.GraphModule, inputs: object, **kwargs: object) -> tuple[fx.GraphModule, fx.GraphModule]:
-            checker = GraphChecker(aot.real_arguments(joint, arguments)) if verify else None
-            self._joint(graph, joint, checker)
+            self.compiler.joint(graph, joint, arguments)
             return aot.min_cut_partition(joint, inputs, **kwargs)
 
         return partition
 
-    def _joint(self, graph: GraphName, module: fx.GraphModule, checker: Checker | None) -> None:
-        results = self.passes.run("joint", graph, module, checker=checker)
-        self.observer.passes(GraphName(graph.index), results)
-        read_memory_of_owners(module)  # not only later: the partitioner may save a view, and its memory would be lost
-        self.observer.stage("joint", GraphName(graph.index), module)
+    def _translated_operators(self) -> frozenset[str] | None:
+        return self.cached.translated_operators(self.options.opset) if self.cached is not None else None
 
     @property
     def _freezes(self) -> bool:
@@ -214,19 +227,13 @@ class Pipeline:
 
         def build(arguments: Sequence[object] | None) -> Runner:
             with _disable_current_modes():  # AOTAutograd's fake mode, in which no real tensor can be made
-                checker = GraphChecker(arguments) if verify and arguments is not None else None
                 frozen = weights_of(module, weights, arguments)
-                if is_joint:
-                    self._joint(name, module, checker)
-                self.observer.stage("aten", name, module)
-                _complete_meta(module)
-                passes = self.passes.run("post_grad", name, module, checker=checker)
-                read_memory_of_owners(module)
-                separate_returned_views(module)
-                self.observer.stage("post_grad", name, module)
-                is_verified = checker is not None and can_be_verified(module)
-                evaluation = Evaluation(module, arguments, exact=True) if is_verified else None  # type: ignore[arg-type]
-                return self.lowering.lower(name, module, passes, evaluation, frozen)
+                if self.cached is None:
+                    return self.compiler.aten(name, module, arguments, frozen, is_joint=is_joint)
+                lookup = self.cached.look_up(name, module, frozen, is_joint=is_joint)
+                if lookup.found is not None:
+                    return lookup.found
+                return self.compiler.aten(name, module, arguments, frozen, is_joint=is_joint, keep=lookup.keep)
 
         needs_arguments = verify or any(weight.value is None for weight in weights.values())
         return aot.boxed(at_first_call(build) if needs_arguments else build(None))
@@ -235,12 +242,3 @@ class Pipeline:
 def _next_graph_number() -> int:
     with _graph_numbers_lock:
         return next(_graph_numbers)
-
-
-def _complete_meta(module: fx.GraphModule) -> None:
-    """Gives ``meta["val"]`` to constants that tracing lifted into attributes."""
-    for node in module.graph.find_nodes(op="get_attr"):
-        if "val" not in node.meta:
-            value = attribute(module, str(node.target))
-            if isinstance(value, torch.Tensor):
-                node.meta["val"] = value

@@ -338,6 +338,11 @@ def _execution_order(graph: fx.GraphModule, region_of: dict[fx.Node, Region]) ->
 
 def region_module(graph: fx.GraphModule, region: Region) -> fx.GraphModule:
     """A region as a graph module for PyTorch, from the region's inputs to the list of its outputs."""
+    return fx.GraphModule(graph, region_graph(region), "Region")
+
+
+def region_graph(region: Region) -> fx.Graph:
+    """The graph of ``region_module``."""
     result = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for item in region.inputs:
@@ -346,4 +351,4 @@ def region_module(graph: fx.GraphModule, region: Region) -> fx.GraphModule:
     for node in region.nodes:
         copies[node] = result.node_copy(node, copies.__getitem__)
     result.output([copies[item.node] for item in region.outputs])
-    return fx.GraphModule(graph, result, "Region")
+    return result

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 import torch
@@ -22,13 +22,11 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from passes.engine.locks import Lock
-
-from .artifacts import Runner
 from .collectives import is_collective
 from .errors import SessionError
 from .events import count
 from .exporter.locations import source_line
+from .first_call import synthetic
 from .numerics.differences import same_number
 from .numerics.distance import Distance, distance, is_explained
 from .numerics.exact import Environment, attribute, run_eager, run_exact, widen
@@ -198,42 +196,6 @@ class ModelChecker:
     def _run(self, model: ir.Model, outputs: Sequence[OutputSpec]) -> list[object]:
         bound = BoundSession(Session(model, self._settings), self._inputs, outputs)
         return list(bound(self._arguments))
-
-
-def at_first_call(build: Callable[[Sequence[object]], Runner]) -> Runner:
-    """A runner that is built from the arguments of its first call.
-
-    Args:
-        build: compiles on real arguments, and returns what runs.
-    """
-    lock = Lock()
-    waiting = [build]
-    built: list[Runner] = []
-
-    def run(args: list[object]) -> object:
-        with lock:
-            if not built:
-                built.append(waiting[0](tuple(args)))
-                waiting.clear()  # it keeps the graph
-        return built[0](args)
-
-    return run
-
-
-def synthetic(value: object) -> object:
-    """A real value of a fake one's type: normal random numbers, zeros for integers, the hint of a symbolic number."""
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return value.node.hint
-    if not isinstance(value, torch.Tensor):
-        return value
-    sizes, strides = ([_as_int(item) for item in items] for items in (value.shape, value.stride()))
-    result = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
-    generator = torch.Generator(value.device).manual_seed(_SEED)
-    return result.normal_(generator=generator) if value.is_floating_point() else result.zero_()
-
-
-def _as_int(size: int | torch.SymInt) -> int:
-    return size if isinstance(size, int) else int(size.node.hint)
 
 
 @contextlib.contextmanager

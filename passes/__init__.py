@@ -19,15 +19,26 @@ What is here:
 
 ``passes/engine`` has the machinery, ``passes/catalog.py`` the list of our own passes, ``passes/operators.py`` the
 operators these put into graphs. Nothing here knows the backends that use it.
+
+Each name is imported when it is first asked for, and our own passes when passes are: what finds its compiled graphs in
+a cache starts without them.
 """
 
-from . import catalog
-from .engine.context import PassContext, Refusal, Target
-from .engine.fx import editing as fx_editing
-from .engine.fx.patterns import Pattern, pattern_pass
-from .engine.onnx import editing as onnx_editing
-from .engine.onnx.patterns import OnnxPattern, onnx_pattern_pass
-from .engine.registry import Pass, register, register_pass, unregister
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from .engine import registry
+
+if TYPE_CHECKING:
+    from . import catalog
+    from .engine.context import PassContext, Refusal, Target
+    from .engine.fx import editing as fx_editing
+    from .engine.fx.patterns import Pattern, pattern_pass
+    from .engine.onnx import editing as onnx_editing
+    from .engine.onnx.patterns import OnnxPattern, onnx_pattern_pass
+    from .engine.registry import Pass, register, register_pass, unregister
 
 __dynamo_backends_passes__ = True
 
@@ -47,3 +58,29 @@ __all__ = [
     "register_pass",
     "unregister",
 ]
+
+_MODULES = {"catalog": ".catalog", "fx_editing": ".engine.fx.editing", "onnx_editing": ".engine.onnx.editing"}
+_OWNERS = {
+    **dict.fromkeys(("PassContext", "Refusal", "Target"), ".engine.context"),
+    **dict.fromkeys(("Pattern", "pattern_pass"), ".engine.fx.patterns"),
+    **dict.fromkeys(("OnnxPattern", "onnx_pattern_pass"), ".engine.onnx.patterns"),
+    **dict.fromkeys(("Pass", "register", "register_pass", "unregister"), ".engine.registry"),
+}
+
+registry.announce(f"{__name__}.catalog")
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    importlib.import_module(".catalog", __name__)
+    if name in _MODULES:
+        value: object = importlib.import_module(_MODULES[name], __name__)
+    else:
+        value = getattr(importlib.import_module(_OWNERS[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -20,7 +20,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dynamo_backends import decomposition_table, lowering, onnx_compiler
+from dynamo_backends import decomposition_table, frozen, onnx_compiler
 from dynamo_backends.frozen import FREE_REFRESHES, WORTH_CALLS
 from dynamo_backends.runtime import heap
 from dynamo_backends.runtime.watch import MOST_CALLS, SMALL, Watch
@@ -380,7 +380,7 @@ def test_weights_that_do_not_fit_in_memory_a_second_time_stay_inputs(
 ) -> None:
     model = network()
     size = sum(tensor.nbytes for tensor in model.parameters())
-    monkeypatch.setattr(lowering, "available", lambda: size)
+    monkeypatch.setattr(frozen, "available", lambda: size)
     assert_fresh(torch.compile(model, backend="onnxrt"), model)
     assert counted("constant_weights") == 0
     assert "stay inputs" in caplog.text

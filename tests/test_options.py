@@ -34,7 +34,8 @@ def block() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4), nn.Softmax(-1))
 
 
-def test_every_option_has_help_and_a_valid_default() -> None:
+def test_every_option_has_help_and_a_valid_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DYNAMO_BACKENDS_CACHE")  # tests/conftest.py turns it off
     defaults = Options()
     for name, field in Options.__dataclass_fields__.items():
         assert field.metadata["help"].endswith("."), name

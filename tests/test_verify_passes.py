@@ -26,10 +26,11 @@ from torch.utils.checkpoint import checkpoint
 
 from dynamo_backends import verification
 from dynamo_backends.debug.dump_folder import latest_run
+from dynamo_backends.first_call import at_first_call, synthetic
 from dynamo_backends.runtime.binding import InputSpec, OutputSpec
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings
-from dynamo_backends.verification import Evaluation, GraphChecker, ModelChecker, at_first_call, synthetic
+from dynamo_backends.verification import Evaluation, GraphChecker, ModelChecker
 from passes import PassContext, register_pass, unregister
 
 aten = torch.ops.aten

@@ -8,6 +8,7 @@
     dynamo-backends passes onnx_debug       # what they did in the last run dumped there
     dynamo-backends bisect python train.py  # which pass and match makes the script fail
     dynamo-backends bench bert resnet50     # how fast, against eager, inductor and torch.onnx.export
+    dynamo-backends cache --clear           # removes the compiled graphs on disk
     dynamo-backends --version
 
 Each subcommand is a module with ``add_parser``, which is imported when the subcommand is asked for: ``--help`` does not
@@ -27,6 +28,7 @@ COMMANDS = {
     "demo": "run a Llama on ONNX Runtime, forward and backward, and check it node by node",
     "passes": "list the passes, or show what they did in a dump",
     "bisect": "find the pass and the match that make a script fail",
+    "cache": "show the cache of compiled graphs, or clear it",
     "bench": "measure backends against each other on models: latency, first result, memory; and are they right",
 }
 """The subcommands, each with what it does in the list of ``--help``."""

@@ -11,15 +11,14 @@ others are decomposed where PyTorch knows how. Two kinds are never decomposed:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import _decomp
 
 from ..layout import layout_of
-from .known_wrong import SUMS_AT_INDICES
-from .translate import find_translation
+from .sums_at_indices import SUMS_AT_INDICES
 
 aten = torch.ops.aten
 
@@ -84,14 +83,33 @@ _OURS: dict[object, Callable[..., object]] = {
 }
 
 
+_SOURCES: tuple[Callable[[], Mapping[Any, Callable[..., Any]]], ...] = (
+    _decomp.core_aten_decompositions,
+    lambda: _decomp.decomposition_table,
+)
+"""PyTorch's decompositions; the first that has an operator counts."""
+
+
 @functools.cache
-def _decompositions(opset: int) -> dict[object, Callable[..., object]]:
+def translated_operators(opset: int) -> frozenset[str]:
+    """The names (``aten::add.Tensor``) of those operators with a decomposition that have a translation, too.
+
+    To know them, all translations are imported; the answer depends on nothing but the versions of the libraries.
+    """
+    from .translate import find_translation
+
+    targets = {target for source in _SOURCES for target in source() if isinstance(target, torch._ops.OpOverload)}
+    return frozenset(target.name() for target in targets if find_translation(target, opset) is not None)
+
+
+@functools.cache
+def _decompositions(translated: frozenset[str]) -> dict[object, Callable[..., object]]:
     table = dict(_OURS)
-    for source in (_decomp.core_aten_decompositions(), _decomp.decomposition_table):
-        for target, function in source.items():
+    for source in _SOURCES:
+        for target, function in source().items():
             if not isinstance(target, torch._ops.OpOverload):
                 continue
-            if target not in _DECOMPOSE_ANYWAY and find_translation(target, opset) is not None:
+            if target not in _DECOMPOSE_ANYWAY and target.name() in translated:
                 continue
             if target in _NEVER or target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
                 continue
@@ -99,10 +117,13 @@ def _decompositions(opset: int) -> dict[object, Callable[..., object]]:
     return table
 
 
-def decomposition_table(opset: int = 23) -> dict[object, Callable[..., object]]:
+def decomposition_table(
+    opset: int = 23, translated: frozenset[str] | None = None
+) -> dict[object, Callable[..., object]]:
     """The decompositions our backends use, for ``aot_autograd(decompositions=...)``: ATen overload to function.
 
     Args:
         opset: the ONNX opset the graphs will be translated to; a newer one has more operators that stay whole.
+        translated: what ``translated_operators`` says, if that is known already.
     """
-    return dict(_decompositions(opset))
+    return dict(_decompositions(translated_operators(opset) if translated is None else translated))

@@ -20,6 +20,7 @@ from passes.engine.manager import UNINITIALIZED
 from ..aliases import is_view
 from ..faults import Fault
 from ..reasons import Kind, Reason
+from .sums_at_indices import SUMS_AT_INDICES
 
 aten = torch.ops.aten
 
@@ -163,9 +164,6 @@ def _may_divide_by(*numbers: int) -> Callable[[fx.Node], bool]:
 
     return applies
 
-
-SUMS_AT_INDICES = {aten.index_add.default, aten.embedding_dense_backward.default, aten.unfold_backward.default}
-"""Operators that add several numbers at one place of a tensor that indices choose, as ``index_put`` may."""
 
 _PUTS = {aten.index_put.default, aten._unsafe_index_put.default, aten.put.default}
 

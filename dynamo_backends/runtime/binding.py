@@ -21,12 +21,12 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
-import onnx_ir as ir
 import torch
 from onnxruntime.capi import _pybind_state as ort_c
 
 from ..errors import SessionError, WrongResultError
 from .constants import TABLE, Declaration
+from .dtypes import TORCH_DTYPES
 from .expected_shapes import Size, Sizes, differs, follow, written
 from .messages import ORT_ERRORS, session_error
 from .session import Session
@@ -253,7 +253,7 @@ class BoundSession:
 
 def _wrong_result(value: ort_c.OrtValue, spec: OutputSpec, known: dict[str, int]) -> WrongResultError | None:
     """How a result, as it lies in memory, differs in dtype or shape from eager's; ``None`` if it does not."""
-    dtype = ir.tensor_adapters.to_torch_dtype(ir.DataType(value.element_type()))
+    dtype = TORCH_DTYPES.get(value.element_type())
     if dtype is not spec.dtype:
         return WrongResultError(spec.name, f"is {dtype} where eager returns {spec.dtype}")
     if spec.sizes is None:

@@ -3,20 +3,20 @@
 They do not pass through protobuf: the model only says that there are initializers of these names, dtypes and shapes,
 and ONNX Runtime is given the memory. It copies what it keeps (1.31), and drops the copy where it packs it.
 
-A serialized model without them gets them by concatenation, which in protobuf merges two messages.
+A serialized model without them gets them by concatenation, which in protobuf merges two messages. The few fields that
+takes are written here, so that a model from the cache needs no library that makes models.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-import onnx
-import onnx_ir as ir
 import onnxruntime
 import torch
 
+from .dtypes import ONNX_NUMBERS
 from .tensors import to_ort
 
 TABLE = ".table"
@@ -30,42 +30,66 @@ Declaration: TypeAlias = "tuple[str, torch.dtype, Sequence[int]]"
 
 def declared(tensors: Iterable[Declaration]) -> bytes:
     """What a serialized model gets appended to have initializers, whose values come later."""
-    part = onnx.ModelProto()
-    for name, dtype, shape in tensors:
-        initializer = part.graph.initializer.add()
-        initializer.name = name
-        initializer.data_type = _onnx_dtype(dtype)
-        initializer.dims.extend(shape)
-        initializer.data_location = onnx.TensorProto.EXTERNAL
-        length = math.prod(shape) * dtype.itemsize
-        for key, value in (("location", "memory"), ("offset", "0"), ("length", str(length))):
-            initializer.external_data.add(key=key, value=value)
-    return part.SerializeToString()
+    return _message(_GRAPH, b"".join(_message(_INITIALIZER, _external_tensor(*tensor)) for tensor in tensors))
 
 
 def declared_as_inputs(tensors: Iterable[Declaration]) -> bytes:
     """What a serialized model gets appended to have inputs, after those that it has."""
-    part = onnx.ModelProto()
-    for name, dtype, shape in tensors:
-        part.graph.input.append(onnx.helper.make_tensor_value_info(name, _onnx_dtype(dtype), shape))
-    return part.SerializeToString()
+    return _message(_GRAPH, b"".join(_message(_INPUT, _value_info(*tensor)) for tensor in tensors))
 
 
-def with_tables(graph: onnx.GraphProto, constants: Collection[str]) -> None:
-    """Lets the lookups of a graph read inputs of their own instead of what will be constants; in place."""
-    looked_up = {node.input[0]: node for node in graph.node if node.op_type == "Gather" and node.input[0] in constants}
-    declared_inputs = {item.name: item for item in graph.input}
-    for node in graph.node:
-        if node.op_type == "Gather" and node.input[0] in looked_up:
-            node.input[0] += TABLE
-    for name in looked_up:
-        table = graph.input.add()
-        table.CopyFrom(declared_inputs[name])
-        table.name = name + TABLE
+_GRAPH = 7
+"""``ModelProto.graph``: the numbers of fields in ``onnx.proto``."""
+_INITIALIZER, _INPUT = 5, 11
+"""Of ``GraphProto``."""
+_EXTERNAL = 1
+"""``TensorProto.DataLocation.EXTERNAL``"""
 
 
-def _onnx_dtype(dtype: torch.dtype) -> int:
-    return int(ir.tensor_adapters.from_torch_dtype(dtype))
+def _external_tensor(name: str, dtype: torch.dtype, shape: Sequence[int]) -> bytes:
+    """A ``TensorProto``: dims 1, data_type 2, name 8, external_data 13 (key 1, value 2), data_location 14."""
+    length = math.prod(shape) * dtype.itemsize
+    where = (("location", "memory"), ("offset", "0"), ("length", str(length)))
+    return b"".join(
+        (
+            *(_number(1, size) for size in shape),
+            _number(2, ONNX_NUMBERS[dtype]),
+            _text(8, name),
+            *(_message(13, _text(1, key) + _text(2, value)) for key, value in where),
+            _number(14, _EXTERNAL),
+        )
+    )
+
+
+def _value_info(name: str, dtype: torch.dtype, shape: Sequence[int]) -> bytes:
+    """A ``ValueInfoProto``: name 1, type 2; in it tensor_type 1: elem_type 1, shape 2; of that dim 1: dim_value 1."""
+    sizes = b"".join(_message(1, _number(1, size)) for size in shape)
+    tensor = _number(1, ONNX_NUMBERS[dtype]) + _message(2, sizes)
+    return _text(1, name) + _message(2, _message(1, tensor))
+
+
+def _number(field: int, value: int) -> bytes:
+    """A field of protobuf with an integer that is not negative."""
+    return _varint(field << 3) + _varint(value)
+
+
+def _text(field: int, text: str) -> bytes:
+    return _message(field, text.encode())
+
+
+def _message(field: int, content: bytes) -> bytes:
+    """A field of protobuf with bytes: a text, or another message."""
+    return _varint(field << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    """An integer in groups of seven bits, the lowest first."""
+    groups = bytearray()
+    while value > 0x7F:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    groups.append(value)
+    return bytes(groups)
 
 
 def give(options: onnxruntime.SessionOptions, constants: Mapping[str, torch.Tensor]) -> None:

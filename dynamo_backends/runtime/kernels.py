@@ -7,15 +7,16 @@ fault; ``tests/test_upstream.py`` shows each, and fails where it is gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
+import onnx
 import onnx_ir as ir
 import torch
 
 from ..errors import KernelFaultError, SessionError
 from ..faults import Fault
 from ..reasons import Reason
-from .constants import with_tables
+from .constants import TABLE
 from .long_sums import with_accurate_sums
 from .one_node import model_of, signature
 from .oracle import ORACLE
@@ -176,11 +177,24 @@ def _as_bytes(model: ir.Model, without: Sequence[str] = ()) -> bytes:
     proto = ir.to_proto(with_accurate_sums(model))
     if without:
         names = set(without)
-        with_tables(proto.graph, names)
+        _with_tables(proto.graph, names)
         inputs = [item for item in proto.graph.input if item.name not in names]
         del proto.graph.input[:]
         proto.graph.input.extend(inputs)
     return proto.SerializeToString()
+
+
+def _with_tables(graph: onnx.GraphProto, constants: Collection[str]) -> None:
+    """Lets the lookups of a graph read inputs of their own instead of what will be constants; in place."""
+    looked_up = {node.input[0]: node for node in graph.node if node.op_type == "Gather" and node.input[0] in constants}
+    declared_inputs = {item.name: item for item in graph.input}
+    for node in graph.node:
+        if node.op_type == "Gather" and node.input[0] in looked_up:
+            node.input[0] += TABLE
+    for name in looked_up:
+        table = graph.input.add()
+        table.CopyFrom(declared_inputs[name])
+        table.name = name + TABLE
 
 
 def refusal(model: ir.Model, providers: Sequence[Provider], *, only_first: bool = False) -> SessionError | None:

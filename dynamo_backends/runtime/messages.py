@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import onnx
 from onnxruntime.capi import _pybind_state as ort_c
 
 from ..errors import SessionError, first_line
@@ -52,6 +51,8 @@ def _without_names(text: str) -> str:
 
 def _fx_node_named(text: str, model: bytes) -> str | None:
     """The FX node of the ONNX node that a text names."""
+    import onnx  # not before something fails: what runs a model from the cache needs none of it
+
     words = set(re.split(r"[\s()'\",:]+", text))
     for node in onnx.load_from_string(model).graph.node:
         if node.name in words:

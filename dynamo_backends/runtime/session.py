@@ -13,15 +13,17 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-import onnx_ir as ir
 import onnxruntime
 import torch
 
 from ..forks import never_free, renew_in_children
 from .constants import declared, give
-from .kernels import serialized
 from .settings import SessionSettings, create_session
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 class Session:
@@ -52,6 +54,8 @@ class Session:
         constants: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> None:
         if not isinstance(model, bytes):
+            from .kernels import serialized  # not before: what runs a serialized model needs no library that makes one
+
             constants = {value.name: constants[value.name] for value in model.graph.inputs if value.name in constants}
             declarations = declared((name, tensor.dtype, tensor.shape) for name, tensor in constants.items())
             model = serialized(model, settings.providers, without=list(constants)) + declarations
@@ -120,6 +124,8 @@ class Session:
         Raises:
             SessionError: ONNX Runtime cannot write it.
         """
+        import onnx_ir as ir  # see above
+
         with tempfile.TemporaryDirectory() as folder:
             model = ir.load(self.save_optimized(folder))
             constants = {}
@@ -159,6 +165,8 @@ def final_session(model: ir.Model, settings: SessionSettings, constants: Mapping
     Raises:
         SessionError: ONNX Runtime refused the model.
     """
+    import onnx_ir as ir
+
     copy = model.clone()
     for value in [value for value in copy.graph.inputs if value.name in constants]:
         copy.graph.inputs.remove(value)
@@ -168,6 +176,8 @@ def final_session(model: ir.Model, settings: SessionSettings, constants: Mapping
 
 def _tensor(value: ir.ExternalTensor) -> torch.Tensor:
     """A copy of a tensor in a file."""
+    import onnx_ir as ir
+
     dtype = ir.tensor_adapters.to_torch_dtype(value.dtype)
     sizes = [int(size) for size in value.shape]
     return torch.frombuffer(bytearray(value.tobytes()), dtype=dtype).reshape(sizes)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 
-import onnx
 import onnxruntime
-from onnx import helper
 
 from ..onnx_versions import IR_VERSION, MINIMUM_OPSET
+
+ALWAYS_LOADED = 23
+"""Each version of onnx and ONNX Runtime that the package may be installed with has it (1.20 and 1.24)."""
 
 
 @functools.cache
@@ -17,6 +18,9 @@ def maximum_opset() -> int:
 
     onnx runs ahead of the runtime, so each candidate is tried on a one-node model, newest first.
     """
+    import onnx  # not before an opset is asked for that may be too new
+    from onnx import helper
+
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     for opset in range(onnx.defs.onnx_opset_version(), MINIMUM_OPSET, -1):

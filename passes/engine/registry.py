@@ -23,6 +23,7 @@ import dataclasses
 import difflib
 import fnmatch
 import functools
+import importlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -88,17 +89,39 @@ _registered: dict[str, Pass] = {}
 
 _registering = Lock()
 
+_announced: list[str] = []
+"""Modules whose import registers passes."""
 
-def register(item: Pass) -> Pass:
+_built_in: dict[str, Pass] = {}
+"""The passes that were registered as built in, as they were. Replaced, never changed."""
+
+
+def announce(module: str) -> None:
+    """Names a module whose import registers passes before all others; it is imported when passes are first needed."""
+    _announced.append(module)
+
+
+def _load_announced() -> None:
+    for module in _announced:
+        importlib.import_module(module)  # another thread's import is waited for
+
+
+def register(item: Pass, *, is_built_in: bool = False) -> Pass:
     """Adds a pass, at its place among those that are registered.
 
     A pass that is registered again, as by a module that is imported again, takes its old place or the one it names now.
+
+    Args:
+        item: the pass.
+        is_built_in: whether the sources of this package say all of it, see ``are_only_built_in``.
 
     Raises:
         ValueError: there is another pass of that name; ``before`` or ``after`` name a pass that is not registered, the
             pass itself, or passes between which there is no place.
     """
-    global _registered
+    global _registered, _built_in
+    if not is_built_in:
+        _load_announced()
     with _registering:
         known = _registered.get(item.name)
         if known is not None and _origin(known) != _origin(item):
@@ -107,6 +130,8 @@ def register(item: Pass) -> Pass:
         place = _place(item, others)
         ordered = [*others[:place], item, *others[place:]]
         _registered = {other.name: other for other in ordered}
+        if is_built_in:
+            _built_in = {**_built_in, item.name: item}
     return item
 
 
@@ -163,6 +188,7 @@ def _named(name: str, item: Pass, others: Sequence[Pass], argument: str) -> list
 def unregister(name: str) -> None:
     """Takes back a registration. Unknown names are not an error."""
     global _registered
+    _load_announced()
     with _registering:
         _registered = {other: item for other, item in _registered.items() if other != name}
 
@@ -207,8 +233,18 @@ def _load_entry_points() -> None:
 
 def all_passes() -> tuple[Pass, ...]:
     """Every pass, ours and those of other packages, by stage, in the order they run."""
+    _load_announced()
     _load_entry_points()
     return tuple(sorted(_registered.values(), key=lambda item: STAGES.index(item.stage)))
+
+
+def are_only_built_in() -> bool:
+    """Whether no passes are registered but the built-in ones, all and unchanged.
+
+    It does not import these: what is not imported was not changed.
+    """
+    _load_entry_points()
+    return list(_registered.items()) == list(_built_in.items())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,6 +264,8 @@ class Switches:
         Raises:
             ValueError: a name or pattern fits no pass (the message has the close ones), or is in both lists.
         """
+        if not self.disable and not self.enable:
+            return
         names = [item.name for item in all_passes()]
         for wanted in (*self.disable, *self.enable):
             if not fnmatch.filter(names, wanted):

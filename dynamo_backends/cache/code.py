@@ -1,0 +1,182 @@
+"""FX graphs as JSON and back, without pickle and without source text.
+
+A target is stored by name, and only of a closed list of kinds: operators of ``torch.ops``, functions of ``operator``
+and ``math``, ``torch.sym_...``, a few of Python's own, and the regions of the graph. Anything else raises
+``CannotStoreError``, as does an argument whose type is not exactly one of those below: a graph comes back as it was, or
+is not stored.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.immutable_collections import immutable_dict, immutable_list
+
+_MODULES = {"_operator": operator, "operator": operator, "math": math}
+_OPERATORS = ("dynamo_backends", "passes.operators")
+"""The namespace of the operators that our passes put into graphs, and the module that defines them."""
+_BUILTINS = ("abs", "bool", "float", "int", "max", "min", "pow", "round")
+
+
+class CannotStoreError(Exception):
+    """A graph has something that cannot be described exactly; the message says what, the same for alike things."""
+
+
+def encode_target(target: object) -> list[str]:
+    """A function that a node calls, as its kind and its name.
+
+    Raises:
+        CannotStoreError: it is of no kind that is stored.
+    """
+    if isinstance(target, torch._ops.OpOverload):
+        namespace, _, name = target._schema.name.partition("::")
+        encoded = ["op", namespace, name, target._overloadname]
+    elif getattr(target, "__module__", None) in _MODULES:
+        encoded = [target.__module__, target.__name__]  # type: ignore[attr-defined]
+    elif getattr(target, "__name__", "") in _BUILTINS and getattr(builtins, target.__name__) is target:  # type: ignore[attr-defined]
+        encoded = ["builtins", target.__name__]
+    elif getattr(target, "__name__", "").startswith("sym_"):
+        encoded = ["torch", target.__name__]  # type: ignore[attr-defined]
+    else:
+        raise CannotStoreError(f"a call of {type(target).__name__}")
+    if decode_target(encoded) is not target:
+        raise CannotStoreError(f"a call of another {'.'.join(encoded)}")
+    return encoded
+
+
+def decode_target(encoded: Sequence[str]) -> Callable[..., object] | None:
+    """The function of a kind and a name, or ``None`` if there is none."""
+    kind, *names = encoded
+    if kind == "op":
+        namespace, name, overload = names
+        if namespace == _OPERATORS[0]:
+            importlib.import_module(_OPERATORS[1])  # it defines them; where nothing calls them it is not needed
+        packet = getattr(getattr(torch.ops, namespace, None), name, None)
+        found = getattr(packet, overload, None)
+        return found if isinstance(found, torch._ops.OpOverload) else None
+    [name] = names
+    if kind in _MODULES and not name.startswith("__"):
+        return getattr(_MODULES[kind], name, None)
+    if kind == "builtins" and name in _BUILTINS:
+        return getattr(builtins, name)
+    if kind == "torch" and name.startswith("sym_"):
+        return getattr(torch, name, None)
+    return None
+
+
+_BY_NAME: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+
+
+def encode(value: object, positions: Mapping[fx.Node, int]) -> Any:
+    """An argument of a node.
+
+    Args:
+        value: the argument.
+        positions: of the nodes it may name.
+
+    Raises:
+        CannotStoreError: it is of a type that is not stored.
+    """
+    if isinstance(value, fx.Node):
+        return ["node", positions[value]]
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return ["float", value.hex()]  # type: ignore[attr-defined]
+    if kind in (list, immutable_list):
+        return ["list", [encode(item, positions) for item in value]]  # type: ignore[attr-defined]
+    if kind is tuple:
+        return ["tuple", [encode(item, positions) for item in value]]  # type: ignore[attr-defined]
+    if kind in (dict, immutable_dict) and all(type(key) is str for key in value):  # type: ignore[attr-defined]
+        return ["dict", [[key, encode(item, positions)] for key, item in value.items()]]  # type: ignore[attr-defined]
+    if kind is slice:
+        return ["slice", [encode(item, positions) for item in (value.start, value.stop, value.step)]]  # type: ignore[attr-defined]
+    if kind is torch.device:
+        return ["device", str(value)]
+    for name, of in _BY_NAME.items():
+        if kind is of:
+            return [name, str(value).removeprefix("torch.")]
+    raise CannotStoreError(f"an argument of type {kind.__name__}")
+
+
+def decode(encoded: Any, nodes: Sequence[fx.Node]) -> Any:
+    """The argument that ``encode`` described.
+
+    Raises:
+        ValueError: it described nothing of that kind.
+    """
+    if not isinstance(encoded, list):
+        return encoded
+    kind, content = encoded
+    if kind == "node":
+        return nodes[content]
+    if kind == "float":
+        return float.fromhex(content)
+    if kind == "dict":
+        return {key: decode(item, nodes) for key, item in content}
+    if kind == "device":
+        return torch.device(content)
+    if kind in _BY_NAME:
+        value = getattr(torch, content)
+        if not isinstance(value, _BY_NAME[kind]):
+            raise ValueError(f"{content} is no {kind}")
+        return value
+    items = [decode(item, nodes) for item in content]
+    if kind == "list":
+        return items
+    if kind == "tuple":
+        return tuple(items)
+    if kind == "slice":
+        return slice(*items)
+    raise ValueError(f"there are no arguments of the kind {kind}")
+
+
+def encode_graph(graph: fx.Graph, regions: Sequence[object] = ()) -> list[Any]:
+    """A graph as a list of its nodes: operation, name, target, arguments, keyword arguments.
+
+    Args:
+        graph: the graph.
+        regions: functions that it may call besides those that have a name.
+
+    Raises:
+        CannotStoreError: it has something that is not stored.
+    """
+    positions: dict[fx.Node, int] = {}
+    encoded = []
+    by_identity = {id(region): i for i, region in enumerate(regions)}
+    for node in graph.nodes:
+        target: Any = node.target
+        if node.op == "call_function":
+            index = by_identity.get(id(node.target))
+            target = encode_target(node.target) if index is None else ["region", index]
+        elif node.op not in ("placeholder", "get_attr", "output"):
+            raise CannotStoreError(f"a {node.op} node")
+        encoded.append([node.op, node.name, target, encode(node.args, positions), encode(dict(node.kwargs), positions)])
+        positions[node] = len(positions)
+    return encoded
+
+
+def decode_graph(encoded: Sequence[Any], regions: Sequence[Callable[..., object]] = ()) -> fx.Graph:
+    """The graph that ``encode_graph`` described.
+
+    Raises:
+        ValueError: a function of it does not exist.
+    """
+    graph = fx.Graph()
+    nodes: list[fx.Node] = []
+    for op, name, target, args, kwargs in encoded:
+        if op == "call_function":
+            called = regions[target[1]] if target[0] == "region" else decode_target(target)
+            if called is None:
+                raise ValueError(f"there is no {'.'.join(target)}")
+            target = called
+        nodes.append(graph.create_node(op, target, decode(args, nodes), decode(kwargs, nodes), name=name))
+    return graph

@@ -1,0 +1,154 @@
+"""All of a graph that its compile depends on, in a form that JSON can hold: a part of the graph's key in the cache.
+
+What cannot be described exactly raises ``CannotStoreError``, and is not cached: a wrong key would be a wrong result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses import FakeTensor
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from ..aliases import IN_PYTORCH
+from ..numerics.exact import attribute
+from ..reasons import Reason
+from .code import CannotStoreError, encode_graph
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def describe(module: fx.GraphModule) -> dict[str, Any]:
+    """The nodes of an ATen graph, what is known of their values, its constants with their bytes, and its symbols.
+
+    Left out is where the nodes come from: lines and modules of the user's model.
+
+    Raises:
+        CannotStoreError: something of it cannot be described.
+    """
+    nodes = list(module.graph.nodes)
+    environment = shape_environment(module)
+    return {
+        "nodes": encode_graph(module.graph),
+        "values": [_describe_value(node.meta.get("val")) for node in nodes],
+        "marks": [_marks(node) for node in nodes],
+        "schemas": sorted({str(node.target._schema) for node in nodes if _is_operator(node)}),
+        "constants": {name: _describe_constant(tensor) for name, tensor in constants(module).items()},
+        "symbols": None if environment is None else describe_symbols(environment),
+    }
+
+
+def _is_operator(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload)
+
+
+def _marks(node: fx.Node) -> list[str] | None:
+    """What earlier stages noted on a node, besides its value."""
+    reason = node.meta.get(IN_PYTORCH)
+    marks = [f"{reason.kind.name}: {reason.text}"] if isinstance(reason, Reason) else []
+    if "unbacked_bindings" in node.meta:
+        marks.append(f"unbacked {sorted(map(str, node.meta['unbacked_bindings'] or ()))}")
+    return marks or None
+
+
+def constants(module: fx.GraphModule) -> dict[str, torch.Tensor]:
+    """The tensors that a graph reads from its module, by name.
+
+    Raises:
+        CannotStoreError: it reads something else: a subgraph.
+    """
+    found = {}
+    for node in module.graph.find_nodes(op="get_attr"):
+        value = attribute(module, str(node.target))
+        if not isinstance(value, torch.Tensor):
+            raise CannotStoreError(f"an attribute of type {type(value).__name__}")
+        found[str(node.target)] = value
+    return found
+
+
+def check_plain(tensor: torch.Tensor) -> None:
+    """Checks that a tensor is nothing but numbers in the memory of the processor.
+
+    Raises:
+        CannotStoreError: it is something else.
+    """
+    if type(tensor) not in _PLAIN or isinstance(tensor, FakeTensor):
+        raise CannotStoreError(f"a constant of type {type(tensor).__name__}")
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        raise CannotStoreError(f"a constant on {tensor.device.type} of layout {tensor.layout}")
+    if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor() or tensor.is_quantized:
+        raise CannotStoreError("a constant that is more than its memory")
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """The numbers of a plain tensor, in row-major order."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _describe_constant(tensor: torch.Tensor) -> list[Any]:
+    check_plain(tensor)
+    digest = hashlib.sha256(bytes_of(tensor)).hexdigest()
+    return [str(tensor.dtype), list(tensor.shape), list(tensor.stride()), tensor.storage_offset(), digest]
+
+
+def _describe_value(value: object) -> Any:
+    """What a node's value is known to be: not the numbers of a tensor."""
+    if isinstance(value, torch.Tensor):
+        if type(value) not in (*_PLAIN, FakeTensor):
+            raise CannotStoreError(f"a tensor of type {type(value).__name__}")
+        if value.layout is not torch.strided:
+            raise CannotStoreError(f"a tensor of layout {value.layout}")
+        if value.device.type != "cpu":
+            raise CannotStoreError(f"a tensor on {value.device.type}")
+        numbers = (value.shape, value.stride(), (value.storage_offset(),))
+        sizes = [[_describe_value(item) for item in items] for items in numbers]
+        return ["tensor", str(value.dtype), *sizes, value.requires_grad, value.is_conj(), value.is_neg()]
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return ["symbolic", type(value).__name__, str(value.node.expr), str(value.node.hint)]
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return ["float", value.hex()]
+    if type(value) in (list, tuple):
+        return ["items", [_describe_value(item) for item in value]]  # type: ignore[attr-defined]
+    raise CannotStoreError(f"a value of type {type(value).__name__}")
+
+
+def shape_environment(module: fx.GraphModule) -> ShapeEnv | None:
+    """Where PyTorch keeps what it knows of the symbols of a graph; ``None`` if it has none."""
+    for node in module.graph.nodes:
+        for number in _numbers(node.meta.get("val")):
+            if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                return number.node.shape_env
+    return None
+
+
+def _numbers(value: object) -> Iterator[object]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _numbers(item)
+    elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        yield from (*value.shape, *value.stride(), value.storage_offset())
+    else:
+        yield value
+
+
+def describe_symbols(environment: ShapeEnv) -> dict[str, Any]:
+    """What is known of symbols: ranges, equalities, what is divisible, guards. A compile may look at all of these, and
+    one that adds to them must not be skipped."""
+    pairs: dict[str, Mapping[Any, Any]] = {
+        "ranges": environment.var_to_range,
+        "axioms": environment.axioms,
+        "replacements": environment.replacements,
+    }
+    return {
+        **{name: sorted([str(key), str(item)] for key, item in found.items()) for name, found in pairs.items()},
+        "divisible": sorted(map(str, environment.divisible)),
+        "sizes": sorted(map(str, environment.size_like)),
+        "guards": sorted(str(guard.expr) for guard in environment.guards),
+        "asserts": sorted(str(item.expr) for items in environment.deferred_runtime_asserts.values() for item in items),
+    }

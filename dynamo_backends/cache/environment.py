@@ -1,0 +1,129 @@
+"""All that a compiled graph depends on besides the graph and the options: versions, sources, the processor, settings.
+
+What cannot be described is no key: ``obstacle`` says what there is of that kind.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import torch
+from torch._inductor.compiler_bisector import CompilerBisector
+
+from passes.engine import registry
+
+from ..options import Options
+from ..runtime.providers import provider_name
+
+_LIBRARIES = ("onnx", "onnx_ir", "onnxscript", "sympy")
+"""Beside PyTorch, ONNX Runtime and NumPy; they need not be imported."""
+
+_OURS = (Path(__file__).parent.parent, Path(registry.__file__).parent.parent)
+"""Folders whose sources are a part of the key."""
+
+_CONVERTERS = "dynamo_backends.exporter.converters.registry"
+_TORCHLIB = "onnxscript.function_libs.torch_lib.registration"
+
+
+def obstacle(options: Options) -> str | None:
+    """Why compiled graphs cannot be cached here, in words that are the same for alike cases; ``None`` if they can."""
+    if not registry.are_only_built_in():
+        return "passes of others"
+    if _has_translations_of_others():
+        return "translations of others"
+    if CompilerBisector.get_backend() is not None:
+        return "the bisector is at work"
+    if any(provider_name(provider) != "CPUExecutionProvider" for provider in options.providers):
+        return "other execution providers"
+    return None
+
+
+def _has_translations_of_others() -> bool:
+    """Whether somebody registered a translation; who did has imported the registry."""
+    ours, torchlib = sys.modules.get(_CONVERTERS), sys.modules.get(_TORCHLIB)
+    if ours is not None and not all(_is_from(function, "dynamo_backends") for function in ours.CONVERTERS.values()):
+        return True
+    if torchlib is None:
+        return False
+    registered = (item for functions in torchlib.default_registry.values() for item in functions.overloads)
+    return not all(_is_from(function, "onnxscript") for function in registered)
+
+
+def _is_from(function: object, package: str) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "function", function)  # an onnxscript function wraps a Python function
+    return str(getattr(function, "__module__", "")).split(".")[0] == package
+
+
+def describe() -> dict[str, object]:
+    """What can change within a process, and the digest of what cannot."""
+    return {
+        "fixed": fixed(),
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "fill": torch.utils.deterministic.fill_uninitialized_memory,
+        "dtype": str(torch.get_default_dtype()),
+        "precision": torch.get_float32_matmul_precision(),
+    }
+
+
+@functools.cache
+def fixed() -> str:
+    """The SHA-256 of what cannot change within a process: versions, sources, the processor."""
+    parts = [
+        *(f"{name} {version}" for name, version in sorted(versions().items())),
+        *(f"{name} {digest}" for name, digest in sorted(sources().items())),
+        processor(),
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """The versions of all that takes part, by name."""
+    return {
+        "python": sys.version,
+        "torch": f"{torch.__version__} {torch.version.git_version}",
+        "onnxruntime": f"{onnxruntime.__version__} {onnxruntime.get_build_info()}",
+        "numpy": np.__version__,
+        **{name: metadata.version(name) for name in _LIBRARIES},
+    }
+
+
+@functools.cache
+def sources() -> dict[str, str]:
+    """The SHA-256 of each of our source files, those of our passes too.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    found = {}
+    for folder in _OURS:
+        for path in sorted(folder.rglob("*.py")):
+            found[f"{folder.name}/{path.relative_to(folder)}"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+@functools.cache
+def processor() -> str:
+    """The processor and what it can do; some kernels are for some processors only."""
+    parts = [platform.machine(), sys.byteorder, torch.backends.cpu.get_cpu_capability()]
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo") as lines:
+            for line in lines:
+                if not line.strip():  # the next processor
+                    break
+                if line.startswith(("vendor_id", "model name", "flags", "Features", "CPU part")):
+                    parts.append(line.strip())
+    else:
+        parts.append(platform.processor())
+    return "\n".join(parts)

@@ -1,0 +1,214 @@
+"""What the pipeline asks of the cache: is this graph compiled already, and keep this one.
+
+A graph's key is the SHA-256 of all that its compile depends on: the graph (``description``), the options, and where it
+is compiled (``environment``). What cannot be described, or what came out other than it always would, is not kept, and
+counted with the reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from ..artifacts import CompiledGraph, GraphName, Runner
+from ..errors import SessionError
+from ..events import count
+from ..exporter.decompositions import translated_operators
+from ..frozen import Weight
+from ..options import Options
+from ..reasons import Kind
+from . import environment
+from .code import CannotStoreError
+from .description import constants, describe, describe_symbols, shape_environment
+from .entry import entry_of, from_record, to_record
+from .store import Record, Store, default_folder
+
+if TYPE_CHECKING:
+    from passes.engine.manager import PassResult
+
+logger = logging.getLogger(__name__)
+
+_NOT_OF_THE_RESULT = frozenset({"cache", "cache_dir", "cache_size", "dump_dir", "compare", "tensor_limit"})
+"""Options that change nothing of what is compiled."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+    """What the cache says of a graph.
+
+    Attributes:
+        found: what runs, if it is there.
+        keep: is told of the graph when it was compiled; ``None`` if it is there, or is not to be kept.
+    """
+
+    found: Runner | None = None
+    keep: Callable[[CompiledGraph, Sequence[fx.Graph], Sequence[PassResult]], None] | None = None
+
+
+def store_of(options: Options) -> Store:
+    """The store that the options name."""
+    return Store(Path(options.cache_dir).expanduser() if options.cache_dir else default_folder(), options.cache_size)
+
+
+class CachedGraphs:
+    """The cache of one backend.
+
+    Args:
+        options: of the backend.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._store = store_of(options)
+
+    def translated_operators(self, opset: int) -> frozenset[str] | None:
+        """See ``decompositions.translated_operators``; ``None`` where the answer may be another each time."""
+        if environment.obstacle(self._options) is not None:
+            return None
+        try:
+            key = _digest({"what": "translated operators", "opset": opset, "environment": environment.fixed()})
+        except OSError:
+            return None
+        record = self._store.get(key)
+        if record is not None:
+            return frozenset(record.header)
+        names = translated_operators(opset)
+        self._store.put(key, Record(sorted(names)))
+        return names
+
+    def look_up(
+        self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight], *, is_joint: bool
+    ) -> Lookup:
+        """Whether a graph was compiled before.
+
+        Args:
+            name: which graph.
+            module: the graph, before any of its passes.
+            weights: the arguments that may be constants, by placeholder.
+            is_joint: whether the joint passes are to run.
+        """
+        against = environment.obstacle(self._options)
+        if against is not None:
+            return _not_cached(name, against)
+        try:
+            key = self._key(name, module, weights, is_joint=is_joint)
+            originals = constants(module)
+        except CannotStoreError as error:
+            return _not_cached(name, str(error))
+        except OSError:
+            return _not_cached(name, "sources that cannot be read")
+        found = self._load(key, name, module, weights)
+        if found is not None:
+            count("cache_hits")
+            logger.info("%s is taken from the cache: %s", name, key)
+            return Lookup(found)
+        count("cache_misses")
+        symbols = shape_environment(module)
+        known = None if symbols is None else describe_symbols(symbols)
+
+        def keep(graph: CompiledGraph, in_pytorch: Sequence[fx.Graph], ran: Sequence[PassResult]) -> None:
+            self._keep(key, graph, in_pytorch, ran, originals, symbols, known)
+
+        return Lookup(keep=keep)
+
+    def _key(
+        self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight], *, is_joint: bool
+    ) -> str:
+        options = {
+            field.name: repr(getattr(self._options, field.name))
+            for field in dataclasses.fields(self._options)
+            if field.name not in _NOT_OF_THE_RESULT
+        }
+        return _digest(
+            {
+                "what": "graph",
+                "direction": name.direction,
+                "is_joint": is_joint,
+                "graph": describe(module),
+                "weights": [node in weights for node in module.graph.find_nodes(op="placeholder")],
+                "options": options,
+                "environment": environment.describe(),
+            }
+        )
+
+    def _load(
+        self, key: str, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]
+    ) -> Runner | None:
+        record = self._store.get(key)
+        if record is None:
+            return None
+        try:
+            entry = from_record(record)
+            run = entry.runner(name, module, weights, self._options)
+        except SessionError as error:  # there may be no memory just now
+            logger.warning("%s is in the cache, and is compiled anew: %s", name, error)
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            logger.warning("an entry of the cache is ignored and removed: %s: %r", key, error)
+            self._store.remove(key)
+            return None
+        entry.report.tell(name)
+        return run
+
+    def _keep(
+        self,
+        key: str,
+        graph: CompiledGraph,
+        in_pytorch: Sequence[fx.Graph],
+        ran: Sequence[PassResult],
+        originals: Mapping[str, torch.Tensor],
+        symbols: ShapeEnv | None,
+        known: Mapping[str, Any] | None,
+    ) -> None:
+        """Keeps a compiled graph, unless it may come out otherwise the next time."""
+        try:
+            if any(result.undone for result in ran):
+                raise CannotStoreError("a pass that was undone")
+            if any(reason.kind is Kind.OUT_OF_MEMORY for reason in graph.split.in_pytorch.values()):
+                raise CannotStoreError("memory ran out")
+            if symbols is not None and describe_symbols(symbols) != known:
+                raise CannotStoreError("the compile added guards")
+            entry = entry_of(graph, in_pytorch, originals)
+            record = to_record(entry)
+            _check(record)
+        except CannotStoreError as error:
+            _not_cached(graph.name, str(error))
+            return
+        if self._store.put(key, record):
+            count("cache_stored")
+
+
+def _check(record: Record) -> None:
+    """Checks that what is read is what was written.
+
+    Raises:
+        CannotStoreError: it is not.
+    """
+    written = json.loads(json.dumps(record.header))
+    try:
+        again = to_record(from_record(Record(written, record.blobs)))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CannotStoreError("it cannot be read again") from error
+    if json.loads(json.dumps(again.header)) != written or list(again.blobs) != list(record.blobs):
+        raise CannotStoreError("it is another when it is read again")
+
+
+def _not_cached(name: GraphName, reason: str) -> Lookup:
+    count("not_cached")
+    count(f"not_cached: {reason}")
+    logger.info("%s is not cached: %s", name, reason)
+    return Lookup()
+
+
+def _digest(content: object) -> str:
+    text = json.dumps(content, sort_keys=True, allow_nan=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

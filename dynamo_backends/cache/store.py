@@ -1,0 +1,191 @@
+"""A folder of files by key: written whole or not at all, read only if nothing in them is damaged, bounded in size.
+
+A file is a line that says what it is, the SHA-256 of the rest, and the rest: a length, a header in JSON, and bytes. The
+header holds the key, so that a file under another's name is found out. Many processes may use a folder at once: files
+are put in place by a rename, and one that another process takes away is a miss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_MAGIC = b"dynamo-backends cache 1\n"
+_SUFFIX = ".cached"
+_UNFINISHED = ".unfinished"
+_ABANDONED_SECONDS = 3600.0
+"""Age at which an unfinished file is taken to be of a process that is no more."""
+
+_told: set[str] = set()
+"""Folders of which the log said already that they cannot be written."""
+
+
+class DamagedError(Exception):
+    """A file is not what was written, or says something else than its name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What is stored under a key.
+
+    Attributes:
+        header: anything that JSON can hold.
+        blobs: bytes that would be large in JSON.
+    """
+
+    header: Any
+    blobs: Sequence[bytes] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """How full a folder is: the number of entries, and their bytes."""
+
+    entries: int
+    bytes: int
+
+
+def default_folder() -> Path:
+    """``$XDG_CACHE_HOME/dynamo_backends``, by default in ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "dynamo_backends"
+
+
+class Store:
+    """A folder with a bound on its size; what was not used longest goes first.
+
+    Args:
+        folder: it is made when something is put in it.
+        size: the bound, in bytes.
+    """
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.folder = folder
+        self.size = size
+
+    def get(self, key: str) -> Record | None:
+        """What is stored under a key, or ``None``. A damaged file is removed."""
+        path = self._path(key)
+        try:
+            content = path.read_bytes()
+        except OSError:  # it is not there, or nobody may read it
+            return None
+        try:
+            record = _decoded(content, key)
+        except DamagedError as error:
+            logger.warning("an entry of the cache is ignored and removed: %s: %s", path, error)
+            self.remove(key)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return record
+
+    def put(self, key: str, record: Record) -> bool:
+        """Stores something, in the place of what was there; whether that worked. Older entries may go."""
+        content = _encoded(key, record)
+        if len(content) > self.size:
+            return False
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor, unfinished = tempfile.mkstemp(_UNFINISHED, dir=self.folder)
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(content)
+                os.replace(unfinished, self._path(key))
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(unfinished)
+                raise
+        except OSError as error:
+            if str(self.folder) not in _told:
+                _told.add(str(self.folder))
+                logger.warning("compiled graphs are not cached, as %s cannot be written: %s", self.folder, error)
+            return False
+        self._shrink(self._path(key))
+        return True
+
+    def remove(self, key: str) -> None:
+        """Removes an entry, if it is there."""
+        with contextlib.suppress(OSError):
+            self._path(key).unlink()
+
+    def clear(self) -> Usage:
+        """Removes all entries, and what unfinished ones there are; returns what they were."""
+        usage = self.usage()
+        for path, _ in self._files():
+            with contextlib.suppress(OSError):
+                path.unlink()
+        return usage
+
+    def usage(self) -> Usage:
+        """How full the folder is."""
+        sizes = [status.st_size for path, status in self._files() if path.suffix == _SUFFIX]
+        return Usage(len(sizes), sum(sizes))
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}{_SUFFIX}"
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """Our files in the folder."""
+        try:
+            paths = list(self.folder.iterdir())
+        except OSError:
+            return
+        for path in paths:
+            if path.suffix in (_SUFFIX, _UNFINISHED):
+                with contextlib.suppress(OSError):  # another process removed it
+                    yield path, path.stat()
+
+    def _shrink(self, newest: Path) -> None:
+        """Removes what is too much, but not the file that was just written."""
+        files = sorted(self._files(), key=lambda item: item[1].st_mtime, reverse=True)
+        total = next((status.st_size for path, status in files if path == newest), 0)
+        for path, status in files:
+            if path == newest:
+                continue
+            total += status.st_size
+            is_abandoned = path.suffix == _UNFINISHED and status.st_mtime < time.time() - _ABANDONED_SECONDS
+            if is_abandoned or (path.suffix == _SUFFIX and total > self.size):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                    total -= status.st_size
+
+
+def _encoded(key: str, record: Record) -> bytes:
+    lengths = [len(blob) for blob in record.blobs]
+    header = json.dumps({"key": key, "lengths": lengths, "header": record.header}, allow_nan=False).encode()
+    body = b"".join([len(header).to_bytes(8, "little"), header, *record.blobs])
+    return _MAGIC + hashlib.sha256(body).digest() + body
+
+
+def _decoded(content: bytes, key: str) -> Record:
+    start = len(_MAGIC) + hashlib.sha256().digest_size
+    if not content.startswith(_MAGIC) or len(content) < start + 8:
+        raise DamagedError("it is not an entry of this version")
+    body = memoryview(content)[start:]
+    if hashlib.sha256(body).digest() != content[len(_MAGIC) : start]:
+        raise DamagedError("its checksum is wrong")
+    end = 8 + int.from_bytes(body[:8], "little")
+    try:
+        whole = json.loads(bytes(body[8:end]))
+        owner, lengths, header = whole["key"], whole["lengths"], whole["header"]
+    except (ValueError, TypeError, KeyError) as error:  # not by us: our checksum is of what we wrote
+        raise DamagedError("it has no header") from error
+    if owner != key:
+        raise DamagedError("it is another entry's")
+    blobs = []
+    for length in lengths:
+        blobs.append(bytes(body[end : end + length]))
+        end += length
+    return Record(header, blobs)

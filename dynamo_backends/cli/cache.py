@@ -1,0 +1,64 @@
+"""``dynamo-backends cache``: where compiled graphs are kept, how many there are, and how large; and their removal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from ..cache.graphs import store_of
+from ..options import parse_options
+
+
+def add_parser(commands: argparse._SubParsersAction, summary: str) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "cache",
+        help=summary,
+        description="Shows the cache of compiled graphs. The folder is that of the environment variables "
+        "DYNAMO_BACKENDS_CACHE_DIR and XDG_CACHE_HOME, as in torch.compile.",
+    )
+    parser.add_argument("--clear", action="store_true", help="remove all compiled graphs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Shows the cache, and clears it if asked to; returns the exit code."""
+    try:
+        options = parse_options()
+    except ValueError as error:
+        sys.stderr.write(f"dynamo-backends cache: {error}\n")
+        return 2
+    store = store_of(options)
+    usage = store.clear() if arguments.clear else store.usage()
+    left = store.usage()
+    if arguments.clear and left.entries:
+        sys.stderr.write(f"dynamo-backends cache: {left.entries} entries of {store.folder} could not be removed\n")
+        return 2
+    if arguments.json:
+        shown = {
+            "folder": str(store.folder),
+            "entries": usage.entries,
+            "bytes": usage.bytes,
+            "most_bytes": store.size,
+            "is_on": options.cache,
+            "cleared": arguments.clear,
+        }
+        sys.stdout.write(json.dumps(shown, indent=2) + "\n")
+    elif arguments.clear:
+        sys.stdout.write(f"removed {_entries(usage.entries)}, {_size(usage.bytes)}, from {store.folder}\n")
+    else:
+        sys.stdout.write(
+            f"folder   {store.folder}\nentries  {usage.entries}\nsize     {_size(usage.bytes)} of at most "
+            f"{_size(store.size)}\n{'' if options.cache else 'it is off (DYNAMO_BACKENDS_CACHE)' + chr(10)}"
+        )
+    return 0
+
+
+def _entries(number: int) -> str:
+    return f"{number} entry" if number == 1 else f"{number} entries"
+
+
+def _size(number: int) -> str:
+    return f"{number / 2**20:.1f} MiB"

@@ -1,0 +1,121 @@
+"""The stages of the pipeline that make something: our passes on FX graphs, and what makes a callable of a graph.
+
+Apart from ``pipeline.py``, which imports it when a graph is to be compiled: this module leads to all that makes ONNX
+models, and takes half a second to import. What is found in the cache runs without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import fx
+
+from passes.engine.manager import Checker, PassResult
+
+from . import aot
+from .aliases import read_memory_of_owners, separate_returned_views
+from .artifacts import CompiledGraph, GraphName, Runner
+from .frozen import Weight
+from .lowering import Lowering, OnnxLowering
+from .numerics.exact import attribute
+from .observer import Observer
+from .options import Options
+from .regions import Support, region_graph
+from .stage_passes import StagePasses
+from .verification import Evaluation, GraphChecker, can_be_verified
+
+Kept: TypeAlias = Callable[[CompiledGraph, Sequence[fx.Graph], Sequence[PassResult]], None]
+"""Is told of a compiled graph before its first run, with its regions as graphs for PyTorch, and all passes that ran."""
+
+
+class Compiler:
+    """Makes what ``Pipeline`` needs, see there.
+
+    Args:
+        options: of the backend.
+        observer: is told of each stage.
+        lowering: makes callables of the graphs of the stage ``post_grad``; by default on ONNX Runtime.
+    """
+
+    def __init__(self, options: Options, observer: Observer, lowering: Lowering | None) -> None:
+        self._options = options
+        self._observer = observer
+        support = Support(options.opset, options.providers)
+        self._passes = StagePasses(options, observer, support)
+        self._lowering = lowering or OnnxLowering(options, observer, support, self._passes)
+
+    def pre_grad(self, graph: GraphName, module: fx.GraphModule, example_inputs: Sequence[object]) -> list[PassResult]:
+        """The stage ``pre_grad`` on one of Dynamo's graphs, which is changed in place."""
+        checker = GraphChecker(example_inputs) if self._options.verify_passes else None
+        return self._passes.run("pre_grad", graph, module, checker=checker)
+
+    def joint(self, graph: GraphName, module: fx.GraphModule, arguments: Sequence[object] | None) -> None:
+        """The stage ``joint`` on the joint graph of a forward and a backward, which is changed in place.
+
+        Args:
+            graph: which graph.
+            module: the graph.
+            arguments: what Dynamo's graph is called with; ``None`` if that is not known.
+        """
+        checker = GraphChecker(aot.real_arguments(module, arguments)) if self._options.verify_passes else None
+        self._joint(graph, module, checker)
+
+    def _joint(self, graph: GraphName, module: fx.GraphModule, checker: Checker | None) -> list[PassResult]:
+        results = self._passes.run("joint", graph, module, checker=checker)
+        self._observer.passes(GraphName(graph.index), results)
+        read_memory_of_owners(module)  # not only later: the partitioner may save a view, and its memory would be lost
+        self._observer.stage("joint", GraphName(graph.index), module)
+        return results
+
+    def aten(
+        self,
+        name: GraphName,
+        module: fx.GraphModule,
+        arguments: Sequence[object] | None,
+        weights: Mapping[fx.Node, Weight],
+        *,
+        is_joint: bool,
+        keep: Kept | None = None,
+    ) -> Runner:
+        """The stages from ``aten`` to ``session``.
+
+        Args:
+            name: which graph.
+            module: the graph; changed in place.
+            arguments: real ones for its placeholders; ``None`` if they are not known.
+            weights: the arguments that may be constants, by placeholder.
+            is_joint: whether the joint passes run too.
+            keep: is told of what was compiled; only where it is lowered to ONNX Runtime.
+
+        Returns:
+            What is called for the graph, with its arguments boxed.
+        """
+        is_checked = self._options.verify_passes and arguments is not None
+        checker = GraphChecker(arguments) if is_checked else None  # type: ignore[arg-type]
+        joint = self._joint(name, module, checker) if is_joint else []
+        self._observer.stage("aten", name, module)
+        _complete_meta(module)
+        passes = self._passes.run("post_grad", name, module, checker=checker)
+        read_memory_of_owners(module)
+        separate_returned_views(module)
+        self._observer.stage("post_grad", name, module)
+        is_verified = checker is not None and can_be_verified(module)
+        evaluation = Evaluation(module, arguments, exact=True) if is_verified else None  # type: ignore[arg-type]
+        if keep is None:
+            return self._lowering.lower(name, module, passes, evaluation, weights)
+        assert isinstance(self._lowering, OnnxLowering)
+        graph = self._lowering.compile(name, module, passes, evaluation, weights)
+        ran = [*joint, *passes, *(result for region in graph.regions for result in region.passes)]
+        keep(graph, [region_graph(region.region) for region in graph.regions], ran)
+        return self._observer.runner(graph)
+
+
+def _complete_meta(module: fx.GraphModule) -> None:
+    """Gives ``meta["val"]`` to constants that tracing lifted into attributes."""
+    for node in module.graph.find_nodes(op="get_attr"):
+        if "val" not in node.meta:
+            value = attribute(module, str(node.target))
+            if isinstance(value, torch.Tensor):
+                node.meta["val"] = value

@@ -1,0 +1,50 @@
+"""Real arguments: a compile that waits for those of the first call, and made-up values where there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from passes.engine.locks import Lock
+
+from .artifacts import Runner
+
+_SEED = 0
+"""Equal types have equal values, in each process."""
+
+
+def at_first_call(build: Callable[[Sequence[object]], Runner]) -> Runner:
+    """A runner that is built from the arguments of its first call.
+
+    Args:
+        build: compiles on real arguments, and returns what runs.
+    """
+    lock = Lock()
+    waiting = [build]
+    built: list[Runner] = []
+
+    def run(args: list[object]) -> object:
+        with lock:
+            if not built:
+                built.append(waiting[0](tuple(args)))
+                waiting.clear()  # it keeps the graph
+        return built[0](args)
+
+    return run
+
+
+def synthetic(value: object) -> object:
+    """A real value of a fake one's type: normal random numbers, zeros for integers, the hint of a symbolic number."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value.node.hint
+    if not isinstance(value, torch.Tensor):
+        return value
+    sizes, strides = ([_as_int(item) for item in items] for items in (value.shape, value.stride()))
+    result = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+    generator = torch.Generator(value.device).manual_seed(_SEED)
+    return result.normal_(generator=generator) if value.is_floating_point() else result.zero_()
+
+
+def _as_int(size: int | torch.SymInt) -> int:
+    return size if isinstance(size, int) else int(size.node.hint)

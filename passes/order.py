@@ -1,0 +1,34 @@
+"""The names of our own passes, in the order they run within their stage.
+
+Apart from the catalog, which imports the passes: who only asks whether a stage has any need not.
+"""
+
+from __future__ import annotations
+
+ORDER = (
+    "joint.remove_noops",
+    "joint.fold_uniform_constants",
+    "joint.canonical_aten",
+    "joint.common_subexpressions",
+    "joint.attention",
+    "joint.attention_in_training",
+    "joint.pad_matmul",
+    "post_grad.remove_noops",
+    "post_grad.bfloat16_in_float32",
+    "post_grad.merge_views",
+    "post_grad.common_subexpressions",
+    "post_grad.remove_unused",
+    "onnx.lift_constants",
+    "onnx.fold_constants",
+    "onnx.remove_noops",
+    "onnx.gathers",
+    "onnx.common_subexpressions",
+    "onnx.rotary_embedding",
+    "onnx.attention",
+    "onnx.merge_views",
+    "onnx.linear",
+    "onnx.layer_norm",
+    "onnx.gelu",
+    "onnx.transposed_products",
+    "onnx.remove_unused",
+)

@@ -1,0 +1,703 @@
+"""Compiled graphs on disk: the same results without compiling, and never the graph of another key."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from conftest import assert_same_as_eager, assert_same_values, compiled, counted
+from torch import fx, nn
+from torch._dynamo.utils import counters
+
+from dynamo_backends.artifacts import GraphName
+from dynamo_backends.cache import environment
+from dynamo_backends.cache.code import CannotStoreError, decode_graph, decode_target, encode_graph, encode_target
+from dynamo_backends.cache.entry import _check_expression
+from dynamo_backends.cache.graphs import CachedGraphs
+from dynamo_backends.cache.store import Record, Store, Usage, default_folder
+from dynamo_backends.cli import main
+from dynamo_backends.errors import SessionError
+from dynamo_backends.exporter.converters import CONVERTERS
+from dynamo_backends.options import parse_options
+from dynamo_backends.runtime.binding import BoundSession
+from dynamo_backends.runtime.constants import declared, declared_as_inputs
+from dynamo_backends.runtime.dtypes import ONNX_NUMBERS, TORCH_DTYPES
+from passes import Pass, register, unregister
+from passes.engine import registry
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache is on, in a folder of this test's own."""
+    monkeypatch.setenv("DYNAMO_BACKENDS_CACHE", "1")
+    monkeypatch.setenv("DYNAMO_BACKENDS_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def forget() -> None:
+    """What a new process does not know: compiled graphs, counts."""
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def events() -> dict[str, int]:
+    """What was counted but for the passes, which do not run for a graph that is cached, and for the cache itself."""
+    counts = counters["dynamo_backends"].items()
+    return {event: number for event, number in counts if not event.startswith(("pass ", "cache_", "refused_"))}
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4)).eval()
+
+
+# The same results
+
+
+class _Scaled(nn.Module):
+    """It reads a constant of the graph, and one that a pass makes of it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * torch.tensor([1.0, 2.0, 3.0]) + torch.tensor(0.5)).sin()
+
+
+class _Counter(nn.Module):
+    """It changes a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(3))
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return self.inner(x) * self.calls
+
+
+def _apart(x: torch.Tensor) -> torch.Tensor:
+    """PyTorch sorts between two regions."""
+    y = torch.exp(x).sin()
+    return torch.linalg.eigvalsh(y @ y.mT).cos() + 1
+
+
+def _in_place(x: torch.Tensor) -> torch.Tensor:
+    x.mul_(2)
+    return x.exp() + 1
+
+
+def _views(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x.sin() + 1
+    return y, y.mT, x[0], y.mT.exp()
+
+
+def _permuted(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    return x.mT.exp(), (x + 1).expand(2, 3, 3), x.shape[0]
+
+
+def _random(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.dropout(x.exp(), 0.5).sin()
+
+
+FUNCTIONS: dict[str, Callable[..., object]] = {
+    "a constant": _Scaled().eval(),
+    "a buffer that is written": _Counter(),
+    "PyTorch between regions": _apart,
+    "an argument that is written": _in_place,
+    "results that share memory": _views,
+    "permuted and expanded results": _permuted,
+    "random numbers": _random,
+    "weights": nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)).eval(),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("mode", ["inference", "training", "dynamic"])
+def test_a_cached_graph_is_the_same(name: str, mode: str) -> None:
+    """In results, gradients, what becomes of arguments and buffers, random numbers, and what is counted of it."""
+    x = torch.rand(3, 3, requires_grad=mode == "training" and name != "an argument that is written")
+    settings = {"dynamic": True} if mode == "dynamic" else {}
+
+    def run() -> dict[str, int]:
+        forget()
+        torch.manual_seed(0)
+        with torch.set_grad_enabled(mode == "training"):
+            assert_same_as_eager(FUNCTIONS[name], x, calls=2, settings=settings)
+        return events()
+
+    cold = run()
+    stored = counted("cache_stored")
+    assert stored > 0 and counted("cache_misses") == stored and counted("cache_hits") == 0
+    warm = run()
+    assert counted("cache_hits") == stored and counted("cache_misses") == 0
+    assert warm == cold
+
+
+def test_other_sizes_of_a_cached_dynamic_graph() -> None:
+    network = model()
+    for expected in ("cache_misses", "cache_hits"):
+        forget()
+        with torch.no_grad():
+            run = compiled(network, dynamic=True)
+            for batch in (3, 5, 17):
+                x = torch.randn(batch, 8)
+                torch.testing.assert_close(run(x), network(x))
+        assert counted(expected) == 1 and counted("recompiles") == 0
+
+
+def test_a_compile_that_specializes_is_never_skipped() -> None:
+    """Guards that a graph's sizes get while it is traced hold for what is cached too."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.exp() if x.shape[0] % 2 else x.sin()
+
+    for _ in range(2):
+        forget()
+        run = compiled(function, dynamic=True)
+        for size in (3, 4, 5, 8):
+            x = torch.rand(size, 2)
+            torch.testing.assert_close(run(x), function(x))
+
+
+def test_weights_that_change_after_a_hit() -> None:
+    x = torch.randn(2, 8)
+    with torch.no_grad():
+        network = model()
+        compiled(network)(x)
+        forget()
+        other = model()  # the key has no values of weights
+        run = compiled(other)
+        assert_same_values(run(x), other(x))
+        assert counted("cache_hits") == 1 and counted("constant_weights") > 0
+        other[0].weight.mul_(2)
+        assert_same_values(run(x), other(x))
+        other[3].weight.data = torch.randn(4, 16)
+        assert_same_values(run(x), other(x))
+        assert counted("weight_refreshes") == 2
+
+
+def test_a_session_that_fails_after_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch runs the region, of the code that is cached."""
+    network, x = model(), torch.randn(2, 8)
+    with torch.no_grad():
+        compiled(network)(x)
+        forget()
+        run = compiled(network)
+        run(x)
+        assert counted("cache_hits") == 1
+
+        def fail(*args: object) -> object:
+            raise SessionError("planted")
+
+        monkeypatch.setattr(BoundSession, "__call__", fail)
+        assert_same_values(run(x), network(x))
+        assert counted("runtime_failures") == 1
+
+
+SCRIPT = """
+import json, sys, torch
+from torch._dynamo.utils import counters
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4))
+x = torch.randn(2, 8)
+with torch.no_grad():
+    result = torch.compile(model.eval(), backend="onnxrt")(x)
+    assert torch.allclose(result, model(x), atol=1e-5)
+heavy = [name for name in ("onnx", "onnx_ir", "onnxscript", "passes.catalog", "dynamo_backends.compiling")
+         if name in sys.modules]
+print(json.dumps({"result": result.tolist(), "counts": counters["dynamo_backends"], "imported": heavy}))
+"""
+
+
+def start_process() -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True, env={**os.environ})
+
+
+def said(process: subprocess.Popen[str]) -> dict[str, object]:
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0
+    return json.loads(text.splitlines()[-1])
+
+
+def test_processes_share_the_cache(folder: Path) -> None:
+    """Two that start with an empty folder at once write to it; a third compiles nothing, and imports no compiler."""
+    first, second = map(said, [start_process(), start_process()])
+    third = said(start_process())
+    assert first["result"] == second["result"] == third["result"]
+    for early in (first, second):
+        counts = early["counts"]
+        assert counts.get("cache_misses", 0) == counts.get("cache_stored", 0)  # one of them may be late, and find it
+    assert "cache_misses" in {**first["counts"], **second["counts"]}
+    assert third["counts"]["cache_hits"] == 1 and "cache_misses" not in third["counts"]
+    assert third["imported"] == []
+    assert {path.suffix for path in folder.iterdir()} == {".cached"}, "nothing unfinished is left"
+
+
+# The key
+
+
+def _graph(
+    shape: tuple[int, ...] = (2, 3), constant: float = 1.0, dtype: torch.dtype = torch.float32
+) -> fx.GraphModule:
+    """``x * constant`` and a tensor constant, as AOTAutograd gives graphs."""
+    graph = fx.Graph()
+    fake = torch._subclasses.FakeTensorMode().from_tensor(torch.empty(shape, dtype=dtype))
+    x = graph.placeholder("x")
+    x.meta["val"] = fake
+    product = graph.call_function(aten.mul.Tensor, (x, 2.0))
+    product.meta["val"] = fake
+    held = graph.get_attr("held")
+    total = graph.call_function(aten.add.Tensor, (product, held))
+    total.meta["val"] = fake
+    graph.output((total,))
+    return fx.GraphModule({"held": torch.full((3,), constant)}, graph)
+
+
+def key(graph: fx.GraphModule | None = None, direction: str = "inference", **options: object) -> str:
+    cached = CachedGraphs(parse_options(options))
+    return cached._key(GraphName(0, direction), graph or _graph(), {}, is_joint=True)
+
+
+@pytest.mark.parametrize(
+    "other",
+    {
+        "a shape": lambda: key(_graph((4, 3))),
+        "a dtype": lambda: key(_graph(dtype=torch.float64)),
+        "a constant": lambda: key(_graph(constant=1.5)),
+        "negative zero": lambda: key(_graph(constant=-0.0)) if key(_graph(constant=0.0)) else "",
+        "direction": lambda: key(direction="forward"),
+        "opset": lambda: key(opset=20),
+        "fallback": lambda: key(fallback="error"),
+        "weights": lambda: key(weights="inputs"),
+        "threads": lambda: key(threads=3),
+        "passes": lambda: key(passes={"disable": ["onnx.linear"]}),
+        "a provider's options": lambda: key(providers=[("CPUExecutionProvider", {"use_arena": "0"})]),
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_the_key_changes_with(other: tuple[str, Callable[[], str]]) -> None:
+    assert key() == key(), "equal content has equal keys"
+    assert other[1]() not in (key(), key(_graph(constant=0.0)))
+
+
+@pytest.mark.parametrize("what", ["arguments", "a number", "an operator", "strides", "a node's name"])
+def test_the_key_changes_with_a_node(what: str) -> None:
+    graph = _graph()
+    product = next(iter(graph.graph.find_nodes(op="call_function", target=aten.mul.Tensor)))
+    if what == "arguments":
+        product.args = (2.0, product.args[0])
+    elif what == "a number":
+        product.args = (product.args[0], 2)  # which JSON writes apart from 2.0, and Python finds equal
+    elif what == "an operator":
+        product.target = aten.div.Tensor
+    elif what == "strides":
+        product.meta["val"] = product.meta["val"].new_empty(3, 2).mT
+    else:
+        product.name = "another"
+    assert key(graph) != key()
+
+
+@pytest.fixture
+def fresh_environment() -> None:
+    environment.fixed.cache_clear()
+    yield
+    environment.fixed.cache_clear()
+
+
+def _edited(name: str) -> Callable[[], Mapping[str, str]]:
+    known = environment.sources()
+    assert name in known
+    return lambda: {**known, name: "0" * 64}
+
+
+@pytest.mark.parametrize(
+    ("part", "planted"),
+    [
+        *[
+            ("versions", lambda name=name: lambda: {**VERSIONS, name: "99"})
+            for name in ("python", "torch", "onnxruntime", "onnx", "onnx_ir", "onnxscript", "numpy")
+        ],
+        ("sources", lambda: _edited("passes/onnx/linear.py")),
+        ("sources", lambda: _edited("passes/onnx/attention/masks.py")),
+        ("sources", lambda: _edited("dynamo_backends/exporter/translate.py")),
+        ("processor", lambda: lambda: "another"),
+    ],
+)
+def test_the_key_changes_with_the_environment(
+    part: str, planted: Callable[[], Callable[[], object]], monkeypatch: pytest.MonkeyPatch, fresh_environment: None
+) -> None:
+    before = key()
+    monkeypatch.setattr(environment, part, planted())
+    environment.fixed.cache_clear()
+    assert key() != before
+
+
+VERSIONS = environment.versions()
+
+
+def test_a_version_that_is_planted_is_one_that_is_there() -> None:
+    assert {"python", "torch", "onnxruntime", "onnx", "onnx_ir", "onnxscript", "numpy"} <= set(VERSIONS)
+
+
+def test_the_key_changes_with_what_a_process_sets() -> None:
+    before = key()
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        assert key() != before
+    finally:
+        torch.set_num_threads(threads)
+    try:
+        torch.use_deterministic_algorithms(True)
+        assert key() != before
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert key() == before
+
+
+def test_the_key_changes_with_what_is_a_weight() -> None:
+    graph = _graph()
+    cached = CachedGraphs(parse_options())
+    [x] = graph.graph.find_nodes(op="placeholder")
+    keys = {cached._key(GraphName(0), graph, weights, is_joint=True) for weights in ({}, {x: None})}
+    assert len(keys) == 2
+
+
+def test_symbols_are_a_part_of_the_key() -> None:
+    """The same graph, with other relations between its sizes: one is even, or not."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] == y.shape[0]:
+            return x + y
+        return x.sum() + y
+
+    for _ in range(2):
+        forget()
+        run = compiled(function, dynamic=True)
+        for shapes in ((3, 3), (4, 5), (6, 6), (7, 2)):
+            x, y = torch.rand(shapes[0]), torch.rand(shapes[1])
+            torch.testing.assert_close(run(x, y), function(x, y))
+    assert counted("cache_hits") == 2
+
+
+# What is not cached
+
+
+def reasons() -> set[str]:
+    events = counters["dynamo_backends"]
+    return {event.removeprefix("not_cached: ") for event in events if event.startswith("not_cached: ")}
+
+
+def run_once(**settings: object) -> None:
+    network, x = model(), torch.randn(2, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(network, **settings)(x), network(x))
+
+
+def test_not_with_passes_of_others(folder: Path) -> None:
+    register(Pass("onnx.planted", "Planted by a test.", lambda model, context: 0))
+    try:
+        run_once()
+    finally:
+        unregister("onnx.planted")
+    assert reasons() == {"passes of others"} and not folder.exists()
+    forget()
+    run_once()
+    assert counted("cache_stored") == 1
+
+
+def test_not_without_one_of_our_passes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = {name: item for name, item in registry._registered.items() if name != "onnx.linear"}
+    with monkeypatch.context() as planted:
+        planted.setattr(registry, "_registered", left)
+        run_once()
+    assert reasons() == {"passes of others"} and not folder.exists()
+    assert registry.are_only_built_in()
+
+
+def test_not_with_translations_of_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CONVERTERS, aten.frobenius_norm.dim, lambda *args: None)
+    run_once()
+    assert reasons() == {"translations of others"} and not folder.exists()
+    monkeypatch.setitem(CONVERTERS, aten.frobenius_norm.dim, functools.partial(lambda *args: None, 1))
+    assert environment.obstacle(parse_options()) == "translations of others"
+
+
+def test_not_while_the_bisector_is_at_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment.CompilerBisector, "get_backend", staticmethod(lambda: "onnxrt"))
+    assert environment.obstacle(parse_options()) == "the bisector is at work"
+
+
+def test_not_what_is_watched_or_checked(folder: Path, tmp_path: Path) -> None:
+    run_once(backend="onnx_debug", options={"dump_dir": str(tmp_path / "dump")})
+    run_once(options={"verify_passes": True})
+    run_once(options={"cache": False})
+    assert not folder.exists() and not reasons()
+
+
+def test_not_what_has_a_subgraph(folder: Path) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,)) + 1
+
+    for _ in range(2):
+        forget()
+        x = torch.rand(3)
+        torch.testing.assert_close(compiled(function)(x), function(x))
+        assert counted("cache_hits") == 0 and counted("not_cached") > 0
+
+
+def test_not_a_compile_that_adds_guards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one whose passes were undone: it may come out otherwise the next time."""
+    from dynamo_backends.cache import graphs
+
+    answers = iter(range(100))
+    monkeypatch.setattr(graphs, "describe_symbols", lambda _: next(answers))
+    with torch.no_grad():
+        compiled(model(), dynamic=True)(torch.randn(3, 8))
+    assert reasons() == {"the compile added guards"} and counted("cache_stored") == 0
+
+
+# Files
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.cached"))
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _foreign(path: Path) -> None:
+    path.write_bytes(b"\x80\x04." + os.urandom(300))
+
+
+def _of_an_older_version(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"cache 1\n", b"cache 0\n", 1))
+
+
+def _appended(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"more")
+
+
+def _swapped(path: Path) -> None:
+    other = path.parent / f"{'1' * 64}.cached"
+    Store(path.parent, 2**30).put("1" * 64, Record({"some": "thing"}))
+    other.replace(path)
+
+
+@pytest.mark.parametrize(
+    "damage", [_truncate, _flip, _empty, _foreign, _of_an_older_version, _appended, _swapped], ids=lambda f: f.__name__
+)
+def test_a_damaged_entry_is_ignored_and_replaced(damage: Callable[[Path], None], folder: Path) -> None:
+    run_once()
+    assert len(entries(folder)) == 2, "the graph, and the names of the operators with a translation"
+    for path in entries(folder):
+        damage(path)
+    forget()
+    run_once()
+    assert counted("cache_hits") == 0 and counted("cache_misses") == 1 and counted("cache_stored") == 1
+    forget()
+    run_once()
+    assert counted("cache_hits") == 1
+
+
+def test_an_entry_that_says_nonsense_is_ignored(folder: Path) -> None:
+    """One with the right key and checksum, whose content makes no graph."""
+    run_once()
+    store = Store(folder, 2**30)
+    [path] = [path for path in entries(folder) if isinstance(store.get(path.stem).header, dict)]
+    header, blobs = store.get(path.stem).header, store.get(path.stem).blobs
+    for nonsense in (
+        {
+            **header,
+            "assembled": [["call_function", "x", ["op", "aten", "nothing", "default"], ["tuple", []], ["dict", []]]],
+        },
+        {**header, "regions": []},
+        {"assembled": []},
+    ):
+        store.put(path.stem, Record(nonsense, blobs))
+        forget()
+        run_once()
+        assert counted("cache_hits") == 0 and counted("cache_stored") == 1
+
+
+def test_the_size_is_bounded_and_what_is_not_used_goes(tmp_path: Path) -> None:
+    store = Store(tmp_path, 5_000)
+    for i, name in enumerate("abcd"):
+        assert store.put(name, Record(None, [bytes(1_000)]))
+        os.utime(tmp_path / f"{name}.cached", (i, i))
+    assert store.usage().entries == 4
+    assert store.get("a") is not None, "which makes it the youngest"
+    assert store.put("e", Record(None, [bytes(1_000)]))
+    assert store.usage().bytes <= 5_000
+    assert {path.stem for path in tmp_path.iterdir()} == {"a", "c", "d", "e"}
+    assert not store.put("f", Record(None, [bytes(6_000)])), "larger than all there may be"
+    assert store.get("f") is None and store.usage().entries == 4
+
+
+def test_what_a_dead_process_left_goes(tmp_path: Path) -> None:
+    left = tmp_path / "x.unfinished"
+    left.write_bytes(b"half")
+    young = tmp_path / "y.unfinished"
+    young.write_bytes(b"half")
+    os.utime(left, (1, 1))
+    (tmp_path / "notes.txt").write_text("not ours")
+    store = Store(tmp_path, 5_000)
+    store.put("a", Record(None))
+    assert not left.exists() and young.exists()
+    store.clear()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A line in the log, once, and no cache."""
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    for _ in range(2):
+        forget()
+        run_once(options={"cache_dir": blocked / "cache"})
+        assert counted("cache_misses") == 1 and counted("cache_stored") == 0
+    told = [record for record in caplog.records if "cannot be written" in record.getMessage()]
+    assert len(told) == 1
+
+
+def test_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert default_folder() == Path("/somewhere/dynamo_backends")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert default_folder() == Path("/home/someone/.cache/dynamo_backends")
+
+
+def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_once()
+    usage = Store(folder, 2**30).usage()
+    assert usage.entries == 2
+    assert main(["cache", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["folder"] == str(folder) and shown["entries"] == 2 and shown["bytes"] == usage.bytes
+    assert shown["is_on"] and not shown["cleared"]
+    assert main(["cache"]) == 0
+    assert str(folder) in capsys.readouterr().out
+    assert main(["cache", "--clear"]) == 0
+    assert "removed 2 entries" in capsys.readouterr().out
+    assert Store(folder, 2**30).usage() == Usage(0, 0)
+    forget()
+    run_once()
+    assert counted("cache_misses") == 1
+
+
+# Code without pickle and without source text
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        ["builtins", "eval"],
+        ["builtins", "exec"],
+        ["builtins", "__import__"],
+        ["builtins", "open"],
+        ["torch", "load"],
+        ["torch", "compile"],
+        ["os", "system"],
+        ["_operator", "__class__"],
+        ["op", "aten", "__class__", "default"],
+        ["op", "aten", "add", "nothing"],
+        ["op", "aten", "add", "__class__"],
+    ],
+)
+def test_a_function_of_no_known_kind_is_not_made(encoded: list[str]) -> None:
+    assert decode_target(encoded) is None
+
+
+@pytest.mark.parametrize("target", [torch.load, eval, print, torch.sin, lambda x: x, os.system])
+def test_a_function_of_no_known_kind_is_not_stored(target: object) -> None:
+    with pytest.raises(CannotStoreError):
+        encode_target(target)
+
+
+@pytest.mark.parametrize("text", ["__import__('os')", "s0.__class__", "[x for x in s0]", "lambda: 1", "os.system(1)"])
+def test_a_size_is_arithmetic(text: str) -> None:
+    with pytest.raises(ValueError, match="is no size"):
+        _check_expression(text)
+
+
+@pytest.mark.parametrize("text", ["s0", "2*s0 + 1", "max(1, s77 // 2)", "math.ceil(s0/2)", "-s0 % 3 if s0 > 1 else 2"])
+def test_a_size_may_be(text: str) -> None:
+    _check_expression(text)
+
+
+def test_arguments_come_back_as_they_were() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    values = (
+        *(None, True, 1, 2**70, "text", 0.1, -0.0, float("inf"), torch.float16, torch.device("cpu"), torch.strided),
+        *(torch.channels_last, [x, 1], (x, [2.0]), {"a": x}, slice(None, 3, None), 1.0),
+    )
+    node = graph.call_function(aten.add.Tensor, values, {"alpha": 2})
+    graph.output([node])
+    encoded = encode_graph(graph)
+    again = decode_graph(json.loads(json.dumps(encoded)))
+    assert encode_graph(again) == encoded and repr(list(again.nodes)) == repr(list(graph.nodes))
+    for ours, original in zip(list(again.nodes)[1].args, node.args, strict=True):
+        assert type(ours) is type(original) and repr(ours) == repr(original)
+
+
+@pytest.mark.parametrize("value", [1j, {1, 2}, torch.zeros(2), {1: 2}, object()])
+def test_other_arguments_are_not_stored(value: object) -> None:
+    graph = fx.Graph()
+    graph.call_function(aten.add.Tensor, (value,))
+    with pytest.raises(CannotStoreError):
+        encode_graph(graph)
+
+
+def test_no_pickle() -> None:
+    source = Path(environment.__file__).parent
+    assert all("import pickle" not in path.read_text() for path in source.glob("*.py"))
+
+
+# What the runtime writes without onnx
+
+
+def test_declarations_are_those_of_protobuf() -> None:
+    tensors = [("weight", torch.float32, [3, 200]), ("ä" * 100, torch.bool, []), ("bias", torch.int64, [0, 1])]
+    model = onnx.ModelProto()
+    model.ParseFromString(declared(tensors))
+    for (name, dtype, shape), item in zip(tensors, model.graph.initializer, strict=True):
+        assert (item.name, item.data_type, list(item.dims)) == (name, ONNX_NUMBERS[dtype], shape)
+        assert item.data_location == onnx.TensorProto.EXTERNAL
+        length = str(torch.Size(shape).numel() * dtype.itemsize)
+        found = {entry.key: entry.value for entry in item.external_data}
+        assert found == {"location": "memory", "offset": "0", "length": length}
+    inputs = onnx.ModelProto()
+    for name, dtype, shape in tensors:
+        inputs.graph.input.append(onnx.helper.make_tensor_value_info(name, ONNX_NUMBERS[dtype], shape))
+    parsed = onnx.ModelProto()
+    parsed.ParseFromString(declared_as_inputs(tensors))
+    assert parsed == inputs
+
+
+def test_dtypes_are_those_of_onnx_ir() -> None:
+    for dtype, number in ONNX_NUMBERS.items():
+        assert int(ir.tensor_adapters.from_torch_dtype(dtype)) == number
+        assert TORCH_DTYPES[number] is ir.tensor_adapters.to_torch_dtype(ir.DataType(number))
