@@ -157,7 +157,7 @@ def _fit(constants: Mapping[int, Weight]) -> bool:
         return True
     count("weights_too_large")
     logger.warning(
-        "weights of %.1f GB stay inputs, which is slower: as constants they would take up to %.1f GB more; %.1f GB are free",
+        "weights of %.1f GB stay inputs, which is slower: as constants they would take %.1f GB more; %.1f GB are free",
         size / 1e9,
         _COPIES * size / 1e9,
         free / 1e9,
