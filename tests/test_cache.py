@@ -427,6 +427,14 @@ def test_not_without_one_of_our_passes(folder: Path, monkeypatch: pytest.MonkeyP
     assert registry.are_only_built_in()
 
 
+def test_not_with_sources_that_changed(folder: Path, monkeypatch: pytest.MonkeyPatch, fresh_environment: None) -> None:
+    """What is imported may be what was there before."""
+    environment.sources.cache_clear()
+    monkeypatch.setattr(environment, "_STARTED", 0.0)
+    run_once()
+    assert reasons() == {"sources that cannot be read, or changed"} and not folder.exists()
+
+
 def test_not_with_translations_of_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CONVERTERS, aten.frobenius_norm.dim, lambda *args: None)
     run_once()
