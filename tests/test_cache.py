@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import onnx_ir as ir
@@ -18,8 +19,8 @@ from conftest import assert_same_as_eager, assert_same_values, compiled, counted
 from torch import fx, nn
 from torch._dynamo.utils import counters
 
-from dynamo_backends.artifacts import GraphName
-from dynamo_backends.cache import environment
+from dynamo_backends.artifacts import GraphName, Split
+from dynamo_backends.cache import environment, graphs
 from dynamo_backends.cache.code import CannotStoreError, decode_graph, decode_target, encode_graph, encode_target
 from dynamo_backends.cache.entry import _check_expression
 from dynamo_backends.cache.graphs import CachedGraphs
@@ -28,11 +29,13 @@ from dynamo_backends.cli import main
 from dynamo_backends.errors import SessionError
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.options import parse_options
+from dynamo_backends.reasons import Kind, Reason
 from dynamo_backends.runtime.binding import BoundSession
 from dynamo_backends.runtime.constants import declared, declared_as_inputs
 from dynamo_backends.runtime.dtypes import ONNX_NUMBERS, TORCH_DTYPES
 from passes import Pass, register, unregister
 from passes.engine import registry
+from passes.engine.manager import PassResult
 
 aten = torch.ops.aten
 
@@ -424,6 +427,14 @@ def test_not_without_one_of_our_passes(folder: Path, monkeypatch: pytest.MonkeyP
     assert registry.are_only_built_in()
 
 
+def test_not_with_sources_that_changed(folder: Path, monkeypatch: pytest.MonkeyPatch, fresh_environment: None) -> None:
+    """What is imported may be what was there before."""
+    environment.sources.cache_clear()
+    monkeypatch.setattr(environment, "_STARTED", 0.0)
+    run_once()
+    assert reasons() == {"sources that cannot be read, or changed"} and not folder.exists()
+
+
 def test_not_with_translations_of_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CONVERTERS, aten.frobenius_norm.dim, lambda *args: None)
     run_once()
@@ -456,14 +467,24 @@ def test_not_what_has_a_subgraph(folder: Path) -> None:
 
 
 def test_not_a_compile_that_adds_guards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor one whose passes were undone: it may come out otherwise the next time."""
-    from dynamo_backends.cache import graphs
-
+    """Another call would not get them."""
     answers = iter(range(100))
     monkeypatch.setattr(graphs, "describe_symbols", lambda _: next(answers))
     with torch.no_grad():
         compiled(model(), dynamic=True)(torch.randn(3, 8))
     assert reasons() == {"the compile added guards"} and counted("cache_stored") == 0
+
+
+@pytest.mark.parametrize(
+    ("undone", "kind", "reason"),
+    [("it failed", Kind.RANDOM, "a pass that was undone"), ("", Kind.OUT_OF_MEMORY, "memory ran out")],
+)
+def test_not_what_may_come_out_otherwise(undone: str, kind: Kind, reason: str, folder: Path) -> None:
+    ran = [PassResult("onnx.linear", 0, 1, 1, 0.1, undone=undone)]
+    split = Split([], {next(iter(_graph().graph.nodes)): Reason(kind, "Planted.")})
+    graph = SimpleNamespace(name=GraphName(0), split=split)
+    CachedGraphs(parse_options())._keep("0" * 64, graph, [], ran, {}, None, None)  # type: ignore[arg-type]
+    assert reasons() == {reason} and not folder.exists()
 
 
 # Files

@@ -10,6 +10,7 @@ import hashlib
 import os
 import platform
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -28,6 +29,9 @@ _LIBRARIES = ("onnx", "onnx_ir", "onnxscript", "sympy")
 
 _OURS = (Path(__file__).parent.parent, Path(registry.__file__).parent.parent)
 """Folders whose sources are a part of the key."""
+
+_STARTED = time.time()
+"""When this module was imported, with the first of our backends."""
 
 _CONVERTERS = "dynamo_backends.exporter.converters.registry"
 _TORCHLIB = "onnxscript.function_libs.torch_lib.registration"
@@ -104,11 +108,13 @@ def sources() -> dict[str, str]:
     """The SHA-256 of each of our source files, those of our passes too.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: one cannot be read, or is younger than this process: then another may have been imported.
     """
     found = {}
     for folder in _OURS:
         for path in sorted(folder.rglob("*.py")):
+            if path.stat().st_mtime > _STARTED:
+                raise OSError(f"{path} changed while this process ran")
             found[f"{folder.name}/{path.relative_to(folder)}"] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
 

@@ -105,7 +105,7 @@ class CachedGraphs:
         except CannotStoreError as error:
             return _not_cached(name, str(error))
         except OSError:
-            return _not_cached(name, "sources that cannot be read")
+            return _not_cached(name, "sources that cannot be read, or changed")
         found = self._load(key, name, module, weights)
         if found is not None:
             count("cache_hits")
