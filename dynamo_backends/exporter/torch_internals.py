@@ -148,9 +148,11 @@ class Recorder(_building.OpRecorder):
         """Records one operator. PyTorch's makes the signature anew for each call, a fifth of a translation's time."""
         signature = _signature(schema.domain, schema.name, schema.since_version)
         named_inputs, named_attrs = _building._construct_named_inputs_and_attrs(signature, args, kwargs)
-        for name in ("value_ints", "axes", "perm"):
-            if named_attrs.get(name) in ([], ()):  # onnx_ir warns that it has to guess the type
-                named_attrs[name] = ir.AttrInt64s(name, [])
+        for name, value in named_attrs.items():
+            if isinstance(value, (list, tuple)) and all(type(item) is int for item in value):
+                named_attrs[name] = ir.AttrInt64s(name, value)  # onnx_ir guesses the type, slowly, and of [] not at all
+            elif isinstance(value, ir.Tensor):
+                named_attrs[name] = ir.AttrTensor(name, value)
         num_outputs = _building._determine_output_number(signature, named_attrs)
         outputs = self._call_op(signature, named_inputs, named_attrs, num_outputs)
         return outputs[0] if len(outputs) == 1 else outputs
@@ -271,6 +273,6 @@ def _explicit_dtype(node: ir.Node) -> ir.DataType | None:
         if attribute is None:
             continue
         if name == "value":
-            return attribute.as_tensor().dtype
+            return attribute.value.dtype
         return ir.DataType.INT64 if "int" in name else ir.DataType.FLOAT
     return ir.DataType.FLOAT if node.op_type == "ConstantOfShape" else None

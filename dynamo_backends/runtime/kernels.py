@@ -69,6 +69,10 @@ FAULTS: tuple[Fault[ir.Node], ...] = (
 """Seen in ONNX Runtime 1.31, assumed in all versions that the package may be installed with, until one is shown to be
 mended."""
 
+_FAULTY = frozenset(operator for fault in FAULTS for operator in fault.operators)
+
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
 
 def _has_doubles(model: ir.Model) -> bool:
     values = (value for graph in model.graphs() for node in graph for value in node.outputs)
@@ -128,7 +132,7 @@ def fault_in(model: ir.Model, providers: Sequence[Provider]) -> tuple[ir.Node, F
     """
     names = [provider_name(provider) for provider in providers]
     for node in _all_nodes(model):
-        if node.domain not in ("", "ai.onnx"):
+        if node.op_type not in _FAULTY or node.domain not in ("", "ai.onnx"):
             continue
         for fault in FAULTS:
             if node.op_type not in fault.operators or not fault.is_installed or not fault.applies(node):
@@ -204,11 +208,11 @@ def refusal_of_node(node: ir.Node, providers: Sequence[Provider], opset: int) ->
         providers: in the order of preference.
         opset: of the model that it is for.
     """
-    model = model_of(node, opset)
-    try:
-        check(model, providers)
-    except SessionError as error:
-        return error.reason
+    if node.op_type in _FAULTY or any(attribute.type in _GRAPHS for attribute in node.attributes.values()):
+        try:
+            check(model_of(node, opset), providers)
+        except SessionError as error:
+            return error.reason
     return _first_provider_refuses(node, providers, opset)
 
 

@@ -58,7 +58,7 @@ def static_size(value: ir.Value, dim: int) -> int:
 def vector(items: Sequence[Size]) -> ir.Value:
     """The sizes as one int64 tensor of shape [len(items)], a constant if all are known."""
     if all(isinstance(item, int) for item in items):
-        return op.Constant(value=ir.tensor(np.array(items, dtype=np.int64)))
+        return op.Constant(value=ir.Tensor(np.array(items, dtype=np.int64)))
     parts = [op.Constant(value_ints=[item]) if isinstance(item, int) else item for item in items]
     return op.Concat(*parts, axis=0) if len(parts) > 1 else parts[0]
 
