@@ -2,8 +2,8 @@
 
 ::
 
-    python benchmarks/compile_time.py        # Llama of 8 and 32 layers, each graph of 2,000 and 8,000 nodes
-    python benchmarks/compile_time.py --graphs chain --nodes 5000 20000
+    python benchmarks/compile_time.py        # Llama of 8 and 32 layers, each graph of 2,000 and 20,000 nodes
+    python benchmarks/compile_time.py --graphs chain --nodes 5000 10000
     python benchmarks/compile_time.py --graphs --layers 8 16 32 64 --passes
 
 Each size is compiled in a process of its own that has compiled a small graph before, so that nothing is imported or
@@ -37,7 +37,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path[0] = str(Path(__file__).parents[1])  # not this folder: its passes.py is not the package
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])  # not this folder: its passes.py is not the package
 
 import torch  # noqa: E402
 from torch import fx  # noqa: E402
@@ -297,7 +298,7 @@ def table(name: str, unit: str, measured: dict[int, dict[str, float]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, nargs="*", default=[8, 32], help="of the Llama; none leaves it out")
-    parser.add_argument("--nodes", type=int, nargs="*", default=[2_000, 8_000], help="of the graphs")
+    parser.add_argument("--nodes", type=int, nargs="*", default=[2_000, 20_000], help="of the graphs")
     parser.add_argument("--graphs", nargs="*", default=list(GRAPHS), choices=list(GRAPHS), help="which graphs")
     parser.add_argument("--passes", action="store_true", help="each pass by itself")
     parser.add_argument("--one", nargs=2, metavar=("GRAPH", "SIZE"), help="measure here, print JSON")
@@ -306,12 +307,16 @@ def main() -> None:
         name, size = given.one[0], int(given.one[1])
         print(json.dumps(measure_one(name, size, passes=given.passes, small=2 if name == "llama" else 100)))
         return
+    print("processor time in milliseconds; torch", torch.__version__, "\n", flush=True)
     for name in ["llama", *given.graphs]:
         sizes = sorted(given.layers if name == "llama" else given.nodes)
         measured = {}
         for size in sizes:
             command = [sys.executable, __file__, "--one", name, str(size), *(["--passes"] if given.passes else [])]
-            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(f"{name} of {size} failed:\n{done.stderr}")
+            output = done.stdout
             measured[size] = json.loads(output.splitlines()[-1])
         if measured:
             print(table(name, "layers" if name == "llama" else "nodes", measured), flush=True)
