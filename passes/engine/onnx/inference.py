@@ -96,11 +96,14 @@ def _by_schema(node: ir.Node, opset: int) -> list[Inferred | None] | None:
     question = _question(node, opset)
     if question is None:
         return _ask_schema(node, opset)
-    if question not in _answers:
-        if len(_answers) >= _MOST_ANSWERS:
-            _answers.clear()
-        _answers[question] = _ask_schema(node, opset)
-    return _answers[question]
+    try:
+        return _answers[question]
+    except KeyError:
+        answer = _ask_schema(node, opset)
+    if len(_answers) >= _MOST_ANSWERS:
+        _answers.clear()
+    _answers[question] = answer
+    return answer
 
 
 _MOST_ANSWERS = 10_000
