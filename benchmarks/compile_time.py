@@ -6,10 +6,10 @@
     python benchmarks/compile_time.py --graphs chain --nodes 5000 10000
     python benchmarks/compile_time.py --graphs --layers 8 16 32 64 --passes
 
-Each size is compiled in a process of its own that has compiled a small graph before, so that nothing is imported or
-asked of the runtime for the first time. A figure is processor time in milliseconds, which other work on the machine
-does not change; the last column is what a node, or a layer, of the largest costs, divided by what one of the smallest
-does. What costs in proportion has 1 there.
+Each size is compiled in a process of its own that has compiled a small graph before, so that nothing is imported for
+the first time, and most questions to the runtime are answered. A figure is processor time in milliseconds of one run;
+other work on the machine changes it too, if less than the time on the clock. The last column is what a node, or a
+layer, of the largest costs, divided by what one of the smallest does. What costs in proportion has 1 there.
 
 The graphs are ATen graphs as AOTAutograd hands them over:
 
@@ -18,9 +18,9 @@ The graphs are ATen graphs as AOTAutograd hands them over:
     fan_out    one value read by half of the nodes, added up in pairs
     inputs     a third of the nodes are inputs
     outputs    half of the nodes are results
-    regions    each tenth node runs in PyTorch, so that there are many regions
+    regions    each 19th node runs in PyTorch, so that there are many regions
     random     the same with random numbers, which keep their order
-    branches   like regions, in 16 branches side by side
+    branches   each tenth node runs in PyTorch, in 16 branches side by side
 """
 
 from __future__ import annotations
