@@ -7,9 +7,9 @@
     python benchmarks/compile_time.py --graphs --layers 8 16 32 64 --passes
 
 Each size is compiled in a process of its own that has compiled a small graph before, so that nothing is imported for
-the first time, and most questions to the runtime are answered. A figure is processor time in milliseconds of one run; other
-work on the machine changes it too, if less than the time on the clock. The last column is what a node, or a layer, of
-the largest costs, divided by what one of the smallest does. What costs in proportion has 1 there.
+the first time, and most questions to the runtime are answered. A figure is processor time in milliseconds of one run;
+other work on the machine changes it too, if less than the time on the clock. The last column is what a node, or a
+layer, of the largest costs, divided by what one of the smallest does. What costs in proportion has 1 there.
 
 The graphs are ATen graphs as AOTAutograd hands them over:
 
