@@ -71,8 +71,6 @@ FAULTS: tuple[Fault[ir.Node], ...] = (
 """Seen in ONNX Runtime 1.31, assumed in all versions that the package may be installed with, until one is shown to be
 mended."""
 
-_FAULTY = frozenset(operator for fault in FAULTS for operator in fault.operators)
-
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
@@ -133,8 +131,9 @@ def fault_in(model: ir.Model, providers: Sequence[Provider]) -> tuple[ir.Node, F
         providers: in the order of preference.
     """
     names = [provider_name(provider) for provider in providers]
+    faulty = _faulty_operators()
     for node in _all_nodes(model):
-        if node.op_type not in _FAULTY or node.domain not in ("", "ai.onnx"):
+        if node.op_type not in faulty or node.domain not in ("", "ai.onnx"):
             continue
         for fault in FAULTS:
             if node.op_type not in fault.operators or not fault.is_installed or not fault.applies(node):
@@ -142,6 +141,10 @@ def fault_in(model: ir.Model, providers: Sequence[Provider]) -> tuple[ir.Node, F
             if fault.is_of(names) or not _first_provider_takes(node, providers, model.opset_imports.get("", 1)):
                 return node, fault
     return None
+
+
+def _faulty_operators() -> set[str]:
+    return {str(operator) for fault in FAULTS for operator in fault.operators}
 
 
 def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
@@ -225,7 +228,7 @@ def refusal_of_node(node: ir.Node, providers: Sequence[Provider], opset: int) ->
         providers: in the order of preference.
         opset: of the model that it is for.
     """
-    if node.op_type in _FAULTY or any(attribute.type in _GRAPHS for attribute in node.attributes.values()):
+    if node.op_type in _faulty_operators() or any(attribute.type in _GRAPHS for attribute in node.attributes.values()):
         try:
             check(model_of(node, opset), providers)
         except SessionError as error:
