@@ -151,10 +151,11 @@ def static_arguments(module: fx.GraphModule) -> dict[int, StaticInput]:
     positions = metadata.static_input_indices if metadata is not None else []
     placeholders = list(module.graph.find_nodes(op="placeholder"))
     keys = keys_of_arguments(module)
+    written = _written_arguments(module)
     found = {}
     for i in positions:
         key = keys[i] if i < len(keys) else None
-        if isinstance(key, tuple) and key[1] not in _written_arguments(module):
+        if isinstance(key, tuple) and key[1] not in written:
             found[i] = StaticInput(placeholders[i].name)
     return found
 

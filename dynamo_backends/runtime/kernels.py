@@ -193,11 +193,11 @@ def _as_bytes(model: ir.Model, without: Sequence[str] = ()) -> bytes:
 
 def _with_tables(graph: onnx.GraphProto, constants: Collection[str]) -> None:
     """Lets the lookups of a graph read inputs of their own instead of what will be constants; in place."""
-    looked_up = {node.input[0]: node for node in graph.node if node.op_type == "Gather" and node.input[0] in constants}
+    lookups = [node for node in graph.node if node.op_type == "Gather" and node.input[0] in constants]
+    looked_up = dict.fromkeys(node.input[0] for node in lookups)
     declared_inputs = {item.name: item for item in graph.input}
-    for node in graph.node:
-        if node.op_type == "Gather" and node.input[0] in looked_up:
-            node.input[0] += TABLE
+    for node in lookups:
+        node.input[0] += TABLE
     for name in looked_up:
         table = graph.input.add()
         table.CopyFrom(declared_inputs[name])
