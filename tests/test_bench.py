@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import mmap
 import math
+import mmap
 import subprocess
 import sys
 import time
