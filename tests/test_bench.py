@@ -8,6 +8,7 @@ import math
 import mmap
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -526,6 +527,25 @@ def test_memory_is_that_of_this_process() -> None:
     assert memory.highest() > held - 2**20  # type: ignore[operator]  # the system counts in batches of pages
     memory.forget_highest()
     assert memory.highest() < held - 60 * 2**20  # type: ignore[operator]
+
+
+def test_a_turn_ends_when_its_threads_sleep() -> None:
+    stop = threading.Event()
+
+    def spin() -> None:
+        while not stop.is_set():
+            pass
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        assert not timing.wait_until_quiet(longest=0.05)
+        threading.Timer(0.05, stop.set).start()
+        assert timing.wait_until_quiet(longest=30)
+        assert stop.is_set()
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_time_outside_sessions_is_known_where_sessions_run() -> None:

@@ -18,6 +18,7 @@ _SECONDS_A_SAMPLE = 0.0005
 
 _SECONDS_TO_WARM_UP = 0.01
 _MOST_SAMPLES = 20
+_SECONDS_QUIET = 0.004
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,24 @@ def milliseconds_by_round(functions: Mapping[str, Callable[[], object]], rounds:
     for _ in range(rounds):
         for name, function in functions.items():
             found[name].append(turns[name].milliseconds(function))
+            wait_until_quiet()
     return found
+
+
+def wait_until_quiet(longest: float = 1.0) -> bool:
+    """Waits until no thread of this process computes, at most some seconds; returns whether none does.
+
+    Threads of a pool that have nothing to do look for work for a while before they sleep. Those of a session of ONNX
+    Runtime with its default settings do so for 70 ms on an AMD EPYC; the process whose turn comes next would have to
+    share the processor with them.
+    """
+    end = time.perf_counter() + longest
+    while time.perf_counter() < end:
+        before = time.process_time()
+        time.sleep(_SECONDS_QUIET)
+        if time.process_time() - before < _SECONDS_QUIET / 4:
+            return True
+    return False
 
 
 def seconds(function: Callable[[], object], calls: int = 1) -> float:

@@ -26,7 +26,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
-from . import memory
+from . import memory, timing
 from .case import EAGER, EXPORT, OURS, Case, UsageError
 from .timing import Turn, turn_of
 
@@ -107,7 +107,9 @@ class Worker:
             self._timed = self.steps.timed(self._forward)
             self._turn = turn_of(self._timed)
         assert self._turn is not None
-        return {"milliseconds": self._turn.milliseconds(self._timed) / len(self.loaded.inputs)}
+        milliseconds = self._turn.milliseconds(self._timed) / len(self.loaded.inputs)
+        timing.wait_until_quiet()
+        return {"milliseconds": milliseconds}
 
     def finish(self, results: str) -> dict[str, object]:
         """What is known after all rounds."""
