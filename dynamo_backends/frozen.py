@@ -19,7 +19,8 @@ from .events import count
 from .runtime.binding import BoundSession
 from .runtime.executable import Executable
 from .runtime.heap import available, give_back
-from .runtime.watch import MOST_CALLS, Watch, can_be_watched
+from .runtime.tensors import uses_of
+from .runtime.watch import MOST_CALLS, Addresses, Watch, addresses_of, can_be_watched
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,11 @@ FREE_REFRESHES = 3
 
 WORTH_CALLS = 50
 """Calls that pay for making a session: it takes 0.2 to 1 s, and constants save some 20 % of 5 to 100 ms."""
+
+MOST_SETS = 256
+"""Sets of weights that have a session each: the layers of the deepest models, compiled one by one, are fewer."""
+
+_MOST_SEEN = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,17 +55,34 @@ class Weight:
 
 
 class _State:
-    """What a call needs; it is replaced as a whole, and calls in other threads may go on with the one before."""
+    """A session and what its constants were; it is replaced as a whole, and calls in other threads may go on with it.
+
+    Args:
+        executable: the model, and how it is run.
+        weights: the constants, by the position of the argument.
+        complete: whether every byte of them is looked at in each call.
+    """
 
     def __init__(self, executable: Executable, weights: Mapping[int, torch.Tensor], *, complete: bool) -> None:
-        self.positions = tuple(weights)
-        self.watch = Watch(list(weights.values()), complete=complete)  # before the session reads them: see there
+        tensors = list(weights.values())
+        self._storages = [tensor.untyped_storage() for tensor in tensors]
+        before = list(map(uses_of, self._storages))
+        self.watch = Watch(tensors, complete=complete)  # before the session reads them: see there
         self.bound = executable.load(weights)
-        self.calls = itertools.count()
+        self._own_uses = [1 + uses_of(one) - others for one, others in zip(self._storages, before, strict=True)]
+
+    @property
+    def is_out_of_use(self) -> bool:
+        """Whether the memory of a weight is here alone: its parameter is gone, or lies elsewhere now."""
+        return any(uses_of(one) <= own for one, own in zip(self._storages, self._own_uses, strict=True))
 
 
 class FrozenSession:
     """Runs an executable with weights as constants.
+
+    Several sets of weights may share an executable: those of the layers of a model that are compiled one by one, of an
+    average of the weights and of the weights themselves. Each set has a session from its second call on; in the first
+    one its weights are inputs, as it may not come again.
 
     Args:
         executable: the model, and how it is run.
@@ -76,13 +99,17 @@ class FrozenSession:
         self._complete = complete
         self._lock = Lock()
         self._refreshes = 0
-        tensors = {position: weight.tensor for position, weight in weights.items()}
-        self._state = _State(executable, tensors, complete=complete)
+        self._positions = tuple(weights)
+        self._sets: dict[Addresses, _State] = {}
+        self._seen: set[Addresses] = set()
+        self._without_constants: _State | None = None  # for sets that came once, or are too many
+        self._is_full = False
+        self._last = self._made([weight.tensor for weight in weights.values()])
 
     @property
     def bound(self) -> BoundSession:
         """The session that the last call ran."""
-        return self._state.bound
+        return self._last.bound
 
     def __call__(self, args: Sequence[torch.Tensor | int | bool]) -> list[torch.Tensor | int | bool]:
         """Runs the model, see ``BoundSession.__call__``.
@@ -90,31 +117,78 @@ class FrozenSession:
         Args:
             args: all arguments, with the weights as they are now.
         """
-        state = self._state
-        next(state.calls)
-        if not state.watch.is_unchanged([args[i] for i in state.positions]):
-            state = self._refreshed(args)
+        next(self._calls)
+        tensors = [args[i] for i in self._positions]
+        state = self._sets.get(addresses_of(tensors))
+        if state is None or not state.watch.is_unchanged(tensors):
+            state = self._state_of(args)
+        self._last = state
         return state.bound(args)
 
-    def _refreshed(self, args: Sequence[torch.Tensor | int | bool]) -> _State:
+    def _state_of(self, args: Sequence[torch.Tensor | int | bool]) -> _State:
         """The state with the weights of now."""
         with self._lock:
-            state = self._state
-            weights: dict[int, torch.Tensor] = {i: args[i] for i in state.positions}
-            changed, unseen = state.watch.changed(list(weights.values()))
-            if changed:
-                names = [self._names[state.positions[i]] for i in changed]
-                self._tell(names, [self._names[state.positions[i]] for i in unseen])
-                self._refreshes += 1
-                keep_changing = self._refreshes > FREE_REFRESHES and next(state.calls) < WORTH_CALLS
-                inputs = [i for i in changed if keep_changing or not can_be_watched(weights[state.positions[i]])]
-                if inputs:
-                    for i in inputs:
-                        del weights[state.positions[i]]
-                    self._tell_of_inputs([self._names[state.positions[i]] for i in inputs])
-                self._state = _State(self._executable, weights, complete=self._complete)
-                give_back()
-            return self._state
+            tensors: list[torch.Tensor] = [args[i] for i in self._positions]
+            addresses = addresses_of(tensors)
+            state = self._sets.get(addresses)
+            if state is not None:
+                changed, unseen = state.watch.changed(tensors)
+                if not changed:
+                    return state
+                return self._refreshed(args, changed, unseen)
+            known = {address for one in self._sets for address in one}
+            if not self._forget_what_is_out_of_use() and all(map(can_be_watched, tensors)):
+                return self._further(addresses, tensors)
+            changed = [i for i, address in enumerate(addresses) if address not in known]
+            return self._refreshed(args, changed, [])
+
+    def _refreshed(
+        self, args: Sequence[torch.Tensor | int | bool], changed: Sequence[int], unseen: Sequence[int]
+    ) -> _State:
+        """The state of a set in which some weights changed, by their index among the constants."""
+        self._tell([self._name(i) for i in changed], [self._name(i) for i in unseen])
+        self._refreshes += 1
+        keep_changing = self._refreshes > FREE_REFRESHES and next(self._calls) < WORTH_CALLS
+        tensors: list[torch.Tensor] = [args[i] for i in self._positions]
+        inputs = [i for i in range(len(tensors)) if keep_changing and i in changed or not can_be_watched(tensors[i])]
+        if inputs:
+            self._tell_of_inputs([self._name(i) for i in inputs])
+            self._sets.clear()
+            self._positions = tuple(p for i, p in enumerate(self._positions) if i not in inputs)
+            tensors = [args[i] for i in self._positions]
+        return self._made(tensors)
+
+    def _further(self, addresses: Addresses, tensors: Sequence[torch.Tensor]) -> _State:
+        """The state of a further set of weights, beside those that are still in use."""
+        if addresses in self._seen and not self._is_full:
+            if len(self._sets) < MOST_SETS and _fit(tensors):
+                count("weight_sets")
+                return self._made(tensors)
+            self._is_full = True
+        if len(self._seen) < _MOST_SEEN:
+            self._seen.add(addresses)
+        if self._without_constants is None:
+            self._without_constants = _State(self._executable, {}, complete=False)
+        return self._without_constants
+
+    def _forget_what_is_out_of_use(self) -> bool:
+        """Lets go of sets that nobody has any more; returns whether there were any."""
+        gone = [addresses for addresses, state in self._sets.items() if state.is_out_of_use]
+        for addresses in gone:
+            del self._sets[addresses]
+        self._is_full = self._is_full and not gone
+        return bool(gone)
+
+    def _made(self, tensors: Sequence[torch.Tensor]) -> _State:
+        """A new state, which is kept."""
+        state = _State(self._executable, dict(zip(self._positions, tensors, strict=True)), complete=self._complete)
+        self._sets[state.watch.addresses] = state
+        self._calls = itertools.count()  # since a session was made
+        give_back()
+        return state
+
+    def _name(self, index: int) -> str:
+        return self._names[self._positions[index]]
 
     def _tell(self, names: Sequence[str], unseen: Sequence[str]) -> None:
         count("weight_refreshes")
@@ -145,17 +219,20 @@ def load(executable: Executable, constants: Mapping[int, Weight], *, complete: b
     Raises:
         SessionError: ONNX Runtime refused the model.
     """
-    if not constants or not _fit(constants):
+    if not constants:
+        return executable.load()
+    if not _fit([weight.tensor for weight in constants.values()]):
+        count("weights_too_large")
         return executable.load()
     count("constant_weights", len(constants))
     return FrozenSession(executable, constants, complete=complete)
 
 
-def _fit(constants: Mapping[int, Weight]) -> bool:
-    size, free = sum(weight.tensor.nbytes for weight in constants.values()), available()
+def _fit(weights: Sequence[torch.Tensor]) -> bool:
+    """Whether there is memory enough for the copies of weights."""
+    size, free = sum(weight.nbytes for weight in weights), available()
     if free is None or _COPIES * size <= free:
         return True
-    count("weights_too_large")
     logger.warning(
         "weights of %.1f GB stay inputs, which is slower: as constants they would take %.1f GB more; %.1f GB are free",
         size / 1e9,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import logging
 import threading
@@ -508,6 +509,60 @@ def test_onnx_debug_follows_the_weights(tmp_path: Path) -> None:
     assert len(models) == 3
     for path in models:
         onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+
+class Stack(nn.Module):
+    """Layers of one class, which are compiled one by one, and share their graph."""
+
+    def __init__(self, layers: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Network() for _ in range(layers))
+
+    def forward(self, tokens: torch.Tensor) -> list[torch.Tensor]:
+        return [layer(tokens) for layer in self.layers]
+
+
+def test_layers_that_share_a_graph_have_a_session_each() -> None:
+    model = Stack().eval()
+    for layer in model.layers:
+        layer.compile(backend="onnxrt")
+    with torch.no_grad():
+        expected = [layer.forward(TOKENS) for layer in model.layers]
+        for _ in range(3):
+            torch.testing.assert_close(model(TOKENS), expected)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+        assert counted("weight_sets") == len(model.layers) - 1
+        assert counted("weight_refreshes") == counted("weights_made_inputs") == 0
+
+        model.layers[2].load_state_dict(model.layers[0].state_dict())  # a write to one of them
+        expected[2] = expected[0]
+        torch.testing.assert_close(model(TOKENS), expected)
+        session = max(
+            (item for item in gc.get_objects() if type(item) is frozen.FrozenSession), key=lambda item: len(item._sets)
+        )
+        assert len(session._sets) == len(model.layers)
+        model.layers[1] = Network().eval()
+        model.layers[1].compile(backend="onnxrt")
+        gc.collect()
+        expected[1] = model.layers[1].forward(TOKENS)
+        torch.testing.assert_close(model(TOKENS), expected)
+        assert len(session._sets) == len(model.layers), "those of the layer that is gone are not kept"
+    assert counted("weight_refreshes") == 2
+
+
+def test_sets_of_weights_without_memory_for_a_session_are_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen, "MOST_SETS", 2)
+    model = Stack().eval()
+    for layer in model.layers:
+        layer.compile(backend="onnxrt")
+    with torch.no_grad():
+        expected = [layer.forward(TOKENS) for layer in model.layers]
+        for _ in range(3):
+            torch.testing.assert_close(model(TOKENS), expected)
+        assert counted("weight_sets") == 1
+        model.layers[3].inner.bias.data += 1
+        expected[3] = model.layers[3].forward(TOKENS)
+        torch.testing.assert_close(model(TOKENS), expected)
 
 
 # The watch

@@ -6,7 +6,11 @@ from collections.abc import Sequence
 
 import torch
 from onnxruntime.capi import _pybind_state as ort_c
-from torch._C import _from_dlpack, _to_dlpack  # the functions behind torch.utils.dlpack, without its checks
+from torch._C import (
+    _from_dlpack,  # the functions behind torch.utils.dlpack, without its checks
+    _storage_Use_Count,  # what Inductor's CUDA graphs ask
+    _to_dlpack,
+)
 
 _from_torch = ort_c.OrtValue.from_dlpack
 
@@ -25,6 +29,11 @@ def wait_for_streams(devices: Sequence[torch.device]) -> None:
     """
     for device in devices:
         torch.cuda.current_stream(device).synchronize()
+
+
+def uses_of(storage: torch.UntypedStorage) -> int:
+    """How many tensors and others hold a storage: the reference count of PyTorch's ``StorageImpl``."""
+    return _storage_Use_Count(storage._cdata)
 
 
 def to_ort(value: torch.Tensor) -> ort_c.OrtValue:

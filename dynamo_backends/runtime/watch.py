@@ -2,7 +2,8 @@
 
 Three signs tell, in each call:
 
-- the address of the memory: it is another one when a tensor was replaced, or given other memory by ``p.data = ...``;
+- the address of the memory (``addresses_of``, which the caller compares): it is another one when a tensor was replaced,
+  or given other memory by ``p.data = ...``;
 - the version counter, which PyTorch raises at each write that it knows of;
 - the memory itself, for writes that PyTorch does not know of: ``p.data.copy_(...)``, ``numpy()``, DLPack. A few bytes
   of each tensor are looked at, from its start in one call and from its middle in the next, and a part of all there is,
@@ -16,7 +17,8 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -39,7 +41,12 @@ _DTYPES = frozenset(
     }
 )
 
-_address_of = torch.Tensor.data_ptr
+Addresses: TypeAlias = tuple[int, ...]
+
+
+def addresses_of(tensors: Iterable[torch.Tensor]) -> Addresses:
+    """Where the memory of tensors begins."""
+    return tuple(map(torch.Tensor.data_ptr, tensors))
 
 
 def can_be_watched(tensor: torch.Tensor) -> bool:
@@ -65,10 +72,13 @@ class Watch:
     Args:
         tensors: those that ``can_be_watched``.
         complete: whether every byte is looked at in each call.
+
+    Attributes:
+        addresses: of the tensors, as they were.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], *, complete: bool = False) -> None:
-        self._addresses = list(map(_address_of, tensors))
+        self.addresses = addresses_of(tensors)
         self._versions: list[int | None] = [tensor._version for tensor in tensors]
         memories = [_memory(tensor) for tensor in tensors]
         total = sum(len(memory) for memory in memories)
@@ -85,14 +95,12 @@ class Watch:
         self._turns = itertools.count()  # safe in all threads
 
     def is_unchanged(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether no sign tells that a tensor changed.
+        """Whether no sign tells that a tensor was written to.
 
         Args:
-            tensors: those of now, in the same order; of the dtypes and shapes of those before.
+            tensors: those of now, in the same order; of the dtypes and shapes of those before, at the same addresses.
         """
         try:
-            if list(map(_address_of, tensors)) != self._addresses:
-                return False
             if [tensor._version for tensor in tensors] != self._versions:
                 return False
         except RuntimeError:  # one has no version counter
@@ -114,7 +122,8 @@ class Watch:
         Returns:
             The positions of all of them, and of those that were written without PyTorch's knowledge.
         """
-        moved = {i for i, tensor in enumerate(tensors) if _address_of(tensor) != self._addresses[i]}
+        now = addresses_of(tensors)
+        moved = {i for i, address in enumerate(self.addresses) if now[i] != address}
         moved |= {i for i, tensor in enumerate(tensors) if not can_be_watched(tensor)}
         versions = [None if i in moved else tensor._version for i, tensor in enumerate(tensors)]
         # the memory of what moved may be gone
