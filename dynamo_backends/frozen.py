@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -69,12 +69,25 @@ class _State:
         before = list(map(uses_of, self._storages))
         self.watch = Watch(tensors, complete=complete)  # before the session reads them: see there
         self.bound = executable.load(weights)
+        self._places = dict(zip(map(id, tensors), self.watch.addresses, strict=True))
         self._own_uses = [1 + uses_of(one) - others for one, others in zip(self._storages, before, strict=True)]
 
-    @property
-    def is_out_of_use(self) -> bool:
-        """Whether the memory of a weight is here alone: its parameter is gone, or lies elsewhere now."""
+    def is_out_of_use(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether this is no set any more: the memory of a weight is here alone, or a tensor of it lies elsewhere.
+
+        One that lies elsewhere may come back (``p.data = ...``), and what was written to the memory meanwhile was not
+        counted by its version.
+
+        Args:
+            tensors: the weights of now.
+        """
+        if any(self._places.get(id(tensor), address) != address for tensor, address in _with_addresses(tensors)):
+            return True
         return any(uses_of(one) <= own for one, own in zip(self._storages, self._own_uses, strict=True))
+
+
+def _with_addresses(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, int]]:
+    return zip(tensors, addresses_of(tensors), strict=True)
 
 
 class FrozenSession:
@@ -137,10 +150,10 @@ class FrozenSession:
                     return state
                 return self._refreshed(args, changed, unseen)
             known = {address for one in self._sets for address in one}
-            if not self._forget_what_is_out_of_use() and all(map(can_be_watched, tensors)):
+            if not self._forget_what_is_out_of_use(tensors) and all(map(can_be_watched, tensors)):
                 return self._further(addresses, tensors)
-            changed = [i for i, address in enumerate(addresses) if address not in known]
-            return self._refreshed(args, changed, [])
+            new = [i for i, address in enumerate(addresses) if address not in known]
+            return self._refreshed(args, new or list(range(len(addresses))), [])  # old ones may have changed places
 
     def _refreshed(
         self, args: Sequence[torch.Tensor | int | bool], changed: Sequence[int], unseen: Sequence[int]
@@ -171,9 +184,9 @@ class FrozenSession:
             self._without_constants = _State(self._executable, {}, complete=False)
         return self._without_constants
 
-    def _forget_what_is_out_of_use(self) -> bool:
-        """Lets go of sets that nobody has any more; returns whether there were any."""
-        gone = [addresses for addresses, state in self._sets.items() if state.is_out_of_use]
+    def _forget_what_is_out_of_use(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Lets go of sets that are none any more, now that the weights are these; returns whether there were any."""
+        gone = [addresses for addresses, state in self._sets.items() if state.is_out_of_use(tensors)]
         for addresses in gone:
             del self._sets[addresses]
         self._is_full = self._is_full and not gone
