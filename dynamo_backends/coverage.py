@@ -46,11 +46,15 @@ class Report:
             f"{target} x{number} ({reason})" for target, reason, number in self.fallbacks if not reason.by_design
         ]
         if telling:
+            plural = "" if self.regions == 1 else "s"
+            rest = (
+                f"the rest on ONNX Runtime in {self.regions} region{plural}" if self.regions else "none on ONNX Runtime"
+            )
             logger.warning(
-                "%s: %d of %d operators run in PyTorch, in %d region(s) the rest on ONNX Runtime: %s",
+                "%s: %d of %d operators run in PyTorch, %s: %s",
                 name,
                 in_pytorch,
                 self.on_onnx + in_pytorch,
-                self.regions,
+                rest,
                 "; ".join(telling),
             )

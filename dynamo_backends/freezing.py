@@ -46,7 +46,7 @@ def weights_of(
         if not isinstance(value, torch.Tensor) or not can_be_watched(value):
             continue
         if _has_fixed_shape(placeholders[i]) and not _is_written(placeholders[i]):
-            found[placeholders[i]] = Weight(item.name, value)
+            found[placeholders[i]] = Weight(item.name, value, _is_statistic(placeholders[i]))
     return found
 
 
@@ -57,6 +57,15 @@ def _has_fixed_shape(placeholder: fx.Node) -> bool:
 def _is_written(placeholder: fx.Node) -> bool:
     return any(
         isinstance(user.target, torch._ops.OpOverload) and user.target._schema.is_mutable for user in placeholder.users
+    )
+
+
+def _is_statistic(placeholder: fx.Node) -> bool:
+    """Whether a placeholder is a running mean or variance of batch norm, and nothing else."""
+    reads = torch.ops.aten._native_batch_norm_legit_no_training.default
+    return all(
+        user.target is reads and placeholder in user.args[3:5] and placeholder not in user.args[:3]
+        for user in placeholder.users
     )
 
 

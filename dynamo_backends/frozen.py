@@ -48,10 +48,13 @@ class Weight:
     Attributes:
         name: as the user calls it, ``encoder.layer.0.weight``.
         tensor: its value when the graph was compiled.
+        is_statistic: whether it is a running mean or variance of batch norm. Training writes all of it at once, and its
+            version counter stays: PyTorch's kernels do not say that they write there.
     """
 
     name: str
     tensor: torch.Tensor
+    is_statistic: bool = False
 
 
 class _State:
@@ -109,6 +112,7 @@ class FrozenSession:
     def __init__(self, executable: Executable, weights: Mapping[int, Weight], *, complete: bool = False) -> None:
         self._executable = executable
         self._names = {position: weight.name for position, weight in weights.items()}
+        self._statistics = {position for position, weight in weights.items() if weight.is_statistic}
         self._complete = complete
         self._lock = Lock()
         self._refreshes = 0
@@ -159,7 +163,8 @@ class FrozenSession:
         self, args: Sequence[torch.Tensor | int | bool], changed: Sequence[int], unseen: Sequence[int]
     ) -> _State:
         """The state of a set in which some weights changed, by their index among the constants."""
-        self._tell([self._name(i) for i in changed], [self._name(i) for i in unseen])
+        by_user = [i for i in unseen if self._positions[i] not in self._statistics]
+        self._tell([self._name(i) for i in changed], [self._name(i) for i in by_user])
         self._refreshes += 1
         keep_changing = self._refreshes > FREE_REFRESHES and next(self._calls) < WORTH_CALLS
         tensors: list[torch.Tensor] = [args[i] for i in self._positions]

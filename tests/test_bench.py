@@ -277,9 +277,10 @@ def test_compilers_find_empty_caches_and_downloads_stay(monkeypatch: pytest.Monk
     monkeypatch.setenv("HF_HOME", "/downloads")
     monkeypatch.delenv("TORCH_HOME", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/mine")
+    monkeypatch.setenv("DYNAMO_BACKENDS_CACHE_DIR", "/ours")
     found = processes.fresh_caches(str(tmp_path))
     assert found["HF_HOME"] == "/downloads" and found["TORCH_HOME"] == "/mine/torch"
-    places = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    places = ("XDG_CACHE_HOME", "DYNAMO_BACKENDS_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     assert all(found[name].startswith(str(tmp_path)) for name in places)
 
 
@@ -590,10 +591,12 @@ def said_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["bert", "--backends", "eager,eager"], "'eager' twice"),
         (["bert", "--backends", "nowhere.py:make"], "there is no file"),
         (["bert", "--beams", "2"], "of --decode"),
+        (["bert", "--tokens", "8"], "of --decode"),
         (["bert", "--train", "--decode"], "not allowed with"),
         (["bert", "--rounds", "0"], "a number from 1"),
         (["bert", "--options", "opset"], "NAME=VALUE"),
         (["bert", "--json", "no/such/folder/x.json"], "there is no folder"),
+        (["bert", "--json", "."], "it is a folder"),
         ([], "MODEL"),
     ],
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import runpy
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -58,6 +60,15 @@ def test_every_page_is_in_the_index() -> None:
 @pytest.mark.parametrize("switch", ["--part", "--no-backward", "--mixed", "--dynamic", "--opset", "--length"])
 def test_switches_of_the_demo_are_documented(switch: str) -> None:
     assert f"`{switch}`" in (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/getting_started.md", "docs/passes.md", "docs/exporter.md"])
+def test_code_of_a_page_runs_as_written(page: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert blocks
+    (tmp_path / "page.py").write_text("\n".join(blocks), encoding="utf-8")
+    ran = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
 
 
 def documented_examples() -> list[str]:

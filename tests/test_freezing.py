@@ -201,6 +201,27 @@ def test_a_write_that_pytorch_does_not_know_of_is_told(change: str, caplog: pyte
     assert is_seen or any(name in caplog.text for name, _ in model.named_parameters())
 
 
+@pytest.mark.parametrize("make", [network, large])
+def test_statistics_of_batch_norm_that_training_wrote_are_no_reason_to_warn(
+    make: Callable[[], Network], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make()
+    model.norm.momentum = 0.5
+    compiled = torch.compile(model, backend="onnxrt")
+    for _ in range(4):
+        assert_fresh(compiled, model)
+        model.train()
+        with torch.no_grad():
+            version = model.norm.running_mean._version
+            model(TOKENS)
+            assert model.norm.running_mean._version == version, "PyTorch tells of this write now"
+        model.eval()
+    assert_fresh(compiled, model)
+    assert counted("weight_refreshes") == 4
+    assert counted("weights_written_unseen") == 0
+    assert "without PyTorch's knowledge" not in caplog.text
+
+
 def test_an_unseen_write_anywhere_in_a_large_model_is_found_within_the_bound() -> None:
     model = large()
     compiled = torch.compile(model, backend="onnxrt")
@@ -403,12 +424,15 @@ def test_the_free_memory_is_that_of_the_machine_and_of_its_container(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     files = {"_MEMORY": "MemTotal: 9 kB\nMemAvailable:    4 kB\n", "_LIMIT": "max\n", "_USED": "1000\n"}
+    monkeypatch.setattr(heap, "_STATISTICS", tmp_path / "_STATISTICS")
     for name, text in files.items():
         (tmp_path / name).write_text(text)
         monkeypatch.setattr(heap, name, tmp_path / name)
     assert heap.available() == 4096
     (tmp_path / "_LIMIT").write_text("3000\n")
     assert heap.available() == 2000
+    (tmp_path / "_STATISTICS").write_text("file 950\ninactive_file 900\nactive_file 50\n")
+    assert heap.available() == 2900, "files that were read are cached, and can be dropped"
     for name in files:
         (tmp_path / name).unlink()
     assert heap.available() is None

@@ -12,7 +12,8 @@ from onnxscript import opset18 as op
 from torch import nn
 
 from dynamo_backends import SessionError, TranslationError, UnsupportedOperatorError, lowering
-from dynamo_backends.artifacts import CompiledGraph, Coverage, Runner
+from dynamo_backends.artifacts import CompiledGraph, Coverage, GraphName, Runner
+from dynamo_backends.coverage import Report
 from dynamo_backends.errors import KernelFaultError
 from dynamo_backends.exporter.converters import CONVERTERS, NotTranslatable
 from dynamo_backends.observer import Observer
@@ -250,3 +251,19 @@ def test_the_error_of_a_translation_reaches_the_account(monkeypatch: pytest.Monk
     [(node, reason)] = coverage.in_pytorch.items()
     assert node.target is aten.asinh.default
     assert str(reason) == "its translation failed: KeyError: 'not found'"
+
+
+@pytest.mark.parametrize(
+    ("regions", "said"),
+    [
+        (0, "none on ONNX Runtime"),
+        (1, "the rest on ONNX Runtime in 1 region"),
+        (2, "the rest on ONNX Runtime in 2 regions"),
+    ],
+)
+def test_the_warning_says_where_the_rest_runs(regions: int, said: str, caplog: pytest.LogCaptureFixture) -> None:
+    reason = Reason(Kind.NO_TRANSLATION, "no translation to ONNX")
+    Report(regions, 3 * regions, [("aten.topk.default", reason, 1)]).tell(GraphName(4, "inference"))
+    total = 3 * regions + 1
+    expected = f"graph 4 inference: 1 of {total} operators run in PyTorch, {said}: aten.topk.default x1 ({reason})"
+    assert caplog.messages == [expected]

@@ -136,6 +136,7 @@ def fresh_caches(folder: str) -> dict[str, str]:
     return {
         **{name: os.environ.get(name, place) for name, place in downloads.items()},
         "XDG_CACHE_HOME": folder,
+        "DYNAMO_BACKENDS_CACHE_DIR": str(Path(folder) / "dynamo_backends"),
         "TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor"),
         "TRITON_CACHE_DIR": str(Path(folder) / "triton"),
     }

@@ -31,6 +31,7 @@ from ..bench.plot import check_plot, plot
 from ..bench.table import table
 
 BACKENDS = "eager,inductor,onnxrt,onnx_export"
+TOKENS = Case.tokens
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
@@ -66,7 +67,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], su
     parser.add_argument("--dynamic", action="store_true", help="several sizes in turn, compiled with dynamic=True")
     parser.add_argument("--cache", choices=CACHES, help="with --decode: one kind of cache only")
     parser.add_argument("--beams", type=_positive, default=1, metavar="N", help="with --decode: beams (default: 1)")
-    parser.add_argument("--tokens", type=_positive, default=32, metavar="N", help="with --decode: how many (32)")
+    parser.add_argument("--tokens", type=_positive, metavar="N", help=f"with --decode: how many (default: {TOKENS})")
     parser.add_argument("--threads", type=_positive, metavar="N", help="of PyTorch and of each session")
     parser.add_argument("--rounds", type=_positive, default=9, metavar="N", help="of timing (default: %(default)s)")
     parser.add_argument(
@@ -155,12 +156,12 @@ def _measured(arguments: argparse.Namespace) -> dict[str, Any]:
         check_model(name)
     backends = [name.strip() for name in arguments.backends.split(",")]
     check_backends(backends)
-    if not arguments.decode and (arguments.cache is not None or arguments.beams != 1):
-        raise UsageError("--cache and --beams are of --decode")
+    if not arguments.decode and (arguments.cache is not None or arguments.beams != 1 or arguments.tokens is not None):
+        raise UsageError("--cache, --beams and --tokens are of --decode")
     if arguments.plot is not None:
         check_plot(arguments.plot)
-    if arguments.json not in (None, "-") and not Path(arguments.json).resolve().parent.is_dir():
-        raise UsageError(f"--json {arguments.json}: there is no folder {Path(arguments.json).resolve().parent}")
+    if arguments.json not in (None, "-"):
+        _check_json(Path(arguments.json))
     settings = Settings(
         backends,
         rounds=arguments.rounds,
@@ -174,6 +175,18 @@ def _measured(arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def _check_json(path: Path) -> None:
+    """Checks before anything is measured that a file can be written.
+
+    Raises:
+        UsageError: it is a folder, or its folder is not there.
+    """
+    if path.is_dir():
+        raise UsageError(f"--json {path}: it is a folder; expected a file, or - for standard output")
+    if not path.resolve().parent.is_dir():
+        raise UsageError(f"--json {path}: there is no folder {path.resolve().parent}")
+
+
 def _cases(arguments: argparse.Namespace) -> list[Case]:
     mode = "train" if arguments.train else "decode" if arguments.decode else "inference"
     caches = ([arguments.cache] if arguments.cache else CACHES) if arguments.decode else [""]
@@ -184,7 +197,7 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
             dynamic=arguments.dynamic,
             cache=cache,
             beams=arguments.beams,
-            tokens=arguments.tokens,
+            tokens=arguments.tokens or TOKENS,
             threads=arguments.threads,
             options=_options(arguments.options),
         )

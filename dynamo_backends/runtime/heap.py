@@ -13,6 +13,7 @@ from pathlib import Path
 _MEMORY = Path("/proc/meminfo")
 _LIMIT = Path("/sys/fs/cgroup/memory.max")
 _USED = Path("/sys/fs/cgroup/memory.current")
+_STATISTICS = Path("/sys/fs/cgroup/memory.stat")
 
 
 def _trim_of_the_c_library() -> Callable[[int], int] | None:
@@ -34,16 +35,21 @@ def give_back() -> None:
 def available() -> int | None:
     """Bytes that this process can still take, without the machine or its container running out; ``None`` if not known.
 
-    It is what Linux says (``/proc/meminfo``) and the limit of a container (cgroup v2).
+    It is what Linux says (``/proc/meminfo``) and the limit of a container (cgroup v2). What a container uses includes
+    its cache of files, such as the one the weights were read from; the part that was not used lately is free, as Docker
+    and Kubernetes count it.
     """
-    amounts = []
-    for line in _lines(_MEMORY):
-        if line.startswith("MemAvailable:"):
-            amounts.append(int(line.split()[1]) * 1024)
+    amounts = [number * 1024 for number in _numbers(_MEMORY, "MemAvailable:")]
     limit, used = _lines(_LIMIT), _lines(_USED)
     if limit and used and limit[0].isdigit():
-        amounts.append(int(limit[0]) - int(used[0]))
+        amounts.append(int(limit[0]) - int(used[0]) + sum(_numbers(_STATISTICS, "inactive_file")))
     return min(amounts, default=None)
+
+
+def _numbers(path: Path, name: str) -> list[int]:
+    """The number behind a name in a file of names and numbers; none if it is not there."""
+    words = (line.split() for line in _lines(path))
+    return [int(line[1]) for line in words if line[:1] == [name]]
 
 
 def _lines(path: Path) -> list[str]:
