@@ -13,6 +13,7 @@ from pathlib import Path
 _MEMORY = Path("/proc/meminfo")
 _LIMIT = Path("/sys/fs/cgroup/memory.max")
 _USED = Path("/sys/fs/cgroup/memory.current")
+_STATISTICS = Path("/sys/fs/cgroup/memory.stat")
 
 
 def _trim_of_the_c_library() -> Callable[[int], int] | None:
@@ -34,16 +35,20 @@ def give_back() -> None:
 def available() -> int | None:
     """Bytes that this process can still take, without the machine or its container running out; ``None`` if not known.
 
-    It is what Linux says (``/proc/meminfo``) and the limit of a container (cgroup v2).
+    It is what Linux says (``/proc/meminfo``) and the limit of a container (cgroup v2), whose use counts the files that
+    were read as well, such as checkpoints: what of these was not used again goes when memory is needed.
     """
-    amounts = []
-    for line in _lines(_MEMORY):
-        if line.startswith("MemAvailable:"):
-            amounts.append(int(line.split()[1]) * 1024)
+    amounts = [1024 * number for number in _numbers(_MEMORY, "MemAvailable:")]
     limit, used = _lines(_LIMIT), _lines(_USED)
     if limit and used and limit[0].isdigit():
-        amounts.append(int(limit[0]) - int(used[0]))
+        files = sum(_numbers(_STATISTICS, "inactive_file"))
+        amounts.append(int(limit[0]) - int(used[0]) + files)
     return min(amounts, default=None)
+
+
+def _numbers(path: Path, name: str) -> list[int]:
+    """What stands behind a name in a file of names and numbers."""
+    return [int(words[1]) for words in map(str.split, _lines(path)) if words[:1] == [name]]
 
 
 def _lines(path: Path) -> list[str]:
