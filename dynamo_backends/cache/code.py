@@ -168,11 +168,14 @@ def decode_graph(encoded: Sequence[Any], regions: Sequence[Callable[..., object]
     """The graph that ``encode_graph`` described.
 
     Raises:
-        ValueError: a function of it does not exist.
+        ValueError: a function of it does not exist, or what becomes a name in its code is none.
     """
     graph = fx.Graph()
     nodes: list[fx.Node] = []
     for op, name, target, args, kwargs in encoded:
+        names = [key for key, _ in kwargs[1]] + ([] if op == "call_function" else target.split("."))
+        if not all(map(str.isidentifier, names)):
+            raise ValueError(f"{names} are no names")
         if op == "call_function":
             called = regions[target[1]] if target[0] == "region" else decode_target(target)
             if called is None:

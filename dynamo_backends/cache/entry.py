@@ -259,7 +259,11 @@ def _check_expression(text: str) -> None:
     Raises:
         ValueError: it is something else.
     """
-    for node in ast.walk(ast.parse(text, mode="eval")):
+    try:
+        parsed = ast.parse(text, mode="eval")
+    except SyntaxError as error:
+        raise ValueError(f"{text!r} is no size") from error
+    for node in ast.walk(parsed):
         is_known = isinstance(node, _IN_SIZES)
         if isinstance(node, ast.Attribute):
             is_known = isinstance(node.value, ast.Name) and node.value.id in ("math", "torch")

@@ -105,11 +105,15 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def sources() -> dict[str, str]:
-    """The SHA-256 of each of our source files, those of our passes too.
+    """The SHA-256 of each of our source files, those of our passes too, as they were when it was first asked for.
 
     Raises:
         OSError: one cannot be read, or is younger than this process: then another may have been imported.
     """
+    return _sources_now()
+
+
+def _sources_now() -> dict[str, str]:
     found = {}
     for folder in _OURS:
         for path in sorted(folder.rglob("*.py")):
@@ -117,6 +121,18 @@ def sources() -> dict[str, str]:
                 raise OSError(f"{path} changed while this process ran")
             found[f"{folder.name}/{path.relative_to(folder)}"] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
+
+
+def check_sources() -> None:
+    """Checks that no source file of ours changed since ``sources`` was asked for.
+
+    The compiler is imported when a graph is first compiled, which may be long after.
+
+    Raises:
+        OSError: one did, or cannot be read.
+    """
+    if _sources_now() != sources():
+        raise OSError("sources changed while this process ran")
 
 
 @functools.cache
