@@ -6,15 +6,18 @@ the old one. A weight that keeps changing becomes an input: making sessions must
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import logging
+import weakref
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from passes.engine.locks import Lock
 
+from .errors import SessionError, first_line
 from .events import count
 from .runtime.binding import BoundSession
 from .runtime.executable import Executable
@@ -30,7 +33,7 @@ _COPIES = 2
 """How often ONNX Runtime holds a constant at most, while it makes a session: as it was given, and packed."""
 
 FREE_REFRESHES = 3
-"""How often weights may change before it is asked whether a session was called often enough to be worth its making."""
+"""How often each set of weights may change before its session was worth its making."""
 
 WORTH_CALLS = 50
 """Calls that pay for making a session: it takes 0.2 to 1 s, and constants save some 20 % of 5 to 100 ms."""
@@ -54,6 +57,12 @@ class Weight:
     tensor: torch.Tensor
 
 
+_states: weakref.WeakSet[_State] = weakref.WeakSet()
+"""All of the process: the same weights may be constants of several graphs."""
+
+_states_lock = Lock()
+
+
 class _State:
     """A session and what its constants were; it is replaced as a whole, and calls in other threads may go on with it.
 
@@ -64,17 +73,37 @@ class _State:
     """
 
     def __init__(self, executable: Executable, weights: Mapping[int, torch.Tensor], *, complete: bool) -> None:
-        tensors = list(weights.values())
-        self._storages = [tensor.untyped_storage() for tensor in tensors]
-        before = list(map(uses_of, self._storages))
-        self.watch = Watch(tensors, complete=complete)  # before the session reads them: see there
+        self.tensors = [tensor.detach() for tensor in weights.values()]
+        self.watch = Watch(list(weights.values()), complete=complete)  # before the session reads them: see there
         self.bound = executable.load(weights)
-        self._own_uses = [1 + uses_of(one) - others for one, others in zip(self._storages, before, strict=True)]
+        self._calls = itertools.count()
+        with _states_lock:
+            _states.add(self)
 
-    @property
-    def is_out_of_use(self) -> bool:
-        """Whether the memory of a weight is here alone: its parameter is gone, or lies elsewhere now."""
-        return any(uses_of(one) <= own for one, own in zip(self._storages, self._own_uses, strict=True))
+    def count_call(self) -> int:
+        """Counts a call; returns how many there were before."""
+        return next(self._calls)
+
+    def is_out_of_use(self, ours: Mapping[int, int]) -> bool:
+        """Whether the memory of a weight is here alone: its parameter is gone, or lies elsewhere now.
+
+        Args:
+            ours: what ``_held_by_sessions`` returned.
+        """
+        storages = (tensor.untyped_storage() for tensor in self.tensors)
+        return any(uses_of(storage) <= 1 + ours[storage._cdata] for storage in storages)  # 1: ``storage`` itself
+
+
+_USES = 3
+"""How often a state holds the memory of a weight: as its tensor, in its watch, and in its session."""
+
+
+def _held_by_sessions() -> collections.Counter[int]:
+    """How often the states of this process hold each storage."""
+    with _states_lock:
+        states = list(_states)
+    held = collections.Counter(tensor.untyped_storage()._cdata for state in states for tensor in state.tensors)
+    return collections.Counter({storage: _USES * number for storage, number in held.items()})
 
 
 class FrozenSession:
@@ -98,18 +127,35 @@ class FrozenSession:
         self._names = {position: weight.name for position, weight in weights.items()}
         self._complete = complete
         self._lock = Lock()
-        self._refreshes = 0
         self._positions = tuple(weights)
         self._sets: dict[Addresses, _State] = {}
-        self._seen: set[Addresses] = set()
+        self._most_sets = 0  # there ever were
+        self._unpaid = 0  # sessions that were made anew before they were worth it; those that were count against it
+        self._seen: set[int] = set()  # hashes of addresses
         self._without_constants: _State | None = None  # for sets that came once, or are too many
         self._is_full = False
-        self._last = self._made([weight.tensor for weight in weights.values()])
+        self._made([weight.tensor for weight in weights.values()])
 
     @property
     def bound(self) -> BoundSession:
-        """The session that the last call ran."""
-        return self._last.bound
+        """A session of it, with whichever weights."""
+        with self._lock:
+            state = next(iter(self._sets.values()), None) or self._inputs_only()
+            return state.bound
+
+    def chosen(self, args: Sequence[torch.Tensor | int | bool], *, complete: bool = False) -> BoundSession:
+        """The session with the weights of now.
+
+        Args:
+            args: all arguments of a call.
+            complete: whether every byte of the weights is looked at.
+        """
+        tensors = [args[i] for i in self._positions]
+        state = self._sets.get(addresses_of(tensors))
+        if state is None or complete or not state.watch.is_unchanged(tensors):
+            state = self._state_of(args)
+        state.count_call()
+        return state.bound
 
     def __call__(self, args: Sequence[torch.Tensor | int | bool]) -> list[torch.Tensor | int | bool]:
         """Runs the model, see ``BoundSession.__call__``.
@@ -117,13 +163,7 @@ class FrozenSession:
         Args:
             args: all arguments, with the weights as they are now.
         """
-        next(self._calls)
-        tensors = [args[i] for i in self._positions]
-        state = self._sets.get(addresses_of(tensors))
-        if state is None or not state.watch.is_unchanged(tensors):
-            state = self._state_of(args)
-        self._last = state
-        return state.bound(args)
+        return self.chosen(args)(args)
 
     def _state_of(self, args: Sequence[torch.Tensor | int | bool]) -> _State:
         """The state with the weights of now."""
@@ -133,57 +173,75 @@ class FrozenSession:
             state = self._sets.get(addresses)
             if state is not None:
                 changed, unseen = state.watch.changed(tensors)
-                if not changed:
-                    return state
-                return self._refreshed(args, changed, unseen)
-            known = {address for one in self._sets for address in one}
-            if not self._forget_what_is_out_of_use() and all(map(can_be_watched, tensors)):
+                return self._renewed(args, [state], changed, unseen) if changed else state
+            gone = self._let_go()
+            if not gone and all(map(can_be_watched, tensors)):
                 return self._further(addresses, tensors)
-            changed = [i for i, address in enumerate(addresses) if address not in known]
-            return self._refreshed(args, changed, [])
+            before = [state.watch.addresses for state in gone] + list(self._sets)
+            changed = [i for i, address in enumerate(addresses) if all(one[i] != address for one in before)]
+            return self._renewed(args, gone, changed, [])
 
-    def _refreshed(
-        self, args: Sequence[torch.Tensor | int | bool], changed: Sequence[int], unseen: Sequence[int]
+    def _renewed(
+        self,
+        args: Sequence[torch.Tensor | int | bool],
+        replaced: Sequence[_State],
+        changed: Sequence[int],
+        unseen: Sequence[int],
     ) -> _State:
-        """The state of a set in which some weights changed, by their index among the constants."""
+        """A state in the place of others, as some weights, by their index among the constants, changed."""
         self._tell([self._name(i) for i in changed], [self._name(i) for i in unseen])
-        self._refreshes += 1
-        keep_changing = self._refreshes > FREE_REFRESHES and next(self._calls) < WORTH_CALLS
+        for state in replaced:
+            self._sets.pop(state.watch.addresses, None)  # not to be tried in each call, should no other be made
+            self._unpaid = self._unpaid + 1 if state.count_call() < WORTH_CALLS else max(0, self._unpaid - 1)
+        keep_changing = self._unpaid > FREE_REFRESHES * self._most_sets
         tensors: list[torch.Tensor] = [args[i] for i in self._positions]
         inputs = [i for i in range(len(tensors)) if keep_changing and i in changed or not can_be_watched(tensors[i])]
         if inputs:
             self._tell_of_inputs([self._name(i) for i in inputs])
             self._sets.clear()
+            self._unpaid = 0
             self._positions = tuple(p for i, p in enumerate(self._positions) if i not in inputs)
             tensors = [args[i] for i in self._positions]
         return self._made(tensors)
 
     def _further(self, addresses: Addresses, tensors: Sequence[torch.Tensor]) -> _State:
         """The state of a further set of weights, beside those that are still in use."""
-        if addresses in self._seen and not self._is_full:
+        name = hash(addresses)
+        if name in self._seen and not self._is_full:
             if len(self._sets) < MOST_SETS and _fit(tensors):
-                count("weight_sets")
-                return self._made(tensors)
+                try:
+                    made = self._made(tensors)
+                except SessionError as error:  # there may be no memory just now
+                    logger.warning("a set of weights stays inputs, which is slower: %s", first_line(str(error)))
+                else:
+                    count("weight_sets")
+                    return made
             self._is_full = True
-        if len(self._seen) < _MOST_SEEN:
-            self._seen.add(addresses)
-        if self._without_constants is None:
-            self._without_constants = _State(self._executable, {}, complete=False)
-        return self._without_constants
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen.clear()
+        self._seen.add(name)
+        return self._inputs_only()
 
-    def _forget_what_is_out_of_use(self) -> bool:
-        """Lets go of sets that nobody has any more; returns whether there were any."""
-        gone = [addresses for addresses, state in self._sets.items() if state.is_out_of_use]
+    def _let_go(self) -> list[_State]:
+        """Lets go of the states whose weights nobody has any more, and returns them."""
+        ours = _held_by_sessions()
+        gone = {addresses: state for addresses, state in self._sets.items() if state.is_out_of_use(ours)}
         for addresses in gone:
             del self._sets[addresses]
         self._is_full = self._is_full and not gone
-        return bool(gone)
+        return list(gone.values())
+
+    def _inputs_only(self) -> _State:
+        """The state without constants."""
+        if self._without_constants is None:
+            self._without_constants = _State(self._executable, {}, complete=False)
+        return self._without_constants
 
     def _made(self, tensors: Sequence[torch.Tensor]) -> _State:
         """A new state, which is kept."""
         state = _State(self._executable, dict(zip(self._positions, tensors, strict=True)), complete=self._complete)
         self._sets[state.watch.addresses] = state
-        self._calls = itertools.count()  # since a session was made
+        self._most_sets = max(self._most_sets, len(self._sets))
         give_back()
         return state
 

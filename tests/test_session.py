@@ -114,7 +114,7 @@ def test_the_search_for_a_wrong_optimizer_runs_what_the_region_runs(monkeypatch:
 
     monkeypatch.setattr(Session, "_create", record)
     values = {item.node: torch.randn(4) for item in region.region.inputs}
-    find_rewrite(region, [], values, region.bound.outputs[0].name)
+    find_rewrite(region, region.bound, [], values, region.bound.outputs[0].name)
     assert tried
     for settings in tried:
         assert set(region.executable.settings.disabled_optimizers) <= set(settings.disabled_optimizers)
