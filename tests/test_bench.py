@@ -279,7 +279,7 @@ def test_compilers_find_empty_caches_and_downloads_stay(monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_CACHE_HOME", "/mine")
     found = processes.fresh_caches(str(tmp_path))
     assert found["HF_HOME"] == "/downloads" and found["TORCH_HOME"] == "/mine/torch"
-    places = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    places = ("XDG_CACHE_HOME", "DYNAMO_BACKENDS_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     assert all(found[name].startswith(str(tmp_path)) for name in places)
 
 
