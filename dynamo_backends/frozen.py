@@ -19,6 +19,7 @@ from passes.engine.locks import Lock
 
 from .errors import SessionError, first_line
 from .events import count
+from .reasons import Kind
 from .runtime.binding import BoundSession
 from .runtime.executable import Executable
 from .runtime.heap import available, give_back
@@ -272,18 +273,26 @@ class FrozenSession:
 def load(executable: Executable, constants: Mapping[int, Weight], *, complete: bool) -> BoundSession | FrozenSession:
     """What runs an executable with these weights as constants, of which there may be none.
 
-    They stay inputs where there is not memory enough for their copies.
+    They stay inputs where there is not memory enough for their copies, as far as that is known before or said by ONNX
+    Runtime.
 
     Raises:
         SessionError: ONNX Runtime refused the model.
     """
     if not constants:
         return executable.load()
-    if not _fit([weight.tensor for weight in constants.values()]):
-        count("weights_too_large")
-        return executable.load()
-    count("constant_weights", len(constants))
-    return FrozenSession(executable, constants, complete=complete)
+    if _fit([weight.tensor for weight in constants.values()]):
+        try:
+            session = FrozenSession(executable, constants, complete=complete)
+        except SessionError as error:
+            if error.reason.kind is not Kind.OUT_OF_MEMORY:
+                raise
+            logger.warning("weights stay inputs, which is slower: %s", first_line(str(error)))
+        else:
+            count("constant_weights", len(constants))
+            return session
+    count("weights_too_large")
+    return executable.load()
 
 
 def _fit(weights: Sequence[torch.Tensor]) -> bool:

@@ -7,8 +7,9 @@ import gc
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnxruntime
@@ -26,6 +27,7 @@ from dynamo_backends.artifacts import RunnableRegion
 from dynamo_backends.debug import watched
 from dynamo_backends.errors import SessionError
 from dynamo_backends.frozen import FREE_REFRESHES, WORTH_CALLS
+from dynamo_backends.reasons import Kind, Reason
 from dynamo_backends.runtime import heap
 from dynamo_backends.runtime.binding import BoundSession
 from dynamo_backends.runtime.executable import Executable
@@ -633,25 +635,44 @@ def test_sets_of_weights_without_memory_for_a_session_are_inputs(monkeypatch: py
         torch.testing.assert_close(model(TOKENS), expected)
 
 
-def test_a_session_that_cannot_be_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch runs that call; then the weights are inputs, and it is not tried in each call."""
-    model, x, made = nn.Linear(8, 8), torch.randn(2, 8), []
+@pytest.fixture
+def no_room(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """Lets ONNX Runtime find no memory for constants; how many there were in each attempt."""
     load = Executable.load
 
-    def fail(self: Executable, constants: dict[int, torch.Tensor] = {}) -> object:  # noqa: B006
-        made.append(len(constants))
-        if constants:
-            raise SessionError("planted")
-        return load(self, constants)
+    def plant() -> list[int]:
+        tried: list[int] = []
 
+        def fail(self: Executable, constants: Mapping[int, torch.Tensor] = MappingProxyType({})) -> object:
+            tried.append(len(constants))
+            if constants:
+                raise SessionError("bad_alloc", Reason(Kind.OUT_OF_MEMORY, "planted"))
+            return load(self, constants)
+
+        monkeypatch.setattr(Executable, "load", fail)
+        return tried
+
+    return plant
+
+
+def test_weights_that_onnx_runtime_finds_no_memory_for_stay_inputs(no_room: Callable[[], list[int]]) -> None:
+    model, tried = network(), no_room()
+    assert_fresh(torch.compile(model, backend="onnxrt", options={"fallback": "error"}), model)
+    assert len(tried) == 2 and tried[1] == 0
+    assert (counted("constant_weights"), counted("weights_too_large")) == (0, 1)
+
+
+def test_a_session_that_cannot_be_made_anew(no_room: Callable[[], list[int]]) -> None:
+    """PyTorch runs that call; then the weights are inputs, and it is not tried in each call."""
+    model, x = nn.Linear(8, 8), torch.randn(2, 8)
     with torch.no_grad():
         compiled = torch.compile(model, backend="onnxrt")
         _assert_close(compiled(x), model(x))
-        monkeypatch.setattr(Executable, "load", fail)
+        tried = no_room()
         model.weight.mul_(2)
         for _ in range(5):
             _assert_close(compiled(x), model(x))
-    assert made == [2, 0, 2] and counted("runtime_failures") == 1
+    assert tried == [2, 0, 2] and counted("runtime_failures") == 1
 
 
 # The watch
