@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -35,13 +34,6 @@ class Executable:
     outputs: tuple[OutputSpec, ...]
     settings: SessionSettings
     weights: tuple[int, ...] = ()
-
-    @property
-    def digest(self) -> str:
-        """A name of the content, the same in every process: SHA-256 in hexadecimal."""
-        content = hashlib.sha256(self.model)
-        content.update(repr(self).encode())
-        return content.hexdigest()
 
     def load(self, constants: Mapping[int, torch.Tensor] = MappingProxyType({})) -> BoundSession:
         """The session, ready to be called with all arguments.
