@@ -9,6 +9,7 @@ import pwd
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -455,6 +456,20 @@ def test_not_with_translations_of_others(folder: Path, monkeypatch: pytest.Monke
     assert reasons() == {"translations of others"} and not folder.exists()
     monkeypatch.setitem(CONVERTERS, aten.frobenius_norm.dim, functools.partial(lambda *args: None, 1))
     assert environment.obstacle(parse_options()) == "translations of others"
+
+
+def test_not_with_a_library_that_somebody_works_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as onnxscript with a translation that is being written."""
+    assert not environment.is_edited()
+    written = json.dumps({"url": "file:///there", "dir_info": {"editable": True}})
+    monkeypatch.setattr(
+        metadata,
+        "distribution",
+        lambda name: SimpleNamespace(read_text=lambda _: written if name == "onnxscript" else ""),
+    )
+    environment.is_edited.cache_clear()
+    assert environment.obstacle(parse_options()) == "a library that is installed to be edited"
+    environment.is_edited.cache_clear()
 
 
 def test_not_while_the_bisector_is_at_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
 import platform
 import sys
@@ -47,7 +48,24 @@ def obstacle(options: Options) -> str | None:
         return "the bisector is at work"
     if any(provider_name(provider) != "CPUExecutionProvider" for provider in options.providers):
         return "other execution providers"
+    if is_edited():
+        return "a library that is installed to be edited"
     return None
+
+
+@functools.cache
+def is_edited() -> bool:
+    """Whether a library that takes part is a folder that somebody works in (``pip install -e``): its version does not
+    tell what is in it. Our own may be, as its sources are a part of the key."""
+    return any(_is_editable(name) for name in ("torch", *_LIBRARIES))
+
+
+def _is_editable(name: str) -> bool:
+    try:
+        origin = metadata.distribution(name).read_text("direct_url.json")  # PEP 610
+    except metadata.PackageNotFoundError:  # built where it is
+        return True
+    return bool(json.loads(origin or "{}").get("dir_info", {}).get("editable"))
 
 
 def _has_translations_of_others() -> bool:
