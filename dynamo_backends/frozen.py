@@ -71,19 +71,21 @@ class _State:
         executable: the model, and how it is run.
         weights: the constants, by the position of the argument.
         complete: whether every byte of them is looked at in each call.
+
+    Attributes:
+        tensors: the constants, as they lie in memory.
+        watch: notices when they change.
+        bound: the session.
+        calls: counts its calls, in all threads.
     """
 
     def __init__(self, executable: Executable, weights: Mapping[int, torch.Tensor], *, complete: bool) -> None:
         self.tensors = [tensor.detach() for tensor in weights.values()]
         self.watch = Watch(list(weights.values()), complete=complete)  # before the session reads them: see there
         self.bound = executable.load(weights)
-        self._calls = itertools.count()
+        self.calls = itertools.count()
         with _states_lock:
             _states.add(self)
-
-    def count_call(self) -> int:
-        """Counts a call; returns how many there were before."""
-        return next(self._calls)
 
     def is_out_of_use(self, ours: Mapping[int, int]) -> bool:
         """Whether the memory of a weight is here alone: its parameter is gone, or lies elsewhere now.
@@ -155,7 +157,7 @@ class FrozenSession:
         state = self._sets.get(addresses_of(tensors))
         if state is None or complete or not state.watch.is_unchanged(tensors):
             state = self._state_of(args)
-        state.count_call()
+        next(state.calls)
         return state.bound
 
     def __call__(self, args: Sequence[torch.Tensor | int | bool]) -> list[torch.Tensor | int | bool]:
@@ -193,7 +195,7 @@ class FrozenSession:
         self._tell([self._name(i) for i in changed], [self._name(i) for i in unseen])
         for state in replaced:
             self._sets.pop(state.watch.addresses, None)  # not to be tried in each call, should no other be made
-            self._unpaid = self._unpaid + 1 if state.count_call() < WORTH_CALLS else max(0, self._unpaid - 1)
+            self._unpaid = self._unpaid + 1 if next(state.calls) < WORTH_CALLS else max(0, self._unpaid - 1)
         keep_changing = self._unpaid > FREE_REFRESHES * self._most_sets
         tensors: list[torch.Tensor] = [args[i] for i in self._positions]
         inputs = [i for i in range(len(tensors)) if keep_changing and i in changed or not can_be_watched(tensors[i])]
