@@ -37,6 +37,7 @@ from .events import count
 from .exporter.decompositions import decomposition_table
 from .first_call import at_first_call
 from .freezing import weights_of
+from .garbage import only_new
 from .observer import Observer
 from .options import Options
 
@@ -107,6 +108,7 @@ class Pipeline:
         is_plain = type(self.observer) is Observer and self._lowering is None and not self.options.verify_passes
         return cached_graphs(self.options) if is_plain and self.options.cache else None
 
+    @only_new
     def compile_dynamo_graph(self, module: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         """The whole pipeline on one of Dynamo's graphs.
 
@@ -225,6 +227,7 @@ class Pipeline:
         """
         verify = self.options.verify_passes
 
+        @only_new
         def build(arguments: Sequence[object] | None) -> Runner:
             with _disable_current_modes():  # AOTAutograd's fake mode, in which no real tensor can be made
                 frozen = weights_of(module, weights, arguments)

@@ -25,7 +25,7 @@ from ..exporter.decompositions import translated_operators
 from ..frozen import Weight
 from ..options import Options
 from ..reasons import Kind
-from . import environment
+from . import answers, environment
 from .code import CannotStoreError
 from .description import constants, describe, describe_symbols, shape_environment
 from .entry import entry_of, from_record, to_record
@@ -129,11 +129,14 @@ class CachedGraphs:
             logger.info("%s is taken from the cache: %s", name, key)
             return Lookup(found)
         count("cache_misses")
+        answers_key = _digest({"what": "answers", "environment": environment.fixed()})
+        answers.recall(self._store, answers_key)
         symbols = shape_environment(module)
         known = None if symbols is None else describe_symbols(symbols)
 
         def keep(graph: CompiledGraph, in_pytorch: Sequence[fx.Graph], ran: Sequence[PassResult]) -> None:
             self._keep(key, graph, in_pytorch, ran, originals, symbols, known)
+            answers.keep(self._store, answers_key)
 
         return Lookup(keep=keep)
 

@@ -7,7 +7,8 @@ a model of the one node.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Hashable
+import hashlib
+from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, TypeVar
 
 from passes.engine.locks import Lock
@@ -34,6 +35,8 @@ class Oracle(Generic[Answer]):
         self._most = most
         self._lock = Lock()
         self._known: collections.OrderedDict[Hashable, Answer] = collections.OrderedDict()
+        self._told: dict[str, Answer] = {}
+        self._found_out: dict[Hashable, Answer] = {}
 
     def ask(self, question: Hashable, find_out: Callable[[], Answer]) -> Answer | Reason:
         """What the runtime says of a node, or the reason why it could not be asked.
@@ -46,6 +49,9 @@ class Oracle(Generic[Answer]):
             if question in self._known:
                 self._known.move_to_end(question)
                 return self._known[question]
+            name = name_of(question) if self._told else ""
+            if name in self._told:
+                return self._keep(question, self._told[name])
         try:
             answer = find_out()
         except MemoryError as error:
@@ -53,13 +59,41 @@ class Oracle(Generic[Answer]):
         if isinstance(answer, Reason) and answer.kind is Kind.OUT_OF_MEMORY:
             return answer
         with self._lock:
-            self._known[question] = answer
-            if len(self._known) > self._most:
-                self._known.popitem(last=False)
+            self._found_out[question] = answer
+            return self._keep(question, answer)
+
+    def _keep(self, question: Hashable, answer: Answer) -> Answer:
+        self._known[question] = answer
+        for answers in (self._known, self._found_out):
+            if len(answers) > self._most:
+                del answers[next(iter(answers))]
         return answer
+
+    def learn(self, answers: Mapping[str, Answer]) -> None:
+        """Takes answers that another process found out, by name (``name_of``), and forgets which ones are new."""
+        with self._lock:
+            self._told = dict(answers)
+            self._found_out = {}
+
+    def found_out(self) -> dict[str, Answer]:
+        """What was found out since ``learn``, by name."""
+        with self._lock:
+            return {name_of(question): answer for question, answer in self._found_out.items()}
 
     def __len__(self) -> int:
         return len(self._known)
+
+
+def name_of(question: Hashable) -> str:
+    """A name of a question that is the same in every process, where functions are told apart by their names."""
+    return hashlib.sha256(repr(_named(question)).encode()).hexdigest()[:32]
+
+
+def _named(part: object) -> object:
+    if isinstance(part, tuple):
+        return tuple(map(_named, part))
+    name = getattr(part, "__qualname__", None)
+    return part if name is None else f"{getattr(part, '__module__', '')}.{name}"
 
 
 ORACLE: Oracle[Reason | None] = Oracle()

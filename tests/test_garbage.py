@@ -1,0 +1,78 @@
+"""Python's garbage collector while a graph is compiled."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from dynamo_backends.garbage import only_new
+
+
+@pytest.fixture(autouse=True)
+def nothing_frozen() -> Iterator[None]:
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+def test_a_compile_leaves_the_collector_as_it_was() -> None:
+    is_frozen: list[bool] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: object) -> object:
+        from dynamo_backends.backends import onnxrt
+
+        compiled = onnxrt(gm, inputs)  # type: ignore[arg-type]
+        is_frozen.append(gc.get_freeze_count() > 0)
+        return compiled
+
+    torch.compile(lambda x: x.sin() + 1, backend=backend)(torch.ones(2))
+    assert is_frozen == [False] and gc.isenabled()
+
+
+def test_old_objects_are_left_alone_inside_only() -> None:
+    with pytest.raises(ZeroDivisionError), only_new:
+        assert gc.get_freeze_count() > 0
+        with only_new:
+            pass
+        assert gc.get_freeze_count() > 0
+        raise ZeroDivisionError
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_somebody_froze_stays_frozen() -> None:
+    gc.freeze()
+    with only_new:
+        pass
+    assert gc.get_freeze_count() > 0
+
+
+def test_the_last_thread_lets_the_collector_look_again() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def compile_for_long() -> None:
+        with only_new:
+            entered.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=compile_for_long)
+    with only_new:
+        thread.start()
+        entered.wait(60)
+    assert gc.get_freeze_count() > 0
+    leave.set()
+    thread.join()
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_looks_at_all() -> None:
+    with only_new:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if gc.get_freeze_count() == 0 else 1)
+        assert os.waitpid(child, 0)[1] == 0
