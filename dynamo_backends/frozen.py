@@ -205,20 +205,17 @@ class FrozenSession:
             self._unpaid = 0
             self._positions = tuple(p for i, p in enumerate(self._positions) if i not in inputs)
             tensors = [args[i] for i in self._positions]
-        return self._made(tensors)
+        return self._made_if_possible(tensors)
 
     def _further(self, addresses: Addresses, tensors: Sequence[torch.Tensor]) -> _State:
         """The state of a further set of weights, beside those that are still in use."""
         name = hash(addresses)
         if name in self._seen and not self._is_full:
             if len(self._sets) < MOST_SETS and _fit(tensors):
-                try:
-                    made = self._made(tensors)
-                except SessionError as error:  # there may be no memory just now
-                    logger.warning("a set of weights stays inputs, which is slower: %s", first_line(str(error)))
-                else:
+                made = self._made_if_possible(tensors)
+                if made is not self._without_constants:
                     count("weight_sets")
-                    return made
+                return made
             self._is_full = True
         if len(self._seen) >= _MOST_SEEN:
             self._seen.clear()
@@ -240,8 +237,21 @@ class FrozenSession:
             self._without_constants = _State(self._executable, {}, complete=False)
         return self._without_constants
 
+    def _made_if_possible(self, tensors: Sequence[torch.Tensor]) -> _State:
+        """A new state, which is kept; the one without constants where ONNX Runtime has no memory for another."""
+        try:
+            return self._made(tensors)
+        except SessionError as error:
+            logger.warning("weights are inputs, which is slower: %s", first_line(str(error)))
+            self._is_full = True
+            return self._inputs_only()
+
     def _made(self, tensors: Sequence[torch.Tensor]) -> _State:
-        """A new state, which is kept."""
+        """A new state, which is kept.
+
+        Raises:
+            SessionError: ONNX Runtime refused the model.
+        """
         state = _State(self._executable, dict(zip(self._positions, tensors, strict=True)), complete=self._complete)
         self._sets[state.watch.addresses] = state
         self._most_sets = max(self._most_sets, len(self._sets))
@@ -289,7 +299,7 @@ def load(executable: Executable, constants: Mapping[int, Weight], *, complete: b
         except SessionError as error:
             if error.reason.kind is not Kind.OUT_OF_MEMORY:
                 raise
-            logger.warning("weights stay inputs, which is slower: %s", first_line(str(error)))
+            logger.warning("weights are inputs, which is slower: %s", first_line(str(error)))
         else:
             count("constant_weights", len(constants))
             return session
