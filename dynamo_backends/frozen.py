@@ -19,7 +19,6 @@ from passes.engine.locks import Lock
 
 from .errors import SessionError, first_line
 from .events import count
-from .reasons import Kind
 from .runtime.binding import BoundSession
 from .runtime.executable import Executable
 from .runtime.heap import available, give_back
@@ -285,26 +284,28 @@ class FrozenSession:
 def load(executable: Executable, constants: Mapping[int, Weight], *, complete: bool) -> BoundSession | FrozenSession:
     """What runs an executable with these weights as constants, of which there may be none.
 
-    They stay inputs where there is not memory enough for their copies, as far as that is known before or said by ONNX
-    Runtime.
+    They stay inputs where there is not memory enough for their copies, or where ONNX Runtime refuses the model with
+    constants alone.
 
     Raises:
         SessionError: ONNX Runtime refused the model.
     """
     if not constants:
         return executable.load()
+    refused = ""
     if _fit([weight.tensor for weight in constants.values()]):
         try:
             session = FrozenSession(executable, constants, complete=complete)
         except SessionError as error:
-            if error.reason.kind is not Kind.OUT_OF_MEMORY:
-                raise
-            logger.warning("weights are inputs, which is slower: %s", first_line(str(error)))
+            refused = first_line(str(error))
         else:
             count("constant_weights", len(constants))
             return session
-    count("weights_too_large")
-    return executable.load()
+    bound = executable.load()
+    if refused:
+        logger.warning("weights are inputs, which is slower: %s", refused)
+    count("weights_left_inputs", len(constants))
+    return bound
 
 
 def _fit(weights: Sequence[torch.Tensor]) -> bool:
