@@ -618,6 +618,10 @@ def test_an_entry_that_says_nonsense_is_ignored(folder: Path) -> None:
         },
         {**header, "assembled": [["placeholder", "x", "x=print('planted')", ["tuple", []], ["dict", []]]]},
         {**header, "assembled": [["call_function", "x", ["region", 7], ["tuple", []], ["dict", []]]]},
+        {**header, "assembled": [["call_module", "x", "x", ["tuple", []], ["dict", []]]]},
+        {**header, "assembled": [["placeholder", "x", "x", ["list", []], ["dict", []]]]},
+        {**header, "constants": [["x", "float32", [-1, 7]]]},
+        {**header, "regions": [{**header["regions"][0], "inputs": [["x", "float32", None, None, "nowhere"]]}]},
         {**header, "regions": []},
         {"assembled": []},
     ):

@@ -22,6 +22,8 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 _MODULES = {"_operator": operator, "operator": operator, "math": math}
 _OPERATORS = ("dynamo_backends", "passes.operators")
 """The namespace of the operators that our passes put into graphs, and the module that defines them."""
+_OPERATIONS = ("placeholder", "get_attr", "output")
+"""What nodes may be besides calls."""
 _BUILTINS = ("abs", "bool", "float", "int", "max", "min", "pow", "round")
 
 
@@ -157,7 +159,7 @@ def encode_graph(graph: fx.Graph, regions: Sequence[object] = ()) -> list[Any]:
         if node.op == "call_function":
             index = by_identity.get(id(node.target))
             target = encode_target(node.target) if index is None else ["region", index]
-        elif node.op not in ("placeholder", "get_attr", "output"):
+        elif node.op not in _OPERATIONS:
             raise CannotStoreError(f"a {node.op} node")
         encoded.append([node.op, node.name, target, encode(node.args, positions), encode(dict(node.kwargs), positions)])
         positions[node] = len(positions)
@@ -181,5 +183,9 @@ def decode_graph(encoded: Sequence[Any], regions: Sequence[Callable[..., object]
             if called is None:
                 raise ValueError(f"there is no {'.'.join(target)}")
             target = called
+        elif op not in _OPERATIONS:
+            raise ValueError(f"there are no {op} nodes")
+        if args[0] != "tuple" or kwargs[0] != "dict":
+            raise ValueError(f"{name} has no arguments")
         nodes.append(graph.create_node(op, target, decode(args, nodes), decode(kwargs, nodes), name=name))
     return graph

@@ -174,9 +174,11 @@ def from_record(record: Record) -> Entry:
             for (name, dtype, shape), content in zip(header["constants"], tensors, strict=True)
         },
         Report(
-            regions,
-            on_onnx,
-            tuple((target, Reason(Kind[kind], text), number) for target, kind, text, number in fallbacks),
+            int(regions),
+            int(on_onnx),
+            tuple(
+                (str(target), Reason(Kind[kind], str(text)), int(number)) for target, kind, text, number in fallbacks
+            ),
         ),
     )
 

@@ -172,7 +172,7 @@ class CachedGraphs:
         except SessionError as error:  # there may be no memory just now
             logger.warning("%s is in the cache, and is compiled anew: %s", name, error)
             return None
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:  # the last are PyTorch's
             logger.warning("an entry of the cache is ignored and removed: %s: %r", key, error)
             self._store.remove(key)
             return None
