@@ -97,15 +97,18 @@ class _State:
 
 
 _USES = 3
-"""How often a state holds the memory of a weight: as its tensor, in its watch, and in its session."""
+"""How often a state holds the memory of a weight: as its tensor, in its watch, and in its session; of booleans ONNX
+Runtime keeps a view of their bytes besides (1.31)."""
 
 
 def _held_by_sessions() -> collections.Counter[int]:
     """How often the states of this process hold each storage."""
     with _states_lock:
         states = list(_states)
-    held = collections.Counter(tensor.untyped_storage()._cdata for state in states for tensor in state.tensors)
-    return collections.Counter({storage: _USES * number for storage, number in held.items()})
+    held: collections.Counter[int] = collections.Counter()
+    for tensor in (tensor for state in states for tensor in state.tensors):
+        held[tensor.untyped_storage()._cdata] += _USES + (tensor.dtype is torch.bool)
+    return held
 
 
 class FrozenSession:

@@ -604,14 +604,35 @@ def frozen_sessions() -> list[frozen.FrozenSession]:
     return [item for item in gc.get_objects() if type(item) is frozen.FrozenSession]
 
 
-def test_weights_of_two_graphs_are_let_go_by_both() -> None:
-    model, inputs = nn.Linear(8, 8), (torch.randn(2, 8), torch.randn(3, 8))
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.rand(5) > 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(self.mask, x, -x)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Conv2d(3, 4, 3, bias=False),
+        nn.Conv2d(3, 4, 3, bias=False).to(memory_format=torch.channels_last),
+        Masked(),
+    ],
+    ids=["rows", "channels last", "booleans"],
+)
+def test_weights_of_two_graphs_are_let_go_by_both(model: nn.Module) -> None:
+    inputs = torch.randn(2, 3, 5, 5), torch.randn(3, 3, 5, 5)
     compiled = torch.compile(model, backend="onnxrt", dynamic=False)
     before = frozen_sessions()
     with torch.no_grad():
         for change in range(FREE_REFRESHES + 1):
             if change:
-                new = {name: tensor + 1 for name, tensor in model.state_dict().items()}
+                new = {
+                    name: tensor * -1 if tensor.is_floating_point() else ~tensor
+                    for name, tensor in model.state_dict().items()
+                }
                 model.load_state_dict(new, assign=True)
                 del new
             for x in inputs * 2:

@@ -50,5 +50,5 @@ class Executable:
             (list(constants), declared),
         ):
             model += declare(self.inputs[i].declaration for i in positions)
-        held = {self.inputs[i].name: self.inputs[i].as_it_lies(tensor.detach()) for i, tensor in constants.items()}
+        held = {self.inputs[i].name: self.inputs[i].as_it_lies(tensor).detach() for i, tensor in constants.items()}
         return BoundSession(Session(model, self.settings, held), self.inputs, self.outputs)
