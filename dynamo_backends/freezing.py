@@ -8,7 +8,7 @@ every stage, so that no pass can depend on their values, and the same model serv
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +16,7 @@ from torch import fx
 
 from .aot import StaticInput
 from .frozen import Weight
+from .runtime.constant_values import computed_from
 from .runtime.watch import can_be_watched
 
 if TYPE_CHECKING:
@@ -62,15 +63,18 @@ def _is_written(placeholder: fx.Node) -> bool:
 def constants_of(region: Region, model: ir.Model, weights: Mapping[fx.Node, Weight]) -> dict[int, Weight]:
     """The weights that become constants of a region's session, by position among its inputs.
 
-    What is only looked up in, as an embedding table, stays an input: nothing is gained there by a copy. (Where it is a
-    weight of a product too, see ``runtime/constants.py``.)
+    What is only looked up in, at indices that are not constant, stays an input, as an embedding table does: nothing is
+    gained there by a copy. (Where it is a weight of a product too, see ``runtime/constants.py``.)
     """
+    inputs = list(zip(region.inputs, model.graph.inputs, strict=True))
+    constant = computed_from(model.graph, (str(value.name) for item, value in inputs if item.node in weights))
     return {
         i: weights[item.node]
-        for i, (item, value) in enumerate(zip(region.inputs, model.graph.inputs, strict=True))
-        if item.node in weights and not all(_looks_up(user, position) for user, position in value.uses())
+        for i, (item, value) in enumerate(inputs)
+        if item.node in weights and not all(_looks_up(user, at, constant) for user, at in value.uses())
     }
 
 
-def _looks_up(user: ir.Node, position: int) -> bool:
-    return user.op_type == "Gather" and user.domain in ("", "ai.onnx") and position == 0
+def _looks_up(user: ir.Node, position: int, constant: Container[str]) -> bool:
+    is_lookup = user.op_type == "Gather" and user.domain in ("", "ai.onnx") and position == 0
+    return is_lookup and (user.inputs[1] is None or user.inputs[1].name not in constant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import gc
 import json
@@ -725,6 +726,31 @@ def test_a_watch_of_nothing_sees_no_change() -> None:
     watch = Watch([])
     assert watch.is_unchanged([])
     assert watch.changed([]) == ([], [])
+
+
+class WithPositions(nn.Module):
+    """Lookups at indices that are known, as of positions, and at a user's, in one table and in another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.table = nn.Embedding(9, 8), nn.Embedding(20, 8)
+        self.register_buffer("order", torch.arange(5).flip(0))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.table(tokens) + self.positions(self.order + 1) * self.positions(tokens.clamp(max=8)).sin()
+
+
+def test_a_lookup_at_known_indices_is_made_once() -> None:
+    model = WithPositions()
+    with torch.no_grad():
+        [graph] = compile_and_keep(model, TOKENS)
+        session = graph.regions[0].bound.session
+        nodes = collections.Counter(node.op_type for node in session.optimized()[0].graph)
+        assert nodes["Gather"] == 2, "those at the tokens"
+        compiled = torch.compile(model, backend="onnxrt")
+        for _ in range(2):
+            torch.testing.assert_close(compiled(TOKENS), model(TOKENS))
+            model.order.add_(1)
 
 
 def test_a_tied_table_is_read_in_pytorchs_memory_and_packed_for_the_product() -> None:

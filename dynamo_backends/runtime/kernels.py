@@ -16,6 +16,7 @@ import torch
 from ..errors import KernelFaultError, SessionError
 from ..faults import Fault
 from ..reasons import Reason
+from .constant_values import computed_from
 from .constants import TABLE
 from .long_sums import with_accurate_sums
 from .one_node import model_of, signature
@@ -184,16 +185,26 @@ def _as_bytes(model: ir.Model, without: Sequence[str] = ()) -> bytes:
     proto = ir.to_proto(with_accurate_sums(model))
     if without:
         names = set(without)
-        _with_tables(proto.graph, names)
+        _with_tables(proto.graph, names, computed_from(model.graph, names))
         inputs = [item for item in proto.graph.input if item.name not in names]
         del proto.graph.input[:]
         proto.graph.input.extend(inputs)
     return proto.SerializeToString()
 
 
-def _with_tables(graph: onnx.GraphProto, constants: Collection[str]) -> None:
-    """Lets the lookups of a graph read inputs of their own instead of what will be constants; in place."""
-    lookups = [node for node in graph.node if node.op_type == "Gather" and node.input[0] in constants]
+def _with_tables(graph: onnx.GraphProto, constants: Collection[str], constant: Collection[str]) -> None:
+    """Lets the lookups of a graph read inputs of their own instead of what will be constants; in place.
+
+    Args:
+        graph: the graph.
+        constants: inputs that will be constants.
+        constant: all values that will be; lookups at such indices are left to be computed when the session is made.
+    """
+    lookups = [
+        node
+        for node in graph.node
+        if node.op_type == "Gather" and node.input[0] in constants and node.input[1] not in constant
+    ]
     looked_up = dict.fromkeys(node.input[0] for node in lookups)
     declared_inputs = {item.name: item for item in graph.input}
     for node in lookups:
