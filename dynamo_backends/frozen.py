@@ -83,15 +83,22 @@ class _State:
         self.watch = Watch(list(weights.values()), complete=complete)  # before the session reads them: see there
         self.bound = executable.load(weights)
         self.calls = itertools.count()
+        self._places = dict(zip(map(id, weights.values()), self.watch.addresses, strict=True))
         with _states_lock:
             _states.add(self)
 
-    def is_out_of_use(self, ours: Mapping[int, int]) -> bool:
-        """Whether the memory of a weight is here alone: its parameter is gone, or lies elsewhere now.
+    def is_out_of_use(self, now: Mapping[int, int], ours: Mapping[int, int]) -> bool:
+        """Whether this is no set any more: the memory of a weight is here alone, or a tensor of it lies elsewhere.
+
+        One that lies elsewhere may come back (``p.data = ...``), and what was written to the memory meanwhile was not
+        counted by its version.
 
         Args:
+            now: the addresses of the weights of now, by the ``id`` of the tensor.
             ours: what ``_held_by_sessions`` returned.
         """
+        if any(self._places.get(tensor, address) != address for tensor, address in now.items()):
+            return True
         storages = (tensor.untyped_storage() for tensor in self.tensors)
         return any(uses_of(storage) <= 1 + ours[storage._cdata] for storage in storages)  # 1: ``storage`` itself
 
@@ -179,12 +186,12 @@ class FrozenSession:
             if state is not None:
                 changed, unseen = state.watch.changed(tensors)
                 return self._renewed(args, [state], changed, unseen) if changed else state
-            gone = self._let_go()
+            gone = self._let_go(dict(zip(map(id, tensors), addresses, strict=True)))
             if not gone and all(map(can_be_watched, tensors)):
                 return self._further(addresses, tensors)
             before = [state.watch.addresses for state in gone] + list(self._sets)
             changed = [i for i, address in enumerate(addresses) if all(one[i] != address for one in before)]
-            return self._renewed(args, gone, changed, [])
+            return self._renewed(args, gone, changed or range(len(addresses)), [])  # old ones may be mixed anew
 
     def _renewed(
         self,
@@ -224,10 +231,14 @@ class FrozenSession:
         self._seen.add(name)
         return self._inputs_only()
 
-    def _let_go(self) -> list[_State]:
-        """Lets go of the states whose weights nobody has any more, and returns them."""
+    def _let_go(self, now: Mapping[int, int]) -> list[_State]:
+        """Lets go of the states that are none any more, and returns them.
+
+        Args:
+            now: the addresses of the weights of now, by the ``id`` of the tensor.
+        """
         ours = _held_by_sessions()
-        gone = {addresses: state for addresses, state in self._sets.items() if state.is_out_of_use(ours)}
+        gone = {addresses: state for addresses, state in self._sets.items() if state.is_out_of_use(now, ours)}
         for addresses in gone:
             del self._sets[addresses]
         self._is_full = self._is_full and not gone

@@ -255,6 +255,17 @@ def test_weights_that_keep_changing_become_inputs() -> None:
     assert_fresh(compiled, model)
 
 
+def test_weights_that_keep_changing_places_become_inputs() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    compiled = torch.compile(model, backend="onnxrt")
+    x = torch.randn(3, 32)
+    with torch.no_grad():
+        for _ in range(FREE_REFRESHES + 3):
+            torch.testing.assert_close(compiled(x), model(x))
+            model[0].weight.data, model[1].weight.data = model[1].weight.data, model[0].weight.data
+    assert counted("weight_refreshes") == FREE_REFRESHES + 1
+
+
 def test_weights_that_change_now_and_then_stay_constants() -> None:
     model = network()
     compiled = torch.compile(model, backend="onnxrt")
@@ -639,6 +650,19 @@ def test_weights_of_two_graphs_are_let_go_by_both(model: nn.Module) -> None:
             for x in inputs * 2:
                 _assert_close(compiled(x), model(x))
     assert [len(item._sets) for item in frozen_sessions() if item not in before] == [1, 1]
+
+
+def test_memory_that_is_written_to_while_another_has_its_place() -> None:
+    """As an average of the weights that is swapped in by ``.data``; its own versions count the writes."""
+    model = network(256)
+    average = model.inner.weight.detach().clone()
+    compiled = torch.compile(model, backend="onnxrt")
+    for i in range(4):
+        assert_fresh(compiled, model)
+        model.inner.weight.data, average = average, model.inner.weight.data
+        assert_fresh(compiled, model)
+        average[3, 5 + i] += 1
+        model.inner.weight.data, average = average, model.inner.weight.data
 
 
 def test_sets_of_weights_without_memory_for_a_session_are_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
