@@ -170,16 +170,26 @@ class RunnableRegion:
         self.last_failure = ""
         self._has_told_of_tangents = False
 
-    @property
-    def bound(self) -> BoundSession:
-        """Its session as it is now, which keeps the serialized model, for calls with another number of threads."""
-        return self.session.bound
-
     def __call__(self, *args: object) -> Sequence[object]:
+        return self._run(self.session, args)
+
+    def run_to_compare(self, args: Sequence[object]) -> tuple[Sequence[object], BoundSession | None]:
+        """A call after a look at every byte of its weights: that some are not seen yet is no fault of a node.
+
+        Returns:
+            What a call returns, and the session that ran; ``None`` where there was none with these weights.
+        """
+        try:
+            bound = self.session.chosen(args, complete=True)
+        except SessionError as error:
+            return self._rescue(args, error), None
+        return self._run(bound, args), bound
+
+    def _run(self, session: BoundSession | FrozenSession, args: Sequence[object]) -> Sequence[object]:
         if forward_ad._current_level >= 0:
             return self._with_tangents(args)
         try:
-            return self.session(args)
+            return session(args)
         except SessionError as error:
             return self._rescue(args, error)
 
@@ -243,8 +253,8 @@ class CompiledRegion:
 
     @property
     def bound(self) -> BoundSession:
-        """Its session."""
-        return self.runnable.bound
+        """Its session; where several sets of weights have one each, that of any."""
+        return self.runnable.session.bound
 
 
 @dataclasses.dataclass(eq=False)

@@ -41,9 +41,11 @@ def synthetic(value: object) -> object:
     if not isinstance(value, torch.Tensor):
         return value
     sizes, strides = ([_as_int(item) for item in items] for items in (value.shape, value.stride()))
-    result = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
-    generator = torch.Generator(value.device).manual_seed(_SEED)
-    return result.normal_(generator=generator) if value.is_floating_point() else result.zero_()
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) if all(sizes) else 0
+    memory = torch.zeros(elements, dtype=value.dtype, device=value.device)
+    if value.is_floating_point():
+        memory.normal_(generator=torch.Generator(value.device).manual_seed(_SEED))
+    return memory.as_strided(sizes, strides)  # not filled as it reads: where it is expanded it may not be written
 
 
 def _as_int(size: int | torch.SymInt) -> int:

@@ -6,15 +6,18 @@ the old one. A weight that keeps changing becomes an input: making sessions must
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from passes.engine.locks import Lock
 
+from .errors import SessionError, first_line
 from .events import count
 from .runtime.binding import BoundSession
 from .runtime.executable import Executable
@@ -30,7 +33,7 @@ _COPIES = 2
 """How often ONNX Runtime holds a constant at most, while it makes a session: as it was given, and packed."""
 
 FREE_REFRESHES = 3
-"""How often weights may change before it is asked whether a session was called often enough to be worth its making."""
+"""How often each set of weights may change before its session was worth its making."""
 
 WORTH_CALLS = 50
 """Calls that pay for making a session: it takes 0.2 to 1 s, and constants save some 20 % of 5 to 100 ms."""
@@ -57,6 +60,12 @@ class Weight:
     is_statistic: bool = False
 
 
+_states: weakref.WeakSet[_State] = weakref.WeakSet()
+"""All of the process: the same weights may be constants of several graphs."""
+
+_states_lock = Lock()
+
+
 class _State:
     """A session and what its constants were; it is replaced as a whole, and calls in other threads may go on with it.
 
@@ -64,33 +73,52 @@ class _State:
         executable: the model, and how it is run.
         weights: the constants, by the position of the argument.
         complete: whether every byte of them is looked at in each call.
+
+    Attributes:
+        tensors: the constants, as they lie in memory.
+        watch: notices when they change.
+        bound: the session.
+        calls: counts its calls, in all threads.
     """
 
     def __init__(self, executable: Executable, weights: Mapping[int, torch.Tensor], *, complete: bool) -> None:
-        tensors = list(weights.values())
-        self._storages = [tensor.untyped_storage() for tensor in tensors]
-        before = list(map(uses_of, self._storages))
-        self.watch = Watch(tensors, complete=complete)  # before the session reads them: see there
+        self.tensors = [tensor.detach() for tensor in weights.values()]
+        self.watch = Watch(list(weights.values()), complete=complete)  # before the session reads them: see there
         self.bound = executable.load(weights)
-        self._places = dict(zip(map(id, tensors), self.watch.addresses, strict=True))
-        self._own_uses = [1 + uses_of(one) - others for one, others in zip(self._storages, before, strict=True)]
+        self.calls = itertools.count()
+        self._places = dict(zip(map(id, weights.values()), self.watch.addresses, strict=True))
+        with _states_lock:
+            _states.add(self)
 
-    def is_out_of_use(self, tensors: Sequence[torch.Tensor]) -> bool:
+    def is_out_of_use(self, now: Mapping[int, int], ours: Mapping[int, int]) -> bool:
         """Whether this is no set any more: the memory of a weight is here alone, or a tensor of it lies elsewhere.
 
         One that lies elsewhere may come back (``p.data = ...``), and what was written to the memory meanwhile was not
         counted by its version.
 
         Args:
-            tensors: the weights of now.
+            now: the addresses of the weights of now, by the ``id`` of the tensor.
+            ours: what ``_held_by_sessions`` returned.
         """
-        if any(self._places.get(id(tensor), address) != address for tensor, address in _with_addresses(tensors)):
+        if any(self._places.get(tensor, address) != address for tensor, address in now.items()):
             return True
-        return any(uses_of(one) <= own for one, own in zip(self._storages, self._own_uses, strict=True))
+        storages = (tensor.untyped_storage() for tensor in self.tensors)
+        return any(uses_of(storage) <= 1 + ours[storage._cdata] for storage in storages)  # 1: ``storage`` itself
 
 
-def _with_addresses(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, int]]:
-    return zip(tensors, addresses_of(tensors), strict=True)
+_USES = 3
+"""How often a state holds the memory of a weight: as its tensor, in its watch, and in its session; of booleans ONNX
+Runtime keeps a view of their bytes besides (1.31)."""
+
+
+def _held_by_sessions() -> collections.Counter[int]:
+    """How often the states of this process hold each storage."""
+    with _states_lock:
+        states = list(_states)
+    held: collections.Counter[int] = collections.Counter()
+    for tensor in (tensor for state in states for tensor in state.tensors):
+        held[tensor.untyped_storage()._cdata] += _USES + (tensor.dtype is torch.bool)
+    return held
 
 
 class FrozenSession:
@@ -115,18 +143,35 @@ class FrozenSession:
         self._statistics = {position for position, weight in weights.items() if weight.is_statistic}
         self._complete = complete
         self._lock = Lock()
-        self._refreshes = 0
         self._positions = tuple(weights)
         self._sets: dict[Addresses, _State] = {}
-        self._seen: set[Addresses] = set()
+        self._most_sets = 0  # there ever were
+        self._unpaid = 0  # sessions that were made anew before they were worth it; those that were count against it
+        self._seen: set[int] = set()  # hashes of addresses
         self._without_constants: _State | None = None  # for sets that came once, or are too many
         self._is_full = False
-        self._last = self._made([weight.tensor for weight in weights.values()])
+        self._made([weight.tensor for weight in weights.values()])
 
     @property
     def bound(self) -> BoundSession:
-        """The session that the last call ran."""
-        return self._last.bound
+        """A session of it, with whichever weights."""
+        with self._lock:
+            state = next(iter(self._sets.values()), None) or self._inputs_only()
+            return state.bound
+
+    def chosen(self, args: Sequence[torch.Tensor | int | bool], *, complete: bool = False) -> BoundSession:
+        """The session with the weights of now.
+
+        Args:
+            args: all arguments of a call.
+            complete: whether every byte of the weights is looked at.
+        """
+        tensors = [args[i] for i in self._positions]
+        state = self._sets.get(addresses_of(tensors))
+        if state is None or complete or not state.watch.is_unchanged(tensors):
+            state = self._state_of(args)
+        next(state.calls)
+        return state.bound
 
     def __call__(self, args: Sequence[torch.Tensor | int | bool]) -> list[torch.Tensor | int | bool]:
         """Runs the model, see ``BoundSession.__call__``.
@@ -134,13 +179,7 @@ class FrozenSession:
         Args:
             args: all arguments, with the weights as they are now.
         """
-        next(self._calls)
-        tensors = [args[i] for i in self._positions]
-        state = self._sets.get(addresses_of(tensors))
-        if state is None or not state.watch.is_unchanged(tensors):
-            state = self._state_of(args)
-        self._last = state
-        return state.bound(args)
+        return self.chosen(args)(args)
 
     def _state_of(self, args: Sequence[torch.Tensor | int | bool]) -> _State:
         """The state with the weights of now."""
@@ -150,58 +189,90 @@ class FrozenSession:
             state = self._sets.get(addresses)
             if state is not None:
                 changed, unseen = state.watch.changed(tensors)
-                if not changed:
-                    return state
-                return self._refreshed(args, changed, unseen)
-            known = {address for one in self._sets for address in one}
-            if not self._forget_what_is_out_of_use(tensors) and all(map(can_be_watched, tensors)):
+                return self._renewed(args, [state], changed, unseen) if changed else state
+            gone = self._let_go(dict(zip(map(id, tensors), addresses, strict=True)))
+            if not gone and all(map(can_be_watched, tensors)):
                 return self._further(addresses, tensors)
-            new = [i for i, address in enumerate(addresses) if address not in known]
-            return self._refreshed(args, new or list(range(len(addresses))), [])  # old ones may have changed places
+            before = [state.watch.addresses for state in gone] + list(self._sets)
+            changed = [i for i, address in enumerate(addresses) if all(one[i] != address for one in before)]
+            return self._renewed(args, gone, changed or range(len(addresses)), [])  # old ones may be mixed anew
 
-    def _refreshed(
-        self, args: Sequence[torch.Tensor | int | bool], changed: Sequence[int], unseen: Sequence[int]
+    def _renewed(
+        self,
+        args: Sequence[torch.Tensor | int | bool],
+        replaced: Sequence[_State],
+        changed: Sequence[int],
+        unseen: Sequence[int],
     ) -> _State:
-        """The state of a set in which some weights changed, by their index among the constants."""
+        """A state in the place of others, as some weights, by their index among the constants, changed."""
         by_user = [i for i in unseen if self._positions[i] not in self._statistics]
         self._tell([self._name(i) for i in changed], [self._name(i) for i in by_user])
-        self._refreshes += 1
-        keep_changing = self._refreshes > FREE_REFRESHES and next(self._calls) < WORTH_CALLS
+        for state in replaced:
+            self._sets.pop(state.watch.addresses, None)  # not to be tried in each call, should no other be made
+            self._unpaid = self._unpaid + 1 if next(state.calls) < WORTH_CALLS else max(0, self._unpaid - 1)
+        keep_changing = self._unpaid > FREE_REFRESHES * self._most_sets
         tensors: list[torch.Tensor] = [args[i] for i in self._positions]
         inputs = [i for i in range(len(tensors)) if keep_changing and i in changed or not can_be_watched(tensors[i])]
         if inputs:
             self._tell_of_inputs([self._name(i) for i in inputs])
             self._sets.clear()
+            self._unpaid = 0
             self._positions = tuple(p for i, p in enumerate(self._positions) if i not in inputs)
             tensors = [args[i] for i in self._positions]
-        return self._made(tensors)
+        return self._made_if_possible(tensors)
 
     def _further(self, addresses: Addresses, tensors: Sequence[torch.Tensor]) -> _State:
         """The state of a further set of weights, beside those that are still in use."""
-        if addresses in self._seen and not self._is_full:
+        name = hash(addresses)
+        if name in self._seen and not self._is_full:
             if len(self._sets) < MOST_SETS and _fit(tensors):
-                count("weight_sets")
-                return self._made(tensors)
+                made = self._made_if_possible(tensors)
+                if made is not self._without_constants:
+                    count("weight_sets")
+                return made
             self._is_full = True
-        if len(self._seen) < _MOST_SEEN:
-            self._seen.add(addresses)
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen.clear()
+        self._seen.add(name)
+        return self._inputs_only()
+
+    def _let_go(self, now: Mapping[int, int]) -> list[_State]:
+        """Lets go of the states that are none any more, and returns them.
+
+        Args:
+            now: the addresses of the weights of now, by the ``id`` of the tensor.
+        """
+        ours = _held_by_sessions()
+        gone = {addresses: state for addresses, state in self._sets.items() if state.is_out_of_use(now, ours)}
+        for addresses in gone:
+            del self._sets[addresses]
+        self._is_full = self._is_full and not gone
+        return list(gone.values())
+
+    def _inputs_only(self) -> _State:
+        """The state without constants."""
         if self._without_constants is None:
             self._without_constants = _State(self._executable, {}, complete=False)
         return self._without_constants
 
-    def _forget_what_is_out_of_use(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Lets go of sets that are none any more, now that the weights are these; returns whether there were any."""
-        gone = [addresses for addresses, state in self._sets.items() if state.is_out_of_use(tensors)]
-        for addresses in gone:
-            del self._sets[addresses]
-        self._is_full = self._is_full and not gone
-        return bool(gone)
+    def _made_if_possible(self, tensors: Sequence[torch.Tensor]) -> _State:
+        """A new state, which is kept; the one without constants where ONNX Runtime has no memory for another."""
+        try:
+            return self._made(tensors)
+        except SessionError as error:
+            logger.warning("weights are inputs, which is slower: %s", first_line(str(error)))
+            self._is_full = True
+            return self._inputs_only()
 
     def _made(self, tensors: Sequence[torch.Tensor]) -> _State:
-        """A new state, which is kept."""
+        """A new state, which is kept.
+
+        Raises:
+            SessionError: ONNX Runtime refused the model.
+        """
         state = _State(self._executable, dict(zip(self._positions, tensors, strict=True)), complete=self._complete)
         self._sets[state.watch.addresses] = state
-        self._calls = itertools.count()  # since a session was made
+        self._most_sets = max(self._most_sets, len(self._sets))
         give_back()
         return state
 
@@ -232,18 +303,28 @@ class FrozenSession:
 def load(executable: Executable, constants: Mapping[int, Weight], *, complete: bool) -> BoundSession | FrozenSession:
     """What runs an executable with these weights as constants, of which there may be none.
 
-    They stay inputs where there is not memory enough for their copies.
+    They stay inputs where there is not memory enough for their copies, or where ONNX Runtime refuses the model with
+    constants alone.
 
     Raises:
         SessionError: ONNX Runtime refused the model.
     """
     if not constants:
         return executable.load()
-    if not _fit([weight.tensor for weight in constants.values()]):
-        count("weights_too_large")
-        return executable.load()
-    count("constant_weights", len(constants))
-    return FrozenSession(executable, constants, complete=complete)
+    refused = ""
+    if _fit([weight.tensor for weight in constants.values()]):
+        try:
+            session = FrozenSession(executable, constants, complete=complete)
+        except SessionError as error:
+            refused = first_line(str(error))
+        else:
+            count("constant_weights", len(constants))
+            return session
+    bound = executable.load()
+    if refused:
+        logger.warning("weights are inputs, which is slower: %s", refused)
+    count("weights_left_inputs", len(constants))
+    return bound
 
 
 def _fit(weights: Sequence[torch.Tensor]) -> bool:

@@ -32,7 +32,7 @@ from passes.order import ORDER
 
 from . import aot
 from .artifacts import GraphName, Runner
-from .cache.graphs import CachedGraphs
+from .cache.graphs import CachedGraphs, cached_graphs
 from .events import count
 from .exporter.decompositions import decomposition_table
 from .first_call import at_first_call
@@ -106,7 +106,7 @@ class Pipeline:
         """The graphs on disk; ``None`` where each is to be compiled: to be watched, to be checked, or to be run
         elsewhere."""
         is_plain = type(self.observer) is Observer and self._lowering is None and not self.options.verify_passes
-        return CachedGraphs(self.options) if is_plain and self.options.cache else None
+        return cached_graphs(self.options) if is_plain and self.options.cache else None
 
     @only_new
     def compile_dynamo_graph(self, module: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:

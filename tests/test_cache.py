@@ -6,9 +6,11 @@ import collections
 import functools
 import json
 import os
+import pwd
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,7 +27,7 @@ from dynamo_backends.cache import environment, graphs
 from dynamo_backends.cache.code import CannotStoreError, decode_graph, decode_target, encode_graph, encode_target
 from dynamo_backends.cache.entry import _check_expression
 from dynamo_backends.cache.graphs import CachedGraphs
-from dynamo_backends.cache.store import Record, Store, Usage, default_folder
+from dynamo_backends.cache.store import Record, Store, Usage, folder_named
 from dynamo_backends.cli import main
 from dynamo_backends.errors import SessionError
 from dynamo_backends.exporter.converters import CONVERTERS
@@ -326,7 +328,9 @@ def test_the_key_changes_with(other: tuple[str, Callable[[], str]]) -> None:
     assert other[1]() not in (key(), key(_graph(constant=0.0)))
 
 
-@pytest.mark.parametrize("what", ["arguments", "a number", "an operator", "strides", "a node's name"])
+@pytest.mark.parametrize(
+    "what", ["arguments", "a number", "an operator", "strides", "a node's name", "forward or backward", "memory"]
+)
 def test_the_key_changes_with_a_node(what: str) -> None:
     graph = _graph()
     product = next(iter(graph.graph.find_nodes(op="call_function", target=aten.mul.Tensor)))
@@ -338,6 +342,10 @@ def test_the_key_changes_with_a_node(what: str) -> None:
         product.target = aten.div.Tensor
     elif what == "strides":
         product.meta["val"] = product.meta["val"].new_empty(3, 2).mT
+    elif what == "forward or backward":
+        product.meta["partitioner_tag"] = "is_backward"
+    elif what == "memory":
+        product.meta["val"] = product.meta["val"].clone()
     else:
         product.name = "another"
     assert key(graph) != key()
@@ -462,11 +470,18 @@ def test_not_without_one_of_our_passes(folder: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_not_with_sources_that_changed(folder: Path, monkeypatch: pytest.MonkeyPatch, fresh_environment: None) -> None:
-    """What is imported may be what was there before."""
+    """What is imported may be what was there before; or after, if the compiler is imported later than that."""
     environment.sources.cache_clear()
-    monkeypatch.setattr(environment, "_STARTED", 0.0)
-    run_once()
+    with monkeypatch.context() as planted:
+        planted.setattr(environment, "_STARTED", 0.0)
+        run_once()
     assert reasons() == {"sources that cannot be read, or changed"} and not folder.exists()
+    forget()
+    known = environment.sources()
+    monkeypatch.setattr(environment, "_sources_now", lambda: {**known, "passes/onnx/linear.py": "0" * 64})
+    run_once()
+    assert reasons() == {"sources that cannot be read, or changed"}
+    assert counted("cache_misses") == 1 and counted("cache_stored") == 0
 
 
 def test_not_with_translations_of_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,6 +490,20 @@ def test_not_with_translations_of_others(folder: Path, monkeypatch: pytest.Monke
     assert reasons() == {"translations of others"} and not folder.exists()
     monkeypatch.setitem(CONVERTERS, aten.frobenius_norm.dim, functools.partial(lambda *args: None, 1))
     assert environment.obstacle(parse_options()) == "translations of others"
+
+
+def test_not_with_a_library_that_somebody_works_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as onnxscript with a translation that is being written."""
+    assert not environment.is_edited()
+    written = json.dumps({"url": "file:///there", "dir_info": {"editable": True}})
+    monkeypatch.setattr(
+        metadata,
+        "distribution",
+        lambda name: SimpleNamespace(read_text=lambda _: written if name == "onnxscript" else ""),
+    )
+    environment.is_edited.cache_clear()
+    assert environment.obstacle(parse_options()) == "a library that is installed to be edited"
+    environment.is_edited.cache_clear()
 
 
 def test_not_while_the_bisector_is_at_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -587,6 +616,12 @@ def test_an_entry_that_says_nonsense_is_ignored(folder: Path) -> None:
             **header,
             "assembled": [["call_function", "x", ["op", "aten", "nothing", "default"], ["tuple", []], ["dict", []]]],
         },
+        {**header, "assembled": [["placeholder", "x", "x=print('planted')", ["tuple", []], ["dict", []]]]},
+        {**header, "assembled": [["call_function", "x", ["region", 7], ["tuple", []], ["dict", []]]]},
+        {**header, "assembled": [["call_module", "x", "x", ["tuple", []], ["dict", []]]]},
+        {**header, "assembled": [["placeholder", "x", "x", ["list", []], ["dict", []]]]},
+        {**header, "constants": [["x", "float32", [-1, 7]]]},
+        {**header, "regions": [{**header["regions"][0], "inputs": [["x", "float32", None, None, "nowhere"]]}]},
         {**header, "regions": []},
         {"assembled": []},
     ):
@@ -638,10 +673,31 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptu
 
 def test_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert default_folder() == Path("/somewhere/dynamo_backends")
+    assert folder_named(None) == Path("/somewhere/dynamo_backends")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/someone")
-    assert default_folder() == Path("/home/someone/.cache/dynamo_backends")
+    assert folder_named(None) == Path("/home/someone/.cache/dynamo_backends")
+    assert folder_named("~/elsewhere") == Path("/home/someone/elsewhere")
+
+
+def test_nothing_is_cached_where_the_home_is_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """As of a user without a name in a container: no folder ``~`` in the current one."""
+    for name in ("HOME", "XDG_CACHE_HOME", "DYNAMO_BACKENDS_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
+    monkeypatch.chdir(tmp_path)
+    for options in ({}, {}, {"cache_dir": "~/cache"}):
+        forget()
+        run_once(options=options)
+        assert counted("cache_stored") == 0
+    told = [record for record in caplog.records if "is not known" in record.getMessage()]
+    assert len(told) == 2 and list(tmp_path.iterdir()) == []
+    assert main(["cache"]) == 2 and "is not known" in capsys.readouterr().err
 
 
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -691,7 +747,9 @@ def test_a_function_of_no_known_kind_is_not_stored(target: object) -> None:
         encode_target(target)
 
 
-@pytest.mark.parametrize("text", ["__import__('os')", "s0.__class__", "[x for x in s0]", "lambda: 1", "os.system(1)"])
+@pytest.mark.parametrize(
+    "text", ["s0 +", "__import__('os')", "s0.__class__", "[x for x in s0]", "lambda: 1", "os.system(1)"]
+)
 def test_a_size_is_arithmetic(text: str) -> None:
     with pytest.raises(ValueError, match="is no size"):
         _check_expression(text)

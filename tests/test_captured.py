@@ -287,7 +287,7 @@ def test_attributes_are_arguments_of_the_captured_graph() -> None:
 
 def described(function: Callable[..., object]) -> fx.GraphModule:
     """A joint graph of one argument and one result, with what AOTAutograd says of them; nothing of further results."""
-    module = make_fx(function)(X, Y)
+    module = make_fx(function)(X.clone(), Y.clone())  # the trace runs it, and it may write
     descriptors = (PlainAOTInput(0), TangentAOTInput(PlainAOTOutput(0)))
     for node, descriptor in zip(module.graph.find_nodes(op="placeholder"), descriptors, strict=True):
         node.meta["desc"] = descriptor

@@ -208,7 +208,7 @@ def test_a_wrong_optimizer_of_the_runtime_is_found(dump: Path, monkeypatch: pyte
     class Region:
         model = optimized_model = None
 
-    found = suspects.find_rewrite(Region(), [], {}, "y")  # type: ignore[arg-type]
+    found = suspects.find_rewrite(Region(), None, [], {}, "y")  # type: ignore[arg-type]
     assert found == suspects.Rewrite("ONNX Runtime optimizer LayerNormFusionL1", "y")
 
 

@@ -426,6 +426,9 @@ def test_values_that_stand_for_those_that_are_not_known_yet() -> None:
     assert (value.shape, value.stride(), value.dtype) == ((3, 1000), (1, 3), torch.float32)
     assert abs(float(value.mean())) < 0.1 and abs(float(value.std()) - 1) < 0.1
     assert torch.equal(value, synthetic(fake)), "the same each time"  # type: ignore[arg-type]
+    for shape in ((1, 3), (0, 3)):
+        expanded = synthetic(mode.from_tensor(torch.ones(shape).unsqueeze(0).expand(4, *shape)))
+        assert isinstance(expanded, torch.Tensor) and expanded.shape == (4, *shape) and expanded.stride(0) == 0
     integers = synthetic(mode.from_tensor(torch.ones(2, dtype=torch.int64)))
     assert isinstance(integers, torch.Tensor) and integers.tolist() == [0, 0] and integers.dtype is torch.int64
     assert synthetic(math.pi) == math.pi and synthetic(None) is None

@@ -131,12 +131,12 @@ def fresh_caches(folder: str) -> dict[str, str]:
 
     What was downloaded stays where it is.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     downloads = {"HF_HOME": str(cache / "huggingface"), "TORCH_HOME": str(cache / "torch")}
     return {
         **{name: os.environ.get(name, place) for name, place in downloads.items()},
         "XDG_CACHE_HOME": folder,
-        "DYNAMO_BACKENDS_CACHE_DIR": str(Path(folder) / "dynamo_backends"),
+        "DYNAMO_BACKENDS_CACHE_DIR": str(Path(folder) / "dynamo_backends"),  # which goes before it
         "TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor"),
         "TRITON_CACHE_DIR": str(Path(folder) / "triton"),
     }

@@ -22,6 +22,8 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 _MODULES = {"_operator": operator, "operator": operator, "math": math}
 _OPERATORS = ("dynamo_backends", "passes.operators")
 """The namespace of the operators that our passes put into graphs, and the module that defines them."""
+_OPERATIONS = ("placeholder", "get_attr", "output")
+"""What nodes may be besides calls."""
 _BUILTINS = ("abs", "bool", "float", "int", "max", "min", "pow", "round")
 
 
@@ -157,7 +159,7 @@ def encode_graph(graph: fx.Graph, regions: Sequence[object] = ()) -> list[Any]:
         if node.op == "call_function":
             index = by_identity.get(id(node.target))
             target = encode_target(node.target) if index is None else ["region", index]
-        elif node.op not in ("placeholder", "get_attr", "output"):
+        elif node.op not in _OPERATIONS:
             raise CannotStoreError(f"a {node.op} node")
         encoded.append([node.op, node.name, target, encode(node.args, positions), encode(dict(node.kwargs), positions)])
         positions[node] = len(positions)
@@ -168,15 +170,22 @@ def decode_graph(encoded: Sequence[Any], regions: Sequence[Callable[..., object]
     """The graph that ``encode_graph`` described.
 
     Raises:
-        ValueError: a function of it does not exist.
+        ValueError: a function of it does not exist, or what becomes a name in its code is none.
     """
     graph = fx.Graph()
     nodes: list[fx.Node] = []
     for op, name, target, args, kwargs in encoded:
+        names = [key for key, _ in kwargs[1]] + ([] if op == "call_function" else target.split("."))
+        if not all(map(str.isidentifier, names)):
+            raise ValueError(f"{names} are no names")
         if op == "call_function":
             called = regions[target[1]] if target[0] == "region" else decode_target(target)
             if called is None:
                 raise ValueError(f"there is no {'.'.join(target)}")
             target = called
+        elif op not in _OPERATIONS:
+            raise ValueError(f"there are no {op} nodes")
+        if args[0] != "tuple" or kwargs[0] != "dict":
+            raise ValueError(f"{name} has no arguments")
         nodes.append(graph.create_node(op, target, decode(args, nodes), decode(kwargs, nodes), name=name))
     return graph

@@ -6,7 +6,7 @@ What cannot be described exactly raises ``CannotStoreError``, and is not cached:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ def describe(module: fx.GraphModule) -> dict[str, Any]:
     return {
         "nodes": encode_graph(module.graph),
         "values": [_describe_value(node.meta.get("val")) for node in nodes],
+        "memory": _describe_memory(nodes),
         "marks": [_marks(node) for node in nodes],
         "schemas": sorted({str(node.target._schema) for node in nodes if _is_operator(node)}),
         "constants": {name: _describe_constant(tensor) for name, tensor in constants(module).items()},
@@ -50,6 +51,8 @@ def _marks(node: fx.Node) -> list[str] | None:
     """What earlier stages noted on a node, besides its value."""
     reason = node.meta.get(IN_PYTORCH)
     marks = [f"{reason.kind.name}: {reason.text}"] if isinstance(reason, Reason) else []
+    if "partitioner_tag" in node.meta:  # forward or backward: editing asks
+        marks.append(str(node.meta["partitioner_tag"]))
     if "unbacked_bindings" in node.meta:
         marks.append(f"unbacked {sorted(map(str, node.meta['unbacked_bindings'] or ()))}")
     return marks or None
@@ -118,6 +121,13 @@ def _describe_value(value: object) -> Any:
     raise CannotStoreError(f"a value of type {type(value).__name__}")
 
 
+def _describe_memory(nodes: Sequence[fx.Node]) -> list[list[int]]:
+    """Which values lie in one memory: for each tensor of each node's value the number of its storage, by first use."""
+    numbers: dict[int, int] = {}
+    leaves = ([item for item in _leaves(node.meta.get("val")) if isinstance(item, torch.Tensor)] for node in nodes)
+    return [[numbers.setdefault(item.untyped_storage()._cdata, len(numbers)) for item in tensors] for tensors in leaves]
+
+
 def shape_environment(module: fx.GraphModule) -> ShapeEnv | None:
     """Where PyTorch keeps what it knows of the symbols of a graph; ``None`` if it has none."""
     for node in module.graph.nodes:
@@ -128,11 +138,18 @@ def shape_environment(module: fx.GraphModule) -> ShapeEnv | None:
 
 
 def _numbers(value: object) -> Iterator[object]:
+    for item in _leaves(value):
+        if isinstance(item, torch.Tensor) and item.layout is torch.strided:
+            yield from (*item.shape, *item.stride(), item.storage_offset())
+        else:
+            yield item
+
+
+def _leaves(value: object) -> Iterator[object]:
+    """What a node's value has in its lists and tuples."""
     if isinstance(value, (list, tuple)):
         for item in value:
-            yield from _numbers(item)
-    elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        yield from (*value.shape, *value.stride(), value.storage_offset())
+            yield from _leaves(item)
     else:
         yield value
 

@@ -174,9 +174,11 @@ def from_record(record: Record) -> Entry:
             for (name, dtype, shape), content in zip(header["constants"], tensors, strict=True)
         },
         Report(
-            regions,
-            on_onnx,
-            tuple((target, Reason(Kind[kind], text), number) for target, kind, text, number in fallbacks),
+            int(regions),
+            int(on_onnx),
+            tuple(
+                (str(target), Reason(Kind[kind], str(text)), int(number)) for target, kind, text, number in fallbacks
+            ),
         ),
     )
 
@@ -259,7 +261,11 @@ def _check_expression(text: str) -> None:
     Raises:
         ValueError: it is something else.
     """
-    for node in ast.walk(ast.parse(text, mode="eval")):
+    try:
+        parsed = ast.parse(text, mode="eval")
+    except SyntaxError as error:
+        raise ValueError(f"{text!r} is no size") from error
+    for node in ast.walk(parsed):
         is_known = isinstance(node, _IN_SIZES)
         if isinstance(node, ast.Attribute):
             is_known = isinstance(node.value, ast.Name) and node.value.id in ("math", "torch")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
 import platform
 import sys
@@ -47,7 +48,24 @@ def obstacle(options: Options) -> str | None:
         return "the bisector is at work"
     if any(provider_name(provider) != "CPUExecutionProvider" for provider in options.providers):
         return "other execution providers"
+    if is_edited():
+        return "a library that is installed to be edited"
     return None
+
+
+@functools.cache
+def is_edited() -> bool:
+    """Whether a library that takes part is a folder that somebody works in (``pip install -e``): its version does not
+    tell what is in it. Our own may be, as its sources are a part of the key."""
+    return any(_is_editable(name) for name in ("torch", *_LIBRARIES))
+
+
+def _is_editable(name: str) -> bool:
+    try:
+        origin = metadata.distribution(name).read_text("direct_url.json")  # PEP 610
+    except metadata.PackageNotFoundError:  # built where it is
+        return True
+    return bool(json.loads(origin or "{}").get("dir_info", {}).get("editable"))
 
 
 def _has_translations_of_others() -> bool:
@@ -105,11 +123,15 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def sources() -> dict[str, str]:
-    """The SHA-256 of each of our source files, those of our passes too.
+    """The SHA-256 of each of our source files, those of our passes too, as they were when it was first asked for.
 
     Raises:
         OSError: one cannot be read, or is younger than this process: then another may have been imported.
     """
+    return _sources_now()
+
+
+def _sources_now() -> dict[str, str]:
     found = {}
     for folder in _OURS:
         for path in sorted(folder.rglob("*.py")):
@@ -117,6 +139,18 @@ def sources() -> dict[str, str]:
                 raise OSError(f"{path} changed while this process ran")
             found[f"{folder.name}/{path.relative_to(folder)}"] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
+
+
+def check_sources() -> None:
+    """Checks that no source file of ours changed since ``sources`` was asked for.
+
+    The compiler is imported when a graph is first compiled, which may be long after.
+
+    Raises:
+        OSError: one did, or cannot be read.
+    """
+    if _sources_now() != sources():
+        raise OSError("sources changed while this process ran")
 
 
 @functools.cache

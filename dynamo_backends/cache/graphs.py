@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +29,7 @@ from . import answers, environment
 from .code import CannotStoreError
 from .description import constants, describe, describe_symbols, shape_environment
 from .entry import entry_of, from_record, to_record
-from .store import Record, Store, default_folder
+from .store import Record, Store, folder_named, tell_once
 
 if TYPE_CHECKING:
     from passes.engine.manager import PassResult
@@ -39,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 _NOT_OF_THE_RESULT = frozenset({"cache", "cache_dir", "cache_size", "dump_dir", "compare", "tensor_limit"})
 """Options that change nothing of what is compiled."""
+
+_SOURCES_CHANGED = "sources that cannot be read, or changed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +56,21 @@ class Lookup:
 
 
 def store_of(options: Options) -> Store:
-    """The store that the options name."""
-    return Store(Path(options.cache_dir).expanduser() if options.cache_dir else default_folder(), options.cache_size)
+    """The store that the options name.
+
+    Raises:
+        OSError: its folder has no known place.
+    """
+    return Store(folder_named(options.cache_dir), options.cache_size)
+
+
+def cached_graphs(options: Options) -> CachedGraphs | None:
+    """The cache of one backend; ``None``, and a line in the log, where its folder has no known place."""
+    try:
+        return CachedGraphs(options)
+    except OSError as error:
+        tell_once(error)
+        return None
 
 
 class CachedGraphs:
@@ -64,6 +78,9 @@ class CachedGraphs:
 
     Args:
         options: of the backend.
+
+    Raises:
+        OSError: its folder has no known place.
     """
 
     def __init__(self, options: Options) -> None:
@@ -105,7 +122,7 @@ class CachedGraphs:
         except CannotStoreError as error:
             return _not_cached(name, str(error))
         except OSError:
-            return _not_cached(name, "sources that cannot be read, or changed")
+            return _not_cached(name, _SOURCES_CHANGED)
         found = self._load(key, name, module, weights)
         if found is not None:
             count("cache_hits")
@@ -155,7 +172,7 @@ class CachedGraphs:
         except SessionError as error:  # there may be no memory just now
             logger.warning("%s is in the cache, and is compiled anew: %s", name, error)
             return None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:  # the last are PyTorch's
             logger.warning("an entry of the cache is ignored and removed: %s: %r", key, error)
             self._store.remove(key)
             return None
@@ -180,11 +197,15 @@ class CachedGraphs:
                 raise CannotStoreError("memory ran out")
             if symbols is not None and describe_symbols(symbols) != known:
                 raise CannotStoreError("the compile added guards")
+            environment.check_sources()
             entry = entry_of(graph, in_pytorch, originals)
             record = to_record(entry)
             _check(record)
         except CannotStoreError as error:
             _not_cached(graph.name, str(error))
+            return
+        except OSError:
+            _not_cached(graph.name, _SOURCES_CHANGED)
             return
         if self._store.put(key, record):
             count("cache_stored")
@@ -199,7 +220,7 @@ def _check(record: Record) -> None:
     written = json.loads(json.dumps(record.header))
     try:
         again = to_record(from_record(Record(written, record.blobs)))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise CannotStoreError("it cannot be read again") from error
     if json.loads(json.dumps(again.header)) != written or list(again.blobs) != list(record.blobs):
         raise CannotStoreError("it is another when it is read again")

@@ -28,7 +28,7 @@ _ABANDONED_SECONDS = 3600.0
 """Age at which an unfinished file is taken to be of a process that is no more."""
 
 _told: set[str] = set()
-"""Folders of which the log said already that they cannot be written."""
+"""What the log said already of folders that cannot be used."""
 
 
 class DamagedError(Exception):
@@ -56,10 +56,27 @@ class Usage:
     bytes: int
 
 
-def default_folder() -> Path:
-    """``$XDG_CACHE_HOME/dynamo_backends``, by default in ``~/.cache``."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "dynamo_backends"
+def folder_named(name: str | None) -> Path:
+    """A folder for a store.
+
+    Args:
+        name: what the user calls it; by default ``$XDG_CACHE_HOME/dynamo_backends``, or that in ``~/.cache``.
+
+    Raises:
+        OSError: it is in a home that is not known, as of a user who has no name in a container.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
+    path = os.path.expanduser(name or os.path.join(base, "dynamo_backends"))
+    if path.startswith("~"):
+        raise OSError(f"the home in {path} is not known; name a folder by the option cache_dir")
+    return Path(path)
+
+
+def tell_once(error: OSError) -> None:
+    """Says in the log, once, why nothing is cached."""
+    if str(error) not in _told:
+        _told.add(str(error))
+        logger.warning("compiled graphs are not cached: %s", error)
 
 
 class Store:
@@ -108,9 +125,7 @@ class Store:
                     os.unlink(unfinished)
                 raise
         except OSError as error:
-            if str(self.folder) not in _told:
-                _told.add(str(self.folder))
-                logger.warning("compiled graphs are not cached, as %s cannot be written: %s", self.folder, error)
+            tell_once(OSError(f"{self.folder} cannot be written: {error.strerror or error}"))
             return False
         self._shrink(self._path(key))
         return True

@@ -27,10 +27,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Shows the cache, and clears it if asked to; returns the exit code."""
     try:
         options = parse_options()
-    except ValueError as error:
+        store = store_of(options)
+    except (ValueError, OSError) as error:
         sys.stderr.write(f"dynamo-backends cache: {error}\n")
         return 2
-    store = store_of(options)
     usage = store.clear() if arguments.clear else store.usage()
     left = store.usage()
     if arguments.clear and left.entries:

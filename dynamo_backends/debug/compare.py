@@ -31,6 +31,7 @@ from ..numerics.differences import largest
 from ..numerics.distance import dense, distance, is_carried, is_explained, nearer
 from ..numerics.exact import Environment, run_eager, run_exact, widen
 from ..regions import is_ordered
+from ..runtime.binding import BoundSession
 from .repeat import Instability, RepeatedRegion, instability_of
 from .replay import Replay
 from .rows import OK, GraphComparison, Row, relative_error
@@ -47,15 +48,21 @@ class RunValues:
     Attributes:
         actual: by node of ``graph.module``, the values of the run, as they were before the graph wrote into them: its
             inputs, its constants, what left a region, what PyTorch computed.
+        sessions: by index of a region, the session that ran.
         repeated: by index of a region, what came of running it again.
         rescued: by index of a region that PyTorch ran because its session failed, what ONNX Runtime said.
         models: by index of a region, its model after each pass of the stage ``onnx`` that fired.
     """
 
     actual: Mapping[fx.Node, object]
+    sessions: Mapping[int, BoundSession] = dataclasses.field(default_factory=dict)
     repeated: Mapping[int, RepeatedRegion] = dataclasses.field(default_factory=dict)
     rescued: Mapping[int, str] = dataclasses.field(default_factory=dict)
     models: Mapping[int, Sequence[ModelStep]] = dataclasses.field(default_factory=dict)
+
+    def session_of(self, region: CompiledRegion) -> BoundSession:
+        """The session of a region that ran; one of it where PyTorch did."""
+        return self.sessions.get(region.region.index, region.bound)
 
 
 def compare_run(graph: CompiledGraph, run: RunValues, replay: Replay) -> GraphComparison:
@@ -111,7 +118,9 @@ def _rewritten(graph: CompiledGraph, run: RunValues, rows: list[Row]) -> GraphCo
             flipped.add(row.region)  # rounding turned a comparison; what follows of it is no rewrite's fault
         if row.region in flipped and not row.is_output:
             continue
-        rewrite = find_rewrite(_region(graph, row.region), run.models.get(row.region, ()), run.actual, row.name)
+        region = _region(graph, row.region)
+        steps = run.models.get(row.region, ())
+        rewrite = find_rewrite(region, run.session_of(region), steps, run.actual, row.name)
         note = f"every node of region_{row.region} by itself is right: a rewrite of its model makes the fault"
         first = next((item for item in rows if item.name == rewrite.value), row)
         return GraphComparison(f"{_diverges(first)}: {rewrite.cause}", note, rows)
@@ -133,7 +142,8 @@ def _unstable(graph: CompiledGraph, run: RunValues, rows: list[Row]) -> GraphCom
         ):
             continue  # threads add up in another order, and the graph carries it on, past a comparison that flips too
         assert row.region is not None
-        origin = find_unstable_rewrite(_region(graph, row.region), run.models.get(row.region, ()), run.actual)
+        region = _region(graph, row.region)
+        origin = find_unstable_rewrite(region, run.session_of(region), run.models.get(row.region, ()), run.actual)
         note = f"no node of region_{row.region} by itself gave other results in ten runs: it is {origin}"
         return _unstable_verdict(row, found, note, rows)
     return None
@@ -196,6 +206,7 @@ class _Lockstep:
         replay: Replay,
     ) -> None:
         self._graph = graph
+        self._run = run
         repeated, actual = run.repeated, run.actual
         self._repeated = {
             value_names(output.node)[0]: repeated[region.region.index].unstable[i]
@@ -399,7 +410,8 @@ class _Lockstep:
         except SessionError as error:  # the local errors and the outputs remain
             self._unchecked.append(f"the values inside region_{region.index}: {first_line(str(error))}")
         try:
-            self._in_session.update(self._replay.session_values(compiled, arguments))
+            bound = self._run.session_of(compiled)
+            self._in_session.update(self._replay.session_values(compiled, bound, arguments))
         except SessionError as error:
             self._unchecked.append(f"the values inside region_{region.index}'s session: {first_line(str(error))}")
 

@@ -83,7 +83,7 @@ class Judge:
 
     def judge(self, graph: CompiledGraph, run: WatchedRun, call: Call | None, replay: Replay) -> Judged:
         """Judges a run, before anything writes into its arguments."""
-        values = RunValues(run.values, run.repeated, run.rescued, self.models)
+        values = RunValues(run.values, run.sessions, run.repeated, run.rescued, self.models)
         try:
             comparison = compare_run(graph, values, replay)
         except Exception as error:  # a fault of the comparison must not end the user's run; the verdict says it

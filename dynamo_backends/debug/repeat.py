@@ -85,20 +85,23 @@ class RepeatedRegion:
         return any(not item.is_rounding(None) for item in self.unstable.values())
 
 
-def repeat_region(region: RunnableRegion, args: Sequence[object], outputs: Sequence[object]) -> RepeatedRegion:
+def repeat_region(
+    region: RunnableRegion, bound: BoundSession, args: Sequence[object], outputs: Sequence[object]
+) -> RepeatedRegion:
     """Runs a region again on the arguments of its call.
 
     Args:
         region: the region.
+        bound: the session that ran.
         args: what it was called with; nothing may have written into them since.
         outputs: what it returned.
     """
     unstable: dict[int, Instability] = {}
     try:
         with torch.no_grad():
-            for threads, results in _again(region.bound, args, times=_REGION_TIMES):
+            for threads, results in _again(bound, args, times=_REGION_TIMES):
                 for i, found in _differences(outputs, results):
-                    unstable.setdefault(i, Instability(region.bound.threads, threads, _dtype(outputs[i]), found))
+                    unstable.setdefault(i, Instability(bound.threads, threads, _dtype(outputs[i]), found))
     except Exception as error:  # no memory for a second session: that must not end the user's run; the note says it
         if not isinstance(error, SessionError):
             logger.exception("%s region %d could not run again", region.graph, region.index)

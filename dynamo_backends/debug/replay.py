@@ -58,10 +58,17 @@ class Replay:
         values = values_of_model(compiled.bound, compiled.bound.session, compiled.model, args, specs)
         return {(outputs[name].node, outputs[name].index): value for name, value in values.items()}
 
-    def session_values(self, compiled: CompiledRegion, args: Sequence[object]) -> dict[str, torch.Tensor]:
+    def session_values(
+        self, compiled: CompiledRegion, bound: BoundSession, args: Sequence[object]
+    ) -> dict[str, torch.Tensor]:
         """The values inside the session that ran, by name: those of the model that ONNX Runtime made of it.
 
         That model is run with all its values as outputs and nothing left to optimize, so that its fusions stay.
+
+        Args:
+            compiled: the region.
+            bound: the session that ran.
+            args: what it was called with.
 
         Raises:
             SessionError: the runtime does not write the model, or refuses it with all values exposed.
@@ -69,7 +76,7 @@ class Replay:
         nodes = [node for node in compiled.region.nodes if "val" in node.meta]
         specs = [_output_spec(output, _name(output)) for node in nodes for output in _own_results(node)]
         specs = [spec for spec in specs if not spec.is_number]
-        return tensors(values_of_session(compiled.bound, compiled.bound.session, args, specs))
+        return tensors(values_of_session(bound, bound.session, args, specs))
 
     def node_values(self, node: fx.Node, args: Sequence[object]) -> list[object] | str:
         """A node's results computed by a session of that node alone; in words, why it does not run alone.

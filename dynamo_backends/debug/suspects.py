@@ -103,17 +103,22 @@ OPTIMIZERS = (
 
 
 def find_rewrite(
-    compiled: CompiledRegion, steps: Sequence[ModelStep], actual: Mapping[fx.Node, object], value: str
+    compiled: CompiledRegion,
+    bound: BoundSession,
+    steps: Sequence[ModelStep],
+    actual: Mapping[fx.Node, object],
+    value: str,
 ) -> Rewrite:
     """Names the rewrite that makes ``value`` wrong.
 
     Args:
         compiled: the region.
+        bound: its session that ran.
         steps: its model after each pass of the stage ``onnx`` that fired, in order.
         actual: the values of the run, by node.
         value: name of a tensor that is wrong in the session that ran, and right in the exported model.
     """
-    search = _Search(compiled, actual, value)
+    search = _Search(compiled, bound, actual, value)
     if search.is_right(compiled.optimized_model):
         return Rewrite("the session that ran; another session of the same model is right", value)
     before = compiled.model
@@ -139,13 +144,14 @@ def _wrong_optimizer(search: _Search, compiled: CompiledRegion) -> str:
 
 
 def find_unstable_rewrite(
-    compiled: CompiledRegion, steps: Sequence[ModelStep], actual: Mapping[fx.Node, object]
+    compiled: CompiledRegion, bound: BoundSession, steps: Sequence[ModelStep], actual: Mapping[fx.Node, object]
 ) -> str:
     """Says where a region's results become others from run to run or with other threads, though those of its nodes do
     not.
 
     Args:
         compiled: the region.
+        bound: its session that ran.
         steps: its model after each pass of the stage ``onnx`` that fired, in order.
         actual: the values of the run, by node.
     """
@@ -155,9 +161,9 @@ def find_unstable_rewrite(
         *((step.model, f"pass {step.name}") for step in steps),
         (compiled.optimized_model, "the passes of the stage onnx"),
     ):
-        session = compiled.bound.session.variant(model, optimize=False)
-        bound = BoundSession(session, compiled.bound.inputs, compiled.bound.outputs)
-        if any(not found.is_rounding(None) for found in repeat_node(bound, arguments).values()):
+        session = bound.session.variant(model, optimize=False)
+        variant = BoundSession(session, bound.inputs, bound.outputs)
+        if any(not found.is_rounding(None) for found in repeat_node(variant, arguments).values()):
             return culprit
     return "ONNX Runtime's optimizers, or a race that did not show again"
 
@@ -165,8 +171,10 @@ def find_unstable_rewrite(
 class _Search:
     """Runs variants of one region's session and says whether a value comes out as in the exported model."""
 
-    def __init__(self, compiled: CompiledRegion, actual: Mapping[fx.Node, object], value: str) -> None:
-        self._bound = compiled.bound
+    def __init__(
+        self, compiled: CompiledRegion, bound: BoundSession, actual: Mapping[fx.Node, object], value: str
+    ) -> None:
+        self._bound = bound
         self._arguments = [actual[item.node] for item in compiled.region.inputs]
         self._value = value
         names = [spec.name.removesuffix("__memory") for spec in self._bound.outputs]

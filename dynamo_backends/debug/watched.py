@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ..artifacts import CompiledGraph, RunnableRegion
 from ..regions import ORIGINAL
+from ..runtime.binding import BoundSession
 from .interpreter import Interpreter
 from .repeat import RepeatedRegion, repeat_region
 
@@ -45,6 +46,7 @@ class WatchedRun:
     Attributes:
         results: what it returned.
         values: by node of the graph before the split, its value, as it was before the graph wrote into it.
+        sessions: by index of a region, the session that ran; that of other weights may run in another thread.
         repeated: by index of a region, what came of running it again.
         rescued: by index of a region that PyTorch ran because its session failed, what ONNX Runtime said.
         cost: where the time went.
@@ -52,6 +54,7 @@ class WatchedRun:
 
     results: Sequence[object]
     values: dict[fx.Node, object]
+    sessions: dict[int, BoundSession]
     repeated: dict[int, RepeatedRegion]
     rescued: dict[int, str]
     cost: Cost
@@ -68,7 +71,9 @@ def watch(graph: CompiledGraph, args: list[object]) -> WatchedRun:
     results = interpreter.run(*args, enable_io_processing=False)
     args.clear()
     cost = _measure_cost(graph, interpreter)
-    return WatchedRun(results, interpreter.values, interpreter.repeated, interpreter.rescued, cost)
+    return WatchedRun(
+        results, interpreter.values, interpreter.sessions, interpreter.repeated, interpreter.rescued, cost
+    )
 
 
 def are_plain(args: Sequence[object]) -> bool:
@@ -106,6 +111,7 @@ class _RecordingInterpreter(Interpreter):
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
         self.values: dict[fx.Node, object] = {}
+        self.sessions: dict[int, BoundSession] = {}
         self.repeated: dict[int, RepeatedRegion] = {}
         self.rescued: dict[int, str] = {}
         self.region_milliseconds: dict[int, float] = {}
@@ -114,24 +120,28 @@ class _RecordingInterpreter(Interpreter):
     def run_node(self, n: fx.Node) -> object:
         if isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable:
             self._keep_what_is_overwritten(n)
-        failures = n.target.failures if isinstance(n.target, RunnableRegion) else 0
         start = time.perf_counter()
-        value = super().run_node(n)
-        elapsed = (time.perf_counter() - start) * 1e3
         if isinstance(n.target, RunnableRegion):
-            index = n.target.index
-            self.region_milliseconds[index] = elapsed
-            if n.target.failures > failures:
-                self.rescued[index] = n.target.last_failure
             args, _ = self.fetch_args_kwargs_from_env(n)
-            assert isinstance(value, (tuple, list))
-            self.repeated[index] = repeat_region(n.target, args, value)
+            value: object = self._run_region(n.target, args)
         else:
-            self.pytorch_milliseconds += elapsed
+            value = super().run_node(n)
+            self.pytorch_milliseconds += (time.perf_counter() - start) * 1e3
         original = n.meta.get(ORIGINAL)
         if original is not None:
             self.values[original] = value
         return value
+
+    def _run_region(self, region: RunnableRegion, args: Sequence[object]) -> Sequence[object]:
+        failures, start = region.failures, time.perf_counter()
+        results, bound = region.run_to_compare(args)
+        self.region_milliseconds[region.index] = (time.perf_counter() - start) * 1e3
+        if region.failures > failures:
+            self.rescued[region.index] = region.last_failure
+        if bound is not None:
+            self.sessions[region.index] = bound
+            self.repeated[region.index] = repeat_region(region, bound, args, results)
+        return results
 
     def _keep_what_is_overwritten(self, node: fx.Node) -> None:
         """Copies the kept values in whose memory a node will write."""

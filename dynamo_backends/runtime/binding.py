@@ -173,6 +173,10 @@ class BoundSession:
         """Itself, see ``frozen.FrozenSession.bound``."""
         return self
 
+    def chosen(self, args: Sequence[torch.Tensor | int | bool], *, complete: bool = False) -> BoundSession:
+        """Itself, see ``frozen.FrozenSession.chosen``."""
+        return self
+
     @property
     def threads(self) -> int:
         """Threads of the session that the next call runs."""

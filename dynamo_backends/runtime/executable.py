@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -36,13 +35,6 @@ class Executable:
     settings: SessionSettings
     weights: tuple[int, ...] = ()
 
-    @property
-    def digest(self) -> str:
-        """A name of the content, the same in every process: SHA-256 in hexadecimal."""
-        content = hashlib.sha256(self.model)
-        content.update(repr(self).encode())
-        return content.hexdigest()
-
     def load(self, constants: Mapping[int, torch.Tensor] = MappingProxyType({})) -> BoundSession:
         """The session, ready to be called with all arguments.
 
@@ -58,5 +50,5 @@ class Executable:
             (list(constants), declared),
         ):
             model += declare(self.inputs[i].declaration for i in positions)
-        held = {self.inputs[i].name: self.inputs[i].as_it_lies(tensor.detach()) for i, tensor in constants.items()}
+        held = {self.inputs[i].name: self.inputs[i].as_it_lies(tensor).detach() for i, tensor in constants.items()}
         return BoundSession(Session(model, self.settings, held), self.inputs, self.outputs)

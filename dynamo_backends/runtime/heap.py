@@ -35,21 +35,20 @@ def give_back() -> None:
 def available() -> int | None:
     """Bytes that this process can still take, without the machine or its container running out; ``None`` if not known.
 
-    It is what Linux says (``/proc/meminfo``) and the limit of a container (cgroup v2). What a container uses includes
-    its cache of files, such as the one the weights were read from; the part that was not used lately is free, as Docker
-    and Kubernetes count it.
+    It is what Linux says (``/proc/meminfo``) and the limit of a container (cgroup v2), whose use counts the files that
+    were read as well, such as checkpoints: what of these was not used again goes when memory is needed.
     """
-    amounts = [number * 1024 for number in _numbers(_MEMORY, "MemAvailable:")]
+    amounts = [1024 * number for number in _numbers(_MEMORY, "MemAvailable:")]
     limit, used = _lines(_LIMIT), _lines(_USED)
     if limit and used and limit[0].isdigit():
-        amounts.append(int(limit[0]) - int(used[0]) + sum(_numbers(_STATISTICS, "inactive_file")))
+        files = sum(_numbers(_STATISTICS, "inactive_file"))
+        amounts.append(int(limit[0]) - int(used[0]) + files)
     return min(amounts, default=None)
 
 
 def _numbers(path: Path, name: str) -> list[int]:
-    """The number behind a name in a file of names and numbers; none if it is not there."""
-    words = (line.split() for line in _lines(path))
-    return [int(line[1]) for line in words if line[:1] == [name]]
+    """What stands behind a name in a file of names and numbers."""
+    return [int(words[1]) for words in map(str.split, _lines(path)) if words[:1] == [name]]
 
 
 def _lines(path: Path) -> list[str]:

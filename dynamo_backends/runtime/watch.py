@@ -29,7 +29,7 @@ MOST_CALLS = 1_000
 SMALL = 64 * 1024
 """Bytes that are looked at in each call, if there are no more."""
 
-_SMALLEST_CHUNK = 16 * 1024
+_SMALLEST_CHUNK = 4 * 1024
 """Bytes of which one checksum is made."""
 
 _SAMPLE = 32
