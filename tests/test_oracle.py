@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import threading
 from collections.abc import Callable
 
@@ -54,6 +55,13 @@ def test_answers_are_bounded_and_the_oldest_goes_first() -> None:
         assert answer is not None and answer.text == str(number)
     assert asked == [1, 2, 3, 4, 2]
     assert len(small) == 3
+
+
+def test_a_question_has_the_same_name_in_every_process() -> None:
+    translations = [*CONVERTERS.values(), functools.partial(CONVERTERS.get, "x", default=1)]
+    names = [oracle.name_of((translation, 23, ("node", torch.float32))) for translation in translations]
+    assert not any(" at 0x" in repr(oracle._named((translation,))) for translation in translations)
+    assert len(set(names)) == len({id(translation) for translation in translations})
 
 
 @pytest.mark.parametrize("error", [MemoryError("std::bad_alloc"), None])

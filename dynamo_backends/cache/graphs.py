@@ -135,8 +135,8 @@ class CachedGraphs:
         known = None if symbols is None else describe_symbols(symbols)
 
         def keep(graph: CompiledGraph, in_pytorch: Sequence[fx.Graph], ran: Sequence[PassResult]) -> None:
-            self._keep(key, graph, in_pytorch, ran, originals, symbols, known)
-            answers.keep(self._store, answers_key)
+            if self._keep(key, graph, in_pytorch, ran, originals, symbols, known):
+                answers.keep(self._store, answers_key)
 
         return Lookup(keep=keep)
 
@@ -188,8 +188,8 @@ class CachedGraphs:
         originals: Mapping[str, torch.Tensor],
         symbols: ShapeEnv | None,
         known: Mapping[str, Any] | None,
-    ) -> None:
-        """Keeps a compiled graph, unless it may come out otherwise the next time."""
+    ) -> bool:
+        """Keeps a compiled graph, unless it may come out otherwise the next time; whether it was kept."""
         try:
             if any(result.undone for result in ran):
                 raise CannotStoreError("a pass that was undone")
@@ -203,12 +203,14 @@ class CachedGraphs:
             _check(record)
         except CannotStoreError as error:
             _not_cached(graph.name, str(error))
-            return
+            return False
         except OSError:
             _not_cached(graph.name, _SOURCES_CHANGED)
-            return
-        if self._store.put(key, record):
+            return False
+        is_stored = self._store.put(key, record)
+        if is_stored:
             count("cache_stored")
+        return is_stored
 
 
 def _check(record: Record) -> None:

@@ -7,6 +7,7 @@ a model of the one node.
 from __future__ import annotations
 
 import collections
+import functools
 import hashlib
 from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, TypeVar
@@ -92,6 +93,8 @@ def name_of(question: Hashable) -> str:
 def _named(part: object) -> object:
     if isinstance(part, tuple):
         return tuple(map(_named, part))
+    if isinstance(part, functools.partial):
+        return _named((part.func, part.args, *sorted(part.keywords.items())))
     name = getattr(part, "__qualname__", None)
     return part if name is None else f"{getattr(part, '__module__', '')}.{name}"
 
