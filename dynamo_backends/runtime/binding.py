@@ -25,6 +25,7 @@ import torch
 from onnxruntime.capi import _pybind_state as ort_c
 
 from ..errors import SessionError, WrongResultError
+from .arena import ARENA
 from .constants import TABLE, Declaration
 from .dtypes import TORCH_DTYPES
 from .expected_shapes import Size, Sizes, differs, follow, written
@@ -228,6 +229,8 @@ class BoundSession:
             )
         except ORT_ERRORS as error:
             raise session_error(error, self.session.model) from error
+        finally:
+            ARENA.used()
         if judgement is None:
             self._judge(fetches, sizes)
         if memories is None:

@@ -7,6 +7,7 @@ import dataclasses
 import onnxruntime
 import torch
 
+from .arena import ARENA
 from .messages import ORT_ERRORS, session_error
 from .providers import Provider
 
@@ -43,7 +44,7 @@ class SessionSettings:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _SILENT  # refusals are exceptions, and reported by us
         options.intra_op_num_threads = threads
-        options.enable_cpu_mem_arena = False  # it keeps the most that a call ever needed, and saves no time
+        ARENA.use(options)
         if self.shares_graph:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         else:

@@ -1,0 +1,119 @@
+"""The memory of what sessions compute on the way: one arena for all of them, given back when none has run for a while.
+
+Without an arena, the system takes large memory back after each use and makes its pages anew in the next call, a fifth
+of the time of a SegFormer (AMD EPYC). An arena of each session's own would keep the most that it ever needed for ever.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+
+import numpy as np
+import onnxruntime
+from onnxruntime.capi import _pybind_state as ort_c
+
+from ..forks import renew_in_children
+from .heap import give_back
+from .messages import ORT_ERRORS
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 0.5
+"""How long no session runs before the arena is given back. The next call takes as long as without an arena."""
+
+_IDENTITY = (
+    b'\x08\x08:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x00'
+    b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x00B\x04\n\x00\x10\x12"
+)
+"""A model that returns its argument, serialized; a run of it can be told to shrink the arena."""
+
+
+class Arena:
+    """ONNX Runtime's arena of the process, which its environment holds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._session: onnxruntime.InferenceSession | None = None
+        self._watcher: threading.Thread | None = None
+        self._end = threading.Event()
+        self._runs = 0
+        renew_in_children(self)
+        atexit.register(self._stop)
+
+    def renew_in_child(self) -> None:
+        """See ``forks.Renewable``: the thread is not there."""
+        self._lock = threading.Lock()
+        self._watcher = None
+        self._end = threading.Event()
+
+    def use(self, options: onnxruntime.SessionOptions) -> None:
+        """Lets a session with these options have its memory from the arena; not that of its weights."""
+        with self._lock:
+            if self._session is None:
+                self._session = _session_that_shrinks()
+        _use(options)
+
+    def used(self) -> None:
+        """To be called after each run of a session."""
+        self._runs += 1
+        if self._watcher is None:
+            with self._lock:
+                if self._watcher is None and not self._end.is_set():
+                    self._watcher = threading.Thread(target=self._watch, name="dynamo_backends_arena", daemon=True)
+                    self._watcher.start()
+
+    def shrink(self) -> None:
+        """Gives back what no session uses just now."""
+        if self._session is not None:
+            run = ort_c.RunOptions()
+            run.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+            self._session.run(None, {"x": np.zeros(0, np.float32)}, run)
+        give_back()
+
+    def _watch(self) -> None:
+        """Waits until no session has run for a while, and gives back the memory."""
+        while True:
+            before = self._runs
+            if self._end.wait(IDLE_SECONDS):
+                return
+            with self._lock:
+                if self._runs == before:
+                    self._watcher = None
+                    break
+        self.shrink()
+
+    def _stop(self) -> None:
+        """The process ends: no thread may be inside ONNX Runtime then."""
+        self._end.set()
+        watcher = self._watcher
+        if watcher is not None:
+            watcher.join()
+
+
+def _session_that_shrinks() -> onnxruntime.InferenceSession:
+    kind = ort_c.OrtMemoryInfo("Cpu", ort_c.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort_c.OrtMemType.DEFAULT)
+    settings = {
+        "max_mem": 0,
+        "arena_extend_strategy": 1,
+        "initial_chunk_size_bytes": -1,
+        "max_dead_bytes_per_chunk": -1,
+    }
+    try:
+        onnxruntime.create_and_register_allocator(kind, ort_c.OrtArenaCfg(settings))  # 1: as much as is asked for
+    except ORT_ERRORS as error:  # another library of this process made it
+        logger.info("ONNX Runtime's arena is there already: %s", error)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    _use(options)
+    return onnxruntime.InferenceSession(_IDENTITY, options, providers=["CPUExecutionProvider"])
+
+
+def _use(options: onnxruntime.SessionOptions) -> None:
+    options.enable_cpu_mem_arena = True
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+
+
+ARENA = Arena()

@@ -1,0 +1,106 @@
+"""The memory of what sessions compute on the way: kept between calls, given back when none runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import onnx
+import pytest
+import torch
+
+from dynamo_backends.bench import memory
+from dynamo_backends.runtime import arena
+
+MB = 2**20
+
+
+def large(x: torch.Tensor) -> torch.Tensor:
+    """Some 400 MB on the way."""
+    y = torch.stack([x + i for i in range(100)])
+    return (y.sin() * y.cos()).sum()
+
+
+def test_the_model_is_an_identity() -> None:
+    model = onnx.load_from_string(arena._IDENTITY)
+    onnx.checker.check_model(model)
+    assert [node.op_type for node in model.graph.node] == ["Identity"]
+
+
+@pytest.mark.skipif(memory.resident() is None, reason="not on Linux")
+def test_memory_is_given_back_when_no_session_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena, "IDLE_SECONDS", 0.1)
+    compiled = torch.compile(large, backend="onnxrt")
+    x = torch.randn(MB)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), large(x), rtol=1e-3, atol=1.0)
+        compiled(x)
+    before = memory.resident()
+    assert before is not None
+    end = time.monotonic() + 60
+    while (memory.resident() or 0) > before - 200 * MB and time.monotonic() < end:
+        time.sleep(0.1)
+    assert (memory.resident() or 0) < before - 200 * MB
+    deadline = time.monotonic() + 60
+    while arena.ARENA._watcher is not None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert arena.ARENA._watcher is None, "nothing waits where nothing runs"
+
+
+def test_sessions_run_while_memory_is_given_back() -> None:
+    compiled = torch.compile(lambda x: (x.sin() @ x.cos()).relu(), backend="onnxrt")
+    x = torch.randn(200, 200)
+    expected = (x.sin() @ x.cos()).relu()
+    end = threading.Event()
+
+    def shrink() -> None:
+        while not end.is_set():
+            arena.ARENA.shrink()
+
+    with torch.no_grad():
+        thread = threading.Thread(target=shrink)
+        compiled(x)
+        thread.start()
+        try:
+            for _ in range(200):
+                torch.testing.assert_close(compiled(x), expected)
+        finally:
+            end.set()
+            thread.join()
+
+
+ENDING = """
+import torch
+from dynamo_backends.runtime import arena
+arena.IDLE_SECONDS = {seconds}
+compiled = torch.compile(lambda x: x.sin() + 1, backend="onnxrt")
+with torch.no_grad():
+    for _ in range(3):
+        compiled(torch.ones(1000))
+print("ran")
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.0001, 30])
+def test_a_process_ends_at_once_whatever_the_thread_does(seconds: float) -> None:
+    start = time.monotonic()
+    script = ENDING.format(seconds=seconds)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout == "ran\n", done.stderr
+    assert time.monotonic() - start < 29
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_gives_back_too() -> None:
+    compiled = torch.compile(lambda x: x.sin() + 1, backend="onnxrt")
+    with torch.no_grad():
+        compiled(torch.ones(10))
+        child = os.fork()
+        if child == 0:
+            is_clean = arena.ARENA._watcher is None
+            compiled(torch.ones(10))
+            os._exit(0 if is_clean and arena.ARENA._watcher is not None and arena.ARENA._watcher.is_alive() else 1)
+    assert os.waitpid(child, 0)[1] == 0
