@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from passes.engine.locks import Lock
 from passes.engine.registry import are_only_built_in
-from passes.order import ORDER
+from passes.order import LOOKED_FOR
 
 from . import aot
 from .artifacts import GraphName, Runner
@@ -124,7 +124,7 @@ class Pipeline:
         """
         graph = GraphName(_next_graph_number())
         self.observer.stage("dynamo", graph, module)
-        has_passes = any(name.startswith("pre_grad.") for name in ORDER) or not are_only_built_in()
+        has_passes = self.observer.explains or _may_change(module)
         self.observer.passes(graph, self.compiler.pre_grad(graph, module, example_inputs) if has_passes else [])
         self.observer.stage("pre_grad", graph, module)
 
@@ -240,6 +240,13 @@ class Pipeline:
 
         needs_arguments = verify or any(weight.value is None for weight in weights.values())
         return aot.boxed(at_first_call(build) if needs_arguments else build(None))
+
+
+def _may_change(module: fx.GraphModule) -> bool:
+    """Whether a pass of the stage ``pre_grad`` may find what it looks for; asked without importing the passes."""
+    looked_for = set(LOOKED_FOR.values())
+    found = any(getattr(node.target, "__name__", "") in looked_for for node in module.graph.nodes)
+    return found or not are_only_built_in()
 
 
 def _next_graph_number() -> int:

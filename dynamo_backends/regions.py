@@ -1,9 +1,9 @@
 """Which nodes go to ONNX, and the split of a graph into regions for ONNX Runtime and the rest for PyTorch.
 
-A node goes to ONNX if it has a translation, the runtime has kernels for it (asked by a session of that
-one node, the only reliable answer; the answer is kept for all nodes alike), and it is not known to be
-computed wrongly. Such nodes make as few regions as their order allows. Nodes whose order matters (random numbers,
-side effects) keep their order.
+A node goes to ONNX if it has a translation, the runtime has kernels for it (asked by a session of that one node, the
+only reliable answer; the answer is kept for all nodes alike), and it is not known to be computed wrongly; or if it
+depends on no argument: then its value goes there. Such nodes make as few regions as their order allows. Nodes whose
+order matters (random numbers, side effects) keep their order.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .aliases import IN_PYTORCH, is_view
 from .artifacts import Input, Output, Region, Split
 from .collectives import is_collective
 from .errors import TranslationError
+from .exporter.known_values import KNOWN_VALUE, nodes_of_known_values
 from .exporter.known_wrong import draws_random_numbers, faults_of, reason_not_to_translate
 from .exporter.results import is_inferred
 from .exporter.signature import signature
@@ -176,9 +177,13 @@ def split_graph(graph: fx.GraphModule, support: Support, refused: dict[fx.Node, 
 
 def _in_pytorch(calls: Sequence[fx.Node], support: Support, refused: dict[fx.Node, Reason]) -> dict[fx.Node, Reason]:
     result = {}
+    known = nodes_of_known_values(
+        node for node in calls if producer_of(node) not in refused and IN_PYTORCH not in node.meta
+    )
     for node in calls:
         reason = refused.get(producer_of(node)) or support.reason_against(node)
-        if reason is not None:
+        node.meta[KNOWN_VALUE] = reason is not None and node in known
+        if reason is not None and node not in known:
             result[node] = reason
     return result
 

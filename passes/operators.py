@@ -4,13 +4,20 @@
 ``scaled_dot_product_attention`` is another function: it returns 0 for a row whose mask hides everything, where softmax
 gives NaN, and on the CPU it has no kernel with dropout. PyTorch computes ours step by step; they are there to be one
 node in a graph.
+
+``dynamo_backends::interpolate`` is ``torch.nn.functional.interpolate``, which AOTAutograd would take apart into some
+thirty nodes, and its gradient into as many as sixteen scattered sums.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
+from torch.autograd import forward_ad
+
+aten = torch.ops.aten
 
 _library = torch.library.Library("dynamo_backends", "DEF")
 
@@ -21,8 +28,14 @@ _NUMBERS = (
 _library.define(f"attention({_TENSORS}, *, {_NUMBERS}) -> Tensor")
 _library.define(f"attention_backward(Tensor grad, {_TENSORS}, *, {_NUMBERS}) -> (Tensor, Tensor, Tensor, Tensor)")
 
+_library.define(
+    "interpolate(Tensor input, int[]? size=None, float[]? scale_factor=None, *, str mode='nearest', "
+    "bool align_corners=False) -> Tensor"
+)
+
 attention = torch.ops.dynamo_backends.attention.default
 attention_backward = torch.ops.dynamo_backends.attention_backward.default
+interpolate = torch.ops.dynamo_backends.interpolate.default
 
 
 def _probabilities(
@@ -140,3 +153,85 @@ _library.impl("attention", _attention, "CompositeExplicitAutograd")
 _library.impl("attention_backward", _attention_backward, "CompositeExplicitAutograd")
 torch.library.register_fake("dynamo_backends::attention", _attention, lib=_library)
 torch.library.register_fake("dynamo_backends::attention_backward", _attention_backward, lib=_library)
+
+
+def _interpolate(
+    input: torch.Tensor,
+    size: list[int] | None = None,
+    scale_factor: list[float] | None = None,
+    *,
+    mode: str = "nearest",
+    align_corners: bool = False,
+) -> torch.Tensor:
+    """``torch.nn.functional.interpolate``, with sizes or factors for each dimension.
+
+    Args:
+        input: [N, C, ...], floating point, one to three dimensions to be resized.
+        size: their sizes in the result; or else
+        scale_factor: what their sizes are multiplied by.
+        mode: a key of ``INTERPOLATION_BACKWARDS``.
+        align_corners: as there; not for the nearest modes.
+
+    Returns:
+        [N, C, ...], of the memory format that eager chooses.
+    """
+    aligned = align_corners if mode.endswith("linear") else None
+    return torch.nn.functional.interpolate(input, size, scale_factor, mode, aligned)
+
+
+INTERPOLATION_BACKWARDS = {
+    ("linear", 1): aten.upsample_linear1d_backward.default,
+    ("bilinear", 2): aten.upsample_bilinear2d_backward.default,
+    ("trilinear", 3): aten.upsample_trilinear3d_backward.default,
+    ("nearest", 1): aten.upsample_nearest1d_backward.default,
+    ("nearest", 2): aten.upsample_nearest2d_backward.default,
+    ("nearest", 3): aten.upsample_nearest3d_backward.default,
+    ("nearest-exact", 1): aten._upsample_nearest_exact1d_backward.default,
+    ("nearest-exact", 2): aten._upsample_nearest_exact2d_backward.default,
+    ("nearest-exact", 3): aten._upsample_nearest_exact3d_backward.default,
+}
+"""PyTorch's gradient of an interpolation, by its mode and the number of dimensions that are resized."""
+
+
+class _Interpolation(torch.autograd.Function):
+    """``interpolate`` with its gradient, which is one kernel of PyTorch's."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        input: torch.Tensor,
+        size: list[int] | None,
+        scale_factor: list[float] | None,
+        mode: str,
+        align_corners: bool,
+    ) -> torch.Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            result: torch.Tensor = interpolate(input, size, scale_factor, mode=mode, align_corners=align_corners)
+        factors: list[float] | list[None] = scale_factor or [None] * (input.ndim - 2)
+        aligned = [align_corners] if mode.endswith("linear") else []
+        ctx.arguments = (list(result.shape[2:]), list(input.shape), *aligned, *factors)
+        ctx.kernel = INTERPOLATION_BACKWARDS[mode, input.ndim - 2]
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return ctx.kernel(grad, *ctx.arguments), None, None, None, None
+
+
+def _interpolate_with_gradient(
+    input: torch.Tensor,
+    size: list[int] | None = None,
+    scale_factor: list[float] | None = None,
+    *,
+    mode: str = "nearest",
+    align_corners: bool = False,
+) -> torch.Tensor:
+    if forward_ad._current_level >= 0:  # PyTorch's own has a tangent
+        return _interpolate(input, size, scale_factor, mode=mode, align_corners=align_corners)
+    result: torch.Tensor = _Interpolation.apply(input, size, scale_factor, mode, align_corners)
+    return result
+
+
+_library.impl("interpolate", _interpolate, "CompositeExplicitAutograd")
+_library.impl("interpolate", _interpolate_with_gradient, "Autograd")
+torch.library.register_fake("dynamo_backends::interpolate", _interpolate, lib=_library)

@@ -6,6 +6,7 @@ Apart from the catalog, which imports the passes: who only asks whether a stage 
 from __future__ import annotations
 
 ORDER = (
+    "pre_grad.interpolate",
     "joint.remove_noops",
     "joint.fold_uniform_constants",
     "joint.canonical_aten",
@@ -32,3 +33,6 @@ ORDER = (
     "onnx.transposed_products",
     "onnx.remove_unused",
 )
+
+LOOKED_FOR = {"pre_grad.interpolate": "interpolate"}
+"""Of each pass of the stage ``pre_grad``, the function it looks for: who finds none in a graph need not import it."""

@@ -28,6 +28,7 @@ from ..onnx_versions import IR_VERSION
 from . import torch_internals
 from .converters import CONVERTERS
 from .indices import INDEX_ARGUMENT, refuse_negative
+from .known_values import KNOWN_VALUE, known_value
 from .locations import module_path, source_line
 from .promotion import promoted_dtypes
 from .results import check_results, expected_dtype, expected_shape
@@ -181,6 +182,9 @@ class _Translation:
         if node.target is operator.getitem and isinstance(node.args[0], fx.Node) and node.args[0] in self.values:
             self.values[node] = self._value(node)
             return
+        if node.meta.get(KNOWN_VALUE):
+            self._add_known_value(node)
+            return
         function = find_translation(node.target, self.opset)
         if function is None:
             raise TranslationError("no translation to ONNX")
@@ -204,6 +208,23 @@ class _Translation:
         promoted = {value.dtype for value in casts.values() if value.dtype is not None}
         adopted = self._adopt(node, results, promoted, recorder)
         check_results(node, function, recorder.nodes, self.model.functions, adopted, self.opset)
+
+    def _add_known_value(self, node: fx.Node) -> None:
+        try:
+            results = known_value(node)
+        except Exception as error:  # an operator may raise anything; PyTorch is to raise it in the call
+            raise TranslationError(f"its value cannot be computed: {_root_cause(error)}") from error
+        metas = node.meta["val"] if isinstance(results, list) else [node.meta["val"]]
+        values = results if isinstance(results, list) else [results]
+        for value, meta, name in zip(values, metas, value_names(node), strict=True):
+            value.name = name
+            _set_type(value, meta)
+            constant = value.producer()
+            assert constant is not None
+            constant.name = f"node_{name}"
+            constant.metadata_props.update(_origin(node))
+            self.graph.append(constant)
+        self.values[node] = results
 
     def _cast(self, node: fx.Node, dtype: torch.dtype, recorder: torch_internals.Recorder) -> ir.Value:
         value = self._value(node)

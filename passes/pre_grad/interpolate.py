@@ -1,0 +1,90 @@
+"""Keeps an interpolation whole, which AOTAutograd would take apart.
+
+Rule::
+
+    interpolate(x, scale_factor=2, mode="bilinear")                   # x: f32[1, 64, 32, 32]
+
+    dynamo_backends.interpolate(x, None, [2.0, 2.0], mode="bilinear", align_corners=False)
+
+PyTorch decomposes its interpolations before a compiler's own choice of decompositions counts: a bilinear one becomes
+thirty nodes that read four images and mix them, its gradient four sums at indices. ONNX has ``Resize``; the gradient
+stays one kernel of PyTorch's.
+
+Not for bicubic interpolation, whose ``Resize`` takes ONNX Runtime ten times as long as PyTorch's kernel, with
+``antialias``, with symbolic sizes of what is resized, in another dtype than float32, nor inside a transform of
+``torch.func``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .. import operators
+from ..engine.context import PassContext
+from ..engine.fx.editing import call, replace, value_of
+from ..engine.registry import Pass
+
+_SIGNATURE = inspect.signature(torch.nn.functional.interpolate)
+
+
+def interpolate(module: fx.GraphModule, context: PassContext) -> int:
+    """Replaces interpolations in place; returns how many."""
+    fired = 0
+    for node in module.graph.find_nodes(op="call_function", target=torch.nn.functional.interpolate):
+        arguments = _SIGNATURE.bind(*node.args, **node.kwargs)
+        arguments.apply_defaults()
+        given = arguments.arguments
+        reason = _reason_against(node, given)
+        if reason is not None:
+            context.refuse(node, reason, matched=1, of=1)
+            continue
+        result = value_of(node)
+        assert result is not None
+        by_factor = given["size"] is None and not given["recompute_scale_factor"]
+        size = None if by_factor else list(result.shape[2:])
+        factors = _for_each(given["scale_factor"], result.ndim - 2) if by_factor else None
+        options = {"mode": given["mode"], "align_corners": bool(given["align_corners"])}
+        new = call(node, operators.interpolate, (given["input"], size, factors), options)
+        fired += replace(node, new, context)
+    return fired
+
+
+def _for_each(factor: Any, dimensions: int) -> list[float]:
+    """A factor for each dimension, where one may stand for all."""
+    return [float(item) for item in factor] if isinstance(factor, Sequence) else [float(factor)] * dimensions
+
+
+def _reason_against(node: fx.Node, given: dict[str, Any]) -> str | None:
+    value, result = value_of(given["input"]), value_of(node)
+    if value is None or type(value) is not FakeTensor or result is None or value.dtype is not torch.float32:
+        return "what it resizes is no plain float32 tensor"
+    if (given["mode"], value.ndim - 2) not in operators.INTERPOLATION_BACKWARDS or given["antialias"]:
+        return f"ONNX Runtime has no fast one of mode {given['mode']}{' with antialias' * bool(given['antialias'])}"
+    if not all(isinstance(size, int) for size in (*value.shape[2:], *result.shape[2:])):
+        return "the sizes of what it resizes are symbolic"
+    if _has_nodes(given["scale_factor"]):
+        return "its factors are computed"
+    if result.numel() == 0:
+        return "it is empty"
+    if any("functorch" in str(getattr(other.target, "__module__", "")) for other in node.graph.nodes):
+        return "a transform of torch.func is in the graph"
+    return None
+
+
+def _has_nodes(argument: Any) -> bool:
+    found: list[fx.Node] = []
+    fx.map_arg(argument, found.append)
+    return bool(found)
+
+
+PASS = Pass(
+    "pre_grad.interpolate",
+    "Keeps an interpolation one node, which is a Resize, and its gradient one kernel of PyTorch's.",
+    interpolate,
+)
