@@ -195,6 +195,12 @@ MODELS: dict[str, Entry] = {
         _image,
         trains=True,
     ),
+    "segformer": Entry(
+        lambda: tf.SegformerForSemanticSegmentation(
+            tf.SegformerConfig(hidden_sizes=[32, 64, 128, 256], decoder_hidden_size=128)
+        ),
+        _image,
+    ),
     "whisper": Entry(_whisper, _five_seconds_of_spectrogram),
     "wav2vec2": Entry(_wav2vec2, _five_seconds_of_sound),
     "clip": Entry(_clip, lambda: {**_text(77), **_image()}),
