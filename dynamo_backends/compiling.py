@@ -22,7 +22,7 @@ from .lowering import Lowering, OnnxLowering
 from .numerics.exact import attribute
 from .observer import Observer
 from .options import Options
-from .regions import Support, region_graph
+from .regions import InPytorch, Support, region_graph
 from .stage_passes import StagePasses
 from .verification import Evaluation, GraphChecker, can_be_verified
 
@@ -37,12 +37,17 @@ class Compiler:
         options: of the backend.
         observer: is told of each stage.
         lowering: makes callables of the graphs of the stage ``post_grad``; by default on ONNX Runtime.
+        in_pytorch: why all of a graph is to run in PyTorch; empty if it is not.
     """
 
-    def __init__(self, options: Options, observer: Observer, lowering: Lowering | None) -> None:
+    def __init__(
+        self, options: Options, observer: Observer, lowering: Lowering | None, *, in_pytorch: str = ""
+    ) -> None:
         self._options = options
         self._observer = observer
         support = Support(options.opset, options.providers)
+        if in_pytorch:
+            support = InPytorch(options.opset, options.providers, in_pytorch)
         self._passes = StagePasses(options, observer, support)
         self._lowering = lowering or OnnxLowering(options, observer, support, self._passes)
 

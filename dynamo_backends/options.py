@@ -26,6 +26,7 @@ from .spelling import unknown_name
 ENVIRONMENT_PREFIX = "DYNAMO_BACKENDS_"
 FALLBACKS = ("pytorch", "error")
 WEIGHTS = ("constants", "checked", "inputs")
+PLACEMENTS = ("measured", "onnx", "fastest")
 COMPARISONS = ("first", "every", "never")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -222,6 +223,13 @@ class Options:
         "What happens to an operator ONNX Runtime cannot run: 'pytorch' runs it in PyTorch, "
         "'error' raises UnsupportedOperatorError with the node and the user's source line.",
     )
+    placement: str = option(
+        "measured",
+        Form(_one_of(PLACEMENTS)),
+        "Where graphs run: 'measured' runs forwards and backwards in their first calls both in PyTorch and on ONNX "
+        "Runtime, and then where they are faster, inference on ONNX Runtime; 'fastest', or mode='max-autotune', tries "
+        "all graphs, and Inductor too; 'onnx' runs on ONNX Runtime all that can run there.",
+    )
     weights: str = option(
         "constants",
         Form(_one_of(WEIGHTS)),
@@ -291,7 +299,7 @@ def parse_options(options: Mapping[str, object] | None = None, mode: str | None 
     Args:
         options: what the user passed as ``torch.compile(options=...)``.
         mode: what the user passed as ``torch.compile(mode=...)``. The modes tune Inductor; they are
-            accepted so that code written for it runs, and change nothing here.
+            accepted so that code written for it runs; those of ``max-autotune`` set ``placement`` to ``fastest``.
 
     Raises:
         ValueError: unknown option (with close matches), wrong type or impossible value (with the valid ones).
@@ -309,6 +317,8 @@ def parse_options(options: Mapping[str, object] | None = None, mode: str | None 
             values[name] = forms[name].from_user(value)
         except (TypeError, ValueError) as error:
             raise ValueError(f"option {name!r}: {error}") from None
+    if mode is not None and mode.startswith("max-autotune") and "placement" not in (options or {}):
+        values["placement"] = "fastest"
     return Options(**values)  # type: ignore[arg-type]
 
 

@@ -121,6 +121,17 @@ class Support:
         return None if refused is None else refused.reason
 
 
+class InPytorch(Support):
+    """Refuses all nodes: the graph is faster in PyTorch."""
+
+    def __init__(self, opset: int, providers: Sequence[Provider], why: str) -> None:
+        super().__init__(opset, providers)
+        self._reason = Reason(Kind.FASTER_IN_PYTORCH, why)
+
+    def reason_against(self, node: fx.Node) -> Reason | None:
+        return self._reason
+
+
 def _out_of_memory(error: BaseException | None) -> Reason | None:
     """A reason of that kind, if that is where an error comes from."""
     while error is not None:
@@ -182,8 +193,8 @@ def _in_pytorch(calls: Sequence[fx.Node], support: Support, refused: dict[fx.Nod
     )
     for node in calls:
         reason = refused.get(producer_of(node)) or support.reason_against(node)
-        node.meta[KNOWN_VALUE] = reason is not None and node in known
-        if reason is not None and node not in known:
+        node.meta[KNOWN_VALUE] = reason is not None and not reason.by_design and node in known
+        if reason is not None and not node.meta[KNOWN_VALUE]:
             result[node] = reason
     return result
 

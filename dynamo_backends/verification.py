@@ -48,13 +48,16 @@ class Evaluation:
         module: a graph of any stage; it is run in PyTorch, on copies of the arguments.
         arguments: one real value for each placeholder.
         exact: whether float64 runs beside it.
+        state: of PyTorch's generator on the CPU, if random operators are to go on from there.
     """
 
-    def __init__(self, module: fx.GraphModule, arguments: Sequence[object], *, exact: bool) -> None:
+    def __init__(
+        self, module: fx.GraphModule, arguments: Sequence[object], *, exact: bool, state: torch.Tensor | None = None
+    ) -> None:
         self.eager: Environment = {}
         self.exact: Environment = {}
         values = iter(arguments)
-        randomness = PrivateRandomness(torch.Generator().manual_seed(_SEED).get_state())
+        randomness = PrivateRandomness(torch.Generator().manual_seed(_SEED).get_state() if state is None else state)
         with _undisturbed():
             for node in module.graph.nodes:
                 if node.op == "output":

@@ -19,6 +19,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..artifacts import CompiledGraph, GraphName, Runner
+from ..contest import Outcome
 from ..errors import SessionError
 from ..events import count
 from ..exporter.decompositions import translated_operators
@@ -140,14 +141,60 @@ class CachedGraphs:
 
         return Lookup(keep=keep)
 
-    def _key(
-        self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight], *, is_joint: bool
-    ) -> str:
-        options = {
+    def outcome(self, frame: str, direction: str, ways: Sequence[str]) -> Outcome | None:
+        """How a contest ended in an earlier process; ``None`` if that is not known.
+
+        Args:
+            frame: what tells the captured graph from others.
+            direction: ``forward``, ``backward`` or ``inference``.
+            ways: the ways it may run.
+        """
+        key = self._key_of_outcome(frame, direction, ways)
+        record = self._store.get(key) if key is not None else None
+        if record is None:
+            return None
+        try:
+            return Outcome(**record.header)
+        except TypeError as error:
+            logger.warning("an entry of the cache is ignored and removed: %s: %r", key, error)
+            self._store.remove(str(key))
+            return None
+
+    def keep_outcome(self, frame: str, direction: str, ways: Sequence[str], outcome: Outcome) -> None:
+        """Keeps what ``outcome`` returns from now on."""
+        key = self._key_of_outcome(frame, direction, ways)
+        if key is not None:
+            self._store.put(key, Record(dataclasses.asdict(outcome)))
+
+    def _key_of_outcome(self, frame: str, direction: str, ways: Sequence[str]) -> str | None:
+        if environment.obstacle(self._options) is not None:
+            return None
+        try:
+            described = environment.describe()
+        except OSError:
+            return None
+        return _digest(
+            {
+                "what": "outcome",
+                "frame": frame,
+                "direction": direction,
+                "ways": list(ways),
+                "threads": torch.get_num_threads(),
+                "options": self._options_of_the_result(),
+                "environment": described,
+            }
+        )
+
+    def _options_of_the_result(self) -> dict[str, str]:
+        return {
             field.name: repr(getattr(self._options, field.name))
             for field in dataclasses.fields(self._options)
             if field.name not in _NOT_OF_THE_RESULT
         }
+
+    def _key(
+        self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight], *, is_joint: bool
+    ) -> str:
         return _digest(
             {
                 "what": "graph",
@@ -155,7 +202,7 @@ class CachedGraphs:
                 "is_joint": is_joint,
                 "graph": describe(module),
                 "weights": [node in weights for node in module.graph.find_nodes(op="placeholder")],
-                "options": options,
+                "options": self._options_of_the_result(),
                 "environment": environment.describe(),
             }
         )

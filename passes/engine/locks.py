@@ -23,6 +23,14 @@ class Lock:
     ) -> None:
         self._lock.release()
 
+    def acquire(self, *, blocking: bool = True) -> bool:
+        """Takes it; whether it did, where it is not ``blocking``."""
+        return self._lock.acquire(blocking)
+
+    def release(self) -> None:
+        """Lets it go."""
+        self._lock.release()
+
     def renew(self) -> None:
         """Makes it free; for a child, where no other thread runs."""
         self._lock = threading.Lock()

@@ -21,7 +21,7 @@ from torch import fx
 
 from .bisecting import bisect_command, register_backend
 from .context import Inferred, PassContext, Refusal, Target
-from .fx.editing import UNINITIALIZED, is_pure
+from .fx.editing import UNINITIALIZED, is_pure, origin
 from .fx.snapshot import FxSnapshot, with_subgraphs
 from .onnx.editing import mark_weight
 from .onnx.snapshot import OnnxSnapshot
@@ -47,6 +47,7 @@ __all__ = [
     "count_nodes",
     "is_pure",
     "mark_weight",
+    "origin",
     "register_backend",
 ]
 

@@ -1,0 +1,284 @@
+"""Finds out in a graph's first calls where it runs fastest, and runs it there from then on.
+
+The *candidates* are ways to run one graph: PyTorch, ONNX Runtime, Inductor. The first of them, the *reference*, gives
+the results of these calls; the others get the same arguments and must compute the same::
+
+    call 1          the reference is built, and runs alone: the first result does not wait for the others
+    call 2          the others are built and run; one that fails, or returns something else, is out
+    calls 2 to 5    all are timed, in turn; one that takes half as long again as the reference is out
+    then            the fastest runs, if it is faster than the reference by 3 %
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from passes.engine.locks import Lock
+
+from .artifacts import GraphName, Runner
+from .events import count
+from .numerics.distance import distance, is_carried, is_explained
+from .runtime.heap import give_back
+
+logger = logging.getLogger(__name__)
+
+Build = Callable[[], Runner]
+
+_ROUNDS = 4
+"""Calls in which all candidates are timed."""
+
+_PAUSE = 0.003
+"""Seconds before each: the threads of what ran before go on looking for work for a while."""
+
+_SHORT, _LONG, _MOST_RUNS = 1.0, 200.0, 10
+"""Milliseconds: a candidate is run until its timed runs took the first; what takes the second is run once."""
+
+_HOPELESS = 1.5
+"""How many times as long as the reference a candidate may take and stay."""
+
+_MARGIN = 0.97
+"""The share of the reference's time that the winner may take at most."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a contest ended.
+
+    Attributes:
+        winner: the name of the candidate that runs.
+        milliseconds: the median of each that was timed.
+        out: why the others are out, by name.
+    """
+
+    winner: str
+    milliseconds: Mapping[str, float]
+    out: Mapping[str, str]
+
+    def __str__(self) -> str:
+        times = [f"{name} {time:.3g} ms" for name, time in sorted(self.milliseconds.items(), key=lambda item: item[1])]
+        return "; ".join([*times, *(f"{name} is out: {why}" for name, why in self.out.items())])
+
+
+class Contest:
+    """Runs a graph, see above. It takes its arguments boxed.
+
+    Args:
+        graph: which graph.
+        candidates: what makes a callable of the graph, by name; the reference comes first.
+        written: positions of the arguments that the graph writes to; the others get copies of these.
+        draws: whether it draws random numbers: the others draw the same.
+        exact: gives the float64 results for arguments, and a state of PyTorch's generator where it ``draws``; by it
+            those are judged whose results differ by more than rounding usually grows to.
+        ended: is told of the outcome.
+    """
+
+    def __init__(
+        self,
+        graph: GraphName,
+        candidates: Mapping[str, Build],
+        *,
+        written: Sequence[int] = (),
+        draws: bool = False,
+        exact: Callable[[Sequence[object], torch.Tensor | None], Sequence[object]] | None = None,
+        ended: Callable[[Outcome], None] = lambda outcome: None,
+    ) -> None:
+        self._graph = graph
+        self._waiting = dict(candidates)
+        self._reference = next(iter(candidates))
+        self._written = tuple(written)
+        self._draws = draws
+        self._exact = exact
+        self._ended = ended
+        self._lock = Lock()
+        self._runners: dict[str, Runner] = {}
+        self._times: dict[str, list[float]] = {}
+        self._out: dict[str, str] = {}
+        self._winner: Runner | None = None
+
+    def __call__(self, args: list[object]) -> object:
+        if self._winner is not None:
+            return self._winner(args)
+        if not self._lock.acquire(blocking=self._reference not in self._runners):
+            return self._runners[self._reference](args)  # another thread measures
+        try:
+            if self._winner is not None:
+                return self._winner(args)
+            return self._call(args)
+        finally:
+            self._lock.release()
+
+    def _call(self, args: list[object]) -> object:
+        if not self._runners:
+            self._runners[self._reference] = self._waiting.pop(self._reference)()
+            return self._runners[self._reference](args)
+        is_first = bool(self._waiting)
+        if is_first:
+            self._build()
+        state = torch.get_rng_state() if self._draws else None
+        given = self._copied(args) if is_first else []
+        results: dict[str, object] = {}
+        for name in [name for name in self._runners if name != self._reference]:
+            if is_first:  # its first run makes what it keeps, and is not timed
+                results[name] = self._run(name, self._copied(args), state)
+            if name in self._runners:
+                self._timed(name, self._copied(args), state)
+        result = self._timed(self._reference, args, state)
+        for name, other in results.items():
+            if name in self._runners and (wrong := self._wrong(result, other, given, state)):
+                self._drop(name, f"it computes something else: {wrong}")
+        results.clear()
+        given.clear()
+        self._judge()
+        return result
+
+    def _build(self) -> None:
+        for name, build in self._waiting.items():
+            started = time.perf_counter()
+            try:
+                self._runners[name] = build()
+            except Exception as error:  # whatever a compiler raises: the model runs without it
+                self._drop(name, f"it cannot be compiled: {type(error).__name__}: {_first_line(error)}")
+            else:
+                seconds = time.perf_counter() - started
+                logger.info("%s: %s is compiled, %.1f s", self._graph, name, seconds)
+        self._waiting = {}
+
+    def _wrong(self, result: object, other: object, args: Sequence[object], state: torch.Tensor | None) -> str:
+        """What is wrong about the results of another candidate; empty if nothing is."""
+        wrong = _difference(result, other)
+        if not wrong or self._exact is None:
+            return wrong
+        try:
+            exact = self._exact(args, state)
+        except Exception as error:  # float64 takes more memory, and PyTorch has not all of it
+            return f"{wrong}, and float64 cannot be computed: {type(error).__name__}: {_first_line(error)}"
+        return _difference(result, other, exact)
+
+    def _copied(self, args: Sequence[object]) -> list[object]:
+        copied = list(args)
+        for i in self._written:
+            value = copied[i]
+            if isinstance(value, torch.Tensor):
+                copied[i] = value.clone()
+        return copied
+
+    def _run(self, name: str, args: list[object], state: torch.Tensor | None) -> object:
+        if state is not None:
+            torch.set_rng_state(state)
+        if name == self._reference:
+            return self._runners[name](args)
+        try:
+            return self._runners[name](args)
+        except Exception as error:  # whatever it raises: the reference runs the model, and may raise its own
+            self._drop(name, f"it failed: {type(error).__name__}: {_first_line(error)}")
+            return None
+
+    def _timed(self, name: str, args: list[object], state: torch.Tensor | None) -> object:
+        """The result of a run, after which further ones are timed, of which the least counts.
+
+        A program calls one thing again and again, and so finds caches and threads as its last call left them: what ran
+        before was another candidate. A long run does not depend on that, and is timed itself.
+        """
+        before = self._copied(args) if self._written else list(args)
+        time.sleep(_PAUSE)
+        first, milliseconds = self._clocked(name, args, state)
+        after = torch.get_rng_state() if state is not None else None
+        times = [milliseconds] if milliseconds > _LONG else []
+        while name in self._runners and sum(times) < _SHORT and len(times) < _MOST_RUNS:
+            times.append(self._clocked(name, self._copied(before), state)[1])
+        if after is not None:
+            torch.set_rng_state(after)
+        if name in self._runners:
+            self._times.setdefault(name, []).append(min(times))
+        return first
+
+    def _clocked(self, name: str, args: list[object], state: torch.Tensor | None) -> tuple[object, float]:
+        started = time.perf_counter()
+        result = self._run(name, args, state)
+        return result, (time.perf_counter() - started) * 1e3
+
+    def _drop(self, name: str, why: str) -> None:
+        self._runners.pop(name, None)
+        self._out[name] = why
+        count(f"contest_out {name}")
+
+    def _judge(self) -> None:
+        medians = {name: statistics.median(self._times[name]) for name in self._runners}
+        reference = medians[self._reference]
+        for name, median in medians.items():
+            if median > _HOPELESS * reference:
+                del self._runners[name]
+        if len(self._runners) > 1 and len(self._times[self._reference]) < _ROUNDS:
+            return
+        winner = min(self._runners, key=medians.__getitem__)
+        if medians[winner] > _MARGIN * reference:
+            winner = self._reference
+        times = {name: statistics.median(found) for name, found in self._times.items() if name not in self._out}
+        outcome = Outcome(winner, times, dict(self._out))
+        self._winner = self._runners[winner]
+        self._runners = {self._reference: self._winner}  # for threads that are on their way
+        count(f"contest_won {winner}")
+        logger.info("%s runs by %s: %s", self._graph, winner, outcome)
+        self._ended(outcome)
+        gc.collect(0)
+        give_back()
+
+
+def _difference(expected: object, actual: object, exact: Sequence[object] | None = None) -> str:
+    """What distinguishes the results of two candidates beyond rounding; empty if nothing does.
+
+    Args:
+        expected: those of the reference.
+        actual: those of the other.
+        exact: those of float64, which tells what rounding accounts for; without it, half of the dtype's digits do.
+    """
+    ours, theirs = _leaves(actual), _leaves(expected)
+    if len(ours) != len(theirs):
+        return f"{len(ours)} results, not {len(theirs)}"
+    largest = max((_largest(value) for value in theirs), default=0.0)
+    for i, (our, their) in enumerate(zip(ours, theirs, strict=True)):
+        if not isinstance(our, torch.Tensor) or not isinstance(their, torch.Tensor):
+            if type(our) is not type(their) or our != their:
+                return f"result {i} is {our!r}, not {their!r}"
+            continue
+        if (our.dtype, our.shape) != (their.dtype, their.shape) or _strides(our) != _strides(their):
+            return f"result {i} is laid out in another way"
+        if not _is_near(our, their, largest, None if exact is None else exact[i]):
+            return f"result {i} has other values"
+    return ""
+
+
+def _is_near(ours: torch.Tensor, theirs: torch.Tensor, largest: float, exact: object) -> bool:
+    between = distance(ours, theirs)
+    if not isinstance(exact, torch.Tensor):
+        return is_carried(between, ours.dtype, largest)
+    return is_carried(between, ours.dtype, largest) or is_explained(
+        distance(ours, exact), distance(theirs, exact), ours.dtype, largest
+    )
+
+
+def _leaves(results: object) -> list[object]:
+    return list(results) if isinstance(results, (list, tuple)) else [results]
+
+
+def _largest(value: object) -> float:
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() == 0:
+        return 0.0
+    largest = float(value.detach().abs().max())
+    return largest if largest < float("inf") else 0.0
+
+
+def _strides(value: torch.Tensor) -> list[int]:
+    return [stride for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1]
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else ""

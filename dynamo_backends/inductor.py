@@ -1,0 +1,68 @@
+"""The one module that touches private parts of Inductor: it compiles one of our ATen graphs.
+
+Written against ``torch/_inductor/compile_fx.py`` of the versions in ``torch_versions.py``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .artifacts import Runner
+
+_graph_ids = itertools.count(1_000_000)  # Inductor's own count from 0
+
+
+def compile_with_inductor(module: fx.GraphModule, direction: str) -> Runner:
+    """What Inductor makes of a functional ATen graph; it takes its arguments boxed.
+
+    It draws the random numbers that eager draws, and its results lie in memory as the graph's do.
+
+    Args:
+        module: the graph, with ``meta["val"]`` on its placeholders.
+        direction: ``forward``, ``backward`` or ``inference``.
+
+    Raises:
+        Exception: whatever Inductor raises, of a missing C++ compiler for instance.
+    """
+    from torch._inductor import config
+    from torch._inductor.compile_fx import (
+        _recursive_joint_graph_passes,
+        compile_fx_inner,
+        record_original_output_strides,
+    )
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.virtualized import V
+
+    values = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None) or FakeTensorMode()
+    with _disable_current_modes(), config.patch(fallback_random=True), torch.no_grad():
+        with mode:
+            graph = make_fx(fx.Interpreter(module).run, decomposition_table=select_decomp_table())(*values)
+        output = graph.graph.output_node()
+        results = output.args[0]
+        assert isinstance(results, (list, tuple))
+        output.meta["user_visible_output_idxs"] = [i for i, item in enumerate(results) if isinstance(item, fx.Node)]
+        with tracing(TracingContext(mode)), V.set_fake_mode(mode):
+            if direction == "inference":
+                _recursive_joint_graph_passes(graph)
+            record_original_output_strides(graph)
+            compiled: Any = compile_fx_inner(
+                graph,
+                values,
+                is_inference=direction == "inference",
+                is_backward=direction == "backward",
+                graph_id=next(_graph_ids),
+            )
+
+    def run(args: list[object]) -> object:
+        return compiled(args)
+
+    return run

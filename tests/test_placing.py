@@ -1,0 +1,380 @@
+"""Graphs run where they are faster: what is tried, what may win, and that results stay eager's."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from conftest import assert_same_as_eager, compiled, counted
+from torch import fx, nn
+from torch._dynamo.utils import counters
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynamo_backends import contest, decomposition_table, placing
+from dynamo_backends.artifacts import GraphName
+from dynamo_backends.contest import Contest, Outcome
+from dynamo_backends.exporter.decompose import decompose
+from dynamo_backends.options import parse_options
+from dynamo_backends.placing import INDUCTOR, ONNX, PYTORCH
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DYNAMO_BACKENDS_PLACEMENT")  # tests/conftest.py sets it
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("DYNAMO_BACKENDS_CACHE", "1")
+    monkeypatch.setenv("DYNAMO_BACKENDS_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture(params=[PYTORCH, ONNX])
+def winner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The way that wins each contest."""
+    return plan(monkeypatch, request.param)
+
+
+def plan(monkeypatch: pytest.MonkeyPatch, winner: str) -> str:
+    """Lets one way win: the clock says that it takes less."""
+    clocked = Contest._clocked
+
+    def biased(self: Contest, name: str, *args: Any) -> tuple[object, float]:
+        result, milliseconds = clocked(self, name, *args)
+        return result, milliseconds * 1e-6 + (1.0 if name == winner else 1.3)
+
+    monkeypatch.setattr(Contest, "_clocked", biased)
+    return winner
+
+
+class Net(nn.Module):
+    """Layers whose gradients are one kernel each, dropout, and statistics that training changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.2), nn.LayerNorm(16), nn.Linear(16, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.convolution(x)).relu().mean((2, 3))
+        return torch.log_softmax(self.layers(x), -1)
+
+
+def steps(model: nn.Module, run: Callable[..., Any], images: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for i, image in enumerate(images):
+        torch.manual_seed(i)
+        optimizer.zero_grad()
+        loss = run(image).square().mean()
+        loss.backward()
+        optimizer.step()
+        yield loss.detach()
+        yield torch.rand(1)  # the generator is where it is in eager
+
+
+def test_training_is_eagers_during_the_contest_and_after(winner: str) -> None:
+    expected, actual = Net(), Net()
+    actual.load_state_dict(expected.state_dict())
+    images = [torch.randn(2, 3, 8, 8) for _ in range(8)]
+    run = torch.compile(actual, backend="onnxrt")
+    for ours, eagers in zip(list(steps(actual, run, images)), list(steps(expected, expected, images)), strict=True):
+        torch.testing.assert_close(ours, eagers)
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(actual.state_dict()[name], value, msg=name)
+    assert counted(f"contest_won {winner}") == 2, dict(counters["dynamo_backends"])
+
+
+def test_the_first_step_is_pytorchs() -> None:
+    model = Net()
+    torch.compile(model, backend="onnxrt")(torch.randn(2, 3, 8, 8)).sum().backward()
+    assert counted("nodes_on_onnx") == 0
+    assert counted("nodes_in_pytorch") > 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"options": {"placement": "onnx"}}, {"options": {"fallback": "error"}}, {"options": {"verify_passes": True}}],
+)
+def test_all_on_onnx_runtime_where_that_is_asked_for(settings: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
+    compiled(model, **settings)(torch.randn(2, 4)).sum().backward()
+    assert counted("nodes_on_onnx") > 0
+
+
+def test_inference_is_not_measured() -> None:
+    assert_same_as_eager(lambda x: x.sin() + 1, torch.randn(3))
+    assert counted("nodes_on_onnx") == 2
+
+
+def test_a_graph_without_gradients_under_enabled_gradients() -> None:
+    weight = nn.Parameter(torch.randn(4))
+    assert_same_as_eager(lambda x: nn.functional.gelu(x) * (weight > 0), torch.randn(4), calls=3)
+    assert counted("nodes_on_onnx") > 0
+
+
+def test_outcomes_are_kept_and_seen_in_the_dump(cache: Path, winner: str) -> None:
+    model, image = Net(), torch.randn(2, 3, 8, 8)
+    run = torch.compile(model, backend="onnxrt")
+    for _ in range(6):
+        run(image).sum().backward()
+    torch._dynamo.reset()
+    counters.clear()
+    again = torch.compile(model, backend="onnxrt")
+    for _ in range(3):
+        again(image).sum().backward()
+    assert counted(f"contest_won {winner}") == 0
+    assert (counted("nodes_on_onnx") > 0) == (winner == ONNX)
+    torch._dynamo.reset()
+    torch.compile(model, backend="onnx_debug", options={"dump_dir": str(cache / "dump")})(image).sum().backward()
+    graphs = json.loads((cache / "dump" / "latest" / "manifest.json").read_text())["graphs"]
+    assert [graph["direction"] for graph in graphs] == ["forward", "backward"]
+    for graph in graphs:
+        assert graph["verdict"].startswith("ok"), graph["verdict"]
+        assert (graph["share_on_onnx"] > 0) == (winner == ONNX)
+        if winner == PYTORCH:
+            assert "ms" in graph["in_pytorch"][0]["reason"] and ONNX in graph["in_pytorch"][0]["reason"]
+
+
+def test_a_transformer_trains(winner: str) -> None:
+    config = tf.BertConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+    )
+    model = tf.BertForMaskedLM(config)
+    batch = {"input_ids": torch.randint(50, (2, 8)), "labels": torch.randint(50, (2, 8))}
+    other = copy.deepcopy(model)
+    run = torch.compile(other, backend="onnxrt")
+    for i in range(7):
+        torch.manual_seed(i)
+        expected = model(**batch).loss
+        expected.backward()
+        torch.manual_seed(i)
+        actual = run(**batch).loss
+        actual.backward()
+        torch.testing.assert_close(actual, expected)
+    for (name, theirs), ours in zip(model.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, msg=name, rtol=1e-4, atol=1e-5)
+
+
+def test_sizes_that_change(winner: str) -> None:
+    function = torch.compile(lambda x, w: nn.functional.gelu(x @ w).square().sum(), backend="onnxrt", dynamic=True)
+    for rows in (3, 4, 5, 6, 7, 8, 3):
+        x, w = torch.randn(rows, 4), torch.randn(4, 4, requires_grad=True)
+        other = w.detach().clone().requires_grad_()
+        function(x, w).backward()
+        nn.functional.gelu(x @ other).square().sum().backward()
+        torch.testing.assert_close(w.grad, other.grad)
+
+
+def test_threads_that_call_during_the_contest(winner: str) -> None:
+    function = torch.compile(lambda x: (x.sin() * x).sum(), backend="onnxrt")
+    wrong = []
+
+    def call(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(10):
+            x = torch.randn(40, generator=generator, requires_grad=True)
+            function(x).backward()
+            expected = (x.cos() * x + x.sin()).detach()
+            if not torch.allclose(x.grad, expected, atol=1e-6):  # type: ignore[arg-type]
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# max-autotune
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_max_autotune_with_each_winner(train: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inference and training, by each of the three ways, with weights that change and a generator that moves on."""
+    for winner in (PYTORCH, ONNX, INDUCTOR):
+        torch._dynamo.reset()
+        counters.clear()
+        with monkeypatch.context() as patch:
+            plan(patch, winner)
+            expected, actual = Net().train(train), Net().train(train)
+            actual.load_state_dict(expected.state_dict())
+            images = [torch.randn(2, 3, 8, 8) for _ in range(7)]
+            run = torch.compile(actual, backend="onnxrt", mode="max-autotune")
+            if train:
+                for ours, eagers in zip(
+                    list(steps(actual, run, images)), list(steps(expected, expected, images)), strict=True
+                ):
+                    torch.testing.assert_close(ours, eagers, rtol=1e-4, atol=1e-5)
+            else:
+                for image in images:
+                    with torch.no_grad():
+                        torch.testing.assert_close(run(image), expected(image))
+                        for model in (expected, actual):
+                            model.convolution.weight.mul_(1.1)
+            assert counted(f"contest_won {winner}") == (2 if train else 1), dict(counters["dynamo_backends"])
+
+
+def test_arguments_that_are_written_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan(monkeypatch, ONNX)
+
+    def function(state: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        state.add_(x)
+        return state * 2
+
+    state = torch.zeros(4)
+    run = torch.compile(function, backend="onnxrt", mode="max-autotune")
+    for i in range(1, 9):
+        assert run(state, torch.ones(4)).tolist() == [2.0 * i] * 4
+        assert state.tolist() == [float(i)] * 4
+    assert counted(f"contest_won {ONNX}") == 1
+
+
+def test_the_mode_is_the_option() -> None:
+    assert parse_options(mode="max-autotune").placement == "fastest"
+    assert parse_options(mode="max-autotune-no-cudagraphs").placement == "fastest"
+    assert parse_options(mode="default").placement == parse_options().placement == "measured"
+    with pytest.raises(ValueError, match="expected one of 'measured', 'onnx', 'fastest'"):
+        parse_options({"placement": "gpu"})
+
+
+# The contest itself
+
+
+def boxed(function: Callable[..., list[torch.Tensor]]) -> Callable[[list[object]], object]:
+    def run(args: list[object]) -> object:
+        given = list(args)
+        args.clear()
+        return function(*given)
+
+    return run
+
+
+def doubles(x: torch.Tensor) -> list[torch.Tensor]:
+    return [x * 2]
+
+
+def called(candidates: dict[str, Callable[..., Any]], calls: int = 6, **more: Any) -> list[Outcome]:
+    """Outcomes of a contest whose reference is ``doubles``; each call must return what that returns."""
+    outcomes: list[Outcome] = []
+    ways = {name: (lambda function=function: boxed(function)) for name, function in candidates.items()}
+    run = Contest(GraphName(0, "forward"), {"reference": lambda: boxed(doubles), **ways}, ended=outcomes.append, **more)
+    for i in range(calls):
+        args: list[object] = [torch.full((2000,), float(i))]
+        [result] = run(args)  # type: ignore[misc]
+        assert not args
+        assert result.tolist() == [2.0 * i] * 2000
+    return outcomes
+
+
+def slow(x: torch.Tensor) -> list[torch.Tensor]:
+    for _ in range(300):
+        x.sin()
+    return [x * 2]
+
+
+def failing(x: torch.Tensor) -> list[torch.Tensor]:
+    raise RuntimeError("no memory\nat all")
+
+
+def test_a_slow_candidate_loses_at_once() -> None:
+    [outcome] = called({"slow": slow}, calls=2)
+    assert outcome.winner == "reference"
+    assert outcome.milliseconds["slow"] > outcome.milliseconds["reference"] * contest._HOPELESS
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (failing, "it failed: RuntimeError: no memory"),
+        (lambda x: [x * 2.01 + 0.001], "result 0 has other values"),
+        (lambda x: [(x * 2).double()], "result 0 is laid out in another way"),
+        (lambda x: [x * 2, x], "2 results, not 1"),
+    ],
+)
+def test_what_fails_or_is_wrong_is_out(other: Callable[..., Any], why: str) -> None:
+    [outcome] = called({"other": other})
+    assert outcome.winner == "reference"
+    assert why in outcome.out["other"]
+    assert why in str(outcome)
+
+
+def test_what_cannot_be_built_is_out() -> None:
+    def build() -> Any:
+        raise ImportError("no compiler")
+
+    outcomes: list[Outcome] = []
+    run = Contest(GraphName(0), {"reference": lambda: boxed(doubles), "other": build}, ended=outcomes.append)
+    for _ in range(2):
+        run([torch.ones(2)])
+    assert outcomes[0].out == {"other": "it cannot be compiled: ImportError: no compiler"}
+
+
+def test_the_references_own_error_is_the_callers() -> None:
+    run = Contest(GraphName(0), {"reference": lambda: boxed(failing), "other": lambda: boxed(doubles)})
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="no memory"):
+            run([torch.ones(2)])
+
+
+# What a graph must be for a contest
+
+
+def traced(function: Callable[..., object], *args: torch.Tensor) -> fx.GraphModule:
+    return make_fx(function, tracing_mode="fake")(*args)
+
+
+def test_what_may_run_twice() -> None:
+    x = torch.ones(3)
+    assert placing._may_run_twice(traced(lambda x: x + torch.rand(3), x))
+    assert placing._draws(traced(lambda x: x + torch.rand(3), x))
+    assert not placing._draws(traced(lambda x: x + 1, x))
+    asserting = traced(lambda x: (torch.ops.aten._assert_async.msg(x.sum() > 0, "no"), x + 1)[1], x)
+    assert not placing._may_run_twice(asserting)
+
+
+def test_what_is_written() -> None:
+    x = torch.ones(3)
+    assert placing._written(traced(lambda x, y: y.copy_(x + 1), x, x.clone())) == [1]
+    assert placing._written(traced(lambda x: x + 1, x)) == []
+    assert placing._written(traced(lambda x: (x + 1).add_(2), x)) is None
+
+
+# Decomposing a graph
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: aten.gelu_backward(x, x.sin()),
+        lambda x: aten.native_layer_norm_backward(
+            x, x, [4], x.mean(-1, True), x.mean(-1, True), x[0], x[1], [True] * 3
+        ),
+        lambda x: aten.native_dropout(x, 0.0, True),
+        lambda x: aten._softmax_backward_data(x, x.softmax(-1), -1, torch.float32),
+        lambda x: x + torch.tensor([1.0, 2.0, 3.0, 4.0]),
+    ],
+)
+def test_a_decomposed_graph_computes_the_same(function: Callable[..., Any]) -> None:
+    x = torch.randn(3, 4)
+    module = traced(function, x)
+    table = decomposition_table()
+    whole = [node.target for node in module.graph.nodes if node.target in table]
+    expected = torch.utils._pytree.tree_leaves(module(x))
+    assert decompose(module, table) == len(whole)
+    module.graph.lint()
+    assert not [node for node in module.graph.nodes if node.target in table]
+    assert all("val" in node.meta for node in module.graph.nodes if node.op == "call_function")
+    for ours, theirs in zip(torch.utils._pytree.tree_leaves(module(x)), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
