@@ -33,7 +33,7 @@ def onnxrt(
         gm: Dynamo's graph.
         example_inputs: what it will be called with.
         options: see ``dynamo_backends.options.Options``.
-        mode: accepted for code written for Inductor; changes nothing.
+        mode: sets options: ``max-autotune`` ``placement``, ``reduce-overhead`` ``spin``.
 
     Raises:
         ValueError: an unknown option or an impossible value.

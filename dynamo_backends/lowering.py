@@ -123,6 +123,10 @@ class OnnxLowering:
         split, regions = self._compile_regions(name, module, evaluation, weights)
         Report.of(split).tell(name)
         assembled = assemble(module, split, [region.runnable for region in regions])
+        if self.options.fallback == "inductor" and type(self.observer) is Observer:
+            from .fused_fallback import compile_groups  # it leads to Inductor
+
+            compile_groups(assembled, name.direction)
         give_back()
         return CompiledGraph(name, module, split, regions, assembled, passes)
 
@@ -199,6 +203,7 @@ class OnnxLowering:
             self.options.providers,
             self.options.threads,
             shares_graph=not is_only,
+            spin=self.options.spin,
             disabled_optimizers=optimizers_to_disable(model),
         )
         checker = None

@@ -24,11 +24,19 @@ from .runtime.versions import ALWAYS_LOADED, MINIMUM_OPSET, maximum_opset
 from .spelling import unknown_name
 
 ENVIRONMENT_PREFIX = "DYNAMO_BACKENDS_"
-FALLBACKS = ("pytorch", "error")
+FALLBACKS = ("pytorch", "inductor", "error")
 WEIGHTS = ("constants", "checked", "inputs")
 PLACEMENTS = ("measured", "onnx", "fastest")
 COMPARISONS = ("first", "every", "never")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+_OF_MODES: dict[str, dict[str, object]] = {
+    "reduce-overhead": {"spin": 20},
+    "max-autotune": {"placement": "fastest"},
+    "max-autotune-no-cudagraphs": {"placement": "fastest"},
+}
+"""The options that the modes of ``torch.compile`` set."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +93,11 @@ def _check_threads(value: object) -> None:
             f"expected None or an integer from 1 to {most_threads()} (four for each processor of this machine, at "
             f"least 64), got {value}"
         )
+
+
+def _check_spin(value: object) -> None:
+    if not 0 <= _check_integer(value) <= 1000:
+        raise ValueError(f"expected a number of milliseconds from 0 to 1000, got {value}")
 
 
 def _check_tensor_limit(value: object) -> None:
@@ -220,8 +233,9 @@ class Options:
     fallback: str = option(
         "pytorch",
         Form(_one_of(FALLBACKS)),
-        "What happens to an operator ONNX Runtime cannot run: 'pytorch' runs it in PyTorch, "
-        "'error' raises UnsupportedOperatorError with the node and the user's source line.",
+        "What happens to an operator ONNX Runtime cannot run: 'pytorch' runs it in PyTorch, 'inductor' compiles those "
+        "that follow each other with Inductor, 'error' raises UnsupportedOperatorError with the node and the user's "
+        "source line.",
     )
     placement: str = option(
         "measured",
@@ -241,6 +255,12 @@ class Options:
         None,
         Form(_check_threads, _integer_from_text),
         "Threads of a session, at most four for each processor or 64; by default torch.get_num_threads() at each call.",
+    )
+    spin: int = option(
+        1,
+        Form(_check_spin, _integer_from_text),
+        "Milliseconds, 0 to 1000, for which the threads of a session that has its graph to itself look for more work "
+        "when a call is over; mode='reduce-overhead' sets 20.",
     )
     dump_dir: str = option(
         "onnx_debug",
@@ -298,8 +318,7 @@ def parse_options(options: Mapping[str, object] | None = None, mode: str | None 
 
     Args:
         options: what the user passed as ``torch.compile(options=...)``.
-        mode: what the user passed as ``torch.compile(mode=...)``. The modes tune Inductor; they are
-            accepted so that code written for it runs; those of ``max-autotune`` set ``placement`` to ``fastest``.
+        mode: what the user passed as ``torch.compile(mode=...)``; it sets the options of ``_OF_MODES``.
 
     Raises:
         ValueError: unknown option (with close matches), wrong type or impossible value (with the valid ones).
@@ -317,8 +336,9 @@ def parse_options(options: Mapping[str, object] | None = None, mode: str | None 
             values[name] = forms[name].from_user(value)
         except (TypeError, ValueError) as error:
             raise ValueError(f"option {name!r}: {error}") from None
-    if mode is not None and mode.startswith("max-autotune") and "placement" not in (options or {}):
-        values["placement"] = "fastest"
+    for name, value in _OF_MODES.get(mode or "", {}).items():
+        if name not in (options or {}):
+            values[name] = value
     return Options(**values)  # type: ignore[arg-type]
 
 

@@ -109,6 +109,8 @@ class Pipeline:
         """The graphs on disk; ``None`` where each is to be compiled: to be watched, to be checked, or to be run
         elsewhere."""
         is_plain = type(self.observer) is Observer and self._lowering is None and not self.options.verify_passes
+        if self.options.fallback == "inductor":  # which has a cache of its own
+            return None
         return cached_graphs(self.options) if is_plain and self.options.cache else None
 
     @only_new

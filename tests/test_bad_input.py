@@ -25,7 +25,7 @@ WRONG_OPTIONS = {
     "opset too new": ({"opset": 999}, ["opset 999 is out of range", f"18 to {maximum_opset()}"]),
     "threads": ({"threads": 0}, ["'threads'", "expected None or an integer from 1 to", "got 0"]),
     "threads type": ({"threads": 1.5}, ["'threads'", "expected an integer, got 1.5 (float)"]),
-    "fallback": ({"fallback": "eager"}, ["'fallback'", "expected one of 'pytorch', 'error', got 'eager'"]),
+    "fallback": ({"fallback": "eager"}, ["'fallback'", "expected one of 'pytorch', 'inductor', 'error', got 'eager'"]),
     "provider": (
         {"providers": ["CPUExecutionProvder"]},
         ["Did you mean 'CPUExecutionProvider'?", "Available:"],
@@ -78,7 +78,7 @@ WRONG_ENVIRONMENT = {
     "OPSET": ("new", "DYNAMO_BACKENDS_OPSET='new': expected an integer"),
     "THREADS": ("", "DYNAMO_BACKENDS_THREADS='': expected an integer"),
     "PROVIDERS": ('["CPU', "DYNAMO_BACKENDS_PROVIDERS"),
-    "FALLBACK": ("no", "DYNAMO_BACKENDS_FALLBACK='no': expected one of 'pytorch', 'error'"),
+    "FALLBACK": ("no", "DYNAMO_BACKENDS_FALLBACK='no': expected one of 'pytorch', 'inductor', 'error'"),
     "COMPARE": ("", "DYNAMO_BACKENDS_COMPARE='': expected one of"),
 }
 

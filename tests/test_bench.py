@@ -314,6 +314,21 @@ def test_a_wrong_result_has_no_time(file: str, backend: str, mode: str, in_proce
     assert "wrong" in table.table(found)
 
 
+def test_an_optimizer_steps_and_is_judged_from_the_first_weights(file: str, in_process: type[InProcess]) -> None:
+    for optimizer in case.OPTIMIZERS:
+        asked = Case(f"{file}:convolution", "train", optimizer=optimizer)
+        assert optimizer in asked.label
+        found = bench(asked, backends="eager,onnxrt,onnxrt:max-autotune")
+        assert set(status(found).values()) == {"right"}, found
+
+
+def test_a_mode_may_follow_a_backend() -> None:
+    assert case.parted("onnxrt:max-autotune") == ("onnxrt", "max-autotune")
+    assert case.parted("file.py:make:reduce-overhead") == ("file.py:make", "reduce-overhead")
+    assert case.parted("file.py:make") == ("file.py:make", "")
+    assert case.parted("onnxrt") == ("onnxrt", "")
+
+
 def test_gradients_are_judged(file: str) -> None:
     steps = Steps(wanted := Case(f"{file}:linear", "train"), loaded := load(wanted))
     reference = Reference(steps)
@@ -594,6 +609,7 @@ def said_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["bert", "--tokens", "8"], "of --decode"),
         (["bert", "--train", "--decode"], "not allowed with"),
         (["bert", "--rounds", "0"], "a number from 1"),
+        (["bert", "--optimizer", "sgd"], "goes with --train"),
         (["bert", "--options", "opset"], "NAME=VALUE"),
         (["bert", "--json", "no/such/folder/x.json"], "there is no folder"),
         (["bert", "--json", "."], "it is a folder"),

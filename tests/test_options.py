@@ -35,7 +35,8 @@ def block() -> nn.Module:
 
 
 def test_every_option_has_help_and_a_valid_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DYNAMO_BACKENDS_CACHE")  # tests/conftest.py turns it off
+    for name in ("CACHE", "PLACEMENT"):
+        monkeypatch.delenv(f"DYNAMO_BACKENDS_{name}")  # tests/conftest.py sets it
     defaults = Options()
     for name, field in Options.__dataclass_fields__.items():
         assert field.metadata["help"].endswith("."), name

@@ -245,8 +245,19 @@ def test_the_mode_is_the_option() -> None:
     assert parse_options(mode="max-autotune").placement == "fastest"
     assert parse_options(mode="max-autotune-no-cudagraphs").placement == "fastest"
     assert parse_options(mode="default").placement == parse_options().placement == "measured"
+    assert (parse_options().spin, parse_options(mode="reduce-overhead").spin) == (1, 20)
+    for wrong in (-1, 1001, 0.5, True):
+        with pytest.raises(ValueError, match="option 'spin': expected"):
+            parse_options({"spin": wrong})
     with pytest.raises(ValueError, match="expected one of 'measured', 'onnx', 'fastest'"):
         parse_options({"placement": "gpu"})
+
+
+def test_reduce_overhead_runs() -> None:
+    torch._dynamo.reset()
+    function = torch.compile(lambda x: x.sin() @ x, backend="onnxrt", mode="reduce-overhead")
+    x = torch.randn(4, 4)
+    torch.testing.assert_close(function(x), x.sin() @ x)
 
 
 # The contest itself
@@ -378,3 +389,44 @@ def test_a_decomposed_graph_computes_the_same(function: Callable[..., Any]) -> N
     assert all("val" in node.meta for node in module.graph.nodes if node.op == "call_function")
     for ours, theirs in zip(torch.utils._pytree.tree_leaves(module(x)), expected, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+# fallback="inductor"
+
+
+def partly(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """ONNX has no complex numbers: what is between the products runs in PyTorch."""
+    z = torch.view_as_complex((x @ y).reshape(-1, 2))
+    power = torch.view_as_real(z * z.conj() + z).reshape(x.shape)
+    values, order = torch.sort(power * 2, -1)
+    return values @ y, order, power
+
+
+def test_inductor_compiles_what_onnx_runtime_cannot_run() -> None:
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    settings = {"options": {"fallback": "inductor"}}
+    assert_same_as_eager(partly, x, y, calls=2, settings=settings)
+    assert counted("nodes_by_inductor") > 1
+    assert counted("nodes_on_onnx") > 0
+    assert_same_as_eager(
+        partly, x.requires_grad_(), y, settings={"options": {**settings["options"], "placement": "onnx"}}
+    )
+
+
+def test_random_numbers_beside_what_inductor_compiles() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        values, _ = torch.sort(x.sin(), -1)
+        return torch.cummax(values * torch.rand_like(x), -1)[0] + torch.rand(4)
+
+    assert_same_as_eager(function, torch.randn(4, 4), calls=2, settings={"options": {"fallback": "inductor"}})
+
+
+def test_what_inductor_cannot_compile_runs_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import compile_fx
+
+    def broken(*args: object, **kwargs: object) -> object:
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", broken)
+    assert_same_as_eager(partly, torch.randn(4, 4), torch.randn(4, 4), settings={"options": {"fallback": "inductor"}})
+    assert counted("inductor_failures") > 0

@@ -23,6 +23,11 @@ OWN_NAMES = {
 }
 """What ``--backends`` takes besides the backends that are registered with PyTorch."""
 
+TORCH_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+"""What may follow the name of a registered backend, as in ``onnxrt:max-autotune``."""
+
+OPTIMIZERS = ("sgd", "adamw")
+
 OURS = ("onnxrt", "onnx_debug", "fx_debug")
 """The backends that take our options."""
 
@@ -40,6 +45,7 @@ class Case:
         mode: of ``MODES``.
         dynamic: whether several sizes take turns, compiled with ``dynamic=True``.
         cache: of ``CACHES``, with mode ``decode``.
+        optimizer: of ``OPTIMIZERS``, with mode ``train``: its step follows, compiled too; ``""`` if none.
         beams: of a beam search, with mode ``decode``; 1 takes the likeliest token.
         tokens: how many are generated, with mode ``decode``.
         threads: of PyTorch, and by it of each session; ``None``: PyTorch's own choice.
@@ -51,6 +57,7 @@ class Case:
     mode: str = "inference"
     dynamic: bool = False
     cache: str = ""
+    optimizer: str = ""
     beams: int = 1
     tokens: int = 32
     threads: int | None = None
@@ -61,6 +68,7 @@ class Case:
     def label(self) -> str:
         """The case in words."""
         words = {"train": ["training step"], "decode": [f"decode, {self.cache} cache"]}.get(self.mode, [self.mode])
+        words += [self.optimizer] * bool(self.optimizer)
         words += [f"{self.beams} beams"] * (self.beams > 1) + ["dynamic"] * self.dynamic
         return f"{self.model}: {', '.join(words)}"
 
@@ -101,6 +109,12 @@ def check_place(text: str, what: str) -> tuple[str, str]:
     return place, function
 
 
+def parted(backend: str) -> tuple[str, str]:
+    """The name of a backend, and the mode that follows it, if one does."""
+    name, _, mode = backend.rpartition(":")
+    return (name, mode) if name and mode in TORCH_MODES else (backend, "")
+
+
 def check_backends(names: Sequence[str]) -> None:
     """Checks what of ``--backends`` can be checked without PyTorch: that there are some, and each once.
 
@@ -113,5 +127,5 @@ def check_backends(names: Sequence[str]) -> None:
     if twice:
         raise UsageError(f"--backends has {twice[0]!r} twice")
     for name in names:
-        if ":" in name:
+        if ":" in parted(name)[0]:
             check_place(name, "backend")

@@ -18,7 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..spelling import unknown_name
-from .case import DYNAMO_EAGER, OWN_NAMES, Case, UsageError, check_place
+from .case import DYNAMO_EAGER, OWN_NAMES, Case, UsageError, check_place, parted
 from .models import MODELS
 
 SEED = 0
@@ -192,7 +192,7 @@ def check_registered(names: Iterable[str]) -> None:
     from torch._dynamo import list_backends
 
     known = [*OWN_NAMES, *list_backends(exclude_tags=())]
-    for name in names:
+    for name in (parted(backend)[0] for backend in names):
         if ":" in name:
             from_place(name, "backend")
         elif name not in known:

@@ -38,6 +38,7 @@ class Reference:
         self.unchecked = ""
         self._steps = steps
         steps.results(steps.loaded.model)  # what fails here fails without any backend
+        steps.restore()
         try:
             self._expected = [self._expect(inputs) for inputs in steps.loaded.inputs]
         except Exception as error:  # a model may do in a copy, or in float64, whatever it cannot do

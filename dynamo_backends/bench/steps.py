@@ -49,6 +49,10 @@ class Steps:
         self.trained = [tensor for tensor in loaded.tensors if tensor.requires_grad]
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in loaded.model.buffers()]
         self._given = [(tensor, tensor.detach().clone()) for inputs in loaded.inputs for tensor in inputs.tensors]
+        self._optimizer = _optimizer_of(case, self.trained)
+        self._step = self._optimizer.step if self._optimizer is not None else None
+        if self._optimizer is not None:
+            self._given += [(tensor, tensor.detach().clone()) for tensor in self.trained]
         if case.mode == "decode":
             self._prepare_generation(loaded.model)
 
@@ -91,7 +95,14 @@ class Steps:
             tensor.grad = None
         output = forward(*inputs.args, **inputs.kwargs)
         loss_of(output).backward()
+        if self._step is not None:
+            self._step()
         return output
+
+    def compile_optimizer(self, settings: Mapping[str, Any]) -> None:
+        """Compiles the optimizer's step, if there is one, with the arguments of ``torch.compile``."""
+        if self._optimizer is not None:
+            self._step = torch.compile(self._optimizer.step, **settings)
 
     def generate(self, inputs: Inputs, model: Any = None, *, judged: bool = False, cache: str | None = None) -> Any:
         """The text that the model continues; its ``forward`` is the compiled one.
@@ -124,7 +135,7 @@ class Steps:
         """
         found = []
         for inputs, call in zip(self.loaded.inputs, self.calls(forward), strict=True):
-            self._restore()
+            self.restore()
             torch.manual_seed(SEED)
             if self.case.mode == "decode":
                 found.append(generated(self.generate(inputs, judged=True), self.case.beams))
@@ -135,11 +146,18 @@ class Steps:
             found.append([_kept(leaf) for leaf in leaves])
         return found
 
-    def _restore(self) -> None:
+    def restore(self) -> None:
+        """Makes buffers, inputs, and weights that an optimizer changes, what they were at first."""
         with torch.no_grad():
             for tensor, value in (*self._buffers, *self._given):
                 if not torch.equal(tensor, value):
                     tensor.copy_(value)
+
+
+def _optimizer_of(case: Case, trained: list[torch.Tensor]) -> torch.optim.Optimizer | None:
+    """With so small a rate that many steps change no result by much."""
+    kinds = {"sgd": functools.partial(torch.optim.SGD, momentum=0.9), "adamw": torch.optim.AdamW}
+    return kinds[case.optimizer](trained, lr=1e-6) if case.optimizer else None
 
 
 def _plain_call(forward: Forward, inputs: Inputs) -> Callable[[], object]:

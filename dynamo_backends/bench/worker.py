@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
 from . import memory, timing
-from .case import EAGER, EXPORT, OURS, Case, UsageError
+from .case import EAGER, EXPORT, OURS, Case, UsageError, parted
 from .timing import Turn, turn_of
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -144,9 +144,13 @@ class Worker:
 
         from .loading import registered
 
-        settings: dict[str, Any] = {"backend": registered(self.backend), "dynamic": case.dynamic or None}
-        if self.backend in OURS and case.options:
+        name, mode = parted(self.backend)
+        settings: dict[str, Any] = {"backend": registered(name), "dynamic": case.dynamic or None}
+        if mode:
+            settings["mode"] = mode
+        if name in OURS and case.options:
             settings["options"] = _options_of_ours(case)
+        self.steps.compile_optimizer(settings)
         if case.mode != "decode":
             compiled: Callable[..., Any] = torch.compile(model, **settings)
             return compiled

@@ -199,6 +199,7 @@ def _encode_executable(executable: Executable) -> dict[str, Any]:
         "providers": settings.providers,
         "threads": settings.threads,
         "shares_graph": settings.shares_graph,
+        "spin": settings.spin,
         "optimize": settings.optimize,
         "disabled_optimizers": settings.disabled_optimizers,
         "weights": executable.weights,
@@ -220,6 +221,7 @@ def _decode_executable(encoded: Mapping[str, Any], model: bytes) -> Executable:
         tuple(item if isinstance(item, str) else (item[0], item[1]) for item in encoded["providers"]),
         encoded["threads"],
         encoded["shares_graph"],
+        encoded["spin"],
         encoded["optimize"],
         tuple(encoded["disabled_optimizers"]),
     )

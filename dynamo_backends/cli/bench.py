@@ -24,7 +24,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..bench.case import CACHES, OWN_NAMES, Case, UsageError, check_backends, check_model
+from ..bench.case import CACHES, OPTIMIZERS, OWN_NAMES, Case, UsageError, check_backends, check_model
 from ..bench.measuring import TIMED, Bench, Settings
 from ..bench.models import MODELS
 from ..bench.plot import check_plot, plot
@@ -62,8 +62,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], su
         help="with commas between them; the first is what the others are compared with (default: %(default)s)",
     )
     modes = parser.add_mutually_exclusive_group()
-    modes.add_argument("--train", action="store_true", help="a training step: forward, loss, backward; no optimizer")
+    modes.add_argument("--train", action="store_true", help="a training step: forward, loss, backward")
     modes.add_argument("--decode", action="store_true", help="generate(): tokens a second, dynamic and static cache")
+    parser.add_argument(
+        "--optimizer", choices=OPTIMIZERS, default="", help="with --train: and its step, compiled by the same backend"
+    )
     parser.add_argument("--dynamic", action="store_true", help="several sizes in turn, compiled with dynamic=True")
     parser.add_argument("--cache", choices=CACHES, help="with --decode: one kind of cache only")
     parser.add_argument("--beams", type=_positive, default=1, metavar="N", help="with --decode: beams (default: 1)")
@@ -102,7 +105,8 @@ def _epilog() -> str:
             "models:",
             *models,
             "",
-            "backends: those registered with PyTorch, file.py:function, package.module:function, and",
+            "backends: those registered with PyTorch, alone or as in onnxrt:max-autotune with one of torch.compile's",
+            "modes, file.py:function, package.module:function, and",
             *backends,
             "",
             "Exit codes: 0 all is right; 1 a backend was wrong, failed, crashed or took too long; 2 nothing could be",
@@ -188,6 +192,8 @@ def _check_json(path: Path) -> None:
 
 
 def _cases(arguments: argparse.Namespace) -> list[Case]:
+    if arguments.optimizer and not arguments.train:
+        raise UsageError("--optimizer goes with --train")
     mode = "train" if arguments.train else "decode" if arguments.decode else "inference"
     caches = ([arguments.cache] if arguments.cache else CACHES) if arguments.decode else [""]
     return [
@@ -196,6 +202,7 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
             mode,
             dynamic=arguments.dynamic,
             cache=cache,
+            optimizer=arguments.optimizer,
             beams=arguments.beams,
             tokens=arguments.tokens or TOKENS,
             threads=arguments.threads,

@@ -11,7 +11,6 @@ from .arena import ARENA
 from .messages import ORT_ERRORS, session_error
 from .providers import Provider
 
-_SPIN_MICROSECONDS = 1_000
 _SILENT = 4
 
 
@@ -24,6 +23,7 @@ class SessionSettings:
         threads: size of the session's pool, the calling thread included; ``None``: ``torch.get_num_threads()`` at each
             call.
         shares_graph: whether other sessions run in the same graph: then idle threads do not spin, else shortly.
+        spin: how many milliseconds that is.
         optimize: whether ONNX Runtime's graph optimizations run.
         disabled_optimizers: names of those that do not.
     """
@@ -31,6 +31,7 @@ class SessionSettings:
     providers: tuple[Provider, ...] = dataclasses.field(hash=False)  # a provider's options are a dict
     threads: int | None = None
     shares_graph: bool = False
+    spin: int = 1
     optimize: bool = True
     disabled_optimizers: tuple[str, ...] = ()
 
@@ -48,7 +49,7 @@ class SessionSettings:
         if self.shares_graph:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         else:
-            options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_MICROSECONDS))
+            options.add_session_config_entry("session.intra_op.spin_duration_us", str(self.spin * 1_000))
         if not self.optimize:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         return options
