@@ -119,7 +119,7 @@ class Variant:
 def compile_variant(model: torch.nn.Module, step: Step, switches: Switches) -> Variant:
     """Compiles a model with these passes, which its first step does."""
     recorder = Recorder()
-    options = parse_options({"passes": switches})
+    options = parse_options({"passes": switches, "placement": "onnx"})
 
     def backend(module: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
         return Pipeline(options, recorder).compile_dynamo_graph(module, inputs)

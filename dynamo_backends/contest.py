@@ -4,7 +4,7 @@ The *candidates* are ways to run one graph: PyTorch, ONNX Runtime, Inductor. The
 the results of these calls; the others get the same arguments and must compute the same::
 
     call 1          the reference is built, and runs alone: the first result does not wait for the others
-    call 2          the others are built and run; one that fails, or returns something else, is out
+    call 2          the others are built, and run; one that fails, or returns something else, is out
     calls 2 to 5    all are timed, in turn; one that takes half as long again as the reference is out;
                     call 3 is the last if one is far ahead
     then            the fastest runs, if it is faster than the reference by 3 %
@@ -104,6 +104,7 @@ class Contest:
         self._runners: dict[str, Runner] = {}
         self._times: dict[str, list[float]] = {}
         self._out: dict[str, str] = {}
+        self._compared: set[str] = set()
         self._winner: Runner | None = None
 
     def __call__(self, args: list[object]) -> object:
@@ -122,14 +123,14 @@ class Contest:
         if not self._runners:
             self._runners[self._reference] = self._waiting.pop(self._reference)()
             return self._runners[self._reference](args)
-        is_first = bool(self._waiting)
-        if is_first:
+        if self._waiting:
             self._build()
         state = torch.get_rng_state() if self._draws else None
-        given = self._copied(args) if is_first else []
+        new = [name for name in self._runners if name != self._reference and name not in self._compared]
+        given = self._copied(args) if new else []
         results: dict[str, object] = {}
         for name in [name for name in self._runners if name != self._reference]:
-            if is_first:  # its first run makes what it keeps, and is not timed
+            if name in new:  # its first run makes what it keeps, and is not timed
                 results[name] = self._run(name, self._copied(args), state)
             if name in self._runners:
                 self._timed(name, self._copied(args), state)
@@ -137,6 +138,7 @@ class Contest:
         for name, other in results.items():
             if name in self._runners and (wrong := self._wrong(result, other, given, state)):
                 self._drop(name, f"it computes something else: {wrong}")
+        self._compared.update(new)
         results.clear()
         given.clear()
         self._judge()

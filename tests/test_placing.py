@@ -332,6 +332,36 @@ def test_what_cannot_be_built_is_out() -> None:
     assert outcomes[0].out == {"other": "it cannot be compiled: ImportError: no compiler"}
 
 
+def test_a_candidate_is_compared_although_the_reference_failed_at_first() -> None:
+    failures = [True]
+
+    def reference(x: torch.Tensor) -> list[torch.Tensor]:
+        if len(x) == 1 and failures:
+            failures.clear()
+            raise ValueError("one element")
+        return doubles(x)
+
+    outcomes: list[Outcome] = []
+    ways = {"reference": lambda: boxed(reference), "other": lambda: boxed(lambda x: [x * 3])}
+    run = Contest(GraphName(0), ways, ended=outcomes.append)
+    run([torch.ones(2)])
+    with pytest.raises(ValueError, match="one element"):
+        run([torch.ones(1)])
+    run([torch.ones(2)])
+    assert "other values" in outcomes[0].out["other"]
+
+
+def test_no_clock_decides_where_results_must_be_the_same_each_time() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        run = torch.compile(lambda x: (x.sin() * x).sum(), backend="onnxrt")
+        for _ in range(7):
+            run(torch.ones(4, requires_grad=True)).backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not [name for name in counters["dynamo_backends"] if "contest" in name]
+
+
 def test_the_references_own_error_is_the_callers() -> None:
     run = Contest(GraphName(0), {"reference": lambda: boxed(failing), "other": lambda: boxed(doubles)})
     for _ in range(3):

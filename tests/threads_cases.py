@@ -111,7 +111,7 @@ def _compiled(function: Callable[..., object], operators: set[str]) -> Callable[
     """``torch.compile(function, backend="onnxrt", dynamic=False)``, with a listener."""
 
     def backend(module: torch.fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
-        return Pipeline(parse_options(None), _Listener(operators)).compile_dynamo_graph(module, inputs)
+        return Pipeline(parse_options({"placement": "onnx"}), _Listener(operators)).compile_dynamo_graph(module, inputs)
 
     torch._dynamo.reset()
     counters.clear()

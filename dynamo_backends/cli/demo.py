@@ -128,7 +128,7 @@ class Demo:
         module = llama.build(self.part)
         batches = [llama.BATCH, llama.BATCH + 1] if self.dynamic else [llama.BATCH]
         args = {batch: llama.inputs(self.part, batch, self.length) for batch in batches}
-        settings = {"opset": self.options.opset, "dump_dir": self.options.dump_dir}
+        settings = {"placement": "onnx", "opset": self.options.opset, "dump_dir": self.options.dump_dir}
         onnxrt = torch.compile(module, backend="onnxrt", dynamic=self.dynamic or None, options=settings)
         debug = torch.compile(
             module,
