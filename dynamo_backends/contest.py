@@ -7,7 +7,7 @@ the results of these calls; the others get the same arguments and must compute t
     call 2          the others are built, and run; one that fails, or returns something else, is out
     calls 2 to 5    all are timed, in turn; one that takes half as long again as the reference is out;
                     call 3 is the last if one is far ahead
-    then            the fastest runs, if it is faster than the reference by 3 %
+    then            the fastest runs, if it is faster than the reference by some margin
 """
 
 from __future__ import annotations
@@ -47,9 +47,6 @@ _SHORT, _LONG, _MOST_RUNS = 1.0, 200.0, 10
 _HOPELESS = 1.5
 """How many times as long as the reference a candidate may take and stay."""
 
-_MARGIN = 0.97
-"""The share of the reference's time that the winner may take at most."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
@@ -76,6 +73,7 @@ class Contest:
     Args:
         graph: which graph.
         candidates: what makes a callable of the graph, by name; the reference comes first.
+        margin: the share of the reference's time that a winner may take at most.
         written: positions of the arguments that the graph writes to; the others get copies of these.
         draws: whether it draws random numbers: the others draw the same.
         exact: gives the float64 results for arguments, and a state of PyTorch's generator where it ``draws``; by it
@@ -88,6 +86,7 @@ class Contest:
         graph: GraphName,
         candidates: Mapping[str, Build],
         *,
+        margin: float = 0.97,
         written: Sequence[int] = (),
         draws: bool = False,
         exact: Callable[[Sequence[object], torch.Tensor | None], Sequence[object]] | None = None,
@@ -96,6 +95,7 @@ class Contest:
         self._graph = graph
         self._waiting = dict(candidates)
         self._reference = next(iter(candidates))
+        self._margin = margin
         self._written = tuple(written)
         self._draws = draws
         self._exact = exact
@@ -227,7 +227,7 @@ class Contest:
         if others and rounds < _ROUNDS and not is_clear:
             return
         winner = min(self._runners, key=medians.__getitem__)
-        if medians[winner] > _MARGIN * reference:
+        if medians[winner] > self._margin * reference:
             winner = self._reference
         times = {name: statistics.median(found) for name, found in self._times.items() if name not in self._out}
         outcome = Outcome(winner, times, dict(self._out))

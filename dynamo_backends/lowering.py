@@ -202,7 +202,7 @@ class OnnxLowering:
         settings = SessionSettings(
             self.options.providers,
             self.options.threads,
-            shares_graph=not is_only,
+            shares_graph=not is_only or name.direction != "inference",  # PyTorch goes on at once in a training step
             spin=self.options.spin,
             disabled_optimizers=optimizers_to_disable(model),
         )

@@ -29,6 +29,10 @@ PYTORCH, ONNX, INDUCTOR = "PyTorch", "ONNX Runtime", "Inductor"
 _MOST_SECONDS = 300.0
 """How long one ``torch.compile`` may spend on compiling graphs with Inductor, to try it."""
 
+_MARGIN, _MARGIN_IN_TRAINING = 0.97, 0.9
+"""The share of PyTorch's time that a winner may take at most. PyTorch runs what is between the graphs of training, and a
+step whose parts run in both waits for the threads of each."""
+
 Way = Callable[[fx.GraphModule], Runner]
 """Makes a callable of a copy of the graph."""
 
@@ -43,8 +47,33 @@ def copy_of(module: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(module, graph)
 
 
+aten = torch.ops.aten
+
+_CALLED_FASTER = {
+    aten.mm.default: torch.mm,
+    aten.bmm.default: torch.bmm,
+    aten.addmm.default: torch.addmm,
+    aten.add.Tensor: torch.add,
+    aten.sub.Tensor: torch.sub,
+    aten.mul.Tensor: torch.mul,
+    aten.div.Tensor: torch.div,
+    aten.sum.dim_IntList: torch.sum,
+    aten.t.default: torch.t,
+    aten.permute.default: torch.permute,
+    aten.transpose.int: torch.transpose,
+    aten.unsqueeze.default: torch.unsqueeze,
+    aten.view.default: torch.Tensor.view,
+    aten.expand.default: torch.Tensor.expand,
+}
+"""Functions that call the same operators on the same arguments, and read these faster: 1.2 microseconds instead of 2.2
+(PyTorch 2.13). They are half to three quarters of the nodes of a training step: 540 of 705 of a BERT of 4 layers."""
+
+
 def boxed_code(module: fx.GraphModule) -> Runner:
     """A graph as PyTorch runs it, one operator after the other; it takes its arguments boxed."""
+    for node in module.graph.nodes:
+        if node.op == "call_function" and not node.kwargs:
+            node.target = _CALLED_FASTER.get(node.target, node.target)
     module.graph.set_codegen(fx.graph._BoxedCodeGen())
     module.recompile()
     count("nodes_in_pytorch", sum(node.op == "call_function" and is_operator(node) for node in module.graph.nodes))
@@ -115,7 +144,8 @@ class Placing:
 
         candidates = {way: functools.partial(self._build, way, make, module) for way, make in ways.items()}
         exact = functools.partial(_exact_results, module)
-        return Contest(name, candidates, written=written, draws=_draws(module), exact=exact, ended=ended)
+        margin = _MARGIN if name.direction == "inference" else _MARGIN_IN_TRAINING
+        return Contest(name, candidates, margin=margin, written=written, draws=_draws(module), exact=exact, ended=ended)
 
     def _build(self, way: str, make: Way, module: fx.GraphModule) -> Runner:
         if way != INDUCTOR:

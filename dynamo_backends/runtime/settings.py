@@ -22,7 +22,8 @@ class SessionSettings:
         providers: in the order of preference.
         threads: size of the session's pool, the calling thread included; ``None``: ``torch.get_num_threads()`` at each
             call.
-        shares_graph: whether other sessions run in the same graph: then idle threads do not spin, else shortly.
+        shares_graph: whether something else, another session or PyTorch, runs as soon as it is done: then idle threads
+            do not spin, else shortly.
         spin: how many milliseconds that is.
         optimize: whether ONNX Runtime's graph optimizations run.
         disabled_optimizers: names of those that do not.
