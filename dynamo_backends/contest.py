@@ -231,13 +231,18 @@ class Contest:
             winner = self._reference
         times = {name: statistics.median(found) for name, found in self._times.items() if name not in self._out}
         outcome = Outcome(winner, times, dict(self._out))
-        self._winner = self._runners[winner]
-        self._runners = {self._reference: self._winner}  # for threads that are on their way
+        self._runners = {self._reference: self._runners[winner]}  # for threads that are on their way
+        self._winner = self._after_the_contest
         count(f"contest_won {winner}")
         logger.info("%s runs by %s: %s", self._graph, winner, outcome)
         self._ended(outcome)
+
+    def _after_the_contest(self, args: list[object]) -> object:
+        """The first call by the winner alone: what the others had is free now, and goes back."""
+        self._winner = self._runners[self._reference]
         gc.collect(0)
         give_back()
+        return self._winner(args)
 
 
 def _difference(expected: object, actual: object, exact: Sequence[object] | None = None) -> str:
