@@ -30,8 +30,8 @@ _MOST_SECONDS = 300.0
 """How long one ``torch.compile`` may spend on compiling graphs with Inductor, to try it."""
 
 _MARGIN, _MARGIN_IN_TRAINING = 0.97, 0.9
-"""The share of PyTorch's time that a winner may take at most. PyTorch runs what is between the graphs of training: a step
-whose parts run in both waits for the threads of each."""
+"""The share of PyTorch's time that a winner may take at most. PyTorch runs what is between the graphs of training, and
+where a step runs in both, each waits for the other's threads."""
 
 Way = Callable[[fx.GraphModule], Runner]
 """Makes a callable of a copy of the graph."""
