@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from dynamo_backends import contest, decomposition_table, placing
 from dynamo_backends.artifacts import GraphName
 from dynamo_backends.contest import Contest, Outcome
 from dynamo_backends.exporter.decompose import decompose
+from dynamo_backends.fused_fallback import compile_groups
 from dynamo_backends.options import parse_options
 from dynamo_backends.placing import INDUCTOR, ONNX, PYTORCH
 
@@ -421,6 +423,19 @@ def test_a_decomposed_graph_computes_the_same(function: Callable[..., Any]) -> N
         torch.testing.assert_close(ours, theirs)
 
 
+def test_each_layout_is_decomposed_for_itself() -> None:
+    """Alike but for their strides: the results lie as those of each do."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        columns = x.sin().t()
+        return aten.gelu_backward(x, x), aten.gelu_backward(columns, columns)
+
+    module = traced(function, torch.randn(4, 4))
+    assert decompose(module, decomposition_table()) == 2
+    results = module.graph.output_node().args[0]
+    assert [node.meta["val"].stride() for node in results] == [(4, 1), (1, 4)]  # type: ignore[union-attr]
+
+
 # fallback="inductor"
 
 
@@ -441,6 +456,24 @@ def test_inductor_compiles_what_onnx_runtime_cannot_run() -> None:
     assert_same_as_eager(
         partly, x.requires_grad_(), y, settings={"options": {**settings["options"], "placement": "onnx"}}
     )
+
+
+def test_a_result_that_is_taken_behind_what_stays_in_pytorch() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values, order = aten.sort.default(x * 2)
+        return values + torch.rand(4), order
+
+    x = torch.randn(3, 4)
+    module = traced(function, x)
+    [rand] = module.graph.find_nodes(op="call_function", target=aten.rand.default)
+    rand.append(module.graph.find_nodes(op="call_function", target=operator.getitem)[1])
+    assert compile_groups(module, "inference") == 1
+    module.graph.lint()
+    torch.manual_seed(0)
+    expected = function(x)
+    torch.manual_seed(0)
+    for ours, theirs in zip(module(x), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_random_numbers_beside_what_inductor_compiles() -> None:
