@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import operator
+import subprocess
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -369,6 +373,146 @@ def test_the_references_own_error_is_the_callers() -> None:
     for _ in range(3):
         with pytest.raises(RuntimeError, match="no memory"):
             run([torch.ones(2)])
+
+
+def test_a_reference_that_cannot_be_built_at_first_is_built_again() -> None:
+    failures = [True]
+
+    def build() -> Any:
+        if failures:
+            failures.clear()
+            raise MemoryError("full")
+        return boxed(doubles)
+
+    run = Contest(GraphName(0), {"reference": build})
+    with pytest.raises(MemoryError, match="full"):
+        run([torch.ones(2)])
+    assert run([torch.ones(2)])[0].tolist() == [2.0, 2.0]  # type: ignore[index]
+
+
+def test_only_the_winner_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph, and what the others hold, are let go when a contest is over."""
+    plan(monkeypatch, ONNX)
+    module = traced(lambda x: [x.sin() * 2], torch.ones(3))
+
+    class Made:
+        def __call__(self, args: list[object]) -> object:
+            return [args[0].sin() * 2]  # type: ignore[attr-defined]
+
+    made: dict[str, Any] = {}
+
+    def way(name: str) -> Callable[[fx.GraphModule], Any]:
+        def make(module: fx.GraphModule) -> Any:
+            runner = Made()
+            made[name] = weakref.ref(runner)
+            return runner
+
+        return make
+
+    run = placing.Placing("", None).place(
+        GraphName(0, "forward"), module, {name: way(name) for name in (PYTORCH, ONNX)}
+    )
+    graph = weakref.ref(module)
+    del module
+    for _ in range(6):
+        run([torch.ones(3)])
+    gc.collect()
+    assert counted(f"contest_won {ONNX}") == 1
+    assert graph() is None
+    assert made[PYTORCH]() is None
+    assert made[ONNX]() is not None
+
+
+def test_what_assumes_sizes_is_out_and_so_is_what_is_made_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan(monkeypatch, ONNX)
+    module = make_fx(lambda x: [x * 2], tracing_mode="symbolic")(torch.ones(5))
+
+    def assuming(module: fx.GraphModule) -> Any:
+        [x] = module.graph.find_nodes(op="placeholder")
+        assert x.meta["val"].shape[0] == 5  # guards
+        return boxed(doubles)
+
+    ways = {PYTORCH: lambda module: boxed(doubles), ONNX: assuming, INDUCTOR: lambda module: boxed(doubles)}
+    outcomes: list[Outcome] = []
+    monkeypatch.setattr(placing.Placing, "known", lambda *_: None)
+    place = placing.Placing("", None)
+    run = place.place(GraphName(0, "forward"), module, ways)
+    backward = place.place(GraphName(0, "backward"), module, ways)
+    assert isinstance(run, Contest)
+    run._ended = outcomes.append
+    for size in (5, 5, 6, 7):
+        assert run([torch.ones(size)])[0].tolist() == [2.0] * size  # type: ignore[index]
+    why = "it cannot be compiled: RuntimeError: it would hold for some sizes only"
+    assert outcomes[0].out == {ONNX: why, INDUCTOR: why}
+    assert backward([torch.ones(4)])[0].tolist() == [2.0] * 4  # type: ignore[index]
+
+
+def test_what_tells_frames_apart() -> None:
+    def captured(scale: float) -> fx.GraphModule:
+        inner = fx.symbolic_trace(lambda x: x * scale)
+        graph = fx.Graph()
+        x = graph.placeholder("x")
+        graph.output(graph.call_module("inner", (x,)))
+        return fx.GraphModule({"inner": inner}, graph)
+
+    module, image = captured(2.0), torch.ones(2, 3, 4, 4)
+    described = placing.describe_frame(module, [image])
+    assert described == placing.describe_frame(captured(2.0), [torch.zeros(2, 3, 4, 4)])
+    others = [
+        placing.describe_frame(captured(3.0), [image]),
+        *(
+            placing.describe_frame(module, [other])
+            for other in (
+                image.double(),
+                image[:1],
+                image.clone().requires_grad_(),
+                image.to(memory_format=torch.channels_last),
+                image.to("meta"),
+                2,
+            )
+        ),
+    ]
+    with torch.autocast("cpu", torch.bfloat16):
+        others.append(placing.describe_frame(module, [image]))
+    with torch.autocast("cpu", torch.float16):
+        others.append(placing.describe_frame(module, [image]))
+    assert len({described, *others}) == 1 + len(others)
+
+
+@torch.library.custom_op("dynamo_backends_tests::noisy", mutates_args=())
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.rand(x.shape)
+
+
+@noisy.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_an_operator_that_draws_and_does_not_say_so(winner: str) -> None:
+    run = torch.compile(lambda x, w: noisy(x.detach()) * w, backend="onnxrt")
+    x, w = torch.ones(4), torch.ones(4, requires_grad=True)
+    torch.manual_seed(0)
+    actual = [run(x, w) for _ in range(7)]
+    torch.manual_seed(0)
+    for ours in actual:
+        torch.testing.assert_close(ours, noisy(x) * w)
+
+
+IMPORTS = """
+import json, sys, torch
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 4))
+torch.compile(model, backend="onnxrt")(torch.randn(2, 8)).sum().backward()
+assert model[0].weight.grad is not None
+heavy = ("onnx", "onnx_ir", "onnxscript", "passes.catalog", "dynamo_backends.compiling", "torch._inductor.compile_fx")
+print(json.dumps([name for name in heavy if name in sys.modules]))
+"""
+
+
+def test_the_first_step_imports_nothing_of_onnx(cache: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
 # What a graph must be for a contest
