@@ -182,13 +182,14 @@ def _written(module: fx.GraphModule) -> list[int] | None:
 
 
 def _may_run_twice(module: fx.GraphModule) -> bool:
-    """Whether a graph only computes, writes to arguments and draws random numbers."""
+    """Whether a graph only computes, writes to arguments and draws random numbers, on the CPU: ``Contest`` puts back
+    the generator of that only."""
     for node in module.graph.nodes:
         if node.op == "call_module" or (
             node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator)
         ):
             return False
-        if is_collective(node.target):
+        if is_collective(node.target) or (_may_draw(node) and not _is_on_cpu(node)):
             return False
         is_operator = isinstance(node.target, torch._ops.OpOverload) and node.target is not torch.ops.aten.copy_.default
         if is_operator and node.is_impure(impure_random=False):
@@ -197,9 +198,17 @@ def _may_run_twice(module: fx.GraphModule) -> bool:
 
 
 def _draws(module: fx.GraphModule) -> bool:
-    """Whether a graph may draw random numbers: who writes an operator seldom tells PyTorch that it does."""
-    targets = [node.target for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-    return any(
-        target.namespace not in ("aten", "prims") or torch.Tag.nondeterministic_seeded in target.tags
-        for target in targets
-    )
+    return any(map(_may_draw, module.graph.nodes))
+
+
+def _may_draw(node: fx.Node) -> bool:
+    """Whether a node may draw random numbers: who writes an operator seldom tells PyTorch that it does."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    is_torchs = node.target.namespace in ("aten", "prims")
+    return not is_torchs or torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def _is_on_cpu(node: fx.Node) -> bool:
+    leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    return all(leaf.device.type == "cpu" for leaf in leaves if isinstance(leaf, torch.Tensor))

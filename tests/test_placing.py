@@ -149,7 +149,8 @@ def test_outcomes_are_kept_and_seen_in_the_dump(cache: Path, winner: str) -> Non
         assert graph["verdict"].startswith("ok"), graph["verdict"]
         assert (graph["share_on_onnx"] > 0) == (winner == ONNX)
         if winner == PYTORCH:
-            assert "ms" in graph["in_pytorch"][0]["reason"] and ONNX in graph["in_pytorch"][0]["reason"]
+            reason = graph["in_pytorch"][0]["reason"]
+            assert reason.startswith(f"the graph is fastest by {PYTORCH}: {PYTORCH} ") and f"ms; {ONNX} " in reason
 
 
 def test_a_transformer_trains(winner: str) -> None:
@@ -375,6 +376,81 @@ def test_the_references_own_error_is_the_callers() -> None:
             run([torch.ones(2)])
 
 
+@pytest.mark.parametrize(
+    ("milliseconds", "decided_in", "winner"),
+    [(0.98, 5, "reference"), (0.95, 5, "other"), (0.5, 3, "other"), (1.3, 3, "reference"), (1.6, 2, "reference")],
+)
+def test_who_wins_and_when(milliseconds: float, decided_in: int, winner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clocked = Contest._clocked
+
+    def told(self: Contest, name: str, *args: Any) -> tuple[object, float]:
+        return clocked(self, name, *args)[0], 1.0 if name == "reference" else milliseconds
+
+    monkeypatch.setattr(Contest, "_clocked", told)
+    assert called({"other": doubles}, calls=decided_in - 1) == []
+    [outcome] = called({"other": doubles}, calls=decided_in)
+    assert outcome == Outcome(winner, {"reference": 1.0, "other": milliseconds}, {})
+
+
+@pytest.mark.parametrize(("rounded", "is_out"), [(0.5, False), (30.0, True)])
+def test_float64_judges_what_differs_by_more_than_rounding_usually_grows_to(rounded: float, is_out: bool) -> None:
+    """The reference is wrong by 1 %; the other by half of that, or by thirty times as much."""
+
+    def exact(args: Sequence[Any], state: torch.Tensor | None) -> list[torch.Tensor]:
+        assert state is None
+        return [args[0].double() * 2 / 1.01]
+
+    [outcome] = called({"other": lambda x: [x * 2 / 1.01 * (1 - 0.01 * rounded)]}, exact=exact)
+    assert bool(outcome.out) == is_out
+
+
+def test_other_strides_are_out_but_for_sizes_of_one() -> None:
+    for shape, strides, is_out in (((3, 4), (1, 3), True), ((1, 4), (1, 1), False)):
+        outcomes: list[Outcome] = []
+        ways = {
+            "reference": lambda: boxed(lambda x: [x * 2]),
+            "other": lambda strides=strides: boxed(lambda x: [torch.empty_strided(x.shape, strides).copy_(x * 2)]),
+        }
+        run = Contest(GraphName(0), ways, ended=outcomes.append)
+        for _ in range(6):
+            run([torch.ones(shape)])
+        assert bool(outcomes[0].out) == is_out
+
+
+def test_other_threads_do_not_wait_for_a_compiler() -> None:
+    is_compiling, may_go_on = threading.Event(), threading.Event()
+
+    def build() -> Any:
+        is_compiling.set()
+        assert may_go_on.wait(30)
+        return boxed(doubles)
+
+    run = Contest(GraphName(0), {"reference": lambda: boxed(doubles), "other": build})
+    run([torch.ones(2)])
+    thread = threading.Thread(target=run, args=([torch.ones(2)],))
+    thread.start()
+    assert is_compiling.wait(30)
+    assert run([torch.ones(2)])[0].tolist() == [2.0, 2.0]  # type: ignore[index]
+    may_go_on.set()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_inductor_is_not_tried_when_it_took_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "_MOST_SECONDS", 0.0)
+    place = placing.Placing("", None)
+    outcomes: list[Outcome] = []
+    for direction in ("forward", "backward"):
+        module = traced(lambda x: [x * 2], torch.ones(2))
+        ways = {PYTORCH: lambda module: boxed(doubles), INDUCTOR: lambda module: boxed(doubles)}
+        run = place.place(GraphName(0, direction), module, ways)
+        assert isinstance(run, Contest)
+        run._ended = outcomes.append
+        for _ in range(6):
+            run([torch.ones(2)])
+    assert [list(outcome.out) for outcome in outcomes] == [[], [INDUCTOR]]
+
+
 def test_a_reference_that_cannot_be_built_at_first_is_built_again() -> None:
     failures = [True]
 
@@ -527,6 +603,7 @@ def test_what_may_run_twice() -> None:
     assert placing._may_run_twice(traced(lambda x: x + torch.rand(3), x))
     assert placing._draws(traced(lambda x: x + torch.rand(3), x))
     assert not placing._draws(traced(lambda x: x + 1, x))
+    assert not placing._may_run_twice(traced(lambda x: (x + 1, torch.rand(3, device="meta")), x))
     asserting = traced(lambda x: (torch.ops.aten._assert_async.msg(x.sum() > 0, "no"), x + 1)[1], x)
     assert not placing._may_run_twice(asserting)
 
@@ -565,6 +642,12 @@ def test_a_decomposed_graph_computes_the_same(function: Callable[..., Any]) -> N
     assert all("val" in node.meta for node in module.graph.nodes if node.op == "call_function")
     for ours, theirs in zip(torch.utils._pytree.tree_leaves(module(x)), expected, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_a_decomposition_into_itself_is_none() -> None:
+    module = traced(lambda x: aten.gelu_backward(x, x), torch.ones(3))
+    assert decompose(module, {aten.gelu_backward.default: lambda *args, **kwargs: NotImplemented}) == 0
+    assert [node.target for node in module.graph.find_nodes(op="call_function", target=aten.gelu_backward.default)]
 
 
 def test_each_layout_is_decomposed_for_itself() -> None:
