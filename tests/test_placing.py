@@ -325,6 +325,7 @@ def test_what_fails_or_is_wrong_is_out(other: Callable[..., Any], why: str) -> N
     [outcome] = called({"other": other})
     assert outcome.winner == "reference"
     assert why in outcome.out["other"]
+    assert list(outcome.milliseconds) == ["reference"]
     assert why in str(outcome)
 
 
@@ -434,6 +435,27 @@ def test_other_threads_do_not_wait_for_a_compiler() -> None:
     may_go_on.set()
     thread.join(30)
     assert not thread.is_alive()
+
+
+def test_other_threads_wait_for_the_reference() -> None:
+    is_compiling, may_go_on = threading.Event(), threading.Event()
+
+    def build() -> Any:
+        is_compiling.set()
+        assert may_go_on.wait(30)
+        return boxed(doubles)
+
+    run = Contest(GraphName(0), {"reference": build})
+    results: list[Any] = []
+    threads = [threading.Thread(target=lambda: results.append(run([torch.ones(2)]))) for _ in range(2)]
+    threads[0].start()
+    assert is_compiling.wait(30)
+    threads[1].start()
+    threads[1].join(0.2)  # it has nothing to run yet
+    may_go_on.set()
+    for thread in threads:
+        thread.join(30)
+    assert [result[0].tolist() for result in results] == [[2.0, 2.0]] * 2
 
 
 def test_inductor_is_not_tried_when_it_took_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
