@@ -67,6 +67,10 @@ class Outcome:
         return "; ".join([*times, *(f"{name} is out: {why}" for name, why in self.out.items())])
 
 
+def _nobody_hears(outcome: Outcome) -> None:
+    pass
+
+
 class Contest:
     """Runs a graph, see above. It takes its arguments boxed.
 
@@ -90,7 +94,7 @@ class Contest:
         written: Sequence[int] = (),
         draws: bool = False,
         exact: Callable[[Sequence[object], torch.Tensor | None], Sequence[object]] | None = None,
-        ended: Callable[[Outcome], None] = lambda outcome: None,
+        ended: Callable[[Outcome], None] = _nobody_hears,
     ) -> None:
         self._graph = graph
         self._waiting = dict(candidates)
@@ -121,7 +125,8 @@ class Contest:
 
     def _call(self, args: list[object]) -> object:
         if not self._runners:
-            self._runners[self._reference] = self._waiting.pop(self._reference)()
+            self._runners[self._reference] = self._waiting[self._reference]()
+            del self._waiting[self._reference]
             return self._runners[self._reference](args)
         if self._waiting:
             self._build()
@@ -236,6 +241,7 @@ class Contest:
         count(f"contest_won {winner}")
         logger.info("%s runs by %s: %s", self._graph, winner, outcome)
         self._ended(outcome)
+        self._exact, self._ended = None, _nobody_hears  # they hold the graph
 
     def _after_the_contest(self, args: list[object]) -> object:
         """The first call by the winner alone: what the others had is free now, and goes back."""

@@ -33,6 +33,7 @@ def compile_groups(assembled: fx.GraphModule, direction: str) -> int:
     Returns:
         How many groups there are.
     """
+    _move_items(assembled.graph)
     compiled = 0
     for group in _groups(assembled.graph):
         module, inputs, results = _extracted(assembled, group)
@@ -48,6 +49,12 @@ def compile_groups(assembled: fx.GraphModule, direction: str) -> int:
     if compiled:
         assembled.recompile()
     return compiled
+
+
+def _move_items(graph: fx.Graph) -> None:
+    """Puts what takes one of several results right behind what computes them: into the same group."""
+    for node in graph.find_nodes(op="call_function", target=operator.getitem):
+        node.args[0].append(node)
 
 
 def _groups(graph: fx.Graph) -> list[list[fx.Node]]:

@@ -253,7 +253,9 @@ class Pipeline:
         is_plain = self._is_plain
         is_joint = is_plain or name.direction == "inference"
         ways: dict[str, Way] = {
-            PYTORCH: boxed_code if is_plain else functools.partial(self._in_pytorch, name, ""),
+            PYTORCH: boxed_code
+            if is_plain
+            else functools.partial(self._in_pytorch, name, "it is tried, or is fastest, here"),
             ONNX: functools.partial(self._on_onnx, name, is_joint=is_joint, weights=weights),
             INDUCTOR: functools.partial(_by_inductor, name),
         }
@@ -268,7 +270,7 @@ class Pipeline:
     ) -> Runner:
         outcome = known[name.direction]
         if outcome is not None and outcome.winner != ONNX:
-            return self._in_pytorch(name, str(outcome), module)
+            return self._in_pytorch(name, f"the graph is fastest by {outcome.winner}: {outcome}", module)
         return self._on_onnx(name, module, is_joint=name.direction == "inference", weights=weights)
 
     @property
@@ -279,7 +281,7 @@ class Pipeline:
     def _in_pytorch(self, name: GraphName, why: str, module: fx.GraphModule) -> Runner:
         from .compiling import Compiler  # not before a graph is to be compiled, as ``compiler``
 
-        compiler = Compiler(self.options, self.observer, None, in_pytorch=f"the graph is faster in PyTorch: {why}")
+        compiler = Compiler(self.options, self.observer, None, in_pytorch=why)
         with _disable_current_modes():
             return compiler.aten(name, module, None, {}, is_joint=False)
 

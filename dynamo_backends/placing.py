@@ -27,7 +27,7 @@ PYTORCH, ONNX, INDUCTOR = "PyTorch", "ONNX Runtime", "Inductor"
 """The ways to run a graph."""
 
 _MOST_SECONDS = 300.0
-"""How long one ``torch.compile`` may spend on compiling graphs with Inductor, to try it."""
+"""After how long no further graph of a frame of Dynamo's is compiled with Inductor, to try it."""
 
 _MARGIN, _MARGIN_IN_TRAINING = 0.97, 0.9
 """The share of PyTorch's time that a winner may take at most. PyTorch runs what is between the graphs of training, and
@@ -81,19 +81,22 @@ def boxed_code(module: fx.GraphModule) -> Runner:
 
 
 def describe_frame(module: fx.GraphModule, arguments: Sequence[object]) -> str:
-    """What tells a captured graph from others: its code, and the types of what it is called with.
+    """What tells a captured graph from others where it is timed: its code, what it is called with, and autocasting.
 
     Args:
         module: Dynamo's graph.
         arguments: its parameters, buffers and inputs.
     """
-    types = [
-        f"{arg.dtype} {[str(size) for size in arg.shape]} {arg.requires_grad}"
-        if isinstance(arg, torch.Tensor)
-        else str(type(arg))
-        for arg in arguments
-    ]
-    return "\n".join([module.code, *types])
+    code = [part.code for part in module.modules() if isinstance(part, fx.GraphModule)]
+    autocast = str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else ""
+    return "\n".join([*code, autocast, *map(_describe_argument, arguments)])
+
+
+def _describe_argument(arg: object) -> str:
+    if not isinstance(arg, torch.Tensor):
+        return str(type(arg))
+    strides = [str(stride) for stride in arg.stride()] if arg.layout is torch.strided else arg.layout
+    return f"{arg.dtype} {arg.device} {[str(size) for size in arg.shape]} {strides} {arg.requires_grad}"
 
 
 class Placing:
@@ -109,6 +112,7 @@ class Placing:
         self._kept = kept
         self._lock = Lock()
         self._seconds = 0.0
+        self._symbols: dict[str, object] | None = None
 
     def known(self, direction: str, ways: Sequence[str]) -> Outcome | None:
         """How the contest between these ways ended in an earlier process, if it is known.
@@ -149,15 +153,38 @@ class Placing:
 
     def _build(self, way: str, make: Way, module: fx.GraphModule) -> Runner:
         if way != INDUCTOR:
-            return _holding_for_all_sizes(make, module)
+            return self._holding_for_all_sizes(way, make, module)
         if self._seconds > _MOST_SECONDS:
             raise TimeoutError(f"{self._seconds:.0f} s were spent on it for other graphs")
         started = time.perf_counter()
         try:
-            return _holding_for_all_sizes(make, module)
+            return self._holding_for_all_sizes(way, make, module)
         finally:
             with self._lock:
                 self._seconds += time.perf_counter() - started
+
+    def _holding_for_all_sizes(self, way: str, make: Way, module: fx.GraphModule) -> Runner:
+        """What ``make`` makes, if it assumed nothing on symbolic sizes: Dynamo has its guards by now.
+
+        The graphs of a frame have their symbols together, and what one way assumed the next finds as a fact: so none
+        but PyTorch, which reads sizes as it runs, is made after something was assumed since the frame's first call.
+
+        Raises:
+            RuntimeError: something was.
+        """
+        from .cache.description import describe_symbols, shape_environment
+
+        symbols = shape_environment(module)
+        if symbols is None:
+            return make(copy_of(module))
+        before = describe_symbols(symbols)
+        with self._lock:
+            if self._symbols is None:
+                self._symbols = before
+        made = make(copy_of(module))
+        if describe_symbols(symbols) != (before if way == PYTORCH else self._symbols):
+            raise RuntimeError("it would hold for some sizes only")
+        return made
 
 
 def _exact_results(module: fx.GraphModule, args: Sequence[object], state: torch.Tensor | None) -> list[object]:
@@ -168,22 +195,6 @@ def _exact_results(module: fx.GraphModule, args: Sequence[object], state: torch.
     results = module.graph.output_node().args[0]
     assert isinstance(results, (list, tuple))
     return [values[item] if isinstance(item, fx.Node) else None for item in results]
-
-
-def _holding_for_all_sizes(make: Way, module: fx.GraphModule) -> Runner:
-    """What ``make`` makes, if it made no assumption on symbolic sizes: Dynamo has its guards by now.
-
-    Raises:
-        RuntimeError: it did.
-    """
-    from .cache.description import describe_symbols, shape_environment
-
-    symbols = shape_environment(module)
-    before = None if symbols is None else describe_symbols(symbols)
-    made = make(copy_of(module))
-    if symbols is not None and describe_symbols(symbols) != before:
-        raise RuntimeError("it would hold for some sizes only")
-    return made
 
 
 def _written(module: fx.GraphModule) -> list[int] | None:
@@ -201,13 +212,14 @@ def _written(module: fx.GraphModule) -> list[int] | None:
 
 
 def _may_run_twice(module: fx.GraphModule) -> bool:
-    """Whether a graph only computes, writes to arguments and draws random numbers."""
+    """Whether a graph only computes, writes to arguments and draws random numbers, on the CPU: ``Contest`` puts back
+    the generator of that only."""
     for node in module.graph.nodes:
         if node.op == "call_module" or (
             node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator)
         ):
             return False
-        if is_collective(node.target):
+        if is_collective(node.target) or (_may_draw(node) and not _is_on_cpu(node)):
             return False
         is_operator = isinstance(node.target, torch._ops.OpOverload) and node.target is not torch.ops.aten.copy_.default
         if is_operator and node.is_impure(impure_random=False):
@@ -216,7 +228,17 @@ def _may_run_twice(module: fx.GraphModule) -> bool:
 
 
 def _draws(module: fx.GraphModule) -> bool:
-    return any(
-        isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
-        for node in module.graph.nodes
-    )
+    return any(map(_may_draw, module.graph.nodes))
+
+
+def _may_draw(node: fx.Node) -> bool:
+    """Whether a node may draw random numbers: who writes an operator seldom tells PyTorch that it does."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    is_torchs = node.target.namespace in ("aten", "prims")
+    return not is_torchs or torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def _is_on_cpu(node: fx.Node) -> bool:
+    leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    return all(leaf.device.type == "cpu" for leaf in leaves if isinstance(leaf, torch.Tensor))

@@ -146,13 +146,13 @@ def test_a_checked_pass_runs_with_the_threads_of_the_session(monkeypatch: pytest
     assert set(threads) == {2}
 
 
-def test_sessions_that_share_a_graph_do_not_spin_and_others_shortly() -> None:
+def test_sessions_that_share_a_graph_do_not_spin_and_others_as_long_as_told() -> None:
     for function, shares in ((lambda x: x.exp() * 2, False), (lambda x: x.exp().sort().values.sin(), True)):
-        [graph] = compile_and_keep(function, torch.randn(4))
+        [graph] = compile_and_keep(function, torch.randn(4), spin=3)
         assert [region.executable.settings.shares_graph for region in graph.regions] == [shares] * (1 + shares)
         for region in graph.regions:
             options = region.bound.session(region.bound.threads).get_session_options()
-            key, value = ("allow_spinning", "0") if shares else ("spin_duration_us", "1000")
+            key, value = ("allow_spinning", "0") if shares else ("spin_duration_us", "3000")
             assert options.get_session_config_entry(f"session.intra_op.{key}") == value
 
 

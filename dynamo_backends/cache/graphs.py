@@ -179,7 +179,6 @@ class CachedGraphs:
                 "frame": frame,
                 "direction": direction,
                 "ways": list(ways),
-                "threads": torch.get_num_threads(),
                 "options": self._options_of_the_result(),
                 "environment": described,
             }

@@ -35,7 +35,7 @@ def decompose(module: fx.GraphModule, table: _Table) -> int:
     for node in list(module.graph.nodes):
         if node.op != "call_function" or node.target not in table:
             continue
-        kind = signature(node)
+        kind = (signature(node), *map(_layout, (*node.all_input_nodes, node)))
         if kind not in traced:
             traced[kind] = _traced(node, table)
         parts = traced[kind]
@@ -45,6 +45,13 @@ def decompose(module: fx.GraphModule, table: _Table) -> int:
     if fired:
         module.recompile()
     return fired
+
+
+def _layout(node: fx.Node) -> tuple[str, ...]:
+    """How a node's tensors lie in memory: the results of its parts lie accordingly."""
+    leaves = torch.utils._pytree.tree_leaves(node.meta["val"])
+    strided = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided)
+    return tuple([str(leaf.stride()) for leaf in strided])
 
 
 def _traced(node: fx.Node, table: _Table) -> fx.GraphModule | None:
