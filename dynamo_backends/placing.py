@@ -16,6 +16,7 @@ from passes.engine.locks import Lock
 from .artifacts import GraphName, Runner, is_operator, without_graph
 from .collectives import is_collective
 from .contest import Contest, Outcome
+from .errors import first_line
 from .events import count
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ PYTORCH, ONNX, INDUCTOR = "PyTorch", "ONNX Runtime", "Inductor"
 
 _MOST_SECONDS = 300.0
 """How long one ``torch.compile`` may spend on compiling graphs with Inductor, to try it."""
+
+_COPY = torch.ops.aten.copy_.default
+
+_OURS_AND_PYTORCHS = frozenset({"aten", "prims", "dynamo_backends"})
+"""Libraries of operators that say what they do besides computing; of others nobody knows."""
 
 Way = Callable[[fx.GraphModule], Runner]
 """Makes a callable of a copy of the graph."""
@@ -104,7 +110,13 @@ class Placing:
         outcome = self.known(name.direction, names)
         if outcome is not None and outcome.winner in ways:
             logger.info("%s runs by %s, as was found before: %s", name, outcome.winner, outcome)
-            return ways[outcome.winner](copy_of(module))
+            try:
+                return ways[outcome.winner](copy_of(module))
+            except Exception as error:  # whatever a compiler raises, one that is no longer there for instance
+                if outcome.winner == names[0]:
+                    raise
+                why = first_line(str(error))
+                logger.warning("%s is measured anew, %s cannot compile it any more: %s", name, outcome.winner, why)
         written = _written(module)
         if written is None or not _may_run_twice(module):
             return ways[names[0]](copy_of(module))
@@ -137,7 +149,10 @@ def _exact_results(module: fx.GraphModule, args: Sequence[object], state: torch.
     values = Evaluation(module, args, exact=True, state=state).exact
     results = module.graph.output_node().args[0]
     assert isinstance(results, (list, tuple))
-    return [values[item] if isinstance(item, fx.Node) else None for item in results]
+    sources = {node.args[0]: node.args[1] for node in module.graph.find_nodes(op="call_function", target=_COPY)}
+    placeholders = module.graph.find_nodes(op="placeholder")
+    written = [sources[placeholders[i]] for i in _written(module) or ()]
+    return [values[item] if isinstance(item, fx.Node) else None for item in (*results, *written)]
 
 
 def _holding_for_all_sizes(make: Way, module: fx.GraphModule) -> Runner:
@@ -164,14 +179,15 @@ def _written(module: fx.GraphModule) -> list[int] | None:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
         if node.target._schema.is_mutable:
-            if node.args[0] not in placeholders or node.target is not torch.ops.aten.copy_.default:
+            if node.args[0] not in placeholders or node.target is not _COPY:
                 return None
             found.append(placeholders[node.args[0]])
     return found
 
 
 def _may_run_twice(module: fx.GraphModule) -> bool:
-    """Whether a graph only computes, writes to arguments and draws random numbers."""
+    """Whether a graph only computes, writes to arguments and draws random numbers, as far as is known: an operator of
+    another library may count its calls, or draw random numbers and not say so."""
     for node in module.graph.nodes:
         if node.op == "call_module" or (
             node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator)
@@ -179,8 +195,9 @@ def _may_run_twice(module: fx.GraphModule) -> bool:
             return False
         if is_collective(node.target):
             return False
-        is_operator = isinstance(node.target, torch._ops.OpOverload) and node.target is not torch.ops.aten.copy_.default
-        if is_operator and node.is_impure(impure_random=False):
+        if not isinstance(node.target, torch._ops.OpOverload) or node.target is _COPY:
+            continue
+        if node.target.namespace not in _OURS_AND_PYTORCHS or node.is_impure(impure_random=False):
             return False
     return True
 
