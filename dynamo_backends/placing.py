@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
+from torch._dynamo.convert_frame import compile_lock
+from torch.compiler import _compile_session_context
 
 from passes.engine.locks import Lock
 
@@ -130,6 +132,11 @@ class Placing:
         return Contest(name, candidates, written=written, draws=_draws(module), exact=exact, ended=ended)
 
     def _build(self, way: str, make: Way, module: fx.GraphModule) -> Runner:
+        """Builds a candidate at a call, as Dynamo compiles: FX traces for one thread at a time."""
+        with compile_lock, _compile_session_context():
+            return self._build_alone(way, make, module)
+
+    def _build_alone(self, way: str, make: Way, module: fx.GraphModule) -> Runner:
         if way != INDUCTOR:
             return _holding_for_all_sizes(make, module)
         if self._seconds > _MOST_SECONDS:

@@ -14,6 +14,7 @@ import torch
 import transformers as tf
 from conftest import assert_same_as_eager, compiled, counted
 from torch import fx, nn
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.utils import counters
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -198,6 +199,31 @@ def test_threads_that_call_during_the_contest(winner: str) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_candidates_are_built_while_no_other_thread_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FX traces for one thread at a time, and a thread that calls a compiled function is not to be told off."""
+    was_free: list[bool] = []
+    compile_with_inductor = inductor.compile_with_inductor
+
+    def watched(module: fx.GraphModule, direction: str) -> Any:
+        def look() -> None:
+            was_free.append(compile_lock.acquire(blocking=False))
+            if was_free[-1]:
+                compile_lock.release()
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        assert torch.compiler.is_compiling()
+        return compile_with_inductor(module, direction)
+
+    monkeypatch.setattr(inductor, "compile_with_inductor", watched)
+    function = torch.compile(lambda x: x.sin() * x, backend="onnxrt", mode="max-autotune")
+    for _ in range(3):
+        function(torch.ones(4))
+    assert was_free == [False]
+    assert counted(f"contest_out {INDUCTOR}") == 0
 
 
 # max-autotune
