@@ -5,13 +5,15 @@ Written against ``torch/_functorch`` of the versions in ``torch_versions.py``, w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.convert_frame import compile_lock
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import (
     GradAOTOutput,
@@ -26,6 +28,7 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch._aot_autograd.logging_utils import get_aot_graph_name
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext, TracingContext
+from torch.compiler import _compile_session_context
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -68,6 +71,14 @@ def _direction(module: fx.GraphModule, named: str) -> str:
     if "saved" in keys_of_results(module):
         return "forward"
     return named if named in ("forward", "backward") else "inference"
+
+
+@contextlib.contextmanager
+def as_dynamo_compiles() -> Iterator[None]:
+    """What is compiled inside, at a call, is compiled as Dynamo compiles: in one thread at a time, since FX traces with
+    variables of the process."""
+    with compile_lock, _compile_session_context():
+        yield
 
 
 def is_recompile() -> bool:

@@ -25,7 +25,7 @@ from passes.engine.locks import Lock
 
 from .artifacts import GraphName, Runner
 from .events import count
-from .numerics.distance import distance, is_carried, is_explained
+from .numerics.distance import dense, distance, is_carried, is_explained
 from .runtime.heap import give_back
 
 logger = logging.getLogger(__name__)
@@ -80,8 +80,9 @@ class Contest:
         margin: the share of the reference's time that a winner may take at most.
         written: positions of the arguments that the graph writes to; the others get copies of these.
         draws: whether it draws random numbers: the others draw the same.
-        exact: gives the float64 results for arguments, and a state of PyTorch's generator where it ``draws``; by it
-            those are judged whose results differ by more than rounding usually grows to.
+        exact: gives the float64 results for arguments, and a state of PyTorch's generator where it ``draws``, and
+            after them what it writes to each of ``written``; by it those are judged whose results differ by more than
+            rounding usually grows to.
         ended: is told of the outcome.
     """
 
@@ -125,7 +126,7 @@ class Contest:
 
     def _call(self, args: list[object]) -> object:
         if not self._runners:
-            self._runners[self._reference] = self._waiting[self._reference]()
+            self._runners[self._reference] = self._waiting[self._reference]()  # may raise, and be tried again
             del self._waiting[self._reference]
             return self._runners[self._reference](args)
         if self._waiting:
@@ -136,12 +137,16 @@ class Contest:
         results: dict[str, object] = {}
         for name in [name for name in self._runners if name != self._reference]:
             if name in new:  # its first run makes what it keeps, and is not timed
-                results[name] = self._run(name, self._copied(args), state)
+                copied = self._copied(args)
+                written = [copied[i] for i in self._written]
+                results[name] = [*_leaves(self._run(name, copied, state)), *written]
             if name in self._runners:
                 self._timed(name, self._copied(args), state)
+        written = [args[i] for i in self._written]
         result = self._timed(self._reference, args, state)
+        expected = [*_leaves(result), *written]
         for name, other in results.items():
-            if name in self._runners and (wrong := self._wrong(result, other, given, state)):
+            if name in self._runners and (wrong := self._wrong(expected, other, given, state)):
                 self._drop(name, f"it computes something else: {wrong}")
         self._compared.update(new)
         results.clear()
@@ -163,7 +168,10 @@ class Contest:
 
     def _wrong(self, result: object, other: object, args: Sequence[object], state: torch.Tensor | None) -> str:
         """What is wrong about the results of another candidate; empty if nothing is."""
-        wrong = _difference(result, other)
+        try:
+            wrong = _difference(result, other)
+        except Exception as error:  # whatever a kind of tensors lacks: the call has its result all the same
+            return f"its results cannot be compared: {type(error).__name__}: {_first_line(error)}"
         if not wrong or self._exact is None:
             return wrong
         try:
@@ -268,7 +276,8 @@ def _difference(expected: object, actual: object, exact: Sequence[object] | None
             if type(our) is not type(their) or our != their:
                 return f"result {i} is {our!r}, not {their!r}"
             continue
-        if (our.dtype, our.shape) != (their.dtype, their.shape) or _strides(our) != _strides(their):
+        kinds = [(value.dtype, value.layout, value.shape) for value in (our, their)]
+        if kinds[0] != kinds[1] or _strides(our) != _strides(their):
             return f"result {i} is laid out in another way"
         if not _is_near(our, their, largest, None if exact is None else exact[i]):
             return f"result {i} has other values"
@@ -291,11 +300,15 @@ def _leaves(results: object) -> list[object]:
 def _largest(value: object) -> float:
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() == 0:
         return 0.0
-    largest = float(value.detach().abs().max())
+    whole = dense(value.detach())
+    whole = whole.float() if whole.itemsize == 1 else whole  # PyTorch has no largest of those
+    largest = float(whole.abs().max())
     return largest if largest < float("inf") else 0.0
 
 
 def _strides(value: torch.Tensor) -> list[int]:
+    if value.layout is not torch.strided:
+        return []
     return [stride for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1]
 
 

@@ -12,10 +12,12 @@ import torch
 from torch import fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .artifacts import Runner
+from .artifacts import Runner, without_graph
+from .events import count
 
 _graph_ids = itertools.count(1_000_000)  # Inductor's own count from 0
 
@@ -23,10 +25,11 @@ _graph_ids = itertools.count(1_000_000)  # Inductor's own count from 0
 def compile_with_inductor(module: fx.GraphModule, direction: str) -> Runner:
     """What Inductor makes of a functional ATen graph; it takes its arguments boxed.
 
-    It draws the random numbers that eager draws, and its results lie in memory as the graph's do.
+    It draws the random numbers that eager draws, and its results lie in memory as the graph's do. Inside forward-mode
+    AD, whose tensors may carry tangents, PyTorch runs the graph.
 
     Args:
-        module: the graph, with ``meta["val"]`` on its placeholders.
+        module: the graph, with ``meta["val"]`` on its placeholders; it takes its arguments boxed from then on.
         direction: ``forward``, ``backward`` or ``inference``.
 
     Raises:
@@ -62,7 +65,14 @@ def compile_with_inductor(module: fx.GraphModule, direction: str) -> Runner:
                 graph_id=next(_graph_ids),
             )
 
+    module.graph.set_codegen(fx.graph._BoxedCodeGen())
+    module.recompile()
+    in_pytorch = without_graph(module)
+
     def run(args: list[object]) -> object:
+        if forward_ad._current_level >= 0:  # its kernels would lose the tangents
+            count("calls_inside_forward_ad")
+            return in_pytorch(args)
         return compiled(args)
 
     return run

@@ -13,9 +13,11 @@ from torch import fx
 
 from passes.engine.locks import Lock
 
+from . import aot
 from .artifacts import GraphName, Runner, is_operator, without_graph
 from .collectives import is_collective
 from .contest import Contest, Outcome
+from .errors import first_line
 from .events import count
 
 if TYPE_CHECKING:
@@ -32,6 +34,11 @@ _MOST_SECONDS = 300.0
 _MARGIN, _MARGIN_IN_TRAINING = 0.97, 0.9
 """The share of PyTorch's time that a winner may take at most. PyTorch runs what is between the graphs of training, and
 where a step runs in both, each waits for the other's threads."""
+
+_COPY = torch.ops.aten.copy_.default
+
+_OURS_AND_PYTORCHS = frozenset({"aten", "prims", "dynamo_backends"})
+"""Libraries of operators that say what they do besides computing; of others nobody knows."""
 
 Way = Callable[[fx.GraphModule], Runner]
 """Makes a callable of a copy of the graph."""
@@ -129,18 +136,26 @@ class Placing:
         Args:
             name: which graph.
             module: the graph, before any of its passes; it stays as it is.
-            ways: the ways to run it, by name; the first runs what cannot be run twice, and all until it is decided.
+            ways: the ways to run it, by name; the first runs it until it is decided. What cannot be run twice runs on
+                ONNX Runtime in inference, by the first in training.
         """
         names = list(ways)
+        unmeasured = ways[ONNX if name.direction == "inference" and ONNX in ways else names[0]]
         if torch.are_deterministic_algorithms_enabled():  # a clock decides otherwise another time
-            return ways[names[0]](copy_of(module))
+            return unmeasured(copy_of(module))
         outcome = self.known(name.direction, names)
         if outcome is not None and outcome.winner in ways:
             logger.info("%s runs by %s, as was found before: %s", name, outcome.winner, outcome)
-            return ways[outcome.winner](copy_of(module))
+            try:
+                return ways[outcome.winner](copy_of(module))
+            except Exception as error:  # whatever a compiler raises, one that is no longer there for instance
+                if outcome.winner == names[0]:
+                    raise
+                why = first_line(str(error))
+                logger.warning("%s is measured anew, %s cannot compile it any more: %s", name, outcome.winner, why)
         written = _written(module)
         if written is None or not _may_run_twice(module):
-            return ways[names[0]](copy_of(module))
+            return unmeasured(copy_of(module))
 
         def ended(outcome: Outcome) -> None:
             if self._kept is not None:
@@ -152,6 +167,11 @@ class Placing:
         return Contest(name, candidates, margin=margin, written=written, draws=_draws(module), exact=exact, ended=ended)
 
     def _build(self, way: str, make: Way, module: fx.GraphModule) -> Runner:
+        """Builds a candidate at a call, as Dynamo compiles: FX traces for one thread at a time."""
+        with aot.as_dynamo_compiles():
+            return self._build_alone(way, make, module)
+
+    def _build_alone(self, way: str, make: Way, module: fx.GraphModule) -> Runner:
         if way != INDUCTOR:
             return self._holding_for_all_sizes(way, make, module)
         if self._seconds > _MOST_SECONDS:
@@ -194,7 +214,10 @@ def _exact_results(module: fx.GraphModule, args: Sequence[object], state: torch.
     values = Evaluation(module, args, exact=True, state=state).exact
     results = module.graph.output_node().args[0]
     assert isinstance(results, (list, tuple))
-    return [values[item] if isinstance(item, fx.Node) else None for item in results]
+    sources = {node.args[0]: node.args[1] for node in module.graph.find_nodes(op="call_function", target=_COPY)}
+    placeholders = module.graph.find_nodes(op="placeholder")
+    written = [sources[placeholders[i]] for i in _written(module) or ()]
+    return [values[item] if isinstance(item, fx.Node) else None for item in (*results, *written)]
 
 
 def _written(module: fx.GraphModule) -> list[int] | None:
@@ -205,15 +228,16 @@ def _written(module: fx.GraphModule) -> list[int] | None:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
         if node.target._schema.is_mutable:
-            if node.args[0] not in placeholders or node.target is not torch.ops.aten.copy_.default:
+            if node.args[0] not in placeholders or node.target is not _COPY:
                 return None
             found.append(placeholders[node.args[0]])
     return found
 
 
 def _may_run_twice(module: fx.GraphModule) -> bool:
-    """Whether a graph only computes, writes to arguments and draws random numbers, on the CPU: ``Contest`` puts back
-    the generator of that only."""
+    """Whether a graph only computes, writes to arguments and draws random numbers on the CPU, whose generator alone
+    ``Contest`` puts back, as far as is known: an operator of another library may count its calls, or draw random
+    numbers and not say so."""
     for node in module.graph.nodes:
         if node.op == "call_module" or (
             node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator)
@@ -221,8 +245,9 @@ def _may_run_twice(module: fx.GraphModule) -> bool:
             return False
         if is_collective(node.target) or (_may_draw(node) and not _is_on_cpu(node)):
             return False
-        is_operator = isinstance(node.target, torch._ops.OpOverload) and node.target is not torch.ops.aten.copy_.default
-        if is_operator and node.is_impure(impure_random=False):
+        if not isinstance(node.target, torch._ops.OpOverload) or node.target is _COPY:
+            continue
+        if node.target.namespace not in _OURS_AND_PYTORCHS or node.is_impure(impure_random=False):
             return False
     return True
 

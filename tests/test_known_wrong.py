@@ -27,6 +27,10 @@ LARGE = torch.tensor([2**31, -(2**31) - 1, 2**53 + 1, -(2**53) - 1, 2**62, 7, -7
 SMALL = torch.tensor([1e-8, -1e-8, 1e-5, 0.5, -0.999, 1e10, inf, -1.0, nan])
 
 CASES: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
+    "antialiased interpolation by factors that make no whole sizes": (
+        lambda x: torch.nn.functional.interpolate(x, scale_factor=(0.5, 0.7), mode="bilinear", antialias=True),
+        [torch.linspace(-1, 1, 35).square().reshape(1, 1, 5, 7)],
+    ),
     "angle of NaN": (torch.angle, [SPECIAL]),
     "atan2 of NaN": (torch.atan2, PAIRS),
     "clamp keeps infinities": (lambda x: (x.clamp(min=0), x.clamp(max=0)), [SPECIAL]),

@@ -19,11 +19,15 @@ import torch
 import transformers as tf
 from conftest import assert_same_as_eager, compiled, counted
 from torch import fx, nn
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.utils import counters
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends import contest, decomposition_table, placing
+from dynamo_backends import contest, decomposition_table, inductor, placing
 from dynamo_backends.artifacts import GraphName
+from dynamo_backends.cache.graphs import CachedGraphs
+from dynamo_backends.cache.store import Record
 from dynamo_backends.contest import Contest, Outcome
 from dynamo_backends.exporter.decompose import decompose
 from dynamo_backends.fused_fallback import compile_groups
@@ -204,6 +208,31 @@ def test_threads_that_call_during_the_contest(winner: str) -> None:
     assert not wrong
 
 
+def test_candidates_are_built_while_no_other_thread_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FX traces for one thread at a time, and a thread that calls a compiled function is not to be told off."""
+    was_free: list[bool] = []
+    compile_with_inductor = inductor.compile_with_inductor
+
+    def watched(module: fx.GraphModule, direction: str) -> Any:
+        def look() -> None:
+            was_free.append(compile_lock.acquire(blocking=False))
+            if was_free[-1]:
+                compile_lock.release()
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        assert torch.compiler.is_compiling()
+        return compile_with_inductor(module, direction)
+
+    monkeypatch.setattr(inductor, "compile_with_inductor", watched)
+    function = torch.compile(lambda x: x.sin() * x, backend="onnxrt", mode="max-autotune")
+    for _ in range(3):
+        function(torch.ones(4))
+    assert was_free == [False]
+    assert counted(f"contest_out {INDUCTOR}") == 0
+
+
 # max-autotune
 
 
@@ -357,6 +386,132 @@ def test_a_candidate_is_compared_although_the_reference_failed_at_first() -> Non
         run([torch.ones(1)])
     run([torch.ones(2)])
     assert "other values" in outcomes[0].out["other"]
+
+
+def test_what_is_written_is_compared() -> None:
+    def adds(by: float) -> Callable[..., list[torch.Tensor]]:
+        return lambda state, x: [state.copy_(state + by), x * 2][1:]
+
+    outcomes: list[Outcome] = []
+    ways = {"reference": lambda: boxed(adds(1)), "wrong": lambda: boxed(adds(2)), "right": lambda: boxed(adds(1))}
+    run = Contest(GraphName(0), ways, written=[0], ended=outcomes.append)
+    for i in range(6):
+        state = torch.full((3,), float(i))
+        run([state, torch.ones(3)])
+        assert state.tolist() == [i + 1.0] * 3
+    assert outcomes[0].out == {"wrong": "it computes something else: result 1 has other values"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.eye(3).to_sparse(), torch.ones(3).to(torch.float8_e4m3fn), torch.ones(3).to(torch.float8_e5m2)],
+)
+def test_results_of_every_kind_are_compared(value: torch.Tensor) -> None:
+    outcomes: list[Outcome] = []
+    right, wrong = boxed(lambda x: [value.clone()]), boxed(lambda x: [(value.to(torch.float32) * 2).to(value.dtype)])
+    ways = {"reference": lambda: right, "right": lambda: right, "wrong": lambda: wrong}
+    run = Contest(GraphName(0), ways, ended=outcomes.append)
+    for _ in range(6):
+        run([torch.ones(1)])
+    assert outcomes[0].out == {"wrong": "it computes something else: result 0 has other values"}
+
+
+def test_a_reference_that_could_not_be_built_is_tried_again() -> None:
+    def build() -> Any:
+        raise MemoryError("now")
+
+    run = Contest(GraphName(0), {"reference": build, "other": lambda: boxed(doubles)})
+    for _ in range(2):
+        with pytest.raises(MemoryError, match="now"):
+            run([torch.ones(2)])
+
+
+def test_sparse_gradients() -> None:
+    layer = nn.Embedding(10, 4, sparse=True)
+    run = torch.compile(lambda rows: nn.functional.gelu(layer(rows)).sum(), backend="onnxrt")
+    for i in range(6):
+        layer.weight.grad = None
+        rows = torch.tensor([i, 1, 1])
+        run(rows).backward()
+        actual = layer.weight.grad.to_dense()  # type: ignore[attr-defined]
+        layer.weight.grad = None
+        nn.functional.gelu(layer(rows)).sum().backward()
+        torch.testing.assert_close(actual, layer.weight.grad.to_dense())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("settings", [{}, {"mode": "max-autotune"}])
+def test_operators_of_other_libraries_run_once_a_call(settings: dict[str, Any]) -> None:
+    called = []
+    with torch.library._scoped_library("test_placing", "FRAGMENT") as library:
+        library.define("counted(Tensor x) -> Tensor")
+        library.impl("counted", lambda x: (called.append(1), x * torch.rand(4))[1], "CPU")
+        library.impl("counted", torch.empty_like, "Meta")
+        operator = torch.ops.test_placing.counted
+        with torch.no_grad():
+            run = torch.compile(lambda x: operator(x.sin()).cos(), backend="onnxrt", **settings)
+            for i in range(7):
+                torch.manual_seed(i)
+                actual = run(torch.ones(4))
+                torch.manual_seed(i)
+                torch.testing.assert_close(actual, operator(torch.ones(4).sin()).cos())
+                assert len(called) == 2 * (i + 1)
+
+
+def test_forward_mode_after_inductor_won(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan(monkeypatch, INDUCTOR)
+    run = torch.compile(lambda x: x.sin() * x, backend="onnxrt", mode="max-autotune")
+    x = torch.randn(4)
+    for _ in range(6):
+        run(x)
+    assert counted(f"contest_won {INDUCTOR}") == 1
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(run(forward_ad.make_dual(x, torch.ones(4)))).tangent
+    torch.testing.assert_close(tangent, x.cos() * x + x.sin())
+
+
+def test_an_outcome_whose_compiler_is_gone(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(4)
+
+    def called_often() -> None:
+        torch._dynamo.reset()
+        counters.clear()
+        run = torch.compile(lambda x: x.sin() * x, backend="onnxrt", mode="max-autotune")
+        for _ in range(6):
+            torch.testing.assert_close(run(x), x.sin() * x)
+
+    def broken(*args: object) -> object:
+        raise RuntimeError("no C++ compiler")
+
+    with monkeypatch.context() as patch:
+        plan(patch, INDUCTOR)
+        called_often()
+        assert counted(f"contest_won {INDUCTOR}") == 1
+        called_often()
+        assert counted(f"contest_won {INDUCTOR}") == 0
+    monkeypatch.setattr(inductor, "compile_with_inductor", broken)
+    called_often()
+    assert counted(f"contest_out {INDUCTOR}") == 1
+    assert counted(f"contest_won {PYTORCH}") + counted(f"contest_won {ONNX}") == 1
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        [],
+        None,
+        3,
+        {},
+        {"winner": "PyTorch", "milliseconds": None, "out": {}},
+        {"winner": [], "milliseconds": {}, "out": 1},
+    ],
+)
+def test_a_record_that_is_no_outcome(cache: Path, header: Any) -> None:
+    kept = CachedGraphs(parse_options({"cache_dir": str(cache)}))
+    key = kept._key_of_outcome("frame", "forward", [PYTORCH, ONNX])
+    assert key is not None
+    kept._store.put(key, Record(header))
+    assert kept.outcome("frame", "forward", [PYTORCH, ONNX]) is None
+    assert kept._store.get(key) is None
 
 
 def test_no_clock_decides_where_results_must_be_the_same_each_time() -> None:

@@ -154,8 +154,8 @@ class CachedGraphs:
         if record is None:
             return None
         try:
-            return Outcome(**record.header)
-        except TypeError as error:
+            return _outcome(record.header)
+        except (TypeError, ValueError, AttributeError) as error:
             logger.warning("an entry of the cache is ignored and removed: %s: %r", key, error)
             self._store.remove(str(key))
             return None
@@ -257,6 +257,18 @@ class CachedGraphs:
         if is_stored:
             count("cache_stored")
         return is_stored
+
+
+def _outcome(header: Any) -> Outcome:
+    """What was kept of a contest.
+
+    Raises:
+        TypeError, ValueError, AttributeError: it is no outcome.
+    """
+    outcome = Outcome(**header)
+    milliseconds = {str(name): float(time) for name, time in outcome.milliseconds.items()}
+    out = {str(name): str(why) for name, why in outcome.out.items()}
+    return Outcome(str(outcome.winner), milliseconds, out)
 
 
 def _check(record: Record) -> None:

@@ -186,6 +186,14 @@ _INTERPOLATIONS = {aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2
 _CLIPS = {aten.hardtanh.default, aten.relu6.default}
 
 
+def _has_no_whole_sizes(node: fx.Node) -> bool:
+    value = node.all_input_nodes[0].meta["val"]
+    by_position = dict(enumerate(node.args))
+    factors = [by_position.get(i, node.kwargs.get(name)) for i, name in ((3, "scales_h"), (4, "scales_w"))]
+    sizes = zip(value.shape[-2:], node.meta["val"].shape[-2:], factors, strict=True)
+    return not all(by is None or statically_known_true(new == old * by) for old, new, by in sizes)
+
+
 def _aligns_corners(node: fx.Node) -> bool:
     return bool(node.args[2])
 
@@ -342,6 +350,12 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         _INTERPOLATIONS,
         "its translation takes other weights than eager where corners are aligned",
         _aligns_corners,
+    ),
+    _translation(
+        "antialiased interpolation by factors that make no whole sizes",
+        _INTERPOLATIONS,
+        "its translation takes other weights than eager, which takes those of the factors",
+        _has_no_whole_sizes,
     ),
     _translation("interpolation of bytes", _INTERPOLATIONS, "eager interpolates integers in fixed point", _is_integer),
     _kernel("clip of large integers", _CLIPS, "ONNX Runtime's Clip compares 32 bits of an int64", _is_int64),
