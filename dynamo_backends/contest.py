@@ -156,6 +156,7 @@ class Contest:
 
     def _build(self) -> None:
         for name, build in self._waiting.items():
+            logger.info("%s: %s compiles it", self._graph, name)
             started = time.perf_counter()
             try:
                 self._runners[name] = build()

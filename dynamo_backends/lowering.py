@@ -123,7 +123,7 @@ class OnnxLowering:
         split, regions = self._compile_regions(name, module, evaluation, weights)
         Report.of(split).tell(name)
         assembled = assemble(module, split, [region.runnable for region in regions])
-        if self.options.fallback == "inductor" and type(self.observer) is Observer:
+        if self.options.fallback == "inductor" and not self.observer.watches:
             from .fused_fallback import compile_groups  # it leads to Inductor
 
             compile_groups(assembled, name.direction)

@@ -43,6 +43,11 @@ class Observer:
             error: what the runtime said.
         """
 
+    @property
+    def watches(self) -> bool:
+        """Whether it is another than this one, which looks at nothing."""
+        return type(self) is not Observer
+
     explains = False
     """Whether passes are asked to keep their near misses."""
 

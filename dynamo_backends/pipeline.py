@@ -108,10 +108,10 @@ class Pipeline:
     def cached(self) -> CachedGraphs | None:
         """The graphs on disk; ``None`` where each is to be compiled: to be watched, to be checked, or to be run
         elsewhere."""
-        is_plain = type(self.observer) is Observer and self._lowering is None and not self.options.verify_passes
-        if self.options.fallback == "inductor":  # which has a cache of its own
+        is_compiled_anew = self.observer.watches or self._lowering is not None or self.options.verify_passes
+        if is_compiled_anew or self.options.fallback == "inductor":  # Inductor has a cache of its own
             return None
-        return cached_graphs(self.options) if is_plain and self.options.cache else None
+        return cached_graphs(self.options) if self.options.cache else None
 
     @only_new
     def compile_dynamo_graph(self, module: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
@@ -235,7 +235,7 @@ class Pipeline:
         placing = Placing(
             describe_frame(module, arguments), cached_graphs(self.options) if self.options.cache else None
         )
-        if type(self.observer) is Observer:
+        if not self.observer.watches:
             return functools.partial(self._where_it_is_fastest, placing, names)
         known = {direction: placing.known(direction, names) for direction in ("forward", "backward", "inference")}
         if all(outcome is None or outcome.winner == ONNX for outcome in known.values()):
@@ -276,7 +276,7 @@ class Pipeline:
     @property
     def _is_plain(self) -> bool:
         """Whether nobody is to see the stages, and no pass is to be run that we do not know."""
-        return type(self.observer) is Observer and are_only_built_in()
+        return not self.observer.watches and are_only_built_in()
 
     def _in_pytorch(self, name: GraphName, why: str, module: fx.GraphModule) -> Runner:
         from .compiling import Compiler  # not before a graph is to be compiled, as ``compiler``

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import time
@@ -10,8 +11,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
-
-from passes.engine.locks import Lock
 
 from . import aot
 from .artifacts import GraphName, Runner, is_operator, without_graph
@@ -29,7 +28,7 @@ PYTORCH, ONNX, INDUCTOR = "PyTorch", "ONNX Runtime", "Inductor"
 """The ways to run a graph."""
 
 _MOST_SECONDS = 300.0
-"""After how long no further graph of a frame of Dynamo's is compiled with Inductor, to try it."""
+"""After how long, in all, this process compiles no further graph with Inductor to try it."""
 
 _MARGIN, _MARGIN_IN_TRAINING = 0.97, 0.9
 """The share of PyTorch's time that a winner may take at most. PyTorch runs what is between the graphs of training, and
@@ -106,6 +105,16 @@ def _describe_argument(arg: object) -> str:
     return f"{arg.dtype} {arg.device} {[str(size) for size in arg.shape]} {strides} {arg.requires_grad}"
 
 
+@dataclasses.dataclass
+class _Budget:
+    """The seconds that are left for Inductor. Candidates are built in one thread at a time."""
+
+    left: float = _MOST_SECONDS
+
+
+_budget = _Budget()
+
+
 class Placing:
     """Runs the graphs of one of Dynamo's frames where they are fastest.
 
@@ -117,8 +126,6 @@ class Placing:
     def __init__(self, frame: str, kept: CachedGraphs | None) -> None:
         self._frame = frame
         self._kept = kept
-        self._lock = Lock()
-        self._seconds = 0.0
         self._symbols: dict[str, object] | None = None
 
     def known(self, direction: str, ways: Sequence[str]) -> Outcome | None:
@@ -174,14 +181,13 @@ class Placing:
     def _build_alone(self, way: str, make: Way, module: fx.GraphModule) -> Runner:
         if way != INDUCTOR:
             return self._holding_for_all_sizes(way, make, module)
-        if self._seconds > _MOST_SECONDS:
-            raise TimeoutError(f"{self._seconds:.0f} s were spent on it for other graphs")
+        if _budget.left < 0:
+            raise TimeoutError(f"{_MOST_SECONDS:.0f} s were spent on it for other graphs")
         started = time.perf_counter()
         try:
             return self._holding_for_all_sizes(way, make, module)
         finally:
-            with self._lock:
-                self._seconds += time.perf_counter() - started
+            _budget.left -= time.perf_counter() - started
 
     def _holding_for_all_sizes(self, way: str, make: Way, module: fx.GraphModule) -> Runner:
         """What ``make`` makes, if it assumed nothing on symbolic sizes: Dynamo has its guards by now.
@@ -198,9 +204,8 @@ class Placing:
         if symbols is None:
             return make(copy_of(module))
         before = describe_symbols(symbols)
-        with self._lock:
-            if self._symbols is None:
-                self._symbols = before
+        if self._symbols is None:
+            self._symbols = before
         made = make(copy_of(module))
         if describe_symbols(symbols) != (before if way == PYTORCH else self._symbols):
             raise RuntimeError("it would hold for some sizes only")

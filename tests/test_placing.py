@@ -614,7 +614,7 @@ def test_other_threads_wait_for_the_reference() -> None:
 
 
 def test_inductor_is_not_tried_when_it_took_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placing, "_MOST_SECONDS", 0.0)
+    monkeypatch.setattr(placing._budget, "left", 0.0)
     place = placing.Placing("", None)
     outcomes: list[Outcome] = []
     for direction in ("forward", "backward"):
