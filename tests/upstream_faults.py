@@ -219,6 +219,10 @@ DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
         lambda x: interpolate(x, size=(40, 23), mode="bilinear", antialias=True, align_corners=True),
         torch.linspace(0, 1, 256).view(1, 1, 16, 16),
     ),
+    "antialiased interpolation by factors that make no whole sizes": differs(
+        lambda x: interpolate(x, scale_factor=0.7, mode="bilinear", antialias=True),
+        torch.linspace(0, 1, 256).view(1, 1, 16, 16).sin(),
+    ),
     "interpolation of bytes": differs(
         lambda x: interpolate(x, size=(40, 23), mode="bilinear", antialias=True),
         torch.arange(256, dtype=torch.uint8).mul(37).view(1, 1, 16, 16),
