@@ -24,6 +24,7 @@ import torch
 from passes.engine.locks import Lock
 
 from .artifacts import GraphName, Runner
+from .errors import first_line
 from .events import count
 from .numerics.distance import dense, distance, is_carried, is_explained
 from .runtime.heap import give_back
@@ -161,7 +162,7 @@ class Contest:
             try:
                 self._runners[name] = build()
             except Exception as error:  # whatever a compiler raises: the model runs without it
-                self._drop(name, f"it cannot be compiled: {type(error).__name__}: {_first_line(error)}")
+                self._drop(name, f"it cannot be compiled: {type(error).__name__}: {first_line(str(error))}")
             else:
                 seconds = time.perf_counter() - started
                 logger.info("%s: %s is compiled, %.1f s", self._graph, name, seconds)
@@ -172,13 +173,13 @@ class Contest:
         try:
             wrong = _difference(result, other)
         except Exception as error:  # whatever a kind of tensors lacks: the call has its result all the same
-            return f"its results cannot be compared: {type(error).__name__}: {_first_line(error)}"
+            return f"its results cannot be compared: {type(error).__name__}: {first_line(str(error))}"
         if not wrong or self._exact is None:
             return wrong
         try:
             exact = self._exact(args, state)
         except Exception as error:  # float64 takes more memory, and PyTorch has not all of it
-            return f"{wrong}, and float64 cannot be computed: {type(error).__name__}: {_first_line(error)}"
+            return f"{wrong}, and float64 cannot be computed: {type(error).__name__}: {first_line(str(error))}"
         return _difference(result, other, exact)
 
     def _copied(self, args: Sequence[object]) -> list[object]:
@@ -197,7 +198,7 @@ class Contest:
         try:
             return self._runners[name](args)
         except Exception as error:  # whatever it raises: the reference runs the model, and may raise its own
-            self._drop(name, f"it failed: {type(error).__name__}: {_first_line(error)}")
+            self._drop(name, f"it failed: {type(error).__name__}: {first_line(str(error))}")
             return None
 
     def _timed(self, name: str, args: list[object], state: torch.Tensor | None) -> object:
@@ -206,7 +207,7 @@ class Contest:
         A program calls one thing again and again, and so finds caches and threads as its last call left them: what ran
         before was another candidate. A long run does not depend on that, and is timed itself.
         """
-        before = self._copied(args) if self._written else list(args)
+        before = self._copied(args)
         time.sleep(_PAUSE)
         first, milliseconds = self._clocked(name, args, state)
         after = torch.get_rng_state() if state is not None else None
@@ -311,8 +312,3 @@ def _strides(value: torch.Tensor) -> list[int]:
     if value.layout is not torch.strided:
         return []
     return [stride for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1]
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else ""

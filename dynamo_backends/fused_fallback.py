@@ -11,6 +11,7 @@ from torch import fx
 
 from .aliases import is_view
 from .artifacts import Runner
+from .errors import first_line
 from .events import count
 from .inductor import compile_with_inductor
 from .regions import ORIGINAL, is_ordered
@@ -40,7 +41,9 @@ def compile_groups(assembled: fx.GraphModule, direction: str) -> int:
         try:
             runner = compile_with_inductor(module, direction)
         except Exception as error:  # whatever Inductor raises, without a C++ compiler for instance: PyTorch runs them
-            logger.warning("Inductor cannot compile %d operators, which run in PyTorch: %s", len(group), error)
+            logger.warning(
+                "Inductor cannot compile %d operators, which run in PyTorch: %s", len(group), first_line(str(error))
+            )
             count("inductor_failures")
             continue
         _replace(assembled.graph, group, inputs, results, runner)
@@ -62,7 +65,7 @@ def _groups(graph: fx.Graph) -> list[list[fx.Node]]:
     for node in graph.nodes:
         if _may_be_compiled(node, found[-1]):
             found[-1].append(node)
-        elif node.target is not operator.getitem:  # one that takes a region's result stands behind its call
+        else:
             found.append([])
     return [group for group in found if sum(map(_computes, group)) >= _FEWEST]
 

@@ -174,6 +174,7 @@ def test_a_transformer_trains(winner: str) -> None:
         actual.backward()
         torch.testing.assert_close(actual, expected)
     for (name, theirs), ours in zip(model.named_parameters(), other.parameters(), strict=True):
+        # sums of seven steps, each rounded in another order
         torch.testing.assert_close(ours.grad, theirs.grad, msg=name, rtol=1e-4, atol=1e-5)
 
 
@@ -197,6 +198,7 @@ def test_threads_that_call_during_the_contest(winner: str) -> None:
             x = torch.randn(40, generator=generator, requires_grad=True)
             function(x).backward()
             expected = (x.cos() * x + x.sin()).detach()
+            # a float32 sum of two terms near 1, of which each rounds by 6e-8
             if not torch.allclose(x.grad, expected, atol=1e-6):  # type: ignore[arg-type]
                 wrong.append(seed)
 
@@ -252,6 +254,7 @@ def test_max_autotune_with_each_winner(train: bool, monkeypatch: pytest.MonkeyPa
                 for ours, eagers in zip(
                     list(steps(actual, run, images)), list(steps(expected, expected, images)), strict=True
                 ):
+                    # weights after up to seven steps, each rounded in another order
                     torch.testing.assert_close(ours, eagers, rtol=1e-4, atol=1e-5)
             else:
                 for image in images:

@@ -43,15 +43,14 @@ def interpolate(
 def _linear(input: ir.Value, new: list[int], align_corners: bool) -> ir.Value:
     if len(new) == 1:  # ONNX Runtime takes one dimension for the innermost of three
         return op.Squeeze(_linear(op.Unsqueeze(input, [2]), [1, *new], align_corners), [2])
-    return op.Resize(
-        input,
-        None,
-        None,
-        shapes.vector(new),
-        axes=list(range(2, 2 + len(new))),
-        mode="linear",
-        coordinate_transformation_mode="align_corners" if align_corners else "half_pixel",
-    )
+    places = "align_corners" if align_corners else "half_pixel"
+    return _resize(input, new, mode="linear", coordinate_transformation_mode=places)
+
+
+def _resize(input: ir.Value, new: list[int], **attributes: str) -> ir.Value:
+    """All dimensions but the first two."""
+    axes = list(range(2, 2 + len(new)))
+    return op.Resize(input, None, None, shapes.vector(new), axes=axes, **attributes)
 
 
 def _nearest(old: int, new: int, factor: float | None, is_exact: bool) -> list[int]:
@@ -69,16 +68,7 @@ def _pixels(input: ir.Value, old: list[int], new: list[int], chosen: list[list[i
         for before, after, times, pixels in zip(old, new, repeats, chosen, strict=True)
     ]
     if all(is_repeated):
-        return op.Resize(
-            input,
-            None,
-            None,
-            shapes.vector(new),
-            axes=list(range(2, 2 + len(new))),
-            mode="nearest",
-            nearest_mode="floor",
-            coordinate_transformation_mode="asymmetric",
-        )
+        return _resize(input, new, mode="nearest", nearest_mode="floor", coordinate_transformation_mode="asymmetric")
     for dim, pixels in enumerate(chosen, start=2):
         if pixels != list(range(old[dim - 2])):
             input = op.Gather(input, shapes.vector(pixels), axis=dim)
