@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dynamo_backends.cli import demo, main
-from dynamo_backends.debug.dump_folder import latest_run
+from dynamo_backends.dumps.reading import latest_run
 
 SMALL = ["demo", "--part", "attention", "--length", "16"]
 

@@ -14,7 +14,8 @@ import torch
 from torch import fx
 
 from dynamo_backends.artifacts import GraphName
-from dynamo_backends.debug.dump_folder import DumpFolder, dump_folder, graph_folder, latest_run, stage_text
+from dynamo_backends.debug.dump_folder import DumpFolder, dump_folder, graph_folder, stage_text
+from dynamo_backends.dumps.reading import DumpError, latest_run
 
 
 def _files(root: Path) -> list[str]:
@@ -63,7 +64,7 @@ def test_latest_is_a_file_without_symbolic_links(tmp_path: Path, monkeypatch: py
 
 
 def test_no_run_folder_yet(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="onnx_debug"):
+    with pytest.raises(DumpError, match="onnx_debug"):
         latest_run(tmp_path)
 
 

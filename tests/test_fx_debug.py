@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dynamo_backends.debug.dump_folder import latest_run
+from dynamo_backends.dumps.reading import latest_run
 
 
 class Model(torch.nn.Module):

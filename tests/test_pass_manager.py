@@ -21,7 +21,7 @@ from torch import fx
 from torch._inductor.compiler_bisector import CompilerBisector
 
 from dynamo_backends.cli import main
-from dynamo_backends.debug.dump_folder import latest_run
+from dynamo_backends.dumps.reading import latest_run
 from dynamo_backends.pass_target import BACKEND
 from passes import Pass, PassContext, catalog, fx_editing, register, unregister
 from passes.engine.manager import STAGES, PassManager, Switches, all_passes
@@ -363,7 +363,7 @@ def test_the_command_shows_what_passes_did(dump: Path, capsys: pytest.CaptureFix
 
 def test_the_command_on_what_is_not_there(dump: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["passes", str(tmp_path / "nowhere")]) == 2
-    assert "no manifest.json" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     assert main(["passes", str(dump), "--why", "joint.atention"]) == 2
     assert "Did you mean 'joint.attention'" in capsys.readouterr().err
     assert main(["passes", str(dump), "--why", "joint.pad_matmul"]) == 2

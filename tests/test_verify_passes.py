@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import checkpoint
 
 from dynamo_backends import verification
-from dynamo_backends.debug.dump_folder import latest_run
+from dynamo_backends.dumps.reading import latest_run
 from dynamo_backends.first_call import at_first_call, synthetic
 from dynamo_backends.runtime.binding import InputSpec, OutputSpec
 from dynamo_backends.runtime.session import Session

@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import tabulate
 
 from passes.engine.manager import all_passes
 
-from ..debug.dump_folder import latest_run
+from ..dumps.reading import find_run
 from ..spelling import unknown_name
 
 
@@ -45,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
                 raise ValueError("--why needs a dump: dynamo-backends passes DUMP --why NAME")
             text = list_text()
         else:
-            manifest = read_manifest(arguments.dump)
+            manifest = find_run(arguments.dump).manifest
             text = why_text(manifest, arguments.why) if arguments.why is not None else report_text(manifest)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"dynamo-backends passes: {error}\n")
@@ -59,32 +57,6 @@ def list_text() -> str:
     rows = [(item.stage, item.name, "on" if item.default else "off", item.sentence) for item in all_passes()]
     table = tabulate.tabulate(rows, headers=("stage", "pass", "default", "what it does"))
     return f"{table}\n\nSwitch them with options={{'passes': {{'disable': ['joint.*'], 'enable': [...]}}}}.\n"
-
-
-def read_manifest(dump: str) -> Mapping[str, Any]:
-    """The manifest of a dump folder's latest run, of a run folder, or the file itself.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is not a manifest of this version of the package.
-    """
-    path = Path(dump)
-    if path.is_dir():
-        path = path / "manifest.json"
-        if not path.exists():
-            path = latest_run(dump) / "manifest.json"
-    try:
-        manifest = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not a manifest: {error}") from None
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"no manifest.json in {dump}; torch.compile(model, backend='onnx_debug', options={{'dump_dir': {dump!r}}}) "
-            "writes it"
-        ) from None
-    if not isinstance(manifest, dict) or "dynamo_graphs" not in manifest:
-        raise ValueError(f"{path} is not a manifest of this version of dynamo-backends")
-    return manifest
 
 
 @dataclasses.dataclass(frozen=True)

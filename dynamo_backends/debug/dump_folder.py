@@ -24,11 +24,11 @@ import torch
 from torch import fx
 
 from ..artifacts import GraphName
+from ..dumps.reading import LATEST
 from ..forks import renew_in_children
 
 logger = logging.getLogger(__name__)
 
-LATEST = "latest"
 
 _folders: dict[str, DumpFolder] = {}
 _folders_lock = threading.Lock()
@@ -199,22 +199,6 @@ class DumpFolder:
                 self._location or self.root,
                 error,
             )
-
-
-def latest_run(root: str | os.PathLike[str]) -> Path:
-    """The run folder that ``<root>/latest`` points to.
-
-    Raises:
-        FileNotFoundError: there is none; the message says what makes one.
-    """
-    pointer = Path(root) / LATEST
-    if pointer.is_dir():
-        return pointer.resolve()
-    if pointer.is_file():
-        location = pointer.with_name(pointer.read_text().strip())
-        if location.is_dir():
-            return location
-    raise FileNotFoundError(f"no run folder under {root}; torch.compile(..., backend='onnx_debug') makes one")
 
 
 def _rank() -> str:

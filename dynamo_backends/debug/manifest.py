@@ -25,6 +25,7 @@ from torch._dynamo.utils import counters
 from passes.engine.manager import PassResult
 
 from ..artifacts import CompiledGraph, GraphName
+from ..dumps.reading import DIRECTIONS, MANIFEST, SCHEMA_VERSION
 from ..exporter.locations import source_line
 from ..forks import renew_in_children
 from ..options import Options
@@ -32,8 +33,6 @@ from .dump_folder import DumpFolder, graph_folder
 from .repeat import RepeatedRegion
 from .rows import OK, GraphComparison
 from .watched import Cost
-
-SCHEMA_VERSION = 1
 
 _PACKAGES = ("dynamo-backends", "onnx", "onnxruntime", "onnxscript", "onnx-ir", "numpy", "transformers")
 
@@ -172,7 +171,7 @@ class Manifest:
             self._timer = None
         start = time.monotonic()
         text = self._text()
-        self._folder.write_text("manifest.json", text)
+        self._folder.write_text(MANIFEST, text)
         self._is_behind = False
         end = time.monotonic()
         self._next_write = end + (end - start) * _TIMES_LONGER if len(text) > _SMALL else end
@@ -207,7 +206,7 @@ def _now() -> str:
 
 
 def _rank(name: GraphName) -> int:
-    return ("", "inference", "forward", "backward").index(name.direction)
+    return ("", *DIRECTIONS).index(name.direction)
 
 
 def _pass_as_json(result: PassResult) -> dict[str, object]:

@@ -1,0 +1,338 @@
+"""Reads a dump: its runs, the graphs of a run, their stages, regions, models, recorded data and compared values.
+
+::
+
+    run = find_run()                    # the latest run under ./onnx_debug
+    for graph in run.graphs:
+        print(graph.name, graph.verdict)
+    region = run.graphs_of("0/backward")[0].regions[0]
+    session = onnxruntime.InferenceSession(region.model)
+    session.run(None, region.recorded("input"))
+
+Only the manifest is read at once; all else when it is asked for. A folder that is damaged, incomplete, not ours or of
+another version raises ``DumpError``, which says what is the matter and what to do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SCHEMA_VERSION = 1
+"""Of ``manifest.json`` and what it names. It grows when something that is read here changes its meaning."""
+
+MANIFEST = "manifest.json"
+LATEST = "latest"
+DEFAULT_FOLDER = "onnx_debug"
+
+DIRECTIONS = ("inference", "forward", "backward")
+"""What AOTAutograd makes of a graph, in the order it runs."""
+
+_REFERENCE = re.compile(r"(?:graph_)?(\d+)(?:/(inference|forward|backward))?(?:/region_(\d+))?/?")
+
+
+class DumpError(ValueError):
+    """A dump, or a part of it that was asked for, is not there or cannot be read; the message says what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DumpedRegion:
+    """A region of a graph: its models, and what they were run with.
+
+    Attributes:
+        index: its number in the graph.
+        folder: where its files are.
+        entry: what the manifest says of it.
+    """
+
+    index: int
+    folder: Path
+    entry: Mapping[str, Any]
+
+    @property
+    def model(self) -> Path:
+        """The exported model, whose values bear the names of the FX nodes."""
+        return self._file("model.onnx")
+
+    @property
+    def optimized_model(self) -> Path:
+        """The model after our passes: what ONNX Runtime was given."""
+        return self._file("model.optimized.onnx")
+
+    @property
+    def session_model(self) -> Path:
+        """What ONNX Runtime made of it."""
+        return self._file("model.session.onnx")
+
+    def recorded(self, kind: str) -> dict[str, np.ndarray]:
+        """What the model took (``input``) or returned (``output``) in the compared run, by name, in order.
+
+        Raises:
+            DumpError: nothing was recorded, a tensor was larger than the option ``tensor_limit``, or a file is
+                damaged.
+        """
+        folder = self.folder / "test_data_set_0"
+        found: dict[str, np.ndarray] = {}
+        for i in range(_count_of(folder, kind)):
+            path = folder / f"{kind}_{i}.pb"
+            if not path.exists():
+                raise DumpError(
+                    f"{path} was not stored, the tensor is larger than the option allows: dump again with "
+                    "options={'tensor_limit': -1}"
+                )
+            name, found_array = read_tensor(path)
+            found[name] = found_array
+        if not found and kind == "input" and not folder.is_dir():
+            raise DumpError(f"{folder} is not there: no run of this graph was compared, so no data was recorded")
+        return found
+
+    def _file(self, name: str) -> Path:
+        path = self.folder / name
+        if not path.exists():
+            raise DumpError(f"{path} is not there: the dump is incomplete")
+        return path
+
+
+@dataclasses.dataclass(frozen=True)
+class DumpedGraph:
+    """A graph of a run.
+
+    Attributes:
+        index: the number of Dynamo's graph.
+        direction: ``inference``, ``forward`` or ``backward``.
+        folder: where its files are.
+        regions: in the order they run.
+        entry: what the manifest says of it.
+    """
+
+    index: int
+    direction: str
+    folder: Path
+    regions: Sequence[DumpedRegion]
+    entry: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """``graph 0 backward``."""
+        return f"graph {self.index} {self.direction}"
+
+    @property
+    def reference(self) -> str:
+        """How the command line names it: ``graph_000/backward``."""
+        return f"graph_{self.index:03d}/{self.direction}"
+
+    @property
+    def verdict(self) -> str | None:
+        """``ok``, ``diverges at …``, ``not comparable: …``; ``None`` if no run was compared."""
+        verdict: str | None = self.entry["verdict"]
+        return verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What one process dumped.
+
+    Attributes:
+        folder: the run folder.
+        manifest: its ``manifest.json``.
+    """
+
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    @functools.cached_property
+    def graphs(self) -> list[DumpedGraph]:
+        """All graphs, in the order of their numbers; forward before backward.
+
+        Raises:
+            DumpError: the manifest does not say what one has.
+        """
+        try:
+            return [self._graph(entry) for entry in self.manifest["graphs"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise DumpError(f"{self.folder / MANIFEST} is damaged: {error!r}; dump again") from None
+
+    def _graph(self, entry: Mapping[str, Any]) -> DumpedGraph:
+        regions = [DumpedRegion(int(item["index"]), self._inside(item["folder"]), item) for item in entry["regions"]]
+        entry["verdict"]
+        return DumpedGraph(int(entry["index"]), str(entry["direction"]), self._inside(entry["folder"]), regions, entry)
+
+    def _inside(self, relative: str) -> Path:
+        """A path of the manifest, which may name nothing outside the run folder."""
+        path = (self.folder / relative).resolve()
+        if not path.is_relative_to(self.folder.resolve()):
+            raise ValueError(f"{relative} is outside the run folder")
+        return path
+
+    def graphs_of(self, reference: str) -> list[DumpedGraph]:
+        """The graphs that a reference names: one direction, or all of Dynamo's graph.
+
+        Args:
+            reference: ``0``, ``graph_000``, ``graph_000/backward``, ``0/backward``, or the path of such a folder; the
+                folder of a region names its graph.
+
+        Raises:
+            DumpError: there is none; the message names those that are near.
+        """
+        match = _REFERENCE.fullmatch(reference) or _REFERENCE.fullmatch(self._relative(reference))
+        found = []
+        if match is not None:
+            index, direction = int(match[1]), match[2]
+            found = [
+                graph
+                for graph in self.graphs
+                if graph.index == index and (direction is None or graph.direction == direction)
+            ]
+        if found:
+            return found
+        known = [graph.reference for graph in self.graphs]
+        near = difflib.get_close_matches(reference, known, n=3, cutoff=0.5) or known[:5]
+        listed = f"; there are {', '.join(near)}{' …' if len(known) > len(near) else ''}" if known else ""
+        raise DumpError(f"no graph {reference!r} in {self.folder}{listed}. A graph is a number or its folder.")
+
+    def regions_of(self, reference: str) -> list[tuple[DumpedGraph, DumpedRegion]]:
+        """The regions that a reference names: all of its graphs, or the one of ``0/forward/region_1``.
+
+        Raises:
+            DumpError: there is none.
+        """
+        graphs = self.graphs_of(reference)
+        match = _REFERENCE.fullmatch(reference) or _REFERENCE.fullmatch(self._relative(reference))
+        wanted = match[3] if match is not None else None
+        found = [
+            (graph, region)
+            for graph in graphs
+            for region in graph.regions
+            if wanted is None or region.index == int(wanted)
+        ]
+        if not found:
+            where = graphs[0].reference if len(graphs) == 1 else f"graph {graphs[0].index}"
+            if wanted is not None:
+                raise DumpError(f"{where} has no region {wanted}")
+            raise DumpError(f"nothing of {where} ran on ONNX Runtime; {graphs[0].folder / 'regions.txt'} says why")
+        return found
+
+    def _relative(self, reference: str) -> str:
+        """A path in the run folder, as the manifest names it."""
+        path = Path(reference)
+        if not path.exists():
+            return reference
+        resolved, root = path.resolve(), self.folder.resolve()
+        return resolved.relative_to(root).as_posix() if resolved.is_relative_to(root) else reference
+
+
+def find_run(folder: str | Path | None = None) -> Run:
+    """The run that a user means.
+
+    Args:
+        folder: a run folder, anything in it, its manifest, or the dump folder, of which it is the latest run; ``None``
+            for ``onnx_debug`` in the current folder, or else the only dump folder in it.
+
+    Raises:
+        DumpError: there is none, or its manifest cannot be read.
+    """
+    path = Path(folder) if folder is not None else _default_folder()
+    if not path.exists():
+        raise DumpError(f"{path} does not exist; torch.compile(model, backend='onnx_debug') writes a dump")
+    for place in (path, *path.resolve().parents):
+        if (place / MANIFEST).is_file():
+            return read_run(place)
+        if place.name.startswith("run_"):
+            raise DumpError(
+                f"{place} has no {MANIFEST}: its process compiled nothing, still compiles its first graph, or was "
+                "stopped before"
+            )
+        if (place / LATEST).exists() or (place / LATEST).is_symlink():
+            return read_run(latest_run(place))
+    raise DumpError(f"{path} is no dump: there is neither a {MANIFEST} nor a {LATEST!r} in it")
+
+
+def latest_run(root: str | Path) -> Path:
+    """The run folder that ``<root>/latest`` points to.
+
+    Raises:
+        DumpError: there is none; the message says what makes one.
+    """
+    pointer = Path(root) / LATEST
+    if pointer.is_dir():
+        return pointer.resolve()
+    if pointer.is_file():
+        location = pointer.with_name(pointer.read_text().strip())
+        if location.is_dir():
+            return location
+    raise DumpError(f"no run folder under {root}; torch.compile(..., backend='onnx_debug') makes one")
+
+
+def read_run(folder: Path) -> Run:
+    """A run folder.
+
+    Raises:
+        DumpError: its manifest is not there, damaged, not ours, or of another version.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DumpError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise DumpError(f"{path} is damaged, it is not JSON: {error}; dump again") from None
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("schema_version"), int):
+        raise DumpError(f"{path} was not written by dynamo-backends")
+    version = manifest["schema_version"]
+    if version != SCHEMA_VERSION:
+        older = "an older" if version < SCHEMA_VERSION else "a newer"
+        raise DumpError(
+            f"{path} was written by {older} version of dynamo-backends (schema {version}, this one reads "
+            f"{SCHEMA_VERSION}); dump again"
+        )
+    return Run(folder, manifest)
+
+
+def read_tensor(path: Path) -> tuple[str, np.ndarray]:
+    """The name and value of a tensor that is stored as ONNX's ``TensorProto``.
+
+    Raises:
+        DumpError: the file is damaged.
+    """
+    import onnx  # only who reads tensors needs it
+    from google.protobuf.message import DecodeError
+
+    proto = onnx.TensorProto()
+    try:
+        proto.ParseFromString(path.read_bytes())
+        return proto.name, onnx.numpy_helper.to_array(proto, base_dir=str(path.parent))
+    except (DecodeError, ValueError, TypeError, OSError, onnx.checker.ValidationError) as error:
+        raise DumpError(f"{path} is damaged: {error}; dump again") from None
+
+
+def _count_of(folder: Path, kind: str) -> int:
+    """How many inputs or outputs a data set has, stored or summarized."""
+    return len({path.stem for path in folder.glob(f"{kind}_*") if path.suffix in (".pb", ".json")})
+
+
+def _default_folder() -> Path:
+    """``onnx_debug``, or the only dump folder here.
+
+    Raises:
+        DumpError: there is none, or more than one.
+    """
+    if Path(DEFAULT_FOLDER).is_dir():
+        return Path(DEFAULT_FOLDER)
+    found = sorted(path.parent for path in Path().glob(f"*/{LATEST}"))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise DumpError(f"which dump? There are {', '.join(map(str, found))}: give one with -d")
+    raise DumpError(
+        f"no dump here: there is no {DEFAULT_FOLDER}; torch.compile(model, backend='onnx_debug') writes it, "
+        "-d FOLDER names another"
+    )
