@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import _disable_current_modes
@@ -34,15 +33,14 @@ from passes.order import LOOKED_FOR
 from . import aot
 from .artifacts import GraphName, Runner
 from .cache.graphs import CachedGraphs, cached_graphs
-from .contest import Outcome
 from .events import count
-from .exporter.decompositions import decomposition_table
+from .exporter.decompositions import Decompositions, decomposition_table
 from .first_call import at_first_call
 from .freezing import weights_of
 from .garbage import only_new
 from .observer import Observer
 from .options import Options
-from .placing import INDUCTOR, ONNX, PYTORCH, Placing, Way, boxed_code, describe_frame
+from .ways import Ways, ways_of
 
 if TYPE_CHECKING:
     from .compiling import Compiler
@@ -135,9 +133,8 @@ class Pipeline:
 
         arguments = [*aot.lifted_attributes(module).values(), *example_inputs]
         weights = aot.weights(module, arguments) if self._freezes else {}
-        tries_all = self.options.placement == "fastest"
-        place = self._place(module, arguments) if tries_all or _is_trained(arguments) else None
-        compile_trained = self.compile_aten_graph if place is None else place
+        ways = self._ways(module, arguments)
+        compile_trained = self.compile_aten_graph if ways is None else ways.runner
 
         def compile_direction(direction: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
             name = GraphName(graph.index, direction)
@@ -146,11 +143,11 @@ class Pipeline:
         def compile_inference(aten: fx.GraphModule, inputs: Sequence[object]) -> Runner:
             known = aot.at_placeholders(aten, weights)
             name = GraphName(graph.index, "inference")
-            if place is not None and tries_all:
+            if ways is not None and self.options.placement == "fastest":
                 known = {i: aot.StaticInput(item.name) for i, item in known.items()}  # their values come with the call
-                return aot.boxed(place(name, aten, known))
-            if place is not None:  # it was traced to be trained, and has nothing to be trained
-                self._decompose(aten)
+                return aot.boxed(ways.runner(name, aten, known))
+            if ways is not None:  # it was traced to be trained, and has nothing to be trained
+                ways.decompose(aten)
             return self.compile_aten_graph(name, aten, is_joint=True, weights=known)
 
         backend = aot_autograd(
@@ -158,9 +155,9 @@ class Pipeline:
             bw_compiler=compile_direction("backward"),
             inference_compiler=compile_inference,
             partition_fn=self.partitioner(graph, arguments)
-            if place is None or not self._is_plain
+            if ways is None or not ways.is_plain
             else aot.min_cut_partition,
-            decompositions=self._decompositions() if place is None else {},
+            decompositions=self._decompositions() if ways is None else {},
         )
         result: Callable[..., object] = backend(module, example_inputs)
         weights.clear()  # AOTAutograd keeps the compilers
@@ -217,86 +214,12 @@ class Pipeline:
 
         return partition
 
-    def _place(self, module: fx.GraphModule, arguments: Sequence[object]) -> Callable[..., Runner] | None:
-        """What makes runners of the graphs of one of Dynamo's frames, whose operators are whole; ``None`` if all are to
-        run on ONNX Runtime.
-
-        PyTorch runs a graph as it is, without our stages, if nobody looks: our passes are for ONNX. An observer that
-        watches sees it where it was found to be fastest before, else on ONNX Runtime.
-
-        Args:
-            module: Dynamo's graph.
-            arguments: its parameters, buffers and inputs.
-        """
-        must_run_on_onnx = self.options.fallback == "error" or self.options.verify_passes
-        if self.options.placement == "onnx" or self._lowering is not None or must_run_on_onnx:
+    def _ways(self, module: fx.GraphModule, arguments: Sequence[object]) -> Ways | None:
+        if self._lowering is not None:
             return None
-        names = (PYTORCH, ONNX) if self.options.placement == "measured" else (PYTORCH, ONNX, INDUCTOR)
-        placing = Placing(
-            describe_frame(module, arguments), cached_graphs(self.options) if self.options.cache else None
-        )
-        if not self.observer.watches:
-            return functools.partial(self._where_it_is_fastest, placing, names)
-        known = {direction: placing.known(direction, names) for direction in ("forward", "backward", "inference")}
-        if all(outcome is None or outcome.winner == ONNX for outcome in known.values()):
-            return None
-        return functools.partial(self._where_it_was_fastest, known)
+        return ways_of(self.options, self.observer, module, arguments, self.compile_aten_graph, self._decompositions)
 
-    def _where_it_is_fastest(
-        self,
-        placing: Placing,
-        names: Sequence[str],
-        name: GraphName,
-        module: fx.GraphModule,
-        weights: Mapping[int, aot.StaticInput] = MappingProxyType({}),
-    ) -> Runner:
-        is_plain = self._is_plain
-        is_joint = is_plain or name.direction == "inference"
-        ways: dict[str, Way] = {
-            PYTORCH: boxed_code
-            if is_plain
-            else functools.partial(self._in_pytorch, name, "it is tried, or is fastest, here"),
-            ONNX: functools.partial(self._on_onnx, name, is_joint=is_joint, weights=weights),
-            INDUCTOR: functools.partial(_by_inductor, name),
-        }
-        return placing.place(name, module, {way: ways[way] for way in names})
-
-    def _where_it_was_fastest(
-        self,
-        known: Mapping[str, Outcome | None],
-        name: GraphName,
-        module: fx.GraphModule,
-        weights: Mapping[int, aot.StaticInput] = MappingProxyType({}),
-    ) -> Runner:
-        outcome = known[name.direction]
-        if outcome is not None and outcome.winner != ONNX:
-            return self._in_pytorch(name, f"the graph is fastest by {outcome.winner}: {outcome}", module)
-        return self._on_onnx(name, module, is_joint=name.direction == "inference", weights=weights)
-
-    @property
-    def _is_plain(self) -> bool:
-        """Whether nobody is to see the stages, and no pass is to be run that we do not know."""
-        return not self.observer.watches and are_only_built_in()
-
-    def _in_pytorch(self, name: GraphName, why: str, module: fx.GraphModule) -> Runner:
-        from .compiling import Compiler  # not before a graph is to be compiled, as ``compiler``
-
-        compiler = Compiler(self.options, self.observer, None, in_pytorch=why)
-        with _disable_current_modes():
-            return compiler.aten(name, module, None, {}, is_joint=False)
-
-    def _on_onnx(
-        self, name: GraphName, module: fx.GraphModule, *, is_joint: bool, weights: Mapping[int, aot.StaticInput]
-    ) -> Runner:
-        self._decompose(module)
-        return self.compile_aten_graph(name, module, is_joint=is_joint, weights=weights)
-
-    def _decompose(self, module: fx.GraphModule) -> None:
-        from .exporter.decompose import decompose  # not before a graph is to be compiled, as ``compiler``
-
-        decompose(module, self._decompositions())
-
-    def _decompositions(self) -> dict[object, Callable[..., object]]:
+    def _decompositions(self) -> Decompositions:
         return decomposition_table(self.options.opset, self._translated_operators())
 
     def _translated_operators(self) -> frozenset[str] | None:
@@ -338,17 +261,6 @@ class Pipeline:
 
         needs_arguments = verify or any(weight.value is None for weight in weights.values())
         return aot.boxed(at_first_call(build) if needs_arguments else build(None))
-
-
-def _by_inductor(name: GraphName, module: fx.GraphModule) -> Runner:
-    from .inductor import compile_with_inductor
-
-    return compile_with_inductor(module, name.direction)
-
-
-def _is_trained(arguments: Sequence[object]) -> bool:
-    """Whether AOTAutograd will look for gradients."""
-    return torch.is_grad_enabled() and any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in arguments)
 
 
 def _may_change(module: fx.GraphModule) -> bool:

@@ -77,7 +77,10 @@ def native_batch_norm_backward(
     return NotImplemented if train else _decomp.decompositions.native_batch_norm_backward(grad_out, input, *args)
 
 
-_OURS: dict[object, Callable[..., object]] = {
+Decompositions = dict[object, Callable[..., object]]
+"""ATen overloads, each with the function it is taken apart by."""
+
+_OURS: Decompositions = {
     aten.native_dropout.default: native_dropout,
     aten.native_batch_norm_backward.default: native_batch_norm_backward,
 }
@@ -103,7 +106,7 @@ def translated_operators(opset: int) -> frozenset[str]:
 
 
 @functools.cache
-def _decompositions(translated: frozenset[str]) -> dict[object, Callable[..., object]]:
+def _decompositions(translated: frozenset[str]) -> Decompositions:
     table = dict(_OURS)
     for source in _SOURCES:
         for target, function in source().items():
@@ -117,9 +120,7 @@ def _decompositions(translated: frozenset[str]) -> dict[object, Callable[..., ob
     return table
 
 
-def decomposition_table(
-    opset: int = 23, translated: frozenset[str] | None = None
-) -> dict[object, Callable[..., object]]:
+def decomposition_table(opset: int = 23, translated: frozenset[str] | None = None) -> Decompositions:
     """The decompositions our backends use, for ``aot_autograd(decompositions=...)``: ATen overload to function.
 
     Args:
