@@ -278,8 +278,10 @@ def _difference(expected: object, actual: object, exact: Sequence[object] | None
             if type(our) is not type(their) or our != their:
                 return f"result {i} is {our!r}, not {their!r}"
             continue
-        kinds = [(value.dtype, value.layout, value.shape) for value in (our, their)]
-        if kinds[0] != kinds[1] or _strides(our) != _strides(their):
+        for ours_is, theirs_is in ((our.dtype, their.dtype), (our.shape, their.shape), (our.layout, their.layout)):
+            if ours_is != theirs_is:
+                return f"result {i} is {ours_is}, not {theirs_is}"
+        if _strides(our) != _strides(their):
             return f"result {i} is laid out in another way"
         if not _is_near(our, their, largest, None if exact is None else exact[i]):
             return f"result {i} has other values"

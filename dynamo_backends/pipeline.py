@@ -40,6 +40,7 @@ from .freezing import weights_of
 from .garbage import only_new
 from .observer import Observer
 from .options import Options
+from .statistics import correct_statistics
 from .ways import Ways, ways_of
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ class Pipeline:
             return lambda aten, inputs: aot.boxed(compile_trained(name, aten))
 
         def compile_inference(aten: fx.GraphModule, inputs: Sequence[object]) -> Runner:
+            correct_statistics(aten)
             known = aot.at_placeholders(aten, weights)
             name = GraphName(graph.index, "inference")
             if ways is not None and self.options.placement == "fastest":
@@ -171,6 +173,7 @@ class Pipeline:
         AOTAutograd does not partition, goes through the stage ``joint`` too."""
         graph, direction = self._graph_of_aot_autograd(module)
         name = GraphName(graph.index, direction)
+        correct_statistics(module)
         if direction != "inference":
             return self.compile_aten_graph(name, module)
         weights = aot.static_arguments(module) if self._freezes else {}

@@ -256,3 +256,28 @@ def test_convolutional_training() -> None:
 @pytest.mark.parametrize("kind", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])
 def test_parametrizations(kind: Callable[[nn.Module], nn.Module]) -> None:
     assert_same_as_eager(nn.Sequential(kind(nn.Linear(6, 4))), torch.randn(3, 6), calls=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_statistics_of_normalizations_under_autocast(dtype: torch.dtype) -> None:
+    """PyTorch's kernels save them in float32, its fake tensors say half precision."""
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.GroupNorm(2, 8), torch.nn.Flatten(),
+        torch.nn.Linear(8 * 36, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4),
+    )  # fmt: skip
+    x = torch.randn(4, 3, 8, 8)
+    fast = compiled(copy.deepcopy(model))
+
+    def gradients(module: torch.nn.Module, kind: torch.dtype) -> list[torch.Tensor]:
+        with torch.autocast("cpu", kind, enabled=kind is not torch.float64):
+            result = module(x.to(kind) if kind is torch.float64 else x)
+        (result.double() ** 2).mean().backward()
+        found = [parameter.grad.double() for parameter in module.parameters()]
+        module.zero_grad()
+        return found
+
+    exact = gradients(copy.deepcopy(model).double(), torch.float64)
+    for _ in range(2):
+        for ours, theirs, true in zip(gradients(fast, dtype), gradients(model, dtype), exact, strict=True):
+            assert (ours - true).abs().max() <= 2 * (theirs - true).abs().max() + 1e-3 * true.abs().max()
+    assert counted("runtime_failures") == 0

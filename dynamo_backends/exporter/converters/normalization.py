@@ -137,16 +137,18 @@ def batch_norm(
     ONNX's operator in training mode updates the running variance with the biased one and returns no
     statistics of the batch.
 
-    Dtypes are those of PyTorch's fake tensors: the saved statistics have the input's, new running statistics the one it
-    is computed in.
+    The saved statistics have the input's dtype, but float32 where a half input comes with float32 weights; the new
+    running statistics have the one it is computed in, as PyTorch's fake tensors do.
     """
     returned, dtype, sizes = input.dtype, shapes.computing_dtype(input), shapes.sizes(input)
     assert returned is not None
+    others = [value.dtype for value in (weight, bias, running_mean, running_var) if value is not None]
+    saved = returned if all(other == returned for other in others) else dtype
     input, weight, bias, running_mean, running_var = shapes.cast_all(
         dtype, input, weight, bias, running_mean, running_var
     )
     if not training:
-        empty = shapes.zeros([0], returned)
+        empty = shapes.zeros([0], saved)
         result = _normalize(input, sizes[1], running_mean, running_var, weight, bias, eps)
         return shapes.cast(result, returned), empty, empty, op.Identity(running_mean), op.Identity(running_var)
     axes = [dim for dim in range(len(sizes)) if dim != 1]
@@ -159,7 +161,8 @@ def batch_norm(
     result = _normalize(input, sizes[1], mean, variance, weight, bias, eps)
     inverse = op.Reciprocal(op.Sqrt(op.Add(variance, eps)))
     return (
-        *shapes.cast_all(returned, result, mean, inverse),
+        shapes.cast(result, returned),
+        *shapes.cast_all(saved, mean, inverse),
         _blend(running_mean, mean, momentum),
         _blend(running_var, unbiased, momentum),
     )
