@@ -181,6 +181,17 @@ class FrozenSession:
         """
         return self.chosen(args)(args)
 
+    def stale(self, args: Sequence[torch.Tensor | int | bool]) -> dict[int, str]:
+        """The weights that the session which takes these arguments has other values of: position and name.
+
+        ``chosen`` does not let that happen; who finds a session wrong asks.
+        """
+        tensors = [args[i] for i in self._positions]
+        with self._lock:
+            state = self._sets.get(addresses_of(tensors))
+        found = state.watch.differing(tensors) if state is not None else []
+        return {self._positions[i]: self._name(i) for i in found}
+
     def _state_of(self, args: Sequence[torch.Tensor | int | bool]) -> _State:
         """The state with the weights of now."""
         with self._lock:

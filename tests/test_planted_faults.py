@@ -24,6 +24,7 @@ from dynamo_backends import onnx_compiler
 from dynamo_backends.debug import captured, manifest
 from dynamo_backends.exporter import decompositions
 from dynamo_backends.exporter.converters import CONVERTERS
+from dynamo_backends.runtime import watch
 from passes import Pass, PassContext, register, unregister
 
 aten = torch.ops.aten
@@ -720,3 +721,15 @@ def test_a_call_that_cannot_be_copied_runs_all_the_same(
     manifest._flush_all()
     (graph,) = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
     assert (graph["verdict"], graph["unchecked"]) == (None, ["its runs: none of them was compared"])
+
+
+def test_a_stale_weight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(watch.Watch, "changed", lambda self, tensors: ([], []))  # nothing is noticed any more
+    model = Perceptron()
+    function = compiled(model, backend="onnx_debug", options={"dump_dir": str(tmp_path), "compare": "every"})
+    with torch.no_grad():
+        function(torch.randn(5, 8))
+        model.down.weight.mul_(1.1)
+        function(torch.randn(5, 8))
+    assert "the session that ran has an old value of" in only_verdict(tmp_path)
+    assert "down.weight" in only_verdict(tmp_path)

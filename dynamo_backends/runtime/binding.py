@@ -178,6 +178,10 @@ class BoundSession:
         """Itself, see ``frozen.FrozenSession.chosen``."""
         return self
 
+    def stale(self, args: Sequence[torch.Tensor | int | bool]) -> dict[int, str]:
+        """Nothing: it has no weights, see ``frozen.FrozenSession.stale``."""
+        return {}
+
     @property
     def threads(self) -> int:
         """Threads of the session that the next call runs."""

@@ -15,6 +15,7 @@ The tensors' storages are kept alive, so that no other tensor can have their mem
 
 from __future__ import annotations
 
+import collections
 import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -132,6 +133,21 @@ class Watch:
             self._versions = versions
         unseen = {i for i in written if versions[i] == self._versions[i]}
         return sorted(moved | written), sorted(unseen)
+
+    def differing(self, tensors: Sequence[torch.Tensor]) -> list[int]:
+        """The positions of tensors whose bytes are not those that were remembered, wherever they are now.
+
+        Args:
+            tensors: those of now, in the same order; of the dtypes and shapes of those before.
+        """
+        memories = [_memory(tensor) if can_be_watched(tensor) else None for tensor in tensors]
+        found, starts = set(), collections.Counter[int]()
+        for (i, chunk), checksum in zip(self._chunks, self._checksums, strict=True):
+            memory, start = memories[i], starts[i]
+            starts[i] += len(chunk)
+            if memory is not None and zlib.crc32(memory[start : start + len(chunk)].data) != checksum:
+                found.add(i)
+        return sorted(found)
 
     def _is_same(self, index: int) -> bool:
         return zlib.crc32(self._chunks[index][1]) == self._checksums[index]
