@@ -86,6 +86,9 @@ def compare_run(graph: CompiledGraph, run: RunValues, replay: Replay) -> GraphCo
 
 def _judge(graph: CompiledGraph, run: RunValues, rows: list[Row]) -> GraphComparison:
     """The verdict on the rows of one run."""
+    stale = _stale(graph, run, rows)
+    if stale is not None:
+        return stale
     unstable = _unstable(graph, run, rows)
     if unstable is not None:
         return unstable
@@ -101,6 +104,24 @@ def _judge(graph: CompiledGraph, run: RunValues, rows: list[Row]) -> GraphCompar
     if not faulty:
         return GraphComparison(OK, _nearer_note(rows), rows)
     return _explain_without_culprit(rows, faulty)
+
+
+def _stale(graph: CompiledGraph, run: RunValues, rows: list[Row]) -> GraphComparison | None:
+    """The verdict on a session that returned something wrong, and has a weight from before it was changed."""
+    wrong = {row.region for row in rows if row.session is not None and not row.explained}
+    for compiled in graph.regions:
+        if compiled.region.index not in wrong:
+            continue
+        inputs = compiled.region.inputs
+        stale = compiled.runnable.session.stale([run.actual[item.node] for item in inputs])
+        names = {inputs[position].node: name for position, name in stale.items()}
+        for node in compiled.region.nodes:
+            for weight in node.all_input_nodes:
+                if weight in names:
+                    reader = next(row for row in rows if row.name == value_names(node)[0])
+                    cause = f"the session that ran has an old value of {names[weight]}"
+                    return GraphComparison(f"{_diverges(reader)}: {cause}", _nearer_note(rows), rows)
+    return None
 
 
 def _rewritten(graph: CompiledGraph, run: RunValues, rows: list[Row]) -> GraphComparison | None:

@@ -15,7 +15,6 @@ import torch
 from torch import fx
 
 from ..artifacts import CompiledRegion
-from ..exporter.translate import value_names
 from ..numerics.distance import EQUAL, distance, is_explained
 from ..runtime.binding import BoundSession, OutputSpec
 from .repeat import repeat_node
@@ -121,7 +120,7 @@ def find_rewrite(
     """
     search = _Search(compiled, bound, actual, value)
     if search.is_right(compiled.optimized_model):
-        return _other_session(compiled, actual, value)
+        return Rewrite("the session that ran; another session of the same model is right", value)
     before = compiled.model
     for step in [*steps, ModelStep("", compiled.optimized_model)]:
         if search.is_right(step.model, optimize=False) is False:
@@ -167,17 +166,6 @@ def find_unstable_rewrite(
         if any(not found.is_rounding(None) for found in repeat_node(variant, arguments).values()):
             return culprit
     return "ONNX Runtime's optimizers, or a race that did not show again"
-
-
-def _other_session(compiled: CompiledRegion, actual: Mapping[fx.Node, object], value: str) -> Rewrite:
-    """Why the session that ran is wrong, and another of the same model is not."""
-    inputs = compiled.region.inputs
-    stale = compiled.runnable.session.stale([actual[item.node] for item in inputs])
-    for node in compiled.region.nodes:
-        for position, name in stale.items():
-            if inputs[position].node in node.all_input_nodes:
-                return Rewrite(f"the session that ran has an old value of {name}", value_names(node)[0])
-    return Rewrite("the session that ran; another session of the same model is right", value)
 
 
 class _Search:
