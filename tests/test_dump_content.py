@@ -12,11 +12,13 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnxscript import opset18 as op
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from dynamo_backends import decomposition_table, onnx_compiler
 from dynamo_backends.dumps.reading import DumpedGraph, Run, find_run
+from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.locations import is_user_file
 
 
@@ -276,6 +278,7 @@ def test_a_node_has_the_users_line_and_the_whole_stack(
     assert inner["file"] == str(package) and inner["code"] == "return torch.tanh(x)"
     code = (graph.folder.parent / "dynamo.py").read_text()
     assert f"# called from {own} in function, code: return activate(x) + 1" in code
+    assert f"{package.parent.name}/{package.name}:5 < tests/{Path(__file__).name}:" in "\n".join(table_of(graph)[1])
     [node] = [node for node in onnx.load(graph.regions[0].model).graph.node if node.op_type == "Tanh"]
     assert {item.key: item.value for item in node.metadata_props}["source"] == own
 
@@ -308,3 +311,59 @@ def test_a_weight_is_on_the_disk_once(compiled: Callable[..., Any], tmp_path: Pa
     assert all(len(files) == 1 for files in found.values())
     weights = [graph.regions[0].recorded("input")["layers.1.dense.weight"] for graph in find_run(tmp_path).graphs]
     assert len(weights) == 3 and all(np.array_equal(weights[0], other) for other in weights)
+
+
+def sorted_in_between(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(torch.sort(torch.tanh(x), stable=True).values)
+
+
+def test_what_pytorch_ran_is_compared_and_in_the_table(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    compiled(sorted_in_between)(torch.randn(3, 4))
+    graph = graph_of(tmp_path, "inference")
+    rows = {row["name"]: row for row in rows_of(graph)}
+    assert [rows[name]["region"] for name in ("tanh", "sort__0", "tanh_1")] == [0, None, 1]
+    assert rows["sort__0"]["onnx"] is not None and rows["sort__0"]["mark"] in "=~"
+    text = (graph.folder / "side_by_side.txt").read_text()
+    [line] = [line for line in text.splitlines() if " sort__0 " in line]
+    assert " PyTorch " in line
+
+
+def table_of(graph: DumpedGraph) -> tuple[str, list[str]]:
+    """The legend of a graph's table, and the lines below the head."""
+    legend, _, table = (graph.folder / "side_by_side.txt").read_text().partition("\n\n")
+    return legend, table.splitlines()[2:]
+
+
+def test_a_table_starts_with_what_was_computed_and_explains_its_marks(
+    compiled: Callable[..., Any], tmp_path: Path
+) -> None:
+    compiled(Encoder())(torch.randn(2, 4)).sum().backward()
+    forward, backward = graph_of(tmp_path, "forward"), graph_of(tmp_path, "backward")
+    legend, lines = table_of(forward)
+    assert lines[0].split()[0] == "0" and "primals" not in lines[0]
+    assert any(line.split()[:2] == ["primals_1", "layers.0.dense.weight"] for line in lines)
+    for explained in ("'='", "'~'", "'!'", "'?'", "' '", "'>'", "PyTorch", "NaN/Inf", "onnx | eager", "ulp", "region"):
+        assert explained in legend
+    assert any("> (grad of layers.0.dense.bias)" in line for line in table_of(backward)[1])
+
+
+def test_a_wrong_gradient_is_called_as_the_user_calls_the_parameter(
+    compiled: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONVERTERS, torch.ops.aten.mul.Tensor, wrong_product)
+    compiled(Exponential())(torch.randn(4)).sum().backward()
+    entry = graph_of(tmp_path, "backward").entry
+    assert entry["verdict"].startswith("diverges at mul (") and "mul is grad of rate" in entry["note"]
+
+
+class Exponential(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(self.rate) + x
+
+
+def wrong_product(first: Any, second: Any) -> Any:
+    return op.Mul(op.Mul(first, second), 1.01)

@@ -39,7 +39,7 @@ from .replay import Replay
 from .rows import OK, GraphComparison
 from .stage_files import StageFiles
 from .stages import StageGraphs
-from .tables import regions_text, side_by_side_json, side_by_side_text
+from .tables import arguments_of, regions_text, side_by_side_json, side_by_side_text
 from .tensors import write_tensor
 from .verdict import conclude
 from .watched import WatchedRun, are_plain, watch
@@ -192,11 +192,9 @@ class DebugObserver(Observer):
         comparison = conclude(judged.comparison, [finding, *judged.findings])
         count("unchecked_values", len(comparison.unchecked))
         with self._lock:
-            for compiled in graph.regions:
-                folder = _region_folder(compiled)
-                self._folder.write_text(f"{folder}/side_by_side.txt", side_by_side_text(comparison, compiled.region))
-                self._folder.write_text(f"{folder}/side_by_side.json", side_by_side_json(comparison, compiled.region))
-            self._folder.write_text(f"{graph_folder(graph.name)}/side_by_side.json", side_by_side_json(comparison))
+            table = f"{graph_folder(graph.name)}/side_by_side"
+            self._folder.write_text(f"{table}.txt", side_by_side_text(comparison, arguments_of(graph.module)))
+            self._folder.write_text(f"{table}.json", side_by_side_json(comparison))
             self._manifest.add_comparison(graph.name, comparison, run.repeated, run.cost)
         if self._options.compare == "first":
             for judge in self._finished(graph.name):
