@@ -68,7 +68,7 @@ class Manifest:
         self._next_write = 0.0
         self._timer = None
         for entry in self._graphs.values():
-            entry.update(status="compiled", runs=0, verdict=None, note="", worst=None)
+            entry.update(status="compiled", runs=0, verdict=None, note="", blame=None, worst=None)
 
     def add_passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
         """What the passes of ``pre_grad`` or ``joint`` did to a Dynamo graph; it is in the file with the next write."""
@@ -108,6 +108,7 @@ class Manifest:
             "status": "compiled",
             "verdict": None,
             "note": "",
+            "blame": None,
             "worst": None,
             "unchecked": [],
         }
@@ -144,6 +145,7 @@ class Manifest:
                 entry.update(
                     verdict=comparison.verdict,
                     note=comparison.note,
+                    blame=dataclasses.asdict(comparison.blame) if comparison.blame is not None else None,
                     worst=comparison.worst_as_json(),
                     unchecked=comparison.unchecked,
                 )

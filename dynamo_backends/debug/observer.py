@@ -30,13 +30,14 @@ from ..options import Options
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.kernels import serialized
 from .captured import Call, Captured, Finding, JointGraphs
+from .culprit import reference_of
 from .dump_folder import DumpFolder, dump_folder, graph_folder
 from .judge import ComparedEntry, Judge, Judged, KeptGraphs, Listeners, ModelGraphs
 from .manifest import Manifest
 from .pass_diffs import PassDiffs
 from .record import Record, Run, Snapshots, make_record
 from .replay import Replay
-from .rows import OK, GraphComparison
+from .rows import OK, Blame, GraphComparison
 from .stages import StageGraphs
 from .tables import regions_text, side_by_side_json, side_by_side_text
 from .tensors import write_tensor
@@ -173,7 +174,23 @@ class DebugObserver(Observer):
             if write_data or not judged.comparison.ok:
                 for compiled in graph.regions:
                     self._write_test_data(compiled, run.values)
+            self._write_culprit(graph, run, judged.comparison.blame)
         return judged
+
+    def _write_culprit(self, graph: CompiledGraph, run: WatchedRun, blame: Blame | None) -> None:
+        """What PyTorch computes at a node that is wrong by itself: without PyTorch nothing else tells what is right."""
+        if blame is None or blame.region is None or blame.cause:
+            return
+        compiled = next(item for item in graph.regions if item.region.index == blame.region)
+        try:
+            reference = reference_of(compiled, blame.value, run.values, self._replay)
+        except SessionError as error:
+            logger.info("no reference of %s is dumped: %s", blame.value, error)
+            return
+        limit = self._options.tensor_limit
+        for kind, values in (("input", reference.inputs), ("eager", reference.eager), ("exact", reference.exact)):
+            for i, (name, value) in enumerate(values.items()):
+                write_tensor(self._folder, f"{_region_folder(compiled)}/culprit/{kind}_{i}", value, name, limit)
 
     def conclude(self, graph: CompiledGraph, run: WatchedRun, judged: Judged, finding: Finding) -> GraphComparison:
         """Writes the tables of a compared run, and says the verdict in the log and the manifest.
