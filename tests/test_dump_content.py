@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,13 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import numpy_helper
 from onnxscript import opset18 as op
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from dynamo_backends import decomposition_table, onnx_compiler
-from dynamo_backends.dumps.reading import DumpedGraph, Run, find_run
+from dynamo_backends.dumps.reading import DumpedGraph, DumpedRegion, Run, find_run
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.locations import is_user_file
 
@@ -367,3 +370,107 @@ class Exponential(nn.Module):
 
 def wrong_product(first: Any, second: Any) -> Any:
     return op.Mul(op.Mul(first, second), 1.01)
+
+
+WITHOUT_LIBRARIES = """
+import runpy, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "onnx", "onnx_ir", "onnxscript", "dynamo_backends", "google", "ml_dtypes"):
+            raise ImportError(f"{name} is not to be imported")
+
+sys.meta_path.insert(0, Refuse())
+path, *sys.argv[1:] = sys.argv[1:]
+runpy.run_path(path, run_name="__main__")
+"""
+
+
+def run_repro(region: DumpedRegion, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the ``repro.py`` of a region where there are no other libraries than onnxruntime and numpy."""
+    command = [sys.executable, "-c", WITHOUT_LIBRARIES, str(region.folder / "repro.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+class Mixed(nn.Module):
+    """Weights that the session holds, a table that it looks things up in, bfloat16, booleans and numbers."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 4, dtype=dtype)
+        self.dense = nn.Linear(4, 4, dtype=dtype)
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        hidden = self.dense(self.table(ids))
+        return hidden, hidden > 0, hidden.argmax(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_repro_runs_the_model_with_onnxruntime_alone(
+    compiled: Callable[..., Any], tmp_path: Path, dtype: torch.dtype
+) -> None:
+    with torch.no_grad():
+        compiled(Mixed(dtype))(torch.tensor([[1, 2], [3, 4]]))
+    region = graph_of(tmp_path, "inference").regions[0]
+    assert region.entry["constants"]
+    done = run_repro(region)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert done.stdout.splitlines()[-1] == "right"
+    assert run_repro(region, str(region.model)).returncode == 0
+
+
+def test_repro_tells_of_other_results(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    compiled(Encoder())(torch.randn(2, 4)).sum().backward()
+    for direction in ("forward", "backward"):
+        region = graph_of(tmp_path, direction).regions[0]
+        assert run_repro(region).returncode == 0
+        path = region.folder / "test_data_set_0" / "output_0.pb"
+        tensor = onnx.load_tensor(path)
+        changed = numpy_helper.from_array(numpy_helper.to_array(tensor) + np.float32(0.5), tensor.name)
+        path.unlink()
+        path.write_bytes(changed.SerializeToString())
+        done = run_repro(region)
+        assert done.returncode == 1
+        assert f"the largest difference: 0.5 at {tensor.name}" in done.stdout
+        assert done.stdout.splitlines()[-1] == f"differs: {tensor.name}"
+
+
+def test_repro_tells_of_inputs_that_were_not_stored(tmp_path: Path) -> None:
+    options = {"dump_dir": str(tmp_path), "tensor_limit": 30}
+    torch.compile(broken, backend="onnx_debug", options=options)(torch.randn(30))
+    done = run_repro(find_run(tmp_path).graphs[0].regions[0])
+    assert done.returncode == 2 and "tensor_limit" in done.stdout
+
+
+def test_onnx_own_tools_run_the_data_set(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    """As ``onnx.backend.test`` does: ``input_<i>.pb`` is the i-th input, each called as in the model."""
+    model = compiled(Encoder())
+    model(torch.randn(2, 4)).sum().backward()
+    for graph in find_run(tmp_path).graphs:
+        region = graph.regions[0]
+        for path in (region.model, region.optimized_model):
+            onnx.checker.check_model(path, full_check=True)
+            proto = onnx.load(path)
+            session = onnxruntime.InferenceSession(path)
+            tensors = {
+                kind: [
+                    onnx.load_tensor(region.folder / "test_data_set_0" / f"{kind}_{i}.pb") for i in range(len(values))
+                ]
+                for kind, values in (("input", proto.graph.input), ("output", proto.graph.output))
+            }
+            assert [tensor.name for tensor in tensors["input"]] == [value.name for value in proto.graph.input]
+            assert [tensor.name for tensor in tensors["output"]] == [value.name for value in proto.graph.output]
+            results = session.run(None, {item.name: numpy_helper.to_array(item) for item in tensors["input"]})
+            for result, expected in zip(results, tensors["output"], strict=True):
+                np.testing.assert_allclose(result, numpy_helper.to_array(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_no_pass_changed_is_written_once(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    compiled(lambda x: torch.tanh(x))(torch.randn(3))
+    region = graph_of(tmp_path, "inference").regions[0]
+    stages = {stage["name"]: stage for stage in region.entry["stages"]}
+    assert stages["onnx_optimized"]["file"] is None and stages["onnx_optimized"]["same_as"] == "onnx"
+    assert region.optimized_model == region.model
+    assert not (region.folder / "model.optimized.onnx").exists()
+    assert stages["session"]["file"] is not None and stages["session"]["nodes"] > 0
+    assert run_repro(region).returncode == 0

@@ -155,6 +155,24 @@ class Row:
         return {**fields, "mark": self.mark, "locally_explained": self.locally_explained}
 
 
+@dataclasses.dataclass(frozen=True)
+class Blame:
+    """What a verdict names, for programs.
+
+    Attributes:
+        value: the FX node, with ``__i`` for the i-th of several results.
+        region: the region that computes it; ``None`` in PyTorch, or where a stage before the regions is to blame.
+        cause: ``pass NAME``, ``decomposition of OPERATOR``, ``ONNX Runtime optimizer NAME``, ...; ``""`` for the node
+            itself: its translation or its kernel.
+        source: the user's ``file:line``, or ``""``.
+    """
+
+    value: str
+    region: int | None = None
+    cause: str = ""
+    source: str = ""
+
+
 @dataclasses.dataclass
 class GraphComparison:
     """The outcome for one run of a graph.
@@ -166,12 +184,14 @@ class GraphComparison:
         note: which side is nearer to exact, and what explains a difference that is not a fault.
         rows: every value, in execution order.
         unchecked: what could not be compared or had no float64 to be compared with, each with the reason.
+        blame: what the verdict names; ``None`` if it is ``ok`` or names nothing.
     """
 
     verdict: str
     note: str = ""
     rows: list[Row] = dataclasses.field(default_factory=list)
     unchecked: list[str] = dataclasses.field(default_factory=list)
+    blame: Blame | None = None
 
     @property
     def ok(self) -> bool:
