@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
+import re
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import tabulate
 
-from passes.engine.manager import all_passes
-
 from ..dumps.reading import find_run
 from ..spelling import unknown_name
+
+if TYPE_CHECKING:
+    from passes.engine.manager import Pass
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
@@ -54,9 +57,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 def list_text() -> str:
     """All passes in the order they run."""
-    rows = [(item.stage, item.name, "on" if item.default else "off", item.sentence) for item in all_passes()]
+    rows = [(item.stage, item.name, "on" if item.default else "off", item.sentence) for item in _all_passes()]
     table = tabulate.tabulate(rows, headers=("stage", "pass", "default", "what it does"))
     return f"{table}\n\nSwitch them with options={{'passes': {{'disable': ['joint.*'], 'enable': [...]}}}}.\n"
+
+
+def _all_passes() -> Sequence[Pass]:
+    """The passes there are; this needs PyTorch, which reading a dump does not."""
+    importlib.import_module("dynamo_backends.installation")
+    from passes.engine.manager import all_passes
+
+    return all_passes()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,19 +126,41 @@ def why_text(manifest: Mapping[str, Any], name: str) -> str:
     runs = list(_runs(manifest))
     names = list(dict.fromkeys(run.result["name"] for run in runs))
     if name not in names:
-        known = [item.name for item in all_passes()]
+        known = [item.name for item in _all_passes()]
         if name in known:
             raise ValueError(f"pass {name!r} did not run: it was turned off, or no graph reached its stage")
         raise ValueError(unknown_name("pass", name, names))
     fired = sum(run.result["fired"] for run in runs if run.result["name"] == name)
     lines = [f"{name} fired {fired} time{'s' * (fired != 1)}."]
-    for run in runs:
-        if run.result["name"] != name:
-            continue
-        for miss in run.result["refusals"]:
-            progress = f"{miss['matched']} of {miss['of']} nodes matched" if miss["of"] else "near miss"
-            pattern = f" [{miss['pattern']}]" if miss["pattern"] else ""
-            lines.append(f"{run.graph}, at {miss['node']}{pattern}: {progress}, then: {miss['reason']}")
-    if len(lines) == 1:
+    misses = [(run.graph, miss) for run in runs if run.result["name"] == name for miss in run.result["refusals"]]
+    groups: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = {}
+    for graph, miss in sorted(misses, key=lambda item: _share(item[1]), reverse=True):  # close to a match first
+        own = rf"(?<![\w.]){re.escape(miss['node'])}(?![\w.])"
+        reason = re.sub(own, "it", miss["reason"])  # one for all nodes that are alike
+        groups.setdefault((miss["pattern"], reason), []).append((graph, miss))
+    for (pattern, reason), found in groups.items():
+        first = found[0][1]
+        progress = f"{first['matched']} of {first['of']} nodes matched" if first["of"] else "near miss"
+        times = f"{len(found)} times, " if len(found) > 1 else ""
+        lines.append(f"\n{times}{progress}, then: {reason}" + (f" [{pattern}]" if pattern else ""))
+        nodes: dict[str, list[str]] = {}
+        for graph, miss in found:
+            nodes.setdefault(graph, []).append(miss["node"])
+        lines.extend(f"  {graph}: at {_listed(names)}" for graph, names in nodes.items())
+    if not misses:
         lines.append("No near misses: nothing in the graphs looks like what it replaces.")
     return "\n".join(lines) + "\n"
+
+
+_LISTED = 6
+"""How many nodes of a graph are named in a group of near misses."""
+
+
+def _share(miss: Mapping[str, Any]) -> float:
+    """How much of a pattern matched; nothing, where its nodes are not counted."""
+    return miss["matched"] / miss["of"] if miss["of"] else 0.0
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

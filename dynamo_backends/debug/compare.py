@@ -23,9 +23,10 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from .. import aot
 from ..artifacts import CompiledGraph, CompiledRegion, Region, is_operator
 from ..errors import SessionError, first_line
-from ..exporter.locations import module_path, source_line
+from ..exporter.locations import module_path, source_line, stack, user_name
 from ..exporter.translate import value_names
 from ..numerics.differences import largest
 from ..numerics.distance import dense, distance, is_carried, is_explained, nearer
@@ -34,7 +35,7 @@ from ..regions import is_ordered
 from ..runtime.binding import BoundSession
 from .repeat import Instability, RepeatedRegion, instability_of
 from .replay import Replay
-from .rows import OK, GraphComparison, Row, relative_error
+from .rows import OK, Blame, GraphComparison, Row, relative_error
 from .suspects import ModelStep, find_rewrite, find_unstable_rewrite
 
 _EXPOSED_TIMES = 4
@@ -97,7 +98,7 @@ def _judge(graph: CompiledGraph, run: RunValues, rows: list[Row]) -> GraphCompar
     if culprit is None and faulty:
         culprit = next((row for row in rows if not row.locally_explained), None)
     if culprit is not None:
-        return GraphComparison(_diverges(culprit), _nearer_note(rows), rows)
+        return GraphComparison(_diverges(culprit), _nearer_note(rows), rows, blame=_blame(culprit))
     rewritten = _rewritten(graph, run, rows)
     if rewritten is not None:
         return rewritten
@@ -144,7 +145,8 @@ def _rewritten(graph: CompiledGraph, run: RunValues, rows: list[Row]) -> GraphCo
         rewrite = find_rewrite(region, run.session_of(region), steps, run.actual, row.name)
         note = f"every node of region_{row.region} by itself is right: a rewrite of its model makes the fault"
         first = next((item for item in rows if item.name == rewrite.value), row)
-        return GraphComparison(f"{_diverges(first)}: {rewrite.cause}", note, rows)
+        blame = _blame(first, rewrite.cause)
+        return GraphComparison(f"{_diverges(first)}: {rewrite.cause}", note, rows, blame=blame)
     return None
 
 
@@ -176,7 +178,7 @@ def _unstable_verdict(row: Row, found: Instability, where: str, rows: list[Row])
     note = f"{where}: results {found} differ by {size:.3g}, at values up to {scale:.3g}"
     if found.difference.nonfinite:
         note += f", {found.difference.nonfinite} of them NaN or infinite in one only"
-    return GraphComparison(f"{_diverges(row)}: {kind}: {row.operator}, {found}", note, rows)
+    return GraphComparison(f"{_diverges(row)}: {kind}: {row.operator}, {found}", note, rows, blame=_blame(row, kind))
 
 
 def _rounds_by_threads(rows: list[Row], region: int | None) -> bool:
@@ -193,7 +195,11 @@ def _explain_without_culprit(rows: list[Row], faulty: list[Row]) -> GraphCompari
         return GraphComparison(OK, note, rows)
     first = next((row for row in rows if row.onnx is not None and not row.explained), worst)
     note = "every node by itself is right; the difference grows from rounding, for example by a comparison that flips"
-    return GraphComparison(_diverges(first), note, rows)
+    return GraphComparison(_diverges(first), note, rows, blame=_blame(first, "rounding that grows"))
+
+
+def _blame(row: Row, cause: str = "") -> Blame:
+    return Blame(row.name, row.region, cause, row.source)
 
 
 def _region(graph: CompiledGraph, index: int) -> CompiledRegion:
@@ -250,6 +256,7 @@ class _Lockstep:
         self._inexact: dict[str, str] = {}
         returned = graph.module.graph.output_node().all_input_nodes if graph.name.direction == "backward" else []
         self._gradients = largest(actual.get(node) for node in returned)
+        self._result_names = aot.result_names(graph.module)
         nodes = list(graph.module.graph.nodes)
         last_use = {arg: node for node in nodes for arg in node.all_input_nodes}
         self._dies_at: dict[fx.Node, list[fx.Node]] = {}
@@ -301,6 +308,8 @@ class _Lockstep:
                 operator=str(node.target) if node.op == "call_function" else node.op,
                 module=module_path(node),
                 source=source_line(node),
+                user_name=user_name(node) or self._result_names.get(node, ""),
+                stack=stack(node),
                 dtype=str(eager.dtype).removeprefix("torch."),
                 shape=tuple(eager.shape),
                 beside=beside,

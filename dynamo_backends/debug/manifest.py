@@ -18,18 +18,21 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
 
 from passes.engine.manager import PassResult
 
-from ..artifacts import CompiledGraph, GraphName
+from ..aot import frame_being_compiled
+from ..artifacts import CompiledGraph, CompiledRegion, GraphName
 from ..dumps.reading import DIRECTIONS, MANIFEST, SCHEMA_VERSION
-from ..exporter.locations import source_line
+from ..exporter.locations import source_line, user_name
 from ..forks import renew_in_children
 from ..options import Options
 from .dump_folder import DumpFolder, graph_folder
+from .read_me import README, read_me
 from .repeat import RepeatedRegion
 from .rows import OK, GraphComparison
 from .watched import Cost
@@ -53,7 +56,9 @@ class Manifest:
         self._started = _now()
         self._graphs: dict[GraphName, dict[str, object]] = {}
         self._options: dict[str, object] = {}
-        self._dynamo_graphs: dict[int, list[dict[str, object]]] = {}
+        self._dynamo_graphs: dict[int, dict[str, Any]] = {}
+        self._stages: dict[GraphName, list[dict[str, object]]] = {}
+        self._region_stages: dict[tuple[GraphName, int], list[dict[str, object]]] = {}
         self._is_behind = False
         self._next_write = 0.0
         self._timer: threading.Timer | None = None
@@ -68,18 +73,64 @@ class Manifest:
         self._next_write = 0.0
         self._timer = None
         for entry in self._graphs.values():
-            entry.update(status="compiled", runs=0, verdict=None, note="", worst=None)
+            entry.update(status="compiled", runs=0, verdict=None, note="", blame=None, worst=None)
+
+    def add_stage(self, graph: GraphName, stage: dict[str, object]) -> None:
+        """A stage's graph and file; it is in the file with the next write.
+
+        Args:
+            graph: which graph.
+            stage: from ``StageFiles.write``.
+        """
+        with self._lock:
+            self._is_behind = True
+            self._dynamo_graph(graph.index)
+            _replace(self._stages.setdefault(graph, []), stage)
+
+    def add_region_stage(self, compiled: CompiledRegion, stage: dict[str, object]) -> None:
+        """The same for a model of a region; ``nodes`` are ONNX nodes."""
+        with self._lock:
+            self._is_behind = True
+            _replace(self._region_stages.setdefault((compiled.graph, compiled.region.index), []), stage)
+
+    def _dynamo_graph(self, index: int) -> dict[str, Any]:
+        """The entry of a Dynamo graph, made if it is new, while Dynamo compiles it."""
+        if index not in self._dynamo_graphs:
+            frame = frame_being_compiled()
+            where = end = None
+            if frame is not None:
+                where = {"function": frame.function, "file": frame.file, "line": frame.line}
+                end = {"reason": frame.reason, "file": frame.end_file, "line": frame.end_line}
+                if frame.details:
+                    end["details"] = frame.details
+            self._dynamo_graphs[index] = {
+                "index": index,
+                "where": where,
+                "end": end,
+                "stages": self._stages.setdefault(GraphName(index), []),
+                "given_up": False,
+                "passes": [],
+            }
+        return self._dynamo_graphs[index]
+
+    def add_given_up(self, graph: GraphName, why: str) -> None:
+        """A Dynamo graph that is not used, and why."""
+        with self._lock:
+            self._dynamo_graph(graph.index)["given_up"] = why
+            self._changed()
 
     def add_passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
         """What the passes of ``pre_grad`` or ``joint`` did to a Dynamo graph; it is in the file with the next write."""
         with self._lock:
             self._is_behind = True
-            self._dynamo_graphs.setdefault(graph.index, []).extend(map(_pass_as_json, results))
+            self._dynamo_graph(graph.index)["passes"].extend(map(_pass_as_json, results))
 
     def add_graph(self, graph: CompiledGraph, options: Options, *, reference: str) -> None:
         """A graph that compiled, not yet run; ``reference``: what its runs are compared with."""
         coverage = graph.split.coverage
         folder = graph_folder(graph.name)
+        placeholders = graph.module.graph.find_nodes(op="placeholder")
+        seconds = {"passes": sum(result.milliseconds for result in graph.passes) / 1e3, **graph.seconds}
         entry: dict[str, object] = {
             "index": graph.name.index,
             "direction": graph.name.direction,
@@ -95,6 +146,9 @@ class Manifest:
                     "onnx_nodes": len(item.model.graph),
                     "onnx_nodes_optimized": len(item.optimized_model.graph),
                     "passes": [_pass_as_json(result) for result in item.passes],
+                    "session": item.executable.settings.as_json(),
+                    "constants": item.executable.constants,
+                    "stages": self._region_stages.setdefault((graph.name, item.region.index), []),
                 }
                 for item in graph.regions
             ],
@@ -103,11 +157,15 @@ class Manifest:
                 for node, reason in coverage.in_pytorch.items()
             ],
             "passes": [_pass_as_json(result) for result in graph.passes],
+            "stages": self._stages.setdefault(graph.name, []),
+            "names": {node.name: name for node in placeholders if (name := user_name(node))},
+            "seconds": {stage: round(taken, 4) for stage, taken in seconds.items()},
             "runs": 0,
             "reference": reference,
             "status": "compiled",
             "verdict": None,
             "note": "",
+            "blame": None,
             "worst": None,
             "unchecked": [],
         }
@@ -144,6 +202,7 @@ class Manifest:
                 entry.update(
                     verdict=comparison.verdict,
                     note=comparison.note,
+                    blame=dataclasses.asdict(comparison.blame) if comparison.blame is not None else None,
                     worst=comparison.worst_as_json(),
                     unchecked=comparison.unchecked,
                 )
@@ -171,10 +230,17 @@ class Manifest:
             self._timer = None
         start = time.monotonic()
         text = self._text()
+        self._write_read_me()
         self._folder.write_text(MANIFEST, text)
         self._is_behind = False
         end = time.monotonic()
         self._next_write = end + (end - start) * _TIMES_LONGER if len(text) > _SMALL else end
+
+    def _write_read_me(self) -> None:
+        """Writes ``README.txt`` into a run folder that has none."""
+        location = self._folder.location
+        if location is not None and not (location / README).exists():
+            self._folder.write_text(README, read_me(location.name))
 
     def _text(self) -> str:
         content = {
@@ -183,9 +249,7 @@ class Manifest:
             "forked_from": self._folder.forked_from,
             "versions": {"python": platform.python_version(), **_versions()},
             "options": self._options,
-            "dynamo_graphs": [
-                {"index": index, "passes": passes} for index, passes in sorted(self._dynamo_graphs.items())
-            ],
+            "dynamo_graphs": [graph for _, graph in sorted(self._dynamo_graphs.items())],
             "graphs": [self._graphs[name] for name in sorted(self._graphs, key=lambda name: (name.index, _rank(name)))],
             "counters": dict(counters["dynamo_backends"]),
         }
@@ -207,6 +271,11 @@ def _now() -> str:
 
 def _rank(name: GraphName) -> int:
     return ("", *DIRECTIONS).index(name.direction)
+
+
+def _replace(stages: list[dict[str, object]], stage: dict[str, object]) -> None:
+    """Adds a stage; what is compiled twice, such as a dynamic backward, has it already."""
+    stages[:] = [other for other in stages if other["name"] != stage["name"]] + [stage]
 
 
 def _pass_as_json(result: PassResult) -> dict[str, object]:
