@@ -16,6 +16,7 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 from torch import fx
+from torch._guards import CompileContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from passes.engine.locks import Lock
@@ -29,6 +30,7 @@ from ..observer import Observer
 from ..options import Options
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.kernels import serialized
+from ..stage_log import present_compile, trace
 from .captured import Call, Captured, Finding, JointGraphs
 from .dump_folder import DumpFolder, dump_folder, graph_folder
 from .judge import ComparedEntry, Judge, Judged, KeptGraphs, Listeners, ModelGraphs
@@ -77,8 +79,10 @@ class DebugObserver(Observer):
         self._judges: dict[GraphName, Judge] = {}
         self._joints: collections.defaultdict[int, JointGraphs] = collections.defaultdict(JointGraphs)
         self._refused: collections.Counter[GraphName] = collections.Counter()
+        self._compiles: dict[GraphName, CompileContext | None] = {}
 
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
+        super().stage(name, graph, artifact)
         self._folder.announce()
         if name in _FX_STAGES and isinstance(artifact, fx.GraphModule):
             self._manifest.add_stage(graph, self._stage_files.write(name, graph, artifact))
@@ -161,6 +165,7 @@ class DebugObserver(Observer):
     def runner(self, graph: CompiledGraph) -> Runner:
         self._folder.write_text(f"{graph_folder(graph.name)}/regions.txt", regions_text(graph))
         has_captured = self._judges[graph.name].captured is not None
+        self._compiles[graph.name] = present_compile()
         self._manifest.add_graph(
             graph, self._options, reference=f"{'Dynamo' if has_captured else 'AOTAutograd'}'s graph"
         )
@@ -194,7 +199,9 @@ class DebugObserver(Observer):
         with self._lock:
             for compiled in graph.regions:
                 folder = _region_folder(compiled)
-                self._folder.write_text(f"{folder}/side_by_side.txt", side_by_side_text(comparison, compiled.region))
+                text = side_by_side_text(comparison, compiled.region)
+                self._folder.write_text(f"{folder}/side_by_side.txt", text)
+                self._trace_table(compiled, text)
                 self._folder.write_text(f"{folder}/side_by_side.json", side_by_side_json(comparison, compiled.region))
             self._folder.write_text(f"{graph_folder(graph.name)}/side_by_side.json", side_by_side_json(comparison))
             self._manifest.add_comparison(graph.name, comparison, run.repeated, run.cost)
@@ -206,6 +213,10 @@ class DebugObserver(Observer):
             level, "%s: %s%s", graph.name, comparison.verdict, f" ({comparison.note})" if comparison.note else ""
         )
         return comparison
+
+    def _trace_table(self, compiled: CompiledRegion, text: str) -> None:
+        what = f"side_by_side, region {compiled.region.index}"
+        trace(compiled.graph, what, lambda: text, self._compiles[compiled.graph])
 
     def _finished(self, name: GraphName) -> list[Judge]:
         """The judges that no run is left for, after a compared run of a graph.
