@@ -37,7 +37,7 @@ COMMANDS = {
     "show": "show the graph of a stage",
     "diff": "show what changed between two stages of a graph, node by node",
     "passes": "list the passes, or show what they did in a dump",
-    "bisect": "find the pass and the match that make a script fail",
+    "bisect": "find where the fault of a dumped graph lives and cut it out, or the pass that makes a script fail",
     "cache": "show the cache of compiled graphs, or clear it",
     "bench": "measure backends against each other on models: latency, first result, memory; and are they right",
 }

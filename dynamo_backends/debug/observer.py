@@ -23,6 +23,7 @@ from passes.engine.locks import Lock
 from passes.engine.manager import Listener, PassResult
 
 from ..artifacts import CompiledGraph, CompiledRegion, GraphName, Runner
+from ..dumps.cut_folder import repro_text
 from ..errors import SessionError
 from ..events import count
 from ..exporter.translate import serialize
@@ -32,21 +33,25 @@ from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.kernels import serialized
 from ..stage_log import present_compile, trace
 from .captured import Call, Captured, Finding, JointGraphs
+from .culprit import reference_of
 from .dump_folder import DumpFolder, dump_folder, graph_folder
 from .judge import ComparedEntry, Judge, Judged, KeptGraphs, Listeners, ModelGraphs
 from .manifest import Manifest
 from .pass_diffs import PassDiffs
-from .record import Record, Run, Snapshots, make_record
+from .record import Record, RecordObserver, Run, Snapshots, make_record
 from .replay import Replay
-from .rows import OK, GraphComparison
+from .rows import OK, Blame, GraphComparison
 from .stage_files import StageFiles
 from .stages import StageGraphs
-from .tables import regions_text, side_by_side_json, side_by_side_text
+from .tables import arguments_of, regions_text, side_by_side_json, side_by_side_text
 from .tensors import write_tensor
 from .verdict import conclude
 from .watched import WatchedRun, are_plain, watch
 
 logger = logging.getLogger(__name__)
+
+_MODELS = {"onnx": "model.onnx", "onnx_optimized": "model.optimized.onnx", "session": "model.session.onnx"}
+"""The files of the stages that are models of a region."""
 
 _FX_STAGES = ("dynamo", "pre_grad", "joint", "aten", "post_grad")
 
@@ -70,6 +75,7 @@ class DebugObserver(Observer):
         self._options = options
         self._records = records
         self.snapshots = Snapshots()
+        self.is_open = True
         self._folder = dump_folder(options.dump_dir)
         self._manifest = _manifest_of(self._folder)
         self._stage_files = StageFiles(self._folder)
@@ -81,8 +87,18 @@ class DebugObserver(Observer):
         self._refused: collections.Counter[GraphName] = collections.Counter()
         self._compiles: dict[GraphName, CompileContext | None] = {}
 
+    def close(self) -> None:
+        """Stops watching: what it watched runs on, and what is compiled later is not seen. Writes the manifest."""
+        self.is_open = False
+        with self._lock:
+            for judge in self._judges.values():
+                judge.drop()
+        self._manifest.flush()
+
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
         super().stage(name, graph, artifact)
+        if not self.is_open:
+            return
         self._folder.announce()
         if name in _FX_STAGES and isinstance(artifact, fx.GraphModule):
             self._manifest.add_stage(graph, self._stage_files.write(name, graph, artifact))
@@ -93,12 +109,16 @@ class DebugObserver(Observer):
     explains = True
 
     def gave_up(self, graph: GraphName, why: str) -> None:
-        self._manifest.add_given_up(graph, why)
+        if self.is_open:
+            self._manifest.add_given_up(graph, why)
 
     def passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
-        self._manifest.add_passes(graph, results)
+        if self.is_open:
+            self._manifest.add_passes(graph, results)
 
-    def pass_listener(self, graph: GraphName, region: int | None = None) -> Listener:
+    def pass_listener(self, graph: GraphName, region: int | None = None) -> Listener | None:
+        if not self.is_open:
+            return None
         if region is not None:
             diffs = PassDiffs(self._folder, f"{graph_folder(graph)}/region_{region}")
             return Listeners([diffs, *([ModelGraphs(self._judges[graph].models, region)] if self._compares else [])])
@@ -133,11 +153,13 @@ class DebugObserver(Observer):
 
     def entry(self, graph: GraphName, compiled: Callable[..., object]) -> Callable[..., object]:
         captured = self._captured.get(graph.index)
-        if captured is None:
+        if captured is None or not self.is_open:
             return compiled
-        return ComparedEntry(compiled, captured, every=self._options.compare == "every")
+        return ComparedEntry(compiled, captured, every=self._options.compare == "every", is_open=lambda: self.is_open)
 
     def refused(self, graph: GraphName, region: int, model: ir.Model, error: SessionError) -> None:
+        if not self.is_open:
+            return
         self._refused[graph] += 1
         file = f"{graph_folder(graph)}/refused/{self._refused[graph]:03d}_region_{region}"
         self._folder.write_bytes(f"{file}.onnx", serialize(model))
@@ -145,24 +167,51 @@ class DebugObserver(Observer):
 
     def _write_region(self, stage: str, compiled: CompiledRegion) -> None:
         folder = _region_folder(compiled)
+        same_as, file, nodes = None, f"{folder}/{_MODELS.get(stage, '')}", 0
         if stage == "onnx":
-            self._folder.write_bytes(f"{folder}/model.onnx", serialize(compiled.model))
+            self._folder.write_bytes(file, serialize(compiled.model))
+            nodes = len(compiled.model.graph)
         elif stage == "onnx_optimized":
             content = serialized(compiled.optimized_model, compiled.executable.settings.providers)
-            self._folder.write_bytes(f"{folder}/model.optimized.onnx", content)
+            nodes = len(compiled.optimized_model.graph)
+            if content == serialize(compiled.model):
+                same_as = "onnx"
+                self._folder.remove(file)  # what is compiled twice may have one of the first time
+            else:
+                self._folder.write_bytes(file, content)
+            model = _MODELS[same_as or stage]
+            self._folder.write_text(f"{folder}/repro.py", repro_text(_settings_of(compiled, model)))
         elif stage == "session":
-            session = compiled.bound.session
+            nodes = self._write_session(compiled, file)
+        else:
+            return
+        entry: dict[str, object] = {
+            "name": stage,
+            "file": None if same_as else file,
+            "same_as": same_as,
+            "nodes": nodes,
+        }
+        self._manifest.add_region_stage(compiled, entry)
 
-            def save(path: Path) -> None:
-                try:
-                    model, _ = session.optimized()
-                except SessionError as error:  # the session itself was made: what fails is the writing
-                    raise OSError(f"ONNX Runtime cannot write its optimized model: {error}") from error
-                path.write_bytes(serialize(model))
+    def _write_session(self, compiled: CompiledRegion, file: str) -> int:
+        """Writes what ONNX Runtime made of a region's model; returns the number of its nodes."""
+        session, nodes = compiled.bound.session, 0
 
-            self._folder.write_with(f"{folder}/model.session.onnx", save)
+        def save(path: Path) -> None:
+            nonlocal nodes
+            try:
+                model, _ = session.optimized()
+            except SessionError as error:  # the session itself was made: what fails is the writing
+                raise OSError(f"ONNX Runtime cannot write its optimized model: {error}") from error
+            nodes = len(model.graph)
+            path.write_bytes(serialize(model))
+
+        self._folder.write_with(file, save)
+        return nodes
 
     def runner(self, graph: CompiledGraph) -> Runner:
+        if not self.is_open:
+            return graph.run if self._records is None else RecordObserver(self._records).runner(graph)
         self._folder.write_text(f"{graph_folder(graph.name)}/regions.txt", regions_text(graph))
         has_captured = self._judges[graph.name].captured is not None
         self._compiles[graph.name] = present_compile()
@@ -183,7 +232,23 @@ class DebugObserver(Observer):
             if write_data or not judged.comparison.ok:
                 for compiled in graph.regions:
                     self._write_test_data(compiled, run.values)
+            self._write_culprit(graph, run, judged.comparison.blame)
         return judged
+
+    def _write_culprit(self, graph: CompiledGraph, run: WatchedRun, blame: Blame | None) -> None:
+        """What PyTorch computes at a node that is wrong by itself: without PyTorch nothing else tells what is right."""
+        if blame is None or blame.region is None or blame.cause:
+            return
+        compiled = next(item for item in graph.regions if item.region.index == blame.region)
+        try:
+            reference = reference_of(compiled, blame.value, run.values, self._replay)
+        except SessionError as error:
+            logger.info("no reference of %s is dumped: %s", blame.value, error)
+            return
+        limit = self._options.tensor_limit
+        for kind, values in (("input", reference.inputs), ("eager", reference.eager), ("exact", reference.exact)):
+            for i, (name, value) in enumerate(values.items()):
+                write_tensor(self._folder, f"{_region_folder(compiled)}/culprit/{kind}_{i}", value, name, limit)
 
     def conclude(self, graph: CompiledGraph, run: WatchedRun, judged: Judged, finding: Finding) -> GraphComparison:
         """Writes the tables of a compared run, and says the verdict in the log and the manifest.
@@ -197,13 +262,11 @@ class DebugObserver(Observer):
         comparison = conclude(judged.comparison, [finding, *judged.findings])
         count("unchecked_values", len(comparison.unchecked))
         with self._lock:
-            for compiled in graph.regions:
-                folder = _region_folder(compiled)
-                text = side_by_side_text(comparison, compiled.region)
-                self._folder.write_text(f"{folder}/side_by_side.txt", text)
-                self._trace_table(compiled, text)
-                self._folder.write_text(f"{folder}/side_by_side.json", side_by_side_json(comparison, compiled.region))
-            self._folder.write_text(f"{graph_folder(graph.name)}/side_by_side.json", side_by_side_json(comparison))
+            table = f"{graph_folder(graph.name)}/side_by_side"
+            text = side_by_side_text(comparison, arguments_of(graph.module))
+            self._folder.write_text(f"{table}.txt", text)
+            self._folder.write_text(f"{table}.json", side_by_side_json(comparison))
+            trace(graph.name, "side_by_side", lambda: text, self._compiles[graph.name])
             self._manifest.add_comparison(graph.name, comparison, run.repeated, run.cost)
         if self._options.compare == "first":
             for judge in self._finished(graph.name):
@@ -213,10 +276,6 @@ class DebugObserver(Observer):
             level, "%s: %s%s", graph.name, comparison.verdict, f" ({comparison.note})" if comparison.note else ""
         )
         return comparison
-
-    def _trace_table(self, compiled: CompiledRegion, text: str) -> None:
-        what = f"side_by_side, region {compiled.region.index}"
-        trace(compiled.graph, what, lambda: text, self._compiles[compiled.graph])
 
     def _finished(self, name: GraphName) -> list[Judge]:
         """The judges that no run is left for, after a compared run of a graph.
@@ -269,12 +328,14 @@ class _WatchedGraph:
         self._has_compared = False
 
     def run(self, args: list[object]) -> object:
-        if not are_plain(args):
+        is_open = self._observer.is_open
+        if not are_plain(args) or not (is_open or self._record is not None):
             return self._run(args)
-        call = self._judge.call_of(args)
-        compares = call is not None if self._judge.captured is not None else self._is_asked_for()
+        call = self._judge.call_of(args) if is_open else None
+        compares = call is not None if self._judge.captured is not None else is_open and self._is_asked_for()
         inputs = self._observer.snapshots.of(args) if self._record is not None else []
-        self._observer.count_run(self._graph)
+        if is_open:
+            self._observer.count_run(self._graph)
         outputs = self._compared(args, call) if compares else self._run(args)
         if self._record is not None:
             self._record.runs.append(Run(inputs, self._observer.snapshots.of(outputs)))
@@ -307,6 +368,16 @@ class _WatchedGraph:
         with self._lock:
             is_first, self._has_compared = not self._has_compared, True
         return is_first
+
+
+def _settings_of(compiled: CompiledRegion, model: str) -> dict[str, object]:
+    """What ``repro.py`` is told of a region: the file of the model that ran, and how its session was made."""
+    executable = compiled.executable
+    return {
+        "model": model,
+        "session": executable.settings.as_json(),
+        "constants": executable.constants,
+    }
 
 
 def _region_folder(compiled: CompiledRegion) -> str:

@@ -11,13 +11,9 @@ import math
 
 import torch
 
-_FACTOR = 10.0
-"""How much larger than eager's own error the runtime's may be: another order of summation, another approximation."""
+from ..tolerances import FACTOR, ROUNDING_UNITS, ROUNDING_UNITS_DEFAULT
 
-_ROUNDING_UNITS = {torch.float16: 4.0, torch.bfloat16: 4.0}
-_ROUNDING_UNITS_DEFAULT = 64.0
-"""Error in units of the dtype's epsilon times the largest value that needs no explanation: where eager is exactly
-right by luck, rounding elsewhere must not read as a fault. 64 units of float32 are 8e-6; a wrong operator is far."""
+_ROUNDING_UNITS = {getattr(torch, name): units for name, units in ROUNDING_UNITS.items()}
 
 _VANISHES = 1e-12
 _CANCELLED_UNITS = 4.0
@@ -199,9 +195,9 @@ def is_explained(ours: Distance, eager: Distance, dtype: torch.dtype, beside: fl
     ):
         return True
     rounding = (
-        _ROUNDING_UNITS.get(dtype, _ROUNDING_UNITS_DEFAULT) * torch.finfo(dtype).eps * max(ours.scale, eager.scale)
+        _ROUNDING_UNITS.get(dtype, ROUNDING_UNITS_DEFAULT) * torch.finfo(dtype).eps * max(ours.scale, eager.scale)
     )
-    return ours.max_abs <= _FACTOR * eager.max_abs + rounding
+    return ours.max_abs <= FACTOR * eager.max_abs + rounding
 
 
 def _epsilon(dtype: torch.dtype) -> float:
