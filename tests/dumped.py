@@ -22,11 +22,16 @@ compiled(torch.nn.Linear(4, 4), torch.randn(3, 4)).sum().backward()
 
 
 def dump_of_two_graphs(folder: Path) -> Path:
-    """Runs ``MODEL`` as ``model.py`` in a folder; returns the dump folder."""
-    (folder / "model.py").write_text(MODEL)
+    """Runs ``MODEL`` in a folder; returns the dump folder."""
+    make_dump(folder, MODEL)
+    return folder / "dump"
+
+
+def make_dump(folder: Path, code: str) -> None:
+    """Runs a script as ``model.py`` in a folder."""
+    (folder / "model.py").write_text(code)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
     done = subprocess.run(
         [sys.executable, "model.py"], cwd=folder, capture_output=True, text=True, env=environment, timeout=600
     )
     assert done.returncode == 0, done.stderr
-    return folder / "dump"

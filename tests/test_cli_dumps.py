@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from dumped import dump_of_two_graphs
+from dumped import dump_of_two_graphs, make_dump
 
 from dynamo_backends.cli import main
 from dynamo_backends.dumps.reading import find_run
@@ -86,7 +86,7 @@ def test_show(dump: Path, capsys: Printed) -> None:
     assert "# File: " in printed and "torch.ops.aten.sort.stable" in printed
     assert " = None" not in printed
     assert "\x1b" not in printed, "no terminal"
-    assert printed.endswith(f"try: dynamo-backends diff 1/forward aten post_grad -d {dump}\n")
+    assert printed.endswith(f"try: dynamo-backends diff 1/forward joint aten -d {dump}\n")
 
 
 def test_show_a_stage(dump: Path, capsys: Printed) -> None:
@@ -207,3 +207,26 @@ def test_bash_completes() -> None:
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env={**os.environ, "PATH": path})
     assert done.returncode == 0, done.stderr
     assert "_python_argcomplete" in done.stdout
+
+
+def _comparable(text: str) -> str:
+    """Without what is another each time: the run's name, folders, times, errors, widths of columns."""
+    text = re.sub(r"run_\w+", "RUN", text)
+    text = re.sub(r"\S*/model\.py", "model.py", text)
+    text = re.sub(r"\d\.\d{3}|\d\.\de-\d\d|\d\.\d+(?=  )", "N", text)
+    return re.sub(r"-{3,}", "---", re.sub(r" +", " ", text)).strip()
+
+
+def test_the_documented_commands_print_what_the_page_says(tmp_path: Path) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "command_line.md").read_text()
+    page = page.split("## A dump: ")[1].split("\n## ")[0]
+    [model] = re.findall(r"```python\n(.*?)```", page, re.S)
+    make_dump(tmp_path, model)
+    shown = re.findall(r"```text\n\$ dynamo-backends (.*?)\n(.*?)```", page, re.S)
+    assert [command.split()[0] for command, _ in shown] == ["ls", "show", "show", "diff"]
+    for command, expected in shown:
+        called = [sys.executable, "-m", "dynamo_backends", *command.split()]
+        done = subprocess.run(called, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        printed, said = _comparable(done.stdout), _comparable(expected)
+        assert printed == said or printed.startswith(said + "\n"), command

@@ -75,10 +75,8 @@ def _show(reference: str, stage: str | None, dump: str | None, *, as_json: bool)
                 print(("" if is_first and stage is not None else "\n") + _heading(item, graph))
                 sys.stdout.write(coloured(graph.text))
                 is_first = False
-    names = [other.name for other in shown[0].stages]
-    where = names.index(shown[0].stage) if shown[0].stage in names else 0
-    pair = names[max(where - 1, 0) : max(where - 1, 0) + 2]
-    if len(pair) == 2:
+    pair = _neighbours(shown[0])
+    if pair is not None:
         print("\n" + try_next(["diff", shown[0].graph.short_reference, *pair], dump))
     return 0
 
@@ -88,6 +86,16 @@ def _shown(run: Run, graph: DumpedGraph, stage: str | None) -> _Shown:
     if stage is None:
         stage = [item.name for item in stages if item.name in FX_STAGES][-1]
     return _Shown(graph, stages, stage, stage_graphs(run, graph, stage))
+
+
+def _neighbours(item: _Shown) -> tuple[str, str] | None:
+    """The stage that is shown and the one before it, of those that changed something; of the first, the one after."""
+    (same_as,) = [other.same_as or other.name for other in item.stages if other.name == item.stage]
+    names = [other.name for other in item.stages if other.file is not None]
+    if len(names) < 2:
+        return None
+    where = max(names.index(same_as), 1)
+    return names[where - 1], names[where]
 
 
 def _stages_text(stages: Sequence[Stage]) -> str:
