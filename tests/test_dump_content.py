@@ -503,3 +503,15 @@ def test_names_of_a_list_of_modules(compiled: Callable[..., Any], tmp_path: Path
     compiled(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)))(torch.randn(2, 4))
     names = names_of(graph_of(tmp_path, "forward"))
     assert names == {"0.weight", "0.bias", "2.weight", "2.bias", "input"}
+
+
+def test_a_read_me_says_what_is_where(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    compiled(Encoder())(torch.randn(2, 4)).sum().backward()
+    run = find_run(tmp_path)
+    text = (run.folder / "README.txt").read_text()
+    assert len(text.splitlines()) <= 45 and max(map(len, text.splitlines())) <= 120
+    assert run.folder.name in text
+    for path in (path for path in run.folder.rglob("*") if path.is_file()):
+        name = path.relative_to(run.folder).as_posix()
+        is_named = path.name in text or path.suffix in (".pb", ".diff") or path.name == "README.txt"
+        assert is_named, f"{name} is not explained"

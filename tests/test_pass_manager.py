@@ -21,6 +21,7 @@ from torch import fx
 from torch._inductor.compiler_bisector import CompilerBisector
 
 from dynamo_backends.cli import main
+from dynamo_backends.cli.passes import why_text
 from dynamo_backends.dumps.reading import latest_run
 from dynamo_backends.pass_target import BACKEND
 from passes import Pass, PassContext, catalog, fx_editing, register, unregister
@@ -382,7 +383,25 @@ def test_the_command_tells_why_a_pass_did_not_fire(tmp_path: Path, capsys: pytes
     assert main(["passes", str(tmp_path), "--why", "joint.attention"]) == 0
     printed = capsys.readouterr().out
     assert "joint.attention fired 0 times." in printed
-    assert "at tanh: 2 of 4 nodes matched, then: tanh is aten.tanh.default, which attention has no place for" in printed
+    assert "2 of 4 nodes matched, then: it is aten.tanh.default, which attention has no place for\n" in printed
+    assert ": at tanh\n" in printed
+
+
+def test_near_misses_are_grouped_by_reason_and_close_ones_come_first() -> None:
+    def miss(node: str, reason: str, matched: int, pattern: str = "") -> dict[str, object]:
+        return {"node": node, "reason": reason, "matched": matched, "of": 4, "pattern": pattern}
+
+    far = [miss(f"mul_{i}", f"mul_{i} is used elsewhere", 1) for i in range(9)]
+    refusals = [*far, miss("tanh", "its dtype is not known", 3, "gelu"), {**miss("a", "no place", 0), "of": 0}]
+    result = {"name": "post_grad.it", "fired": 0, "undone": "", "refusals": refusals}
+    graph = {"index": 0, "direction": "forward", "passes": [result], "regions": []}
+    text = why_text({"dynamo_graphs": [], "graphs": [graph]}, "post_grad.it")
+    assert text.split("\n\n")[1:] == [
+        "3 of 4 nodes matched, then: its dtype is not known [gelu]\n  graph 0 forward: at tanh",
+        "9 times, 1 of 4 nodes matched, then: it is used elsewhere\n"
+        "  graph 0 forward: at mul_0, mul_1, mul_2, mul_3, mul_4, mul_5 and 3 more",
+        "near miss, then: no place\n  graph 0 forward: at a\n",
+    ]
 
 
 # PyTorch's bisector

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -131,13 +132,35 @@ def why_text(manifest: Mapping[str, Any], name: str) -> str:
         raise ValueError(unknown_name("pass", name, names))
     fired = sum(run.result["fired"] for run in runs if run.result["name"] == name)
     lines = [f"{name} fired {fired} time{'s' * (fired != 1)}."]
-    for run in runs:
-        if run.result["name"] != name:
-            continue
-        for miss in run.result["refusals"]:
-            progress = f"{miss['matched']} of {miss['of']} nodes matched" if miss["of"] else "near miss"
-            pattern = f" [{miss['pattern']}]" if miss["pattern"] else ""
-            lines.append(f"{run.graph}, at {miss['node']}{pattern}: {progress}, then: {miss['reason']}")
-    if len(lines) == 1:
+    misses = [(run.graph, miss) for run in runs if run.result["name"] == name for miss in run.result["refusals"]]
+    groups: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = {}
+    for graph, miss in sorted(misses, key=lambda item: _share(item[1]), reverse=True):  # close to a match first
+        own = rf"(?<![\w.]){re.escape(miss['node'])}(?![\w.])"
+        reason = re.sub(own, "it", miss["reason"])  # one for all nodes that are alike
+        groups.setdefault((miss["pattern"], reason), []).append((graph, miss))
+    for (pattern, reason), found in groups.items():
+        first = found[0][1]
+        progress = f"{first['matched']} of {first['of']} nodes matched" if first["of"] else "near miss"
+        times = f"{len(found)} times, " if len(found) > 1 else ""
+        lines.append(f"\n{times}{progress}, then: {reason}" + (f" [{pattern}]" if pattern else ""))
+        nodes: dict[str, list[str]] = {}
+        for graph, miss in found:
+            nodes.setdefault(graph, []).append(miss["node"])
+        lines.extend(f"  {graph}: at {_listed(names)}" for graph, names in nodes.items())
+    if not misses:
         lines.append("No near misses: nothing in the graphs looks like what it replaces.")
     return "\n".join(lines) + "\n"
+
+
+_LISTED = 6
+"""How many nodes of a graph are named in a group of near misses."""
+
+
+def _share(miss: Mapping[str, Any]) -> float:
+    """How much of a pattern matched; nothing, where its nodes are not counted."""
+    return miss["matched"] / miss["of"] if miss["of"] else 0.0
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

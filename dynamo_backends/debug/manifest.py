@@ -32,6 +32,7 @@ from ..exporter.locations import source_line, user_name
 from ..forks import renew_in_children
 from ..options import Options
 from .dump_folder import DumpFolder, graph_folder
+from .read_me import README, read_me
 from .repeat import RepeatedRegion
 from .rows import OK, GraphComparison
 from .watched import Cost
@@ -229,10 +230,17 @@ class Manifest:
             self._timer = None
         start = time.monotonic()
         text = self._text()
+        self._write_read_me()
         self._folder.write_text(MANIFEST, text)
         self._is_behind = False
         end = time.monotonic()
         self._next_write = end + (end - start) * _TIMES_LONGER if len(text) > _SMALL else end
+
+    def _write_read_me(self) -> None:
+        """Writes ``README.txt`` into a run folder that has none."""
+        location = self._folder.location
+        if location is not None and not (location / README).exists():
+            self._folder.write_text(README, read_me(location.name))
 
     def _text(self) -> str:
         content = {
