@@ -3,7 +3,7 @@
 ::
 
     folder = dump_folder("onnx_debug")
-    folder.write_text("graph_000/dynamo.py", stage_text(module))
+    folder.write_text("graph_000/dynamo.py", text)
     folder.location          # onnx_debug/run_20260131_120000_pid4711, onnx_debug/latest points to it
 
 A dump never breaks the model it describes: each file is written whole or not at all, and the first error of
@@ -12,6 +12,7 @@ the file system (unwritable, disk full) ends the dump with one warning, while th
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import os
@@ -21,7 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import fx
 
 from ..artifacts import GraphName
 from ..dumps.reading import LATEST
@@ -50,11 +50,6 @@ def graph_folder(graph: GraphName) -> str:
     return f"{folder}/{graph.direction}" if graph.direction else folder
 
 
-def stage_text(module: fx.GraphModule) -> str:
-    """A graph as readable Python, with each value's dtype, shape and strides, and the user's lines."""
-    return module.print_readable(print_output=False, include_stride=True, expanded_def=True).rstrip() + "\n"
-
-
 class DumpFolder:
     """A run folder, ``<root>/run_<date>_<time>_pid<N>[_rank<R>]``, and ``<root>/latest`` beside it.
 
@@ -71,6 +66,8 @@ class DumpFolder:
         self._location: Path | None = None
         self._is_enabled = True
         self._is_announced = False
+        self._by_digest: dict[bytes, str] = {}
+        self._digests: dict[str, bytes] = {}
         self.forked_from: str | None = None
         """The name of the run folder of the process that forked this one."""
         renew_in_children(self)
@@ -82,6 +79,8 @@ class DumpFolder:
             self.forked_from = self._location.name
         self._location = None
         self._is_announced = False
+        self._by_digest = {}
+        self._digests = {}
 
     @property
     def is_enabled(self) -> bool:
@@ -126,6 +125,34 @@ class DumpFolder:
 
         return self.write_with(relative, write)
 
+    def write_once(self, relative: str, data: bytes) -> bool:
+        """Writes a file whose bytes another file of the run may have: then both are one file with two names, if the
+        file system has hard links.
+
+        Returns:
+            Whether it is there now.
+        """
+        digest = hashlib.sha256(data).digest()
+        target = self.path(relative)
+        with self._lock:
+            if self._digests.get(relative) == digest and target.exists():
+                return True
+            first = self._by_digest.get(digest, relative)
+            if self._digests.get(first) != digest:  # it is new, or something else was written to the first one since
+                first = self._by_digest[digest] = relative
+            self._digests[relative] = digest
+
+        def write(path: Path) -> None:
+            if first != relative:
+                try:
+                    os.link(self.path(first), path)
+                    return
+                except OSError as error:  # no hard links here, too many of one file, or a user moved it
+                    logger.debug("%s is written a second time: %s", first, error)
+            path.write_bytes(data)
+
+        return self.write_with(relative, write)
+
     def write_with(self, relative: str, write: Callable[[Path], object]) -> bool:
         """Lets ``write`` make a file at a temporary path in the right folder, then gives the file its name.
 
@@ -152,9 +179,10 @@ class DumpFolder:
             return False
         return True
 
-    def write_stage(self, stage: str, graph: GraphName, module: fx.GraphModule) -> bool:
-        """Writes ``<graph>/<stage>.py``: the graph as it is at ``stage``."""
-        return self.write_text(f"{graph_folder(graph)}/{stage}.py", stage_text(module))
+    def remove(self, relative: str) -> None:
+        """Removes a file, if it is there."""
+        if self._location is not None and self._is_enabled:
+            _remove(self.path(relative))
 
     def _make_run_folder(self) -> Path:
         self.root.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,8 @@ from torch import fx
 
 from passes.engine.manager import PassResult
 
-from .dump_folder import DumpFolder, stage_text
+from .dump_folder import DumpFolder
+from .stage_files import stage_text
 
 _ABBREVIATIONS = {
     ir.DataType.FLOAT: "f32",
