@@ -17,6 +17,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, parser
+from onnx.reference import ReferenceEvaluator
 
 from dynamo_backends.cli import main
 from dynamo_backends.dumps.comparing import Comparison, compare, compare_targets, digest, targets_of
@@ -152,6 +153,22 @@ def test_accidental_names_are_not_believed(tmp_path: Path) -> None:
     pairs = {row.first.name: row.second.name for row in found.rows if row.first and row.second}
     assert pairs["val_1"] == "val_2" and pairs["val_3"] == "val_0" and pairs["val_4"] == "val_3"
     assert found.verdict.startswith("diverges at y")
+
+
+def test_a_wrong_constant(tmp_path: Path) -> None:
+    """Where names mean the same, a number of another value is what is wrong; else it is another number."""
+    text = (
+        "g (float[2,3] x) => (float[2,3] y) { k = Constant<value: tensor = float {VALUE}>() \n a = Mul(x, k) \n "
+        "y = Tanh(a) }"
+    )
+    first = model(text.replace("VALUE", "2.0"), tmp_path, "first")
+    second = model(text.replace("VALUE", "2.5"), tmp_path, "second")
+    assert compared(first, second, x=X).verdict.startswith("diverges at k (Constant): off by 0.5")
+    other = model(
+        "g (float[2,3] x) => (float[2,3] y) { b = Add(x, x) \n y = Tanh(b) }", tmp_path, "other", k=np.array(7, "f")
+    )
+    found = compared(first, other, x=X)
+    assert found.ok and ("-", "k") in marks(found) and ("+", "k") in marks(found)
 
 
 def layers(number: int, fault: float = 0.0) -> torch.nn.Module:
@@ -441,6 +458,43 @@ def test_scatter_elements_of_onnx_array_api_is_still_wrong(tmp_path: Path) -> No
         np.testing.assert_array_equal(run_model(scatter, feeds, Runtime(name)).outputs["y"], [2, 10, 2])  # type: ignore[arg-type]
     theirs = ExtendedReferenceEvaluator(scatter.proto).run(None, feeds)
     np.testing.assert_array_equal(theirs[0], [2, 5, 2])
+
+
+def test_gather_elements_of_onnx_is_still_wrong(tmp_path: Path) -> None:
+    """Of more than 64 rows, or with fewer indices; when this fails, ``running._evaluator`` can use it."""
+    text = "g (float[100,2] x, int64[100,2] i) => (float[100,2] y) { y = GatherElements<axis=0>(x, i) }"
+    gather = model(text, tmp_path)
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((100, 2)).astype(np.float32)
+    i = generator.integers(-100, 100, (100, 2))
+    for name in ("ort", "reference"):
+        found = run_model(gather, {"x": x, "i": i}, Runtime(name)).outputs["y"]
+        np.testing.assert_array_equal(found, np.take_along_axis(x, i, 0))  # type: ignore[arg-type]
+    with pytest.raises((ValueError, IndexError)):
+        ReferenceEvaluator(gather.proto).run(None, {"x": x, "i": i})
+    text = text.replace("int64[100,2]", "int64[3,1]").replace("float[100,2] y", "float[3,1] y")
+    smaller = model(text, tmp_path, "smaller")
+    few = np.array([[5], [0], [39]])
+    for name in ("ort", "reference"):
+        found = run_model(smaller, {"x": x, "i": few}, Runtime(name)).outputs["y"]
+        np.testing.assert_array_equal(found, x[few[:, 0], :1])  # type: ignore[arg-type]
+
+
+def test_a_long_table_shows_where_it_diverges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = [f"v{i + 1} = Sin(v{i})" for i in range(300)]
+    text = "g (float[4] v0) => (float[4] v300) {{ {} }}"
+    model(text.format("\n".join(steps)), tmp_path, "first")
+    steps[150] = "v151 = Cos(v150)"
+    model(text.format("\n".join(steps)), tmp_path, "second")
+    one, other = tmp_path / "first.onnx", tmp_path / "second.onnx"
+    code, out, _ = command(capsys, "compare", one, other)
+    lines = [line for line in out.splitlines() if " result " in line]
+    assert code == 1 and 25 <= len(lines) <= 35 and any(line.startswith("!>") and "v151" in line for line in lines)
+    assert "results: 150 =" in out and "rows that say less are left out" in out
+    code, out, _ = command(capsys, "compare", one, other, "--all")
+    assert len([line for line in out.splitlines() if " result " in line]) == 300
+    code, out, _ = command(capsys, "compare", one, one)
+    assert code == 0 and "results: 300 =" in out
 
 
 def test_optimized_forms_are_what_is_shown(tmp_path: Path) -> None:

@@ -150,8 +150,8 @@ def comparison_text(comparison: Comparison, *, everything: bool) -> str:
     lines += [f"note: {note}" for note in comparison.notes]
     lines += [""] * bool(comparison.notes) + [table, ""]
     if left_out:
-        lines += [f"{left_out} rows that say less are left out; --all shows them", ""]
-    marks = [mark for mark in LEGEND if any(row.mark == mark for row in rows)]
+        lines += [f"{left_out} rows that say less are left out; --all shows them", *_counts(comparison.rows), ""]
+    marks = [mark for mark in LEGEND if any(row.mark == mark for row in comparison.rows)]
     lines.append("; ".join(f"{mark} {LEGEND[mark]}" for mark in marks))
     measure = "10 times what one unit of rounding in all inputs and weights makes there, and " * comparison.measured
     lines += [f"Rounding explains {measure}64 units of the dtype (4 of float16 and bfloat16) at the largest value.", ""]
@@ -160,18 +160,42 @@ def comparison_text(comparison: Comparison, *, everything: bool) -> str:
 
 
 def _shown(comparison: Comparison, everything: bool) -> tuple[list[Row], int]:
-    """The rows to show: of a long table those that differ at first, and the outputs."""
-    from ..dumps.comparing import EQUAL
-
+    """The rows to show: of a long table those around the first different one, or the nearest to it, and the outputs."""
     rows = list(comparison.rows)
     if everything or len(rows) <= _MOST_ROWS:
         return rows, 0
     first = next((i for i, row in enumerate(rows) if row is comparison.first_different), None)
-    around = range(0) if first is None else range(first - _AROUND, first + _AROUND + 1)
-    outputs = {id(row) for row in comparison.outputs if row.mark != EQUAL}
-    shown = [row for i, row in enumerate(rows) if i in around or id(row) in outputs]
-    shown = shown[:_MOST_ROWS] or rows[:_AROUND]
+    if first is None:
+        order = sorted(range(len(rows)), key=lambda i: _share(rows[i]), reverse=True)
+        chosen = set(order[:_AROUND])
+    else:
+        chosen = set(range(first - _AROUND, first + _AROUND + 1))
+    outputs = {id(row) for row in comparison.outputs}
+    shown = [row for i, row in enumerate(rows) if i in chosen or id(row) in outputs][:_MOST_ROWS]
     return shown, len(rows) - len(shown)
+
+
+def _share(row: Row) -> float:
+    """How much of what rounding explains a difference is."""
+    if row.difference is None or row.difference.is_equal:
+        return 0.0
+    return row.difference.max_abs / row.limit if row.limit else 1.0
+
+
+def _counts(rows: Sequence[Row]) -> list[str]:
+    """For each kind of value, how many rows have which mark."""
+    from ..dumps.comparing import LEGEND
+
+    found: dict[str, dict[str, int]] = {}
+    for row in rows:
+        side = row.first or row.second
+        assert side is not None
+        marks = found.setdefault(side.kind, dict.fromkeys(LEGEND, 0))
+        marks[row.mark] += 1
+    return [
+        f"{kind}s: {', '.join(f'{number} {mark}' for mark, number in marks.items() if number)}"
+        for kind, marks in found.items()
+    ]
 
 
 def _cells(row: Row, is_first: bool) -> Sequence[object]:
@@ -253,7 +277,6 @@ def _as_json(comparison: Comparison) -> dict[str, object]:
             "second": row.second and dataclasses.asdict(row.second),
             "difference": row.difference and row.difference.as_json(),
             "limit": row.limit,
-            "is_trusted": row.is_trusted,
         }
 
     first = comparison.first_different

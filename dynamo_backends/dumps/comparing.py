@@ -35,11 +35,12 @@ from .running import RANDOM_OPERATORS, ModelRun, NodeValue, Runtime, moved_by_ro
 if TYPE_CHECKING:
     import numpy as np
 
-EQUAL, ROUNDING, DIFFERENT, ONLY_FIRST, ONLY_SECOND = "=", "~", "!", "-", "+"
+EQUAL, ROUNDING, DIFFERENT, UNSURE, ONLY_FIRST, ONLY_SECOND = "=", "~", "!", "?", "-", "+"
 LEGEND = {
     EQUAL: "the same in both",
     ROUNDING: "different by no more than rounding explains",
     DIFFERENT: "different by more",
+    UNSURE: "different, aligned by operator and place only: maybe not meant to be the same",
     ONLY_FIRST: "only in the first model",
     ONLY_SECOND: "only in the second model",
 }
@@ -67,7 +68,8 @@ class Side:
         operator: of its node, or ``""``.
         type: ``float32``.
         shape: its sizes; ``None`` if it is no tensor.
-        digest: four letters, each of the sum of a quarter of the elements (onnx-array-api's ``make_summary``).
+        digest: four letters, see ``digest``.
+        source: the user's line that it comes from, where the model says so.
     """
 
     kind: str
@@ -76,6 +78,7 @@ class Side:
     type: str
     shape: tuple[int, ...] | None
     digest: str
+    source: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +90,6 @@ class Row:
         first, second: ``None`` where only the other model has it.
         difference: of the two.
         limit: the largest difference that rounding explains.
-        is_trusted: whether both are surely meant to be the same: by name, or as one operator of the same values.
     """
 
     mark: str
@@ -95,7 +97,6 @@ class Row:
     second: Side | None
     difference: Difference | None = None
     limit: float = 0.0
-    is_trusted: bool = False
 
     @property
     def name(self) -> str:
@@ -148,7 +149,9 @@ class Comparison:
             )
         side = row.first
         assert side is not None and row.difference is not None
-        return f"diverges at {side.name} ({side.operator or side.kind}): {difference_text(row.difference, row.limit)}"
+        where = f", {side.source}" if side.source else ""
+        what = difference_text(row.difference, row.limit)
+        return f"diverges at {side.name} ({side.operator or side.kind}{where}): {what}"
 
 
 def difference_text(item: Difference, limit: float) -> str:
@@ -324,8 +327,11 @@ def coarsest_unit(values: Iterable[OnnxValue]) -> float:
 def _rows(one: ModelRun, other: ModelRun, matched: Sequence[Matched], movements: Mapping[str, Difference]) -> list[Row]:
     stored = [item for item in one.values if item.kind != "result"]
     theirs_stored = [item for item in other.values if item.kind != "result"]
+    results = [item for item in one.values if item.kind == "result"]
+    theirs = [item for item in other.values if item.kind == "result"]
+    by_their_names = _names_mean_the_same([item for item in results if item.name not in one.outputs], theirs)
     partners = {item.partner: item.name for item in matched}
-    _match_stored(stored, theirs_stored, partners)
+    _match_stored(stored, theirs_stored, partners, by_their_names)
     by_name = {item.name: item for item in other.values}
     rows = []
     for item in stored:
@@ -333,9 +339,6 @@ def _rows(one: ModelRun, other: ModelRun, matched: Sequence[Matched], movements:
         rows.append(_row(item, partner, movements, trusted=True))
     used = set(partners.values())
     rows += [_row(None, item, movements) for item in theirs_stored if item.name not in used]
-    results = [item for item in one.values if item.kind == "result"]
-    theirs = [item for item in other.values if item.kind == "result"]
-    by_their_names = _names_mean_the_same(results, theirs)
     pairs, order = _aligned(results, theirs, partners, by_their_names)
     partners |= {results[i].name: theirs[j].name for i, j in pairs.items()}
     for i, j in order:
@@ -346,13 +349,18 @@ def _rows(one: ModelRun, other: ModelRun, matched: Sequence[Matched], movements:
     return rows + _output_rows(one, other, movements)
 
 
-def _match_stored(ours: Sequence[NodeValue], theirs: Sequence[NodeValue], partners: dict[str, str]) -> None:
-    """Adds the constants of nodes to the matched initializers: by name, then by content."""
+def _match_stored(
+    ours: Sequence[NodeValue], theirs: Sequence[NodeValue], partners: dict[str, str], by_their_names: bool
+) -> None:
+    """Adds constants of nodes and small ones to the matched initializers: by name if names are believed, by content."""
     used = set(partners.values())
     left = [item for item in ours if item.name not in partners and item.kind != "input"]
     free = {item.name: item for item in theirs if item.name not in used and item.kind != "input"}
     for item in left:
-        if item.name in free and described(free[item.name].value) == described(item.value):
+        same = free.get(item.name)
+        if same is None or described(same.value) != described(item.value):
+            continue
+        if by_their_names or difference(item.value, same.value).is_equal:
             partners[item.name] = free.pop(item.name).name
     by_content: dict[object, list[str]] = {}
     for name, item in free.items():
@@ -382,7 +390,7 @@ def _names_mean_the_same(ours: Sequence[NodeValue], theirs: Sequence[NodeValue])
     by_name = {item.name: described(item.value) for item in theirs}
     common = [item for item in ours if item.name in by_name]
     same = sum(by_name[item.name] == described(item.value) for item in common)
-    return same >= _RELIABLE * len(common)
+    return bool(common) and same >= _RELIABLE * len(common)
 
 
 def _are_the_same(a: NodeValue, b: NodeValue, partners: Mapping[str, str], by_their_names: bool) -> bool:
@@ -401,8 +409,8 @@ def _row(
         return Row(ONLY_FIRST if b is None else ONLY_SECOND, first, second)
     found = difference(a.value, b.value)
     movement = movements.get(f"output {a.name}" if a.kind == "output" else a.name, Difference())
-    mark = EQUAL if found.is_equal else ROUNDING if found.is_explained(movement) else DIFFERENT
-    return Row(mark, first, second, found, found.limit(movement), trusted)
+    mark = EQUAL if found.is_equal else ROUNDING if found.is_explained(movement) else DIFFERENT if trusted else UNSURE
+    return Row(mark, first, second, found, found.limit(movement))
 
 
 def _side(item: NodeValue | None) -> Side | None:
@@ -411,24 +419,38 @@ def _side(item: NodeValue | None) -> Side | None:
     if item is None:
         return None
     if not isinstance(item.value, np.ndarray):
-        return Side(item.kind, item.name, item.operator, described(item.value), None, "")
+        return Side(item.kind, item.name, item.operator, described(item.value), None, "", item.source)
     value = item.value
-    return Side(item.kind, item.name, item.operator, type_name(value.dtype), value.shape, digest(value))
+    dtype = type_name(value.dtype)
+    return Side(item.kind, item.name, item.operator, dtype, value.shape, digest(value), item.source)
 
 
 def digest(value: np.ndarray) -> str:
-    """Four letters that tell of a value, near values having near letters; ``????`` for text."""
+    """Four letters that tell of a value, the same for nearly equal ones; ``????`` for text.
+
+    Each is onnx-array-api's of the sum of a quarter of the elements, here to four digits of the largest.
+    """
     import numpy as np
     from onnx_array_api.reference.evaluator_yield import make_summary
 
     if kind_of(value.dtype) == "string":
         return "????"
-    sample = value.reshape(-1)[:_SUMMARIZED]
-    if kind_of(value.dtype) == "complex":
-        sample = sample.real + sample.imag
-    with np.errstate(all="ignore"):
-        letters: str = make_summary(sample.astype(np.float64))
+    sums = np.array(_quarters(value.reshape(-1)[:_SUMMARIZED])[0])
+    largest = float(np.abs(sums).max(initial=0.0))
+    scaled = sums * 10.0 ** (3 - math.floor(math.log10(largest))) if largest else sums
+    letters: str = make_summary(np.round(scaled))
     return letters
+
+
+def _quarters(flat: np.ndarray) -> tuple[tuple[float, ...], float]:
+    """The sums of each quarter of the elements, and of all magnitudes; NaN and infinities as large numbers."""
+    import numpy as np
+
+    flat = flat.real + flat.imag if kind_of(flat.dtype) == "complex" else flat
+    with np.errstate(all="ignore"):
+        wide = np.nan_to_num(flat.astype(np.float64), nan=1e9, posinf=1e10, neginf=-1e10)
+        wide = np.clip(wide, -1e30, 1e30)
+    return tuple(float(part.sum()) for part in np.array_split(wide, 4)), float(np.abs(wide).sum())
 
 
 def _output_rows(one: ModelRun, other: ModelRun, movements: Mapping[str, Difference]) -> list[Row]:
@@ -475,14 +497,14 @@ def _have_one_kind(a: NodeValue, b: NodeValue) -> bool:
 
 
 def _first_different(rows: Sequence[Row]) -> Row | None:
-    """The first row, in the order of the first model, that differs and is surely meant to be the same.
+    """The first row, in the order of the first model, that differs.
 
     ``None`` if all outputs agree: then what differs on the way is computed otherwise, and no fault.
     """
     outputs = [row for row in rows if row.first is not None and row.first.kind == "output"]
     if not any(row.mark == DIFFERENT for row in outputs):
         return None
-    return next(row for row in rows if row.mark == DIFFERENT and row.is_trusted)
+    return next(row for row in rows if row.mark == DIFFERENT)
 
 
 def _aligned(
@@ -561,16 +583,30 @@ def _edit_distance(one: Sequence[_Summary], other: Sequence[_Summary]) -> list[t
 
 def _match_moved(one: Sequence[_Summary], other: Sequence[_Summary], pairs: dict[int, int]) -> None:
     """Matches equal values that the models compute in another order; constant ones tell nothing."""
+    import bisect
+
     used = set(pairs.values())
-    free = [j for j in range(len(other)) if j not in used]
-    for i, summary in enumerate(one):
-        if i in pairs or not summary.tells:
+    by_shape: dict[object, list[tuple[float, int]]] = {}
+    for j, item in enumerate(other):
+        if j not in used and item.tells:
+            by_shape.setdefault(item.shape, []).append((item.magnitude, j))
+    for candidates in by_shape.values():
+        candidates.sort()
+    for i, item in enumerate(one):
+        candidates = by_shape.get(item.shape, [])
+        if i in pairs or not item.tells or not candidates:
             continue
-        near = [j for j in free if summary.shape == other[j].shape and summary.is_near(other[j])]
+        start = bisect.bisect_left(candidates, (item.magnitude * (1 - 2 * _NEAR), -1))
+        end = bisect.bisect_right(candidates, (item.magnitude * (1 + 2 * _NEAR), len(other)))
+        near = [k for k in range(start, end) if item.is_near(other[candidates[k][1]])]
         if near:
-            best = min(near, key=lambda j: (summary.operator != other[j].operator, abs(j - i)))
-            pairs[i] = best
-            free.remove(best)
+            best = min(near, key=lambda k: _unlike(i, item, candidates[k][1], other[candidates[k][1]]))
+            pairs[i] = candidates.pop(best)[1]
+
+
+def _unlike(i: int, item: _Summary, j: int, partner: _Summary) -> tuple[bool, int]:
+    """Which of several near values is the worse partner: of another operator, further away."""
+    return item.operator != partner.operator, abs(j - i)
 
 
 def _match_by_operator(
@@ -667,15 +703,9 @@ class _Summary:
             shape = value.shape if isinstance(value, np.ndarray) else None
             return cls(item.operator, None, shape, -1 if shape is None else int(value.size))  # type: ignore[union-attr]
         flat = value.reshape(-1)
-        flat = flat.real + flat.imag if kind_of(value.dtype) == "complex" else flat
-        with np.errstate(all="ignore"):
-            flat = np.nan_to_num(flat.astype(np.float64), nan=1e9, posinf=1e10, neginf=-1e10)
-            flat = np.clip(flat, -1e30, 1e30)
-        quarters = [float(part.sum()) for part in np.array_split(flat, 4)]
+        sums, magnitude = _quarters(flat)
         tells = bool(flat.size > 1 and (flat != flat[0]).any())
-        return cls(
-            item.operator, value.dtype, value.shape, int(value.size), tuple(quarters), float(np.abs(flat).sum()), tells
-        )
+        return cls(item.operator, value.dtype, value.shape, int(value.size), sums, magnitude, tells)
 
     def is_near(self, other: _Summary) -> bool:
         """Whether the values may be the same."""

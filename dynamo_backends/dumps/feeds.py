@@ -222,7 +222,7 @@ def match(first: OnnxModel, feeds: Mapping[str, OnnxValue], second: OnnxModel) -
         ours.pop(partner)
 
     for name in list(theirs):
-        if name in ours and theirs[name].may_be(ours[name], cast=True):
+        if name in ours and theirs[name].may_be(ours[name], cast=True) and not _is_by_chance(theirs[name], ours[name]):
             pair(name, name, "name")
     by_content: dict[object, list[str]] = {}
     for partner, item in ours.items():
@@ -239,6 +239,15 @@ def match(first: OnnxModel, feeds: Mapping[str, OnnxValue], second: OnnxModel) -
                 pair(name, partner, "type and shape")
                 break
     return found
+
+
+def _is_by_chance(a: _Source, b: _Source) -> bool:
+    """Whether one name may stand for two constants: a number or sizes (``val_12``), and not the same ones."""
+    import numpy as np
+
+    if a.value is None or b.value is None or (a.value.size > 1 and kind_of(a.value.dtype) == "float"):
+        return False
+    return not np.array_equal(a.value, b.value)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -86,6 +86,7 @@ class NodeValue:
         operator: of its node, with the domain where it is not ONNX's own; else ``""``.
         inputs: the names of what its node reads.
         value: the value; ``None`` if it is an empty optional, or was not computed.
+        source: the user's line that the node comes from, ``model.py:12``, or ``""``.
     """
 
     kind: str
@@ -93,6 +94,7 @@ class NodeValue:
     operator: str = ""
     inputs: tuple[str, ...] = ()
     value: OnnxValue = None
+    source: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -356,11 +358,10 @@ def _values(model: OnnxModel, feeds: Mapping[str, OnnxValue], found: Mapping[str
     values += [NodeValue("input", name, value=value) for name, value in feeds.items()]
     for node in model.proto.graph.node:
         kind = "constant" if node.op_type == "Constant" else "result"
-        values += [
-            NodeValue(kind, name, _operator(node), tuple(node.input), found[name])
-            for name in node.output
-            if name in found
-        ]
+        source = next((item.value for item in node.metadata_props if item.key == "source"), "")
+        for name in node.output:
+            if name in found:
+                values.append(NodeValue(kind, name, _operator(node), tuple(node.input), found[name], source))
     return values
 
 
@@ -392,22 +393,21 @@ def _run_reference(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> ModelRun
     nodes = {name: node for node in model.proto.graph.node for name in node.output if name}
     found: dict[str, OnnxValue] = {}
     outputs: dict[str, OnnxValue] = {}
-    at = "its first node"
+    order = list(nodes)
     try:
         evaluator = YieldEvaluator(inner.proto, cls=_evaluator)
-        order = list(nodes)
         for kind, name, value, _ in evaluator.enumerate_results(None, {**external, **feeds}):
             if kind == ResultType.OUTPUT:
                 outputs[name] = value
             elif kind == ResultType.RESULT:
                 found[name] = value
-                at = next((f"{_operator(nodes[item])} {item}" for item in order if item not in found), "its outputs")
     except NotImplementedError as error:
         raise DumpError(
             f"{model.name}: the reference evaluator has no {_unknown_operator(model) or first_line(str(error))}; "
             "use --runtime ort"
         ) from error
     except Exception as error:  # whatever an operator's Python raises
+        at = next((f"{_operator(nodes[item])} {item}" for item in order if item not in found), "its outputs")
         raise DumpError(
             f"{model.name}: the reference evaluator fails at {at}: {type(error).__name__}: {first_line(str(error))}"
         ) from error
@@ -415,14 +415,26 @@ def _run_reference(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> ModelRun
 
 
 def _evaluator(model: onnx.ModelProto) -> onnx.reference.ReferenceEvaluator:
-    """onnx-array-api's evaluator, with onnx's own ScatterElements.
+    """onnx-array-api's evaluator, without two operators that do not do what ONNX says.
 
-    That of onnx-array-api 0.3 takes the reduction ``mul`` for none.
+    onnx-array-api 0.3's ``ScatterElements`` takes the reduction ``mul`` for none: onnx's own is used. onnx 1.23's
+    ``GatherElements`` fails on more than 64 rows, and where there are fewer indices along another axis.
     """
+    import numpy as np
     from onnx.reference import ReferenceEvaluator
+    from onnx.reference.op_run import OpRun
     from onnx_array_api.reference import ExtendedReferenceEvaluator
 
+    class GatherElements(OpRun):
+        """``data`` may be larger than ``indices`` along the other axes."""
+
+        def _run(self, data: np.ndarray, indices: np.ndarray, axis: int = 0) -> tuple[np.ndarray]:
+            axis %= data.ndim
+            within = tuple(slice(None if i == axis else size) for i, size in enumerate(indices.shape))
+            return (np.take_along_axis(data[within], indices.astype(np.int64), axis),)
+
     operators = [item for item in ExtendedReferenceEvaluator.default_ops if item.__name__ != "ScatterElements"]
+    operators.append(GatherElements)
     return ReferenceEvaluator(model, new_ops=ExtendedReferenceEvaluator.filter_ops(model, operators, opsets=None))
 
 
@@ -459,7 +471,9 @@ def moved_by_rounding(
     def moved(value: np.ndarray) -> np.ndarray:
         relative = max(unit, epsilon(value.dtype))
         signs = generator.integers(0, 2, value.shape) * 2 - 1
-        return (value.astype(np.float64) * (1 + relative * signs)).astype(value.dtype)
+        with np.errstate(all="ignore"):
+            shifted = (value.astype(np.float64) * (1 + relative * signs)).astype(value.dtype)
+            return np.where(np.isfinite(shifted.astype(np.float64)), shifted, value)
 
     changed = model.copy()
     room = _LARGEST_MOVED
