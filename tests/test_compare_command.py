@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
@@ -153,6 +154,19 @@ def test_accidental_names_are_not_believed(tmp_path: Path) -> None:
     pairs = {row.first.name: row.second.name for row in found.rows if row.first and row.second}
     assert pairs["val_1"] == "val_2" and pairs["val_3"] == "val_0" and pairs["val_4"] == "val_3"
     assert found.verdict.startswith("diverges at y")
+
+
+def test_an_input_that_the_other_model_computes(tmp_path: Path) -> None:
+    """What ONNX Runtime folds of weights is an input of the model it writes."""
+    text = "(float[2,3] x, float[3,4] w) => (float[2,4] y) { t = Mul(w, w) \n y = MatMul(x, t) }"
+    first = model("g " + text, tmp_path, "first")
+    second = model("g (float[2,3] x, float[3,4] t) => (float[2,4] y) { y = MatMul(x, t) }", tmp_path, "second")
+    assert compared(first, second).ok
+    back = compared(second, first, x=X, w=np.ones((3, 4), np.float32))
+    assert back.ok and "inputs of the first model that the other computes: t" in back.notes
+    foreign = model("g (float[2,3] x, float[9] u) => (float[2,3] y) { y = Identity(x) }", tmp_path, "foreign")
+    with pytest.raises(DumpError, match=r"foreign has inputs that first does not have: u \(float32 9\)"):
+        compared(first, foreign)
 
 
 def test_a_wrong_constant(tmp_path: Path) -> None:
@@ -714,3 +728,35 @@ sys.exit(code)
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=dumps, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_example_of_the_documentation(tmp_path: Path) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "command_line.md").read_text(encoding="utf-8")
+    section = page[page.index("## compare:") : page.index("## replay:")]
+    [script] = re.findall(r"^```python\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+    [block] = re.findall(r"^```text\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+    prompt, _, shown = block.partition("\n")
+    (tmp_path / "page.py").write_text(script, encoding="utf-8")
+    run = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 300}
+    subprocess.run([sys.executable, "page.py"], check=True, **run)  # type: ignore[call-overload]
+    arguments = prompt.removeprefix("$ dynamo-backends ").split()
+    done = subprocess.run([sys.executable, "-m", "dynamo_backends.cli", *arguments], **run)  # type: ignore[call-overload]
+    assert done.returncode == 1
+
+    def without_figures(text: str) -> list[str]:
+        """Another processor rounds otherwise, and so do the digests."""
+        return re.sub(r"[\d.]+(e-\d+)?|\b[A-Z]{4}\b| +", " ", text).split()
+
+    assert without_figures(done.stdout) == without_figures(shown)
+
+
+@pytest.mark.parametrize("name", ["compare", "replay"])
+def test_all_switches_are_documented(name: str) -> None:
+    from dynamo_backends.cli import build_parser
+
+    page = (Path(__file__).parent.parent / "docs" / "command_line.md").read_text(encoding="utf-8")
+    section = page[page.index(f"## {name}:") :].partition("\n## ")[0]
+    [commands] = [item for item in build_parser(name)._actions if isinstance(item, argparse._SubParsersAction)]
+    switches = {item for action in commands.choices[name]._actions for item in action.option_strings}
+    missing = {item for item in switches - {"-h", "--help"} if f"`{item}" not in section}
+    assert not missing

@@ -188,7 +188,14 @@ def compare(
         DumpError: an input has no value, or the runtime cannot run a model.
     """
     ours, theirs, matched, notes = _same_inputs(first, second, feeds, sizes or {}, seed)
-    one, other = run_model(first, ours, runtime), run_model(second, theirs, runtime)
+    if any(item.name not in ours for item in first.inputs):
+        other = run_model(second, theirs, runtime)
+        ours |= _computed(first, ours, other, "first", notes)
+        one = run_model(first, ours, runtime)
+    else:
+        one = run_model(first, ours, runtime)
+        theirs |= _computed(second, theirs, one, "second", notes)
+        other = run_model(second, theirs, runtime)
     drawn = sorted({name for model in (first, second) for name in operators(model) if name in RANDOM_OPERATORS})
     if drawn:
         notes.append(f"{', '.join(drawn)} draws other numbers in each run: what follows differs")
@@ -202,7 +209,7 @@ def compare(
 def _same_inputs(
     first: OnnxModel, second: OnnxModel, feeds: Mapping[str, OnnxValue], sizes: Mapping[str, int], seed: int
 ) -> tuple[dict[str, OnnxValue], dict[str, OnnxValue], list[Matched], list[str]]:
-    """The inputs of both models, how they were matched, and what to know of it."""
+    """The inputs of both models, how they were matched, and what to know of it; not those that the other computes."""
     matched = match(first, feeds, second)
     notes = []
     by_partner = {item.partner: item.name for item in matched}
@@ -218,7 +225,8 @@ def _same_inputs(
             ours[item.name] = _as(feeds[name], item.dtype)
     if given := [item.name for item in first.inputs if item.name in by_partner and by_partner[item.name] in stored]:
         notes.append(f"inputs of the first model that the second has as initializers: {_listed(given)}")
-    missing = [item for item in first.inputs if item.name not in ours]
+    computed = {name for node in second.proto.graph.node for name in node.output}
+    missing = [item for item in first.inputs if item.name not in ours and item.name not in computed]
     if missing:
         known = _sizes_of(first, ours) | dict(sizes)
         partners = {item.name: item for item in second.inputs}
@@ -240,17 +248,33 @@ def _same_inputs(
             theirs[item.name] = feeds[item.name]
     if given := [item.name for item in second.inputs if item.name in by_name and by_name[item.name].partner in kept]:
         notes.append(f"inputs of the second model that the first has as initializers: {_listed(given)}")
-    missing = [item for item in second.inputs if item.name not in theirs]
-    if missing:
-        known = _sizes_of(second, theirs) | dict(sizes)
-        theirs |= made_up(second, sizes=known, seed=seed + 1, wanted=missing)
-        names = _listed(item.name for item in missing)
-        notes.append(f"inputs of the second model that the first does not have, made up: {names}")
     for how in ("content", "type and shape"):
         pairs = [f"{item.partner} and {item.name}" for item in matched if item.how == how and item.name in theirs]
         if pairs:
             notes.append(f"matched by {how}: {_listed(pairs)}")
     return ours, theirs, matched, notes
+
+
+def _computed(
+    model: OnnxModel, feeds: Mapping[str, OnnxValue], run: ModelRun, which: str, notes: list[str]
+) -> dict[str, OnnxValue]:
+    """The inputs that a model still lacks, of what the other computed: constants that one of them folded.
+
+    Raises:
+        DumpError: the other does not compute one of that name.
+    """
+    missing = [item for item in model.inputs if item.name not in feeds]
+    values = {item.name: item.value for item in run.values}
+    unknown = [f"{item.name} ({item.described})" for item in missing if item.name not in values]
+    if unknown:
+        raise DumpError(
+            f"{model.name} has inputs that {run.model.name} does not have: {_listed(unknown)}; give their values with "
+            "--inputs"
+        )
+    if missing:
+        names = _listed(item.name for item in missing)
+        notes.append(f"inputs of the {which} model that the other computes: {names}")
+    return {item.name: _as(values[item.name], item.dtype) for item in missing}
 
 
 def _listed(names: Iterable[str], most: int = 6) -> str:

@@ -205,7 +205,7 @@ def match(first: OnnxModel, feeds: Mapping[str, OnnxValue], second: OnnxModel) -
     """Which inputs and initializers of two models are each other's.
 
     By name first; then by content, where both have one; at last an input without a value takes the first that is left
-    of its type and shape.
+    of its type and shape, unless its name is that of a value the other model computes.
 
     Args:
         first: whose inputs have values.
@@ -232,10 +232,11 @@ def match(first: OnnxModel, feeds: Mapping[str, OnnxValue], second: OnnxModel) -
         partners = by_content.get(content, [])
         if content is not None and partners:
             pair(name, partners.pop(0), "content")
+    computed = {name for model in (first, second) for node in model.proto.graph.node for name in node.output}
     for name in list(theirs):
         for partner in list(ours):
             known = theirs[name].value is not None and ours[partner].value is not None
-            if not known and theirs[name].may_be(ours[partner]):
+            if not known and not computed & {name, partner} and theirs[name].may_be(ours[partner]):
                 pair(name, partner, "type and shape")
                 break
     return found
