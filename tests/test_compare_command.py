@@ -134,6 +134,17 @@ def test_what_is_computed_in_another_order_is_aligned(tmp_path: Path) -> None:
     assert pairs == {"x": "x", "a0": "v1", "a1": "v2", "b0": "v3", "b1": "v4", "y": "y"}
 
 
+def test_one_operator_with_other_attributes_need_not_be_the_same(tmp_path: Path) -> None:
+    text = (
+        "g (float[4,3,2] x) => (float y) {{ {0} = Abs(x) \n {1} = Transpose<perm={2}>({0}) \n "
+        "y = ReduceSum<keepdims=0>({1}) }}"
+    )
+    first = model(text.format("a", "b", [0, 2, 1]), tmp_path, "first")
+    second = model(text.format("c", "d", [0, 1, 2]), tmp_path, "second")
+    found = compared(first, second, x=np.random.default_rng(0).standard_normal((4, 3, 2)).astype(np.float32))
+    assert found.ok and ("?", "b") in marks(found)
+
+
 def test_accidental_names_are_not_believed(tmp_path: Path) -> None:
     """Exporters count values; here most names that both have are of other shapes."""
     first = model(

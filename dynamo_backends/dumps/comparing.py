@@ -422,7 +422,8 @@ def _are_the_same(a: NodeValue, b: NodeValue, partners: Mapping[str, str], by_th
     if by_their_names and a.name == b.name:
         return True
     ours = [partners.get(name) for name in a.inputs if name]
-    return a.operator == b.operator and ours == [name for name in b.inputs if name]
+    is_alike = a.operator == b.operator and described(a.value) == described(b.value)
+    return is_alike and ours == [name for name in b.inputs if name]
 
 
 def _row(
