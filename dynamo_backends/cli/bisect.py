@@ -156,7 +156,7 @@ def _bisect_command(command: Sequence[str]) -> int:
         "w", prefix="dynamo_backends_bisect_", suffix=".log", delete=False, encoding="utf-8"
     ) as log:
         sys.stderr.write(f"what the command and PyTorch's bisector print goes to {log.name}\n")
-        found = bisect_command(command, BACKEND, log)
+        found = bisect_command(command, BACKEND, log.file)
     if found is None:
         sys.stdout.write("no issue found: the command succeeds with every backend up to ours\n")
         return 0

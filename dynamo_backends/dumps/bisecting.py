@@ -102,8 +102,9 @@ class Bisection:
         graph: ``graph_000/forward``.
         verdict: of the run, ``None`` where none was compared.
         place: ``decomposition``, ``FX pass``, ``stage`` (what PyTorch makes between them), ``PyTorch`` (the node ran
-            there), ``translation``, ``kernel``, ``ONNX pass``, ``ONNX Runtime optimizer``, ``session`` (it cannot be
-            made), ``run`` (it ends without a result), ``check`` (the user's command fails), ``nothing``, ``unknown``.
+            there), ``forward`` (this graph is right), ``translation``, ``kernel``, ``ONNX pass``,
+            ``ONNX Runtime optimizer``, ``session`` (it cannot be made), ``run`` (it ends without a result), ``check``
+            (the user's command fails), ``nothing``, ``unknown``.
         cause: the pass, the optimizer, the operator, or what was said.
         value: the first value that is wrong.
         source: the user's line.
@@ -190,6 +191,11 @@ class _Bisecting:
         found.source = str(blame.get("source") or "")
         if found.cause.startswith(_IN_PYTORCH):
             return self._in_pytorch()
+        forward = self._forward()
+        if not blame and forward is not None:
+            found.place, found.cause = "forward", f"its forward {forward.verdict}"
+            found.advice.append(f"dynamo-backends bisect {forward.reference}")
+            return found
         found.trials.append(Trial("decompositions and FX passes, compared in PyTorch when the model ran", _RIGHT))
         if found.cause in _UNSTABLE:
             found.place = "kernel"
@@ -205,6 +211,15 @@ class _Bisecting:
             raise DumpError(f"nothing of {found.graph} ran on ONNX Runtime")
         region = next((item for item in regions if item.index == wanted), regions[0])
         return self._in_region(region)
+
+    def _forward(self) -> DumpedGraph | None:
+        """The forward of a backward graph, if it diverges."""
+        if self._graph.direction != "backward":
+            return None
+        forwards = (
+            graph for graph in self._run.graphs if (graph.index, graph.direction) == (self._graph.index, "forward")
+        )
+        return next((graph for graph in forwards if graph.verdict not in (None, "ok")), None)
 
     def _in_pytorch(self) -> Bisection:
         """A fault before the translation: the run compared the stages in PyTorch, which is needed to cut them."""
@@ -284,10 +299,9 @@ class _Bisecting:
         for name in names:
             right, (eager, number) = reference.exact[name], reference.eager[name]
             its_error, _, scale = error_of(plain(eager, number), right)
-            error, nonfinite, _ = (
-                error_of(exact[name], right) if exact[name].shape == right.shape else (float("inf"), 1, 0.0)
-            )
-            if nonfinite and _only_overflows(exact[name], eager, number):
+            is_comparable = exact[name].shape == right.shape and known[name][1] == number
+            error, nonfinite, _ = error_of(exact[name], right) if is_comparable else (float("inf"), 1, 0.0)
+            if nonfinite and is_comparable and _only_overflows(exact[name], eager, number):
                 nonfinite = 0
             if not nonfinite and error <= allowed_error(number, scale, its_error):
                 continue

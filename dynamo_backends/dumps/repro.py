@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -29,7 +30,7 @@ _HUGE = 1e30
 """Values from here on (masks filled with the smallest float) are judged by their relative error."""
 
 
-def session_of(model, settings=None):
+def session_of(model: Any, settings: Any = None) -> Any:
     """An ``InferenceSession``.
 
     Args:
@@ -60,7 +61,7 @@ def session_of(model, settings=None):
     )
 
 
-def run(session, inputs):
+def run(session: Any, inputs: Any) -> dict[str, Any]:
     """Runs a session.
 
     Args:
@@ -91,7 +92,7 @@ def run(session, inputs):
     return {name: _array(value) for name, value in zip(names, binding.get_outputs())}  # noqa: B905, as old as 3.8
 
 
-def _array(value):
+def _array(value: Any) -> tuple[np.ndarray, int]:
     number = value.element_type()
     if number not in _DTYPES:
         return np.zeros(0), number
@@ -106,12 +107,14 @@ def _array(value):
     return np.frombuffer(data, dtype).reshape(shape), number
 
 
-def read_tensor(path):
+def read_tensor(path: Path) -> tuple[str, np.ndarray, int]:
     """The name of a stored ``TensorProto``, its array, and ONNX's number of its dtype.
 
     Only what is written here is read: the sizes, the dtype, the name, and the bytes, in the file or in one beside it.
     """
-    sizes, number, name, raw, where = [], 0, "", b"", {}
+    sizes: list[int] = []
+    where: dict[str, str] = {}
+    number, name, raw = 0, "", b""
     for field, value in _fields(path.read_bytes()):
         if field == 1:
             sizes.extend(_varints(value) if isinstance(value, bytes) else [value])
@@ -131,11 +134,12 @@ def read_tensor(path):
     return name, np.frombuffer(raw, _DTYPES[number]).reshape(sizes), number
 
 
-def _fields(message):
+def _fields(message: bytes) -> Any:
     """The numbers and contents of a protobuf message's fields."""
     position = 0
     while position < len(message):
         key, position = _varint(message, position)
+        value: Any
         if key & 7 == 0:
             value, position = _varint(message, position)
         elif key & 7 == 2:
@@ -146,7 +150,7 @@ def _fields(message):
         yield key >> 3, value
 
 
-def _varint(message, position):
+def _varint(message: bytes, position: int) -> tuple[int, int]:
     result, shift = 0, 0
     while True:
         byte = message[position]
@@ -156,14 +160,14 @@ def _varint(message, position):
             return result, position
 
 
-def _varints(message):
+def _varints(message: bytes) -> Any:
     position = 0
     while position < len(message):
         value, position = _varint(message, position)
         yield value
 
 
-def plain(array, number):
+def plain(array: np.ndarray, number: int) -> np.ndarray:
     """An array as float64, complex numbers as pairs; what has more than 53 bits, and float8, as it is."""
     if number == BFLOAT16:
         return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
@@ -172,7 +176,7 @@ def plain(array, number):
     return array.astype(np.float64) if number in (1, 10, 11) else array
 
 
-def error_of(value, right):
+def error_of(value: np.ndarray, right: np.ndarray) -> tuple[float, int, float]:
     """How far an array is from the right one of the same shape.
 
     Args:
@@ -201,14 +205,14 @@ def error_of(value, right):
     return error, nonfinite, scale
 
 
-def main():
+def main() -> int:
     """Runs the model, prints what comes of it, and returns the exit code."""
     folder = Path(__file__).resolve().parent
     print("onnxruntime", onnxruntime.__version__, "session:", json.dumps(SETTINGS.get("session", {})))
     try:
         session = session_of(str(folder / "model.onnx"), SETTINGS.get("session"))
-    except Exception as error:  # ONNX Runtime's exceptions have no common base
-        print(f"refused: {error}")
+    except Exception as raised:  # ONNX Runtime's exceptions have no common base
+        print(f"refused: {raised}")
         return 1
     data = {
         kind: [read_tensor(path) for path in sorted((folder / "test_data_set_0").glob(f"{kind}_*.pb"), key=_number)]
@@ -219,8 +223,8 @@ def main():
         return 0
     try:
         outputs = run(session, {name: (array, number) for name, array, number in data["input"]})
-    except Exception as error:
-        print(f"failed: {error}")
+    except Exception as raised:
+        print(f"failed: {raised}")
         return 1
     wrong = []
     for name, right, number in data["output"]:
@@ -238,7 +242,7 @@ def main():
     return 1 if wrong else 0
 
 
-def _number(path):
+def _number(path: Path) -> int:
     return int(path.stem.rsplit("_", 1)[1])
 
 
