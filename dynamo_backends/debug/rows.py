@@ -21,7 +21,7 @@ class Row:
 
     Attributes:
         name: the FX node, with ``__i`` for the i-th of several results; the ONNX value bears the same name.
-        operator: the ATen operator, or ``placeholder``.
+        operator: the ATen operator, or ``placeholder`` or ``get_attr``.
         module: path of the ``nn.Module`` that called it.
         source: the user's own ``file:line``.
         user_name: what the user calls it: ``fc.weight`` of an argument, ``grad of fc.weight`` of a result; or ``""``.
@@ -70,6 +70,17 @@ class Row:
     local_instability: Instability | None = None
     beside: float = 0.0
     complaint: str = ""
+
+    @property
+    def library_line(self) -> str:
+        """``file:line`` of the innermost call, if it is not of the user's own files; else ``""``."""
+        innermost = str(self.stack[-1]) if self.stack else ""
+        return "" if innermost == self.source else innermost
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the graph computes it, and does not take it as an argument or hold it."""
+        return self.operator not in ("placeholder", "get_attr")
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -68,7 +68,7 @@ def repro_text(settings: Mapping[str, Any]) -> str:
     """``repro.py`` with these settings: the module ``dumps/repro.py`` itself, which imports nothing of ours."""
     source = Path(__file__).with_name("repro.py").read_text(encoding="utf-8")
     assert source.count(_SETTINGS) == 1
-    return source.replace(_SETTINGS, f"SETTINGS: dict = json.loads(r'''{json.dumps(settings)}''')\n")
+    return source.replace(_SETTINGS, f"SETTINGS: dict = json.loads({json.dumps(settings)!r})\n")
 
 
 def write_data(folder: Path, inputs: Feeds, outputs: Feeds) -> None:

@@ -65,8 +65,9 @@ class DumpedRegion:
 
     @property
     def optimized_model(self) -> Path:
-        """The model after our passes: what ONNX Runtime was given."""
-        return self._file("model.optimized.onnx")
+        """The model after our passes: what ONNX Runtime was given. Where they changed nothing it is ``model``."""
+        same = any(item["name"] == "onnx_optimized" and item["same_as"] for item in self.entry.get("stages", ()))
+        return self.model if same else self._file("model.optimized.onnx")
 
     @property
     def session_model(self) -> Path:
