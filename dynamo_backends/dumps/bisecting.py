@@ -246,7 +246,7 @@ class _Bisecting:
         settings = settings_of(self._run, region)
         feeds = feeds_of(region.recorded("input"))
         parts = Parts(_load(region.model))
-        after = Parts(_load(region.optimized_model))
+        after = Parts(_load(region.optimized_model), region.entry.get("constants"))
         self._progress(f"{len(parts.nodes)} nodes, {len(after.nodes)} after our passes")
         missing = {str(value.name) for value in after.model.graph.inputs} - feeds.keys()
         if missing:
