@@ -252,6 +252,11 @@ def test_nothing_in_the_cut_can_be_spared(with_faulty_optimizers: None, tmp_path
         check = failing.Diverges(parts, {**feeds, **values.outputs}, region.entry["session"], runner)
         assert check([0, 1])
         assert not check([0]) and not check([1])
+    again = bisect(find_run(found.cut.folder), "0")
+    assert (again.place, again.cause) == (found.place, found.cause)
+    assert not any("when the model ran" in trial.what for trial in again.trials)  # this one never ran in PyTorch
+    assert_cut(again, "FusedMatMul", "Mul")
+    assert main(["replay", "-d", str(found.cut.folder), "0"]) == 1
 
 
 def test_a_bisection_that_is_killed_goes_on(with_faulty_optimizers: None, tmp_path: Path) -> None:
@@ -361,12 +366,12 @@ def refused_dump(folder: Path) -> Path:
     path = run / "graph_000" / "inference" / "refused" / "001_region_0.onnx"
     onnx.save(model, path)
     path.with_suffix(".txt").write_text("NOT_IMPLEMENTED\n")
-    write_manifest(run, {"regions": []})
+    write_manifest(run, {"regions": [], "verdict": "ok"})
     return run
 
 
 def write_manifest(run: Path, more: dict[str, object]) -> None:
-    graph = {"index": 0, "direction": "inference", "folder": "graph_000/inference", "verdict": "ok", **more}
+    graph = {"index": 0, "direction": "inference", "folder": "graph_000/inference", "status": "compared", **more}
     content = {"schema_version": SCHEMA_VERSION, "versions": {}, "options": {}, "graphs": [graph]}
     (run / "manifest.json").write_text(json.dumps(content))
 

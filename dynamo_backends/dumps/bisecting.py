@@ -54,6 +54,9 @@ _LEVELS = ("ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
 
 _RIGHT, _WRONG = "right", "wrong"
 
+_FEW_NODES = 64
+"""Nodes whose kernels are all looked at where the verdict names none."""
+
 _NOTHING = (np.zeros(0, np.float32), 1)
 """In the place of a right output that nobody knows."""
 
@@ -196,7 +199,8 @@ class _Bisecting:
             found.place, found.cause = "forward", f"its forward {forward.verdict}"
             found.advice.append(f"dynamo-backends bisect {forward.reference}")
             return found
-        found.trials.append(Trial("decompositions and FX passes, compared in PyTorch when the model ran", _RIGHT))
+        if entry["status"] == "compared":
+            found.trials.append(Trial("decompositions and FX passes, compared in PyTorch when the model ran", _RIGHT))
         if found.cause in _UNSTABLE:
             found.place = "kernel"
             found.advice.append(f"dynamo-backends determinism {found.graph}")
@@ -284,7 +288,7 @@ class _Bisecting:
         what = "the translation: its ONNX nodes in float64, against PyTorch's float64"
         if reference is None:
             if not found.cause:
-                found.trials.append(Trial(what, "not told: the dump has no reference of the node"))
+                found.trials.append(Trial(what, "not told: the dump has no PyTorch result of a node"))
             else:
                 found.trials.append(Trial("the translation, compared in PyTorch when the model ran", _RIGHT))
             return None
@@ -351,10 +355,16 @@ class _Bisecting:
             found.trials.append(Trial("the kernels, compared in PyTorch when the model ran", _RIGHT))
             return None
         reference = _Culprit.read(region)
-        names = [name for name in (reference.exact if reference is not None else [found.value]) if name in known]
-        kept = parts.before(names, reference.inputs if reference is not None else ())
-        if reference is None:
-            kept = [i for i in kept if parts.nodes[i].metadata_props.get("fx_node") == found.value.split("__")[0]]
+        if reference is not None:
+            kept = parts.before([name for name in reference.exact if name in known], reference.inputs)
+        else:
+            node = found.value.split("__")[0]
+            kept = [i for i, item in enumerate(parts.nodes) if item.metadata_props.get("fx_node") == node]
+        if not found.value and len(parts.nodes) <= _FEW_NODES:
+            kept = range(len(parts.nodes))
+        if not kept:
+            found.trials.append(Trial(what, "not told: the verdict names no node of this model"))
+            return None
         untold = []
         for i in kept:
             model = parts.cut([i], known)
