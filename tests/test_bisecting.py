@@ -481,6 +481,11 @@ def test_options_behind_the_graph(tmp_path: Path, capsys: pytest.CaptureFixture[
     dump = dumped(lambda x: x.sin(), torch.randn(3), dump=tmp_path)
     assert main(["bisect", str(find_run(dump).graphs[0].index), "-d", str(dump), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["place"] == "nothing"
+    with pytest.raises(SystemExit, match="2"):
+        main(["bisect", "0", "--chek", "x"])
+    assert "unrecognized arguments: --chek x. Did you mean '--check'" in capsys.readouterr().err
+    assert main(["bisect", "grahp_000"]) == 2
+    assert "grahp_000 is neither a graph" in capsys.readouterr().err
 
 
 def test_a_graph_is_bisected_without_pytorch(tmp_path: Path) -> None:

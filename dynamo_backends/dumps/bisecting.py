@@ -361,7 +361,7 @@ class _Bisecting:
             node = found.value.split("__")[0]
             kept = [i for i, item in enumerate(parts.nodes) if item.metadata_props.get("fx_node") == node]
         if not found.value and len(parts.nodes) <= _FEW_NODES:
-            kept = range(len(parts.nodes))
+            kept = list(range(len(parts.nodes)))
         if not kept:
             found.trials.append(Trial(what, "not told: the verdict names no node of this model"))
             return None
