@@ -277,7 +277,7 @@ def test_attributes_are_arguments_of_the_captured_graph() -> None:
     assert torch.equal(module.seen, X), "the comparison has not changed it once more"
     module.seen.zero_()
     (said,) = call.judge_forward([X * 3], [X]).wrong
-    assert said.startswith("the input seen_2 (no source line): off float64 by 0.9")
+    assert said.startswith("the input seen (no source line): off float64 by 0.9")
     whole.drop()
     assert whole.pre_grad.attributes == []
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,14 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import numpy_helper
+from onnxscript import opset18 as op
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from dynamo_backends import decomposition_table, onnx_compiler
-from dynamo_backends.dumps.reading import DumpedGraph, Run, find_run
+from dynamo_backends.dumps.reading import DumpedGraph, DumpedRegion, Run, find_run
+from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.locations import is_user_file
 
 
@@ -276,6 +281,7 @@ def test_a_node_has_the_users_line_and_the_whole_stack(
     assert inner["file"] == str(package) and inner["code"] == "return torch.tanh(x)"
     code = (graph.folder.parent / "dynamo.py").read_text()
     assert f"# called from {own} in function, code: return activate(x) + 1" in code
+    assert f"{package.parent.name}/{package.name}:5 < tests/{Path(__file__).name}:" in "\n".join(table_of(graph)[1])
     [node] = [node for node in onnx.load(graph.regions[0].model).graph.node if node.op_type == "Tanh"]
     assert {item.key: item.value for item in node.metadata_props}["source"] == own
 
@@ -308,3 +314,163 @@ def test_a_weight_is_on_the_disk_once(compiled: Callable[..., Any], tmp_path: Pa
     assert all(len(files) == 1 for files in found.values())
     weights = [graph.regions[0].recorded("input")["layers.1.dense.weight"] for graph in find_run(tmp_path).graphs]
     assert len(weights) == 3 and all(np.array_equal(weights[0], other) for other in weights)
+
+
+def sorted_in_between(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(torch.sort(torch.tanh(x), stable=True).values)
+
+
+def test_what_pytorch_ran_is_compared_and_in_the_table(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    compiled(sorted_in_between)(torch.randn(3, 4))
+    graph = graph_of(tmp_path, "inference")
+    rows = {row["name"]: row for row in rows_of(graph)}
+    assert [rows[name]["region"] for name in ("tanh", "sort__0", "tanh_1")] == [0, None, 1]
+    assert rows["sort__0"]["onnx"] is not None and rows["sort__0"]["mark"] in "=~"
+    text = (graph.folder / "side_by_side.txt").read_text()
+    [line] = [line for line in text.splitlines() if " sort__0 " in line]
+    assert " PyTorch " in line
+
+
+def table_of(graph: DumpedGraph) -> tuple[str, list[str]]:
+    """The legend of a graph's table, and the lines below the head."""
+    legend, _, table = (graph.folder / "side_by_side.txt").read_text().partition("\n\n")
+    return legend, table.splitlines()[2:]
+
+
+def test_a_table_starts_with_what_was_computed_and_explains_its_marks(
+    compiled: Callable[..., Any], tmp_path: Path
+) -> None:
+    compiled(Encoder())(torch.randn(2, 4)).sum().backward()
+    forward, backward = graph_of(tmp_path, "forward"), graph_of(tmp_path, "backward")
+    legend, lines = table_of(forward)
+    assert lines[0].split()[0] == "0" and "primals" not in lines[0]
+    assert any(line.split()[:2] == ["primals_1", "layers.0.dense.weight"] for line in lines)
+    for explained in ("'='", "'~'", "'!'", "'?'", "' '", "'>'", "PyTorch", "NaN/Inf", "onnx | eager", "ulp", "region"):
+        assert explained in legend
+    assert any("> (grad of layers.0.dense.bias)" in line for line in table_of(backward)[1])
+
+
+def test_a_wrong_gradient_is_called_as_the_user_calls_the_parameter(
+    compiled: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONVERTERS, torch.ops.aten.mul.Tensor, wrong_product)
+    compiled(Exponential())(torch.randn(4)).sum().backward()
+    entry = graph_of(tmp_path, "backward").entry
+    assert entry["verdict"].startswith("diverges at mul (") and "mul is grad of rate" in entry["note"]
+
+
+class Exponential(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(self.rate) + x
+
+
+def wrong_product(first: Any, second: Any) -> Any:
+    return op.Mul(op.Mul(first, second), 1.01)
+
+
+WITHOUT_LIBRARIES = """
+import runpy, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "onnx", "onnx_ir", "onnxscript", "dynamo_backends", "google", "ml_dtypes"):
+            raise ImportError(f"{name} is not to be imported")
+
+sys.meta_path.insert(0, Refuse())
+path, *sys.argv[1:] = sys.argv[1:]
+runpy.run_path(path, run_name="__main__")
+"""
+
+
+def run_repro(region: DumpedRegion, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the ``repro.py`` of a region where there are no other libraries than onnxruntime and numpy."""
+    command = [sys.executable, "-c", WITHOUT_LIBRARIES, str(region.folder / "repro.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+class Mixed(nn.Module):
+    """Weights that the session holds, a table that it looks things up in, bfloat16, booleans and numbers."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 4, dtype=dtype)
+        self.dense = nn.Linear(4, 4, dtype=dtype)
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        hidden = self.dense(self.table(ids))
+        return hidden, hidden > 0, hidden.argmax(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_repro_runs_the_model_with_onnxruntime_alone(
+    compiled: Callable[..., Any], tmp_path: Path, dtype: torch.dtype
+) -> None:
+    with torch.no_grad():
+        compiled(Mixed(dtype))(torch.tensor([[1, 2], [3, 4]]))
+    region = graph_of(tmp_path, "inference").regions[0]
+    assert region.entry["constants"]
+    done = run_repro(region)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert done.stdout.splitlines()[-1] == "right"
+    assert run_repro(region, str(region.model)).returncode == 0
+
+
+def test_repro_tells_of_other_results(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    compiled(Encoder())(torch.randn(2, 4)).sum().backward()
+    for direction in ("forward", "backward"):
+        region = graph_of(tmp_path, direction).regions[0]
+        assert run_repro(region).returncode == 0
+        path = region.folder / "test_data_set_0" / "output_0.pb"
+        tensor = onnx.load_tensor(path)
+        changed = numpy_helper.from_array(numpy_helper.to_array(tensor) + np.float32(0.5), tensor.name)
+        path.unlink()
+        path.write_bytes(changed.SerializeToString())
+        done = run_repro(region)
+        assert done.returncode == 1
+        assert f"the largest difference: 0.5 at {tensor.name}" in done.stdout
+        assert done.stdout.splitlines()[-1] == f"differs: {tensor.name}"
+
+
+def test_repro_tells_of_inputs_that_were_not_stored(tmp_path: Path) -> None:
+    options = {"dump_dir": str(tmp_path), "tensor_limit": 30}
+    torch.compile(broken, backend="onnx_debug", options=options)(torch.randn(30))
+    done = run_repro(find_run(tmp_path).graphs[0].regions[0])
+    assert done.returncode == 2 and "tensor_limit" in done.stdout
+
+
+def test_onnx_own_tools_run_the_data_set(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    """As ``onnx.backend.test`` does: ``input_<i>.pb`` is the i-th input, each called as in the model."""
+    model = compiled(Encoder())
+    model(torch.randn(2, 4)).sum().backward()
+    for graph in find_run(tmp_path).graphs:
+        region = graph.regions[0]
+        for path in (region.model, region.optimized_model):
+            onnx.checker.check_model(path, full_check=True)
+            proto = onnx.load(path)
+            session = onnxruntime.InferenceSession(path)
+            tensors = {
+                kind: [
+                    onnx.load_tensor(region.folder / "test_data_set_0" / f"{kind}_{i}.pb") for i in range(len(values))
+                ]
+                for kind, values in (("input", proto.graph.input), ("output", proto.graph.output))
+            }
+            assert [tensor.name for tensor in tensors["input"]] == [value.name for value in proto.graph.input]
+            assert [tensor.name for tensor in tensors["output"]] == [value.name for value in proto.graph.output]
+            results = session.run(None, {item.name: numpy_helper.to_array(item) for item in tensors["input"]})
+            for result, expected in zip(results, tensors["output"], strict=True):
+                np.testing.assert_allclose(result, numpy_helper.to_array(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_no_pass_changed_is_written_once(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    compiled(lambda x: torch.tanh(x))(torch.randn(3))
+    region = graph_of(tmp_path, "inference").regions[0]
+    stages = {stage["name"]: stage for stage in region.entry["stages"]}
+    assert stages["onnx_optimized"]["file"] is None and stages["onnx_optimized"]["same_as"] == "onnx"
+    assert region.optimized_model == region.model
+    assert not (region.folder / "model.optimized.onnx").exists()
+    assert stages["session"]["file"] is not None and stages["session"]["nodes"] > 0
+    assert run_repro(region).returncode == 0

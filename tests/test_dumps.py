@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ import onnxruntime
 import pytest
 import torch
 
+from dynamo_backends import pipeline
 from dynamo_backends.dumps.reading import SCHEMA_VERSION, DumpError, Run, find_run
 
 
@@ -28,8 +30,10 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return torch.tanh(torch.sort(torch.tanh(layer(x)), stable=True).values)
 
     options = {"dump_dir": str(folder)}
-    torch.compile(plain, backend="onnx_debug", options=options)(torch.randn(3, 4))
-    torch.compile(trained, backend="onnx_debug", options=options)(torch.randn(3, 4)).sum().backward()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "_graph_numbers", itertools.count())  # whatever this process compiled before
+        torch.compile(plain, backend="onnx_debug", options=options)(torch.randn(3, 4))
+        torch.compile(trained, backend="onnx_debug", options=options)(torch.randn(3, 4)).sum().backward()
     return folder
 
 

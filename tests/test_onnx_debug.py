@@ -72,9 +72,9 @@ def test_every_file_of_the_dump_is_there(dump: Path) -> None:
     expected = {"manifest.json", f"{graph}/dynamo.py", f"{graph}/joint.py"}
     for direction in ("forward", "backward"):
         region = f"{graph}/{direction}/region_0"
-        expected |= {f"{graph}/{direction}/{name}" for name in ("aten.py", "regions.txt", "side_by_side.json")}
+        expected |= {f"{graph}/{direction}/{name}" for name in ("aten.py", "regions.txt")}
         expected |= {f"{region}/{name}" for name in ("model.onnx", "model.optimized.onnx", "model.session.onnx")}
-        expected |= {f"{region}/{name}" for name in ("side_by_side.txt", "side_by_side.json")}
+        expected |= {f"{graph}/{direction}/{name}" for name in ("side_by_side.txt", "side_by_side.json")}
         expected |= {f"{region}/test_data_set_0/{name}" for name in ("input_0.pb", "output_0.pb")}
     assert expected <= files
     assert not [path for path in files if path.endswith(".tmp")]
@@ -146,7 +146,7 @@ def test_only_the_wrong_operator_is_marked_though_the_error_goes_on(
 ) -> None:
     monkeypatch.setitem(CONVERTERS, torch.ops.aten.sigmoid.default, wrong_sigmoid)
     debug(Classifier(), dump)(torch.randn(3, 8))
-    (path,) = (dump / "latest").glob("graph_*/forward/region_0/side_by_side.json")
+    (path,) = (dump / "latest").glob("graph_*/forward/side_by_side.json")
     rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]}
     assert [name for name, row in rows.items() if row["mark"] == "!"] == ["sigmoid"]
     propagated, local = rows["addmm_1"]["onnx"]["max_abs"], rows["addmm_1"]["local_onnx"]["max_abs"]

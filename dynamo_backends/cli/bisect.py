@@ -1,21 +1,33 @@
-"""``dynamo-backends bisect``: which pass, and which of its matches, makes a script fail.
+"""``dynamo-backends bisect``: where a fault lives, and the smallest model that has it; or why a script fails.
 
 ::
 
-    dynamo-backends bisect python train.py
+    dynamo-backends bisect graph_000/forward                               # a graph of a dump
+    dynamo-backends bisect 0 --check "python check.py {model}"             # what fails is what the check says
+    dynamo-backends bisect python train.py                                 # a script
 
-It is PyTorch's ``CompilerBisector`` with our backend in its list, before Inductor. The script is run again and again,
-with other backends, stages of passes and matches left out; its exit code says whether the run was right (0) or wrong.
+The second form runs PyTorch's ``CompilerBisector`` with our backend in its list, before Inductor: the script is run
+again and again, with other backends, stages of passes and matches left out; its exit code says whether the run was
+right (0) or wrong. The two are told apart by the first argument. Only the second needs PyTorch.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import importlib
+import math
+import re
 import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 
-from passes.engine.manager import bisect_command
+from ..dumps.reading import find_run
+from .common import add_dump_arguments, complete_graphs, fit_table, print_json, reporting_errors
+from .parser import Parser
 
-from ..pass_target import BACKEND
+_GRAPH = re.compile(r"((.*/)?graph_\d+|\d+)(/(inference|forward|backward))?(/region_\d+)?/?")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
@@ -23,24 +35,137 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], su
     parser = commands.add_parser(
         "bisect",
         help=summary,
-        description="Runs a command again and again until PyTorch's bisector knows which backend, which stage of "
-        "passes and which match makes it fail. The command compiles with torch.compile and exits with 0 if its "
-        "results are right.",
+        usage="dynamo-backends bisect [-d FOLDER] [--check COMMAND] [--refused] [-o FOLDER] [--json] GRAPH\n"
+        "       dynamo-backends bisect COMMAND ...",
+        description="GRAPH (0, graph_000, graph_000/backward): says where the fault of a dumped graph lives "
+        "(decomposition, pass, translation, ONNX Runtime optimizer, kernel), and cuts out the smallest model that "
+        "still has it, with its inputs and a repro.py that needs onnxruntime and numpy only. Stopped and started "
+        "again, it goes on where it was. COMMAND (python train.py): runs it again and again until PyTorch's bisector "
+        "knows which backend, which stage of passes and which match makes it fail; it compiles with torch.compile and "
+        "exits with 0 if its results are right.",
+        epilog="Exit codes: 0 nothing fails, 1 the fault was found or something diverges, 2 the command cannot do its "
+        "work.",
     )
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="the command and its arguments: python train.py")
+    _add_options(parser)
+    target = parser.add_argument("target", nargs=argparse.REMAINDER, metavar="GRAPH | COMMAND ...")
+    target.completer = complete_graphs  # type: ignore[attr-defined]
     parser.set_defaults(run=run)
 
 
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the form with GRAPH."""
+    add_dump_arguments(parser)
+    parser.add_argument(
+        "--check",
+        metavar="COMMAND",
+        help="a command that decides what fails (exit code not 0): 'python check.py {model}'; {folder} has the model "
+        "and its data set",
+    )
+    parser.add_argument(
+        "--refused", action="store_true", help="a model that ONNX Runtime refused, also where something else diverges"
+    )
+    parser.add_argument("-o", "--output", metavar="FOLDER", help="where the cut goes (bisect in the graph's folder)")
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """Exit code 1 if a culprit was found, 0 if the command never failed, 2 without a command."""
-    if not arguments.command:
-        sys.stderr.write("dynamo-backends bisect: which command? For example: dynamo-backends bisect python train.py\n")
+    """Exit code 1 if something fails, 0 if nothing does, 2 if the work cannot be done."""
+    target = arguments.target
+    if not target:
+        sys.stderr.write(
+            "dynamo-backends bisect: which graph, or which command? For example: dynamo-backends bisect "
+            "graph_000/forward, or dynamo-backends bisect python train.py\n"
+        )
         return 2
-    try:
-        found = bisect_command(arguments.command, BACKEND)
-    except OSError as error:
-        sys.stderr.write(f"dynamo-backends bisect: {error}\n")
-        return 2
+    if _GRAPH.fullmatch(target[0]):
+        return reporting_errors("bisect", lambda: _bisect_graph(_parsed_again(arguments)))
+    return reporting_errors("bisect", lambda: _bisect_command(target))
+
+
+def _parsed_again(arguments: argparse.Namespace) -> argparse.Namespace:
+    """The options that stand behind GRAPH, which the first reading leaves alone because a command has its own."""
+    if len(arguments.target) == 1:
+        return arguments
+    parser = Parser(prog="dynamo-backends bisect")
+    _add_options(parser)
+    parser.set_defaults(**{key: value for key, value in vars(arguments).items() if key != "target"})
+    found = parser.parse_args(arguments.target[1:])
+    found.target = arguments.target[:1]
+    return found
+
+
+def _bisect_graph(arguments: argparse.Namespace) -> int:
+    from ..dumps.bisecting import bisect
+
+    found = bisect(
+        find_run(arguments.dump),
+        arguments.target[0],
+        output=Path(arguments.output) if arguments.output else None,
+        check=arguments.check,
+        refused=arguments.refused,
+        progress=lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    if arguments.json:
+        print_json(_as_json(found))
+    else:
+        sys.stdout.write(_text(found))
+    return 0 if found.place == "nothing" and found.verdict in (None, "ok") else 1
+
+
+def _as_json(found) -> dict[str, object]:  # type: ignore[no-untyped-def]  # its module is imported when it is needed
+    fields = dataclasses.asdict(found)
+    for trial in fields["trials"]:
+        if trial["error"] is not None and not math.isfinite(trial["error"]):
+            trial["error"] = None
+    if fields["cut"] is not None:
+        fields["cut"]["folder"] = str(fields["cut"]["folder"])
+    return fields
+
+
+def _text(found) -> str:  # type: ignore[no-untyped-def]  # see above
+    lines = [f"{found.graph}: {found.verdict or 'no run was compared'}"]
+    rows = [(trial.what, trial.outcome, trial.value, _size(trial)) for trial in found.trials]
+    if rows:
+        lines += ["", fit_table(rows, ("switched off, or looked at", "outcome", "value", "off by"))]
+    if found.place != "nothing" or found.cause:
+        where = f" at {found.value}" if found.value else ""
+        source = f" ({found.source})" if found.source else ""
+        lines += ["", f"the fault is in: {found.place}{where}{source}", f"cause: {found.cause or 'not known'}"]
+    if found.cut is not None:
+        cut = found.cut
+        shown = ", ".join(cut.operators[:8]) + (", ..." if len(cut.operators) > 8 else "")
+        lines.append(f"cut: {len(cut.operators)} of {cut.of} nodes ({shown}) in {cut.folder}")
+        if cut.confirmed:
+            lines.append(f"in a fresh process it fails in the same way: {cut.said}")
+        else:
+            lines.append(f"it does NOT fail in a fresh process ({cut.said}): it proves nothing")
+    resumed = f", {found.resumed} answers kept of an earlier start" if found.resumed else ""
+    lines.append(f"{found.sessions} sessions{resumed}")
+    lines += [f"try: {line}" for line in found.advice]
+    return "\n".join(lines) + "\n"
+
+
+def _size(trial) -> str:  # type: ignore[no-untyped-def]  # see above
+    if trial.error is None:
+        return ""
+    return f"{trial.error:.3g}" if math.isfinite(trial.error) else "NaN, infinity or shape"
+
+
+def _bisect_command(command: Sequence[str]) -> int:
+    importlib.import_module("dynamo_backends.installation")
+    from passes.engine.manager import bisect_command
+
+    from ..pass_target import BACKEND
+
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="dynamo_backends_bisect_", suffix=".log", delete=False, encoding="utf-8"
+    ) as log:
+        sys.stderr.write(f"what the command and PyTorch's bisector print goes to {log.name}\n")
+        try:
+            found = bisect_command(command, BACKEND, log.file)
+        except FileNotFoundError:
+            raise ValueError(
+                f"{command[0]} is neither a graph (0, graph_000, graph_000/forward) nor a command that can be started"
+            ) from None
     if found is None:
         sys.stdout.write("no issue found: the command succeeds with every backend up to ours\n")
         return 0

@@ -22,6 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from .. import aot
 from ..errors import first_line
 from ..exporter.decompositions import decomposition_table
+from ..exporter.locations import UserName, set_user_name
 from ..numerics.differences import discrete_difference, is_discrete, value_difference
 from ..numerics.distance import distance, is_carried
 from ..numerics.randomness import PrivateRandomness
@@ -154,6 +155,7 @@ def _lifted(module: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
     with copied.graph.inserting_before(next(iter(copied.graph.nodes))):
         for name in names:
             placeholder = copied.graph.placeholder(name.replace(".", "_"))
+            set_user_name(placeholder, UserName(name, is_static=True))
             for node in users[name]:
                 node.replace_all_uses_with(placeholder)
                 copied.graph.erase_node(node)

@@ -35,7 +35,7 @@ from ..regions import is_ordered
 from ..runtime.binding import BoundSession
 from .repeat import Instability, RepeatedRegion, instability_of
 from .replay import Replay
-from .rows import OK, GraphComparison, Row, relative_error
+from .rows import OK, Blame, GraphComparison, Row, relative_error
 from .suspects import ModelStep, find_rewrite, find_unstable_rewrite
 
 _EXPOSED_TIMES = 4
@@ -95,7 +95,7 @@ def _judge(graph: CompiledGraph, run: RunValues, rows: list[Row]) -> GraphCompar
     if culprit is None and faulty:
         culprit = next((row for row in rows if not row.locally_explained), None)
     if culprit is not None:
-        return GraphComparison(_diverges(culprit), _nearer_note(rows), rows)
+        return GraphComparison(_diverges(culprit), _nearer_note(rows), rows, blame=_blame(culprit))
     rewritten = _rewritten(graph, run, rows)
     if rewritten is not None:
         return rewritten
@@ -124,7 +124,8 @@ def _rewritten(graph: CompiledGraph, run: RunValues, rows: list[Row]) -> GraphCo
         rewrite = find_rewrite(region, run.session_of(region), steps, run.actual, row.name)
         note = f"every node of region_{row.region} by itself is right: a rewrite of its model makes the fault"
         first = next((item for item in rows if item.name == rewrite.value), row)
-        return GraphComparison(f"{_diverges(first)}: {rewrite.cause}", note, rows)
+        blame = _blame(first, rewrite.cause)
+        return GraphComparison(f"{_diverges(first)}: {rewrite.cause}", note, rows, blame=blame)
     return None
 
 
@@ -156,7 +157,7 @@ def _unstable_verdict(row: Row, found: Instability, where: str, rows: list[Row])
     note = f"{where}: results {found} differ by {size:.3g}, at values up to {scale:.3g}"
     if found.difference.nonfinite:
         note += f", {found.difference.nonfinite} of them NaN or infinite in one only"
-    return GraphComparison(f"{_diverges(row)}: {kind}: {row.operator}, {found}", note, rows)
+    return GraphComparison(f"{_diverges(row)}: {kind}: {row.operator}, {found}", note, rows, blame=_blame(row, kind))
 
 
 def _rounds_by_threads(rows: list[Row], region: int | None) -> bool:
@@ -173,7 +174,11 @@ def _explain_without_culprit(rows: list[Row], faulty: list[Row]) -> GraphCompari
         return GraphComparison(OK, note, rows)
     first = next((row for row in rows if row.onnx is not None and not row.explained), worst)
     note = "every node by itself is right; the difference grows from rounding, for example by a comparison that flips"
-    return GraphComparison(_diverges(first), note, rows)
+    return GraphComparison(_diverges(first), note, rows, blame=_blame(first, "rounding that grows"))
+
+
+def _blame(row: Row, cause: str = "") -> Blame:
+    return Blame(row.name, row.region, cause, row.source)
 
 
 def _region(graph: CompiledGraph, index: int) -> CompiledRegion:

@@ -26,7 +26,7 @@ from torch._dynamo.utils import counters
 from passes.engine.manager import PassResult
 
 from ..aot import frame_being_compiled
-from ..artifacts import CompiledGraph, GraphName
+from ..artifacts import CompiledGraph, CompiledRegion, GraphName
 from ..dumps.reading import DIRECTIONS, MANIFEST, SCHEMA_VERSION
 from ..exporter.locations import source_line, user_name
 from ..forks import renew_in_children
@@ -57,6 +57,7 @@ class Manifest:
         self._options: dict[str, object] = {}
         self._dynamo_graphs: dict[int, dict[str, Any]] = {}
         self._stages: dict[GraphName, list[dict[str, object]]] = {}
+        self._region_stages: dict[tuple[GraphName, int], list[dict[str, object]]] = {}
         self._is_behind = False
         self._next_write = 0.0
         self._timer: threading.Timer | None = None
@@ -71,7 +72,7 @@ class Manifest:
         self._next_write = 0.0
         self._timer = None
         for entry in self._graphs.values():
-            entry.update(status="compiled", runs=0, verdict=None, note="", worst=None)
+            entry.update(status="compiled", runs=0, verdict=None, note="", blame=None, worst=None)
 
     def add_stage(self, graph: GraphName, stage: dict[str, object]) -> None:
         """A stage's graph and file; it is in the file with the next write.
@@ -83,8 +84,13 @@ class Manifest:
         with self._lock:
             self._is_behind = True
             self._dynamo_graph(graph.index)
-            stages = self._stages.setdefault(graph, [])
-            stages[:] = [other for other in stages if other["name"] != stage["name"]] + [stage]
+            _replace(self._stages.setdefault(graph, []), stage)
+
+    def add_region_stage(self, compiled: CompiledRegion, stage: dict[str, object]) -> None:
+        """The same for a model of a region; ``nodes`` are ONNX nodes."""
+        with self._lock:
+            self._is_behind = True
+            _replace(self._region_stages.setdefault((compiled.graph, compiled.region.index), []), stage)
 
     def _dynamo_graph(self, index: int) -> dict[str, Any]:
         """The entry of a Dynamo graph, made if it is new, while Dynamo compiles it."""
@@ -140,7 +146,8 @@ class Manifest:
                     "onnx_nodes_optimized": len(item.optimized_model.graph),
                     "passes": [_pass_as_json(result) for result in item.passes],
                     "session": item.executable.settings.as_json(),
-                    "constants": [item.executable.inputs[i].name for i in item.executable.weights],
+                    "constants": item.executable.constants,
+                    "stages": self._region_stages.setdefault((graph.name, item.region.index), []),
                 }
                 for item in graph.regions
             ],
@@ -157,6 +164,7 @@ class Manifest:
             "status": "compiled",
             "verdict": None,
             "note": "",
+            "blame": None,
             "worst": None,
             "unchecked": [],
         }
@@ -193,6 +201,7 @@ class Manifest:
                 entry.update(
                     verdict=comparison.verdict,
                     note=comparison.note,
+                    blame=dataclasses.asdict(comparison.blame) if comparison.blame is not None else None,
                     worst=comparison.worst_as_json(),
                     unchecked=comparison.unchecked,
                 )
@@ -254,6 +263,11 @@ def _now() -> str:
 
 def _rank(name: GraphName) -> int:
     return ("", *DIRECTIONS).index(name.direction)
+
+
+def _replace(stages: list[dict[str, object]], stage: dict[str, object]) -> None:
+    """Adds a stage; what is compiled twice, such as a dynamic backward, has it already."""
+    stages[:] = [other for other in stages if other["name"] != stage["name"]] + [stage]
 
 
 def _pass_as_json(result: PassResult) -> dict[str, object]:

@@ -22,6 +22,7 @@ from passes.engine.locks import Lock
 from passes.engine.manager import Listener, PassResult
 
 from ..artifacts import CompiledGraph, CompiledRegion, GraphName, Runner
+from ..dumps.cut_folder import repro_text
 from ..errors import SessionError
 from ..events import count
 from ..exporter.translate import serialize
@@ -30,21 +31,25 @@ from ..options import Options
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.kernels import serialized
 from .captured import Call, Captured, Finding, JointGraphs
+from .culprit import reference_of
 from .dump_folder import DumpFolder, dump_folder, graph_folder
 from .judge import ComparedEntry, Judge, Judged, KeptGraphs, Listeners, ModelGraphs
 from .manifest import Manifest
 from .pass_diffs import PassDiffs
 from .record import Record, Run, Snapshots, make_record
 from .replay import Replay
-from .rows import OK, GraphComparison
+from .rows import OK, Blame, GraphComparison
 from .stage_files import StageFiles
 from .stages import StageGraphs
-from .tables import regions_text, side_by_side_json, side_by_side_text
+from .tables import arguments_of, regions_text, side_by_side_json, side_by_side_text
 from .tensors import write_tensor
 from .verdict import conclude
 from .watched import WatchedRun, are_plain, watch
 
 logger = logging.getLogger(__name__)
+
+_MODELS = {"onnx": "model.onnx", "onnx_optimized": "model.optimized.onnx", "session": "model.session.onnx"}
+"""The files of the stages that are models of a region."""
 
 _FX_STAGES = ("dynamo", "pre_grad", "joint", "aten", "post_grad")
 
@@ -141,22 +146,47 @@ class DebugObserver(Observer):
 
     def _write_region(self, stage: str, compiled: CompiledRegion) -> None:
         folder = _region_folder(compiled)
+        same_as, file, nodes = None, f"{folder}/{_MODELS.get(stage, '')}", 0
         if stage == "onnx":
-            self._folder.write_bytes(f"{folder}/model.onnx", serialize(compiled.model))
+            self._folder.write_bytes(file, serialize(compiled.model))
+            nodes = len(compiled.model.graph)
         elif stage == "onnx_optimized":
             content = serialized(compiled.optimized_model, compiled.executable.settings.providers)
-            self._folder.write_bytes(f"{folder}/model.optimized.onnx", content)
+            nodes = len(compiled.optimized_model.graph)
+            if content == serialize(compiled.model):
+                same_as = "onnx"
+                self._folder.remove(file)  # what is compiled twice may have one of the first time
+            else:
+                self._folder.write_bytes(file, content)
+            model = _MODELS[same_as or stage]
+            self._folder.write_text(f"{folder}/repro.py", repro_text(_settings_of(compiled, model)))
         elif stage == "session":
-            session = compiled.bound.session
+            nodes = self._write_session(compiled, file)
+        else:
+            return
+        entry: dict[str, object] = {
+            "name": stage,
+            "file": None if same_as else file,
+            "same_as": same_as,
+            "nodes": nodes,
+        }
+        self._manifest.add_region_stage(compiled, entry)
 
-            def save(path: Path) -> None:
-                try:
-                    model, _ = session.optimized()
-                except SessionError as error:  # the session itself was made: what fails is the writing
-                    raise OSError(f"ONNX Runtime cannot write its optimized model: {error}") from error
-                path.write_bytes(serialize(model))
+    def _write_session(self, compiled: CompiledRegion, file: str) -> int:
+        """Writes what ONNX Runtime made of a region's model; returns the number of its nodes."""
+        session, nodes = compiled.bound.session, 0
 
-            self._folder.write_with(f"{folder}/model.session.onnx", save)
+        def save(path: Path) -> None:
+            nonlocal nodes
+            try:
+                model, _ = session.optimized()
+            except SessionError as error:  # the session itself was made: what fails is the writing
+                raise OSError(f"ONNX Runtime cannot write its optimized model: {error}") from error
+            nodes = len(model.graph)
+            path.write_bytes(serialize(model))
+
+        self._folder.write_with(file, save)
+        return nodes
 
     def runner(self, graph: CompiledGraph) -> Runner:
         self._folder.write_text(f"{graph_folder(graph.name)}/regions.txt", regions_text(graph))
@@ -178,7 +208,23 @@ class DebugObserver(Observer):
             if write_data or not judged.comparison.ok:
                 for compiled in graph.regions:
                     self._write_test_data(compiled, run.values)
+            self._write_culprit(graph, run, judged.comparison.blame)
         return judged
+
+    def _write_culprit(self, graph: CompiledGraph, run: WatchedRun, blame: Blame | None) -> None:
+        """What PyTorch computes at a node that is wrong by itself: without PyTorch nothing else tells what is right."""
+        if blame is None or blame.region is None or blame.cause:
+            return
+        compiled = next(item for item in graph.regions if item.region.index == blame.region)
+        try:
+            reference = reference_of(compiled, blame.value, run.values, self._replay)
+        except SessionError as error:
+            logger.info("no reference of %s is dumped: %s", blame.value, error)
+            return
+        limit = self._options.tensor_limit
+        for kind, values in (("input", reference.inputs), ("eager", reference.eager), ("exact", reference.exact)):
+            for i, (name, value) in enumerate(values.items()):
+                write_tensor(self._folder, f"{_region_folder(compiled)}/culprit/{kind}_{i}", value, name, limit)
 
     def conclude(self, graph: CompiledGraph, run: WatchedRun, judged: Judged, finding: Finding) -> GraphComparison:
         """Writes the tables of a compared run, and says the verdict in the log and the manifest.
@@ -192,11 +238,9 @@ class DebugObserver(Observer):
         comparison = conclude(judged.comparison, [finding, *judged.findings])
         count("unchecked_values", len(comparison.unchecked))
         with self._lock:
-            for compiled in graph.regions:
-                folder = _region_folder(compiled)
-                self._folder.write_text(f"{folder}/side_by_side.txt", side_by_side_text(comparison, compiled.region))
-                self._folder.write_text(f"{folder}/side_by_side.json", side_by_side_json(comparison, compiled.region))
-            self._folder.write_text(f"{graph_folder(graph.name)}/side_by_side.json", side_by_side_json(comparison))
+            table = f"{graph_folder(graph.name)}/side_by_side"
+            self._folder.write_text(f"{table}.txt", side_by_side_text(comparison, arguments_of(graph.module)))
+            self._folder.write_text(f"{table}.json", side_by_side_json(comparison))
             self._manifest.add_comparison(graph.name, comparison, run.repeated, run.cost)
         if self._options.compare == "first":
             for judge in self._finished(graph.name):
@@ -296,6 +340,16 @@ class _WatchedGraph:
         with self._lock:
             is_first, self._has_compared = not self._has_compared, True
         return is_first
+
+
+def _settings_of(compiled: CompiledRegion, model: str) -> dict[str, object]:
+    """What ``repro.py`` is told of a region: the file of the model that ran, and how its session was made."""
+    executable = compiled.executable
+    return {
+        "model": model,
+        "session": executable.settings.as_json(),
+        "constants": executable.constants,
+    }
 
 
 def _region_folder(compiled: CompiledRegion) -> str:

@@ -47,7 +47,8 @@ class Replay:
         """The value of every node of a region in its exported model, nothing optimized.
 
         Returns:
-            From a node, and the index of the result if it has several, to the value; constants are not among them.
+            From a node, and the index of the result if it has several, to the value. What was folded to a constant is
+            among them.
 
         Raises:
             SessionError: the runtime refuses the model with all values exposed.
@@ -56,6 +57,7 @@ class Replay:
         outputs = {_name(output): output for node in nodes for output in _own_results(node)}
         specs = [_output_spec(output, name) for name, output in outputs.items()]
         values = values_of_model(compiled.bound, compiled.bound.session, compiled.model, args, specs)
+        values.update(_folded(compiled.model, specs))
         return {(outputs[name].node, outputs[name].index): value for name, value in values.items()}
 
     def session_values(
@@ -191,6 +193,24 @@ def _exposed_values(
     exposed = Session(model, settings) if constants is None else final_session(model, settings, constants)
     results = BoundSession(exposed, bound.inputs, specs)(args)
     return {spec.name: value for spec, value in zip(specs, results, strict=True)}
+
+
+def _folded(model: ir.Model, wanted: Sequence[OutputSpec]) -> dict[str, torch.Tensor]:
+    """Those of the wanted values that are constants of a model."""
+    constants = {spec.name: model.graph.initializers.get(spec.name) for spec in wanted if not spec.is_number}
+    return {
+        name: _as_torch(value.const_value)
+        for name, value in constants.items()
+        if value is not None and value.const_value is not None
+    }
+
+
+def _as_torch(tensor: ir.TensorProtocol) -> torch.Tensor:
+    """A copy of a constant, of any dtype."""
+    dtype, sizes = ir.tensor_adapters.to_torch_dtype(tensor.dtype), list(tensor.shape.numpy())
+    if not tensor.size:
+        return torch.empty(sizes, dtype=dtype)
+    return torch.frombuffer(bytearray(tensor.tobytes()), dtype=dtype).reshape(sizes)
 
 
 def tensors(values: Mapping[str, object]) -> dict[str, torch.Tensor]:

@@ -21,7 +21,7 @@ class Row:
 
     Attributes:
         name: the FX node, with ``__i`` for the i-th of several results; the ONNX value bears the same name.
-        operator: the ATen operator, or ``placeholder``.
+        operator: the ATen operator, or ``placeholder`` or ``get_attr``.
         module: path of the ``nn.Module`` that called it.
         source: the user's own ``file:line``.
         user_name: what the user calls it: ``fc.weight`` of an argument, ``grad of fc.weight`` of a result; or ``""``.
@@ -70,6 +70,17 @@ class Row:
     local_instability: Instability | None = None
     beside: float = 0.0
     complaint: str = ""
+
+    @property
+    def library_line(self) -> str:
+        """``file:line`` of the innermost call, if it is not of the user's own files; else ``""``."""
+        innermost = str(self.stack[-1]) if self.stack else ""
+        return "" if innermost == self.source else innermost
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the graph computes it, and does not take it as an argument or hold it."""
+        return self.operator not in ("placeholder", "get_attr")
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -144,6 +155,24 @@ class Row:
         return {**fields, "mark": self.mark, "locally_explained": self.locally_explained}
 
 
+@dataclasses.dataclass(frozen=True)
+class Blame:
+    """What a verdict names, for programs.
+
+    Attributes:
+        value: the FX node, with ``__i`` for the i-th of several results.
+        region: the region that computes it; ``None`` in PyTorch, or where a stage before the regions is to blame.
+        cause: ``pass NAME``, ``decomposition of OPERATOR``, ``ONNX Runtime optimizer NAME``, ...; ``""`` for the node
+            itself: its translation or its kernel.
+        source: the user's ``file:line``, or ``""``.
+    """
+
+    value: str
+    region: int | None = None
+    cause: str = ""
+    source: str = ""
+
+
 @dataclasses.dataclass
 class GraphComparison:
     """The outcome for one run of a graph.
@@ -155,12 +184,14 @@ class GraphComparison:
         note: which side is nearer to exact, and what explains a difference that is not a fault.
         rows: every value, in execution order.
         unchecked: what could not be compared or had no float64 to be compared with, each with the reason.
+        blame: what the verdict names; ``None`` if it is ``ok`` or names nothing.
     """
 
     verdict: str
     note: str = ""
     rows: list[Row] = dataclasses.field(default_factory=list)
     unchecked: list[str] = dataclasses.field(default_factory=list)
+    blame: Blame | None = None
 
     @property
     def ok(self) -> bool:

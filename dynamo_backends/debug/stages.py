@@ -22,7 +22,7 @@ from passes.engine.manager import PassResult
 
 from ..collectives import is_collective
 from ..errors import first_line
-from ..exporter.locations import source_line
+from ..exporter.locations import source_line, user_name
 from ..numerics.differences import is_discrete, same_number, value_difference
 from ..numerics.distance import distance
 from ..numerics.exact import WHATEVER_THE_FAKE_RESULT
@@ -280,7 +280,9 @@ def name_of_result(graph: fx.GraphModule, key: object) -> tuple[str, str]:
     assert isinstance(key, tuple)
     kind, position = key
     placeholder = list(graph.graph.find_nodes(op="placeholder"))[position]
-    return ("the gradient of " if kind == "gradient" else "the input ") + placeholder.name, ""
+    return ("the gradient of " if kind == "gradient" else "the input ") + (
+        user_name(placeholder) or placeholder.name
+    ), ""
 
 
 def _restricted(graph: fx.GraphModule, judged: Sequence[int]) -> fx.GraphModule:

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from ..artifacts import CompiledRegion
+from ..dumps.optimizers import OPTIMIZERS
 from ..numerics.distance import EQUAL, distance, is_explained
 from ..runtime.binding import BoundSession, OutputSpec
 from .repeat import repeat_node
@@ -41,65 +42,6 @@ class ModelStep:
 
     name: str
     model: ir.Model
-
-
-OPTIMIZERS = (
-    "BiasDropoutFusion",
-    "BiasGeluFusion",
-    "BiasSkipLayerNormFusion",
-    "BiasSoftmaxFusion",
-    "CastChainElimination",
-    "CastElimination",
-    "CommonSubexpressionElimination",
-    "ConcatSliceElimination",
-    "ConstantFolding",
-    "ConstantSharing",
-    "ConvActivationFusion",
-    "ConvAddActivationFusion",
-    "ConvAddFusion",
-    "ConvBNFusion",
-    "ConvMulFusion",
-    "DivMulFusion",
-    "EliminateDropout",
-    "EliminateIdentity",
-    "EliminateSlice",
-    "EmbedLayerNormFusion",
-    "ExpandElimination",
-    "FastGeluFusion",
-    "FuseReluClip",
-    "GatherSliceToSplitFusion",
-    "GatherToSliceFusion",
-    "GeluFusionL1",
-    "GeluFusionL2",
-    "GemmActivationFusion",
-    "GemmSumFusion",
-    "GemmTransposeFusion",
-    "GroupQueryAttentionFusion",
-    "GroupQueryAttentionPreNormFusion",
-    "IsInfReduceSumFusion",
-    "LayerNormFusionL1",
-    "LayerNormFusionL2",
-    "MatMulActivationFusion",
-    "MatMulAddFusion",
-    "MatMulBNFusion",
-    "MatMulScaleFusion",
-    "MatmulTransposeFusion",
-    "NchwcTransformer",
-    "NhwcTransformer",
-    "NoopElimination",
-    "NotWhereFusion",
-    "PadFusion",
-    "PreShapeNodeElimination",
-    "QuickGeluFusion",
-    "ReshapeFusion",
-    "ShapeInputMerge",
-    "SimplifiedLayerNormFusion",
-    "SkipLayerNormFusion",
-    "SliceConcatToSpaceToDepthFusion",
-    "TransposeOptimizer",
-    "UnsqueezeElimination",
-)
-"""Names for ``InferenceSession(disabled_optimizers=...)``; ONNX Runtime ignores those it does not have."""
 
 
 def find_rewrite(

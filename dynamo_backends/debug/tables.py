@@ -4,31 +4,44 @@ from __future__ import annotations
 
 import collections
 import json
+from collections.abc import Sequence
 
+import torch
 from tabulate import tabulate
+from torch import fx
 
-from ..artifacts import CompiledGraph, Region
-from ..exporter.locations import source_line
-from ..exporter.translate import value_names
+from ..artifacts import CompiledGraph
+from ..exporter.locations import source_line, user_name
 from ..numerics.distance import Distance
-from .rows import GraphComparison, Row
+from .rows import GraphComparison
 
 _LEGEND = """\
-mark: '=' eager's bits   '~' another rounding   '!' wrong by itself   '?' different each time   ' ' not compared
-onnx, eager: largest absolute error against float64, each on its own upstream values (propagated)
-session: the same in the session that really ran, where its model still has the value
-local: the node alone on eager's inputs, onnx | eager against float64 on the same; ulp: onnx's, in last places
+mark     '=' eager's bits   '~' another rounding   '!' wrong by itself   '?' different each time   ' ' not compared
+value    the FX node, 'name__1' for the second of several results; '>' what the graph returns; (your name of it)
+onnx, eager
+         largest absolute error against float64, each on its own upstream values (propagated)
+session  the same in the session that really ran, where its model still has the value
+local    the node alone on eager's inputs: onnx | eager, against float64 on the same inputs
+ulp      the local error of onnx in units in the last place
+region   which ONNX model computes it; 'PyTorch': it does not run on ONNX Runtime
+source   the line; of a library's '<' the line of your own files that led there; what is wrong with a type follows
+'3 NaN/Inf' instead of a number: so many elements are NaN or infinite on one side only
 """
 
 
-def side_by_side_text(comparison: GraphComparison, region: Region) -> str:
-    """The table of one region: its inputs, then its nodes in execution order."""
-    rows = rows_of_region(comparison, region)
+def side_by_side_text(comparison: GraphComparison, taken: Sequence[tuple[str, str, str]]) -> str:
+    """The table of a graph: what was computed, in execution order, and then what the graph takes.
+
+    Args:
+        comparison: the compared run.
+        taken: for each argument of the graph its FX node, the user's name and dtype and shape.
+    """
+    rows = [row for row in comparison.rows if row.is_computed]
     table = [
         [
             i,
             row.mark,
-            row.name + (" >" if row.is_output else ""),
+            row.name + (" >" if row.is_output else "") + (f" ({row.user_name})" if row.user_name else ""),
             row.operator.removeprefix("aten.").removesuffix(".default"),
             f"{row.dtype} {'x'.join(map(str, row.shape)) or 'scalar'}",
             _number(row.onnx),
@@ -36,27 +49,56 @@ def side_by_side_text(comparison: GraphComparison, region: Region) -> str:
             _number(row.session),
             f"{_number(row.local_onnx)} | {_number(row.local_eager)}" if row.local_onnx else "",
             f"{row.local_onnx.max_ulp:.3g}" if row.local_onnx else "",
+            "PyTorch" if row.region is None else row.region,
             row.module,
-            _short(row.source) + (f"  {row.complaint}" if row.complaint else ""),
+            " < ".join(map(_short, filter(None, (row.library_line, row.source))))
+            + (f"  {row.complaint}" if row.complaint else ""),
         ]
         for i, row in enumerate(rows)
     ]
-    headers = ["#", "", "value", "operator", "type", "onnx", "eager", "session", "local", "ulp", "module", "source"]
     note = f"note: {comparison.note}\n" if comparison.note else ""
-    body = tabulate(table, headers=headers, tablefmt="simple", disable_numparse=True)
-    return f"verdict of the graph: {comparison.verdict}\n{note}{_LEGEND}\n{body}\n"
+    computed = tabulate(table, headers=_HEADERS, tablefmt="simple", disable_numparse=True)
+    arguments = tabulate(
+        taken, headers=["what it takes", "your name", "type"], tablefmt="simple", disable_numparse=True
+    )
+    return f"verdict of the graph: {comparison.verdict}\n{note}{_LEGEND}\n{computed}\n\n{arguments}\n"
 
 
-def side_by_side_json(comparison: GraphComparison, region: Region | None = None) -> str:
-    """The same rows with every measure, for programs; without a region those of the whole graph."""
-    rows = [row.as_json() for row in (comparison.rows if region is None else rows_of_region(comparison, region))]
+_HEADERS = [
+    "#",
+    "mark",
+    "value",
+    "operator",
+    "type",
+    "onnx",
+    "eager",
+    "session",
+    "local",
+    "ulp",
+    "region",
+    "module",
+    "source",
+]
+
+
+def arguments_of(module: fx.GraphModule) -> list[tuple[str, str, str]]:
+    """For each argument of a graph its FX node, the user's name, and dtype and shape."""
+    return [
+        (node.name, user_name(node), _type_of(node.meta.get("val")))
+        for node in module.graph.find_nodes(op="placeholder")
+    ]
+
+
+def _type_of(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')} {'x'.join(map(str, value.shape)) or 'scalar'}"
+
+
+def side_by_side_json(comparison: GraphComparison) -> str:
+    """The rows with every measure, what the graph takes among them, for programs."""
+    rows = [row.as_json() for row in comparison.rows]
     return json.dumps({"verdict": comparison.verdict, "note": comparison.note, "rows": rows}, indent=1)
-
-
-def rows_of_region(comparison: GraphComparison, region: Region) -> list[Row]:
-    """The values a region reads, whatever computed them, and those it computes."""
-    read = {name for item in region.inputs for name in value_names(item.node)}
-    return [row for row in comparison.rows if row.region == region.index or row.name in read]
 
 
 def regions_text(graph: CompiledGraph) -> str:
@@ -69,7 +111,7 @@ def regions_text(graph: CompiledGraph) -> str:
     for region in split.regions:
         counted = collections.Counter(str(node.target) for node in region.operators)
         lines.append(f"region_{region.index}: {len(region.operators)} operators")
-        lines.append(f"  inputs:  {', '.join(item.node.name for item in region.inputs)}")
+        lines.append(f"  inputs:  {', '.join(user_name(item.node) or item.node.name for item in region.inputs)}")
         lines.append(f"  outputs: {', '.join(item.node.name for item in region.outputs)}")
         lines.extend(f"  {number:5d}  {target}" for target, number in counted.most_common())
         lines.append("")

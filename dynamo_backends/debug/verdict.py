@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from .captured import Finding
-from .rows import OK, GraphComparison
+from .rows import OK, Blame, GraphComparison, Row
 
 _SHOWN = 3
 """How many unchecked things the note names; the manifest has all."""
@@ -26,16 +26,26 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding]) -> GraphC
     unchecked = [*comparison.unchecked, *(item for finding in findings for item in finding.unchecked)]
     culprit = next((finding.culprit for finding in findings if finding.culprit is not None), None)
     wrong = [item for finding in findings for item in finding.wrong]
-    verdict, notes = comparison.verdict, [comparison.note]
+    verdict, notes, blame = comparison.verdict, [comparison.note], comparison.blame
     if culprit is not None:
         verdict, notes = culprit.verdict, [culprit.said]
+        blame = Blame(culprit.node, None, culprit.cause, culprit.source)
         if not comparison.ok:
             notes.append(f"the graph after it {comparison.verdict}")
     elif comparison.ok and wrong:
         verdict = f"diverges at {wrong[0]}"
         because = next((finding.because for finding in findings if finding.because), "")
         notes = [because or "no stage, no pass and no node by itself explains it"]
+    notes.extend(_about(row) for row in comparison.rows if blame is not None and row.name == blame.value)
     if unchecked and verdict == OK:
         more = f" and {len(unchecked) - _SHOWN} more" if len(unchecked) > _SHOWN else ""
         notes.append(f"not checked: {'; '.join(unchecked[:_SHOWN])}{more}")
-    return dataclasses.replace(comparison, verdict=verdict, note="; ".join(filter(None, notes)), unchecked=unchecked)
+    note = "; ".join(filter(None, notes))
+    return dataclasses.replace(comparison, verdict=verdict, note=note, unchecked=unchecked, blame=blame)
+
+
+def _about(row: Row) -> str:
+    """What the user calls a value, and the library's line where it is not computed in the user's own files."""
+    parts = [f"is {row.user_name}" if row.user_name else "", f"is at {row.library_line}" if row.library_line else ""]
+    said = " and ".join(filter(None, parts))
+    return f"{row.name} {said}" if said else ""

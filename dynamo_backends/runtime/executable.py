@@ -35,6 +35,11 @@ class Executable:
     settings: SessionSettings
     weights: tuple[int, ...] = ()
 
+    @property
+    def constants(self) -> list[str]:
+        """The names of the model's inputs that may be constants of the session."""
+        return [self.inputs[i].name for i in self.weights]
+
     def load(self, constants: Mapping[int, torch.Tensor] = MappingProxyType({})) -> BoundSession:
         """The session, ready to be called with all arguments.
 

@@ -20,7 +20,8 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import IO
 
 from torch._inductor import compiler_bisector
 from torch._inductor.compiler_bisector import BisectSubsystem, CompilerBisector
@@ -56,7 +57,7 @@ def _subsystem(stage: str) -> str:
     return f"{stage}_passes"
 
 
-def bisect_command(command: Sequence[str], backend: str) -> str | None:
+def bisect_command(command: Sequence[str], backend: str, log: IO[str]) -> str | None:
     """Runs a command again and again until the pass and the match are known that make it fail.
 
     The command compiles with ``torch.compile``, whose backend the bisector replaces by the one under test, and exits
@@ -66,6 +67,7 @@ def bisect_command(command: Sequence[str], backend: str) -> str | None:
     Args:
         command: the program and its arguments.
         backend: the one under test; those behind it in the bisector's list are not tried.
+        log: a file for what the command and PyTorch's bisector print, which would hide the finding.
 
     Returns:
         The finding in words, or ``None`` if the command never failed.
@@ -79,9 +81,12 @@ def bisect_command(command: Sequence[str], backend: str) -> str | None:
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": CompilerBisector.in_process_cache}
 
         def succeeds() -> bool:
-            return subprocess.run(command, env={**environment, **_instructions()}).returncode == 0
+            log.flush()
+            run = subprocess.run(command, env={**environment, **_instructions()}, stdout=log, stderr=subprocess.STDOUT)
+            return run.returncode == 0
 
-        result = CompilerBisector.do_bisect(succeeds)
+        with redirect_stdout(log), redirect_stderr(log):
+            result = CompilerBisector.do_bisect(succeeds)
     if result is None:
         return None
     if result.backend != backend:

@@ -1,0 +1,36 @@
+"""Whether an array is as right as can be expected: the rule of ``numerics/distance.py``, for numpy's arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..numerics.rounding import FACTOR, rounding_units
+
+_EPSILONS = {1: 2.0**-23, 10: 2.0**-10, 11: 2.0**-52, 14: 2.0**-23, 15: 2.0**-52, 16: 2.0**-7}
+"""By ONNX's number of a dtype."""
+
+_NAMES = {1: "float32", 10: "float16", 11: "float64", 14: "complex64", 15: "complex128", 16: "bfloat16"}
+
+
+def allowed_error(number: int, scale: float, reference: float = 0.0) -> float:
+    """The largest error that needs no explanation.
+
+    Args:
+        number: ONNX's number of the value's dtype; integers and booleans have no rounding.
+        scale: the largest magnitude of the right value.
+        reference: the error of a computation in that dtype that is known to be right.
+    """
+    if number not in _EPSILONS:
+        return reference
+    return FACTOR * reference + rounding_units(_NAMES[number]) * _EPSILONS[number] * scale
+
+
+def rounded(exact: np.ndarray, number: int) -> np.ndarray:
+    """A float64 array in the dtype of this number, in the form that candidates have."""
+    if number == 16:
+        bits = exact.astype(np.float32).view(np.uint32)
+        even = (bits >> 16) & 1
+        result = ((bits + 0x7FFF + even) >> 16).astype(np.uint16)
+        return np.where(np.isnan(exact), np.uint16(0x7FC0), result).astype(np.uint16)
+    with np.errstate(over="ignore"):
+        return exact.astype({1: "f4", 10: "f2", 11: "f8"}[number]) if number in (1, 10, 11) else exact

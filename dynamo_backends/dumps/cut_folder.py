@@ -1,0 +1,166 @@
+"""Writes what a bisection cut out: a folder that can be attached to a bug report, and is a dump of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from .candidates import Feeds, write_model
+from .reading import MANIFEST, SCHEMA_VERSION
+
+_SETTINGS = "SETTINGS: dict = {}\n"
+"""The line of ``repro.py`` that the settings take the place of."""
+
+_LONGEST = 600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """What is written.
+
+    Attributes:
+        model: the model.
+        settings: of the session.
+        inputs: of the data set; empty where the session is not made.
+        right: the right outputs.
+        allowed: by output, the error that needs no explanation.
+        ends: how ``repro.py`` ends: ``differs``, ``refused``, ``failed`` or ``crashed``.
+        text: what is wrong, for a person.
+    """
+
+    model: ir.Model
+    settings: Mapping[str, Any]
+    inputs: Feeds
+    right: Feeds
+    allowed: Mapping[str, float]
+    ends: str
+    text: str
+
+
+def write_piece(folder: Path, piece: Piece, versions: Mapping[str, Any]) -> None:
+    """Writes the folder: ``model.onnx``, ``test_data_set_0``, ``repro.py``, ``README.txt``, ``manifest.json``.
+
+    Args:
+        folder: where.
+        piece: what.
+        versions: of the libraries of the run it comes from.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_model(piece.model, folder)
+    write_data(folder, piece.inputs, piece.right)
+    settings = {"session": dict(piece.settings), "allowed": dict(piece.allowed)}
+    (folder / "repro.py").write_text(repro_text(settings), encoding="utf-8")
+    (folder / "README.txt").write_text(_readme(piece, versions), encoding="utf-8")
+    manifest = _manifest(piece, versions)
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+
+
+def repro_text(settings: Mapping[str, Any]) -> str:
+    """``repro.py`` with these settings: the module ``dumps/repro.py`` itself, which imports nothing of ours."""
+    source = Path(__file__).with_name("repro.py").read_text(encoding="utf-8")
+    assert source.count(_SETTINGS) == 1
+    return source.replace(_SETTINGS, f"SETTINGS: dict = json.loads({json.dumps(settings)!r})\n")
+
+
+def write_data(folder: Path, inputs: Feeds, outputs: Feeds) -> None:
+    """Writes ``test_data_set_0``, in ONNX's layout."""
+    data = folder / "test_data_set_0"
+    data.mkdir(exist_ok=True)
+    for kind, feeds in (("input", inputs), ("output", outputs)):
+        for i, (name, (array, number)) in enumerate(feeds.items()):
+            raw = np.ascontiguousarray(array).tobytes()
+            proto = onnx.TensorProto(data_type=number, dims=array.shape, name=name, raw_data=raw)
+            (data / f"{kind}_{i}.pb").write_bytes(proto.SerializeToString())
+
+
+@dataclasses.dataclass(frozen=True)
+class Fresh:
+    """What ``repro.py`` said in a process of its own.
+
+    Attributes:
+        ends: as ``Piece.ends``; ``right`` if it does not show the fault.
+        said: the last line.
+    """
+
+    ends: str
+    said: str
+
+
+def run_repro(folder: Path) -> Fresh:
+    """Runs ``repro.py`` in a fresh process."""
+    try:
+        ended = subprocess.run(
+            [sys.executable, "repro.py"], cwd=folder, capture_output=True, text=True, timeout=_LONGEST
+        )
+    except subprocess.TimeoutExpired:
+        return Fresh("crashed", f"it did not end in {_LONGEST:.0f} seconds")
+    lines = ended.stdout.strip().splitlines()
+    if ended.returncode < 0:
+        return Fresh("crashed", f"the process ended by signal {-ended.returncode}")
+    said = lines[-1] if lines else ended.stderr.strip()[-300:]
+    for end in ("differs", "refused", "failed"):
+        for line in lines:
+            if ended.returncode == 1 and line.startswith(f"{end}:"):
+                return Fresh(end, line)
+    return Fresh("right" if ended.returncode == 0 else "crashed", said)
+
+
+def _readme(piece: Piece, versions: Mapping[str, Any]) -> str:
+    known = ", ".join(f"{name} {version}" for name, version in versions.items())
+    operators = ", ".join(f"{node.op_type} ({node.domain or 'ai.onnx'})" for node in piece.model.graph)
+    return (
+        f"{piece.text}\n\n"
+        "python repro.py          shows it; it needs onnxruntime and numpy, nothing else\n"
+        "model.onnx               the smallest model that was found to fail\n"
+        "test_data_set_0          its inputs, and the right outputs\n\n"
+        f"operators: {operators}\n"
+        f"made with: {known}\n"
+    )
+
+
+def _manifest(piece: Piece, versions: Mapping[str, Any]) -> dict[str, Any]:
+    """The folder as a run of one graph and one region, for the commands that read dumps."""
+    region = {
+        "index": 0,
+        "folder": ".",
+        "nodes": len(piece.model.graph),
+        "session": dict(piece.settings),
+        "constants": [],
+        "stages": [{"name": "onnx_optimized", "file": None, "same_as": "onnx"}],
+        "passes": [],
+    }
+    graph = {
+        "index": 0,
+        "direction": "inference",
+        "folder": ".",
+        "nodes": len(piece.model.graph),
+        "nodes_on_onnx": len(piece.model.graph),
+        "share_on_onnx": 1.0,
+        "regions": [region],
+        "in_pytorch": [],
+        "passes": [],
+        "runs": 1,
+        "status": "bisected",
+        "verdict": piece.text,
+        "note": "",
+        "blame": None,
+        "worst": None,
+        "unchecked": [],
+    }
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "versions": dict(versions),
+        "options": {},
+        "dynamo_graphs": [],
+        "graphs": [graph],
+        "counters": {},
+    }

@@ -1,0 +1,175 @@
+"""Cuts models: any set of a model's nodes as a model of its own, whose inputs are the values it takes from the rest.
+
+::
+
+    parts = Parts(model)
+    piece = parts.cut([3, 4], known)        # known: the values at which the model was cut, by name
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from .candidates import Feeds
+
+
+class Parts:
+    """The nodes of a model, which are its parts. The model is left as it is.
+
+    Args:
+        model: the model.
+        constants: the names of its inputs whose values a session holds as constants; by default those that are marked
+            as weights.
+
+    Attributes:
+        model: the model; functions are inlined.
+        nodes: of its graph, in execution order.
+        weights: ``constants``.
+    """
+
+    def __init__(self, model: ir.Model, constants: Collection[str] | None = None) -> None:
+        if model.functions:
+            from onnx_ir.passes import common
+
+            model = model.clone()
+            common.InlinePass()(model)
+        self.model = model
+        self.nodes: Sequence[ir.Node] = list(model.graph)
+        marked = (str(value.name) for value in model.graph.inputs if "weight" in value.metadata_props)
+        self.weights = set(marked if constants is None else constants)
+        self._used_by: dict[ir.Value, set[int]] = {}
+        self._takes = [list(_taken(node)) for node in self.nodes]
+        for i, values in enumerate(self._takes):
+            for value in values:
+                self._used_by.setdefault(value, set()).add(i)
+        self._returned = set(model.graph.outputs)
+        self._made_by = {value: i for i, node in enumerate(self.nodes) for value in node.outputs}
+        self.by_name = {str(value.name): i for value, i in self._made_by.items() if value.name}
+
+    def inputs_of(self, kept: Collection[int]) -> list[ir.Value]:
+        """What a set of nodes takes from outside; initializers come with them."""
+        kept = set(kept)
+        found = {
+            value: None
+            for i in sorted(kept)
+            for value in self._takes[i]
+            if self._made_by.get(value) not in kept and value.const_value is None
+        }
+        return list(found)
+
+    def outputs_of(self, kept: Collection[int]) -> list[ir.Value]:
+        """What a set of nodes gives to the rest: what another node or nothing uses, and what the model returns."""
+        kept = set(kept)
+        return [
+            value
+            for i in sorted(kept)
+            for value in self.nodes[i].outputs
+            if value.name
+            and (value in self._returned or not self._used_by.get(value) or self._used_by[value] - kept)
+            and _is_tensor(value)
+        ]
+
+    def before(self, names: Iterable[str], stop: Collection[str] = ()) -> list[int]:
+        """The nodes that values are computed by, back to the model's inputs or to the values in ``stop``."""
+        found: set[int] = set()
+        pending = [self.by_name[name] for name in names if name in self.by_name]
+        while pending:
+            i = pending.pop()
+            if i in found:
+                continue
+            found.add(i)
+            for value in self._takes[i]:
+                if value in self._made_by and value.name not in stop:
+                    pending.append(self._made_by[value])
+        return sorted(found)
+
+    def cut(
+        self,
+        kept: Collection[int],
+        known: Feeds | None = None,
+        *,
+        outputs: Collection[str] | None = None,
+        constants: Collection[str] = (),
+    ) -> ir.Model | None:
+        """A model of some nodes.
+
+        Args:
+            kept: the nodes, by their position.
+            known: the values it takes, which give it their types and shapes.
+            outputs: what it returns, of what ``outputs_of`` says; by default all of it.
+            constants: inputs that become initializers, with the known values.
+
+        Returns:
+            The model; ``None`` if it would return nothing, or if the type of an input is not known.
+        """
+        takes = self.inputs_of(kept)
+        gives = [value for value in self.outputs_of(kept) if outputs is None or value.name in outputs]
+        if not gives or (known is not None and any(value.name not in known for value in takes)):
+            return None
+        graph = ir.convenience.extract(self.model.graph, takes, gives)
+        for value in list(graph.inputs):
+            if known is not None:
+                array, number = known[str(value.name)]
+                value.type = ir.TensorType(ir.DataType(number))
+                value.shape = ir.Shape(array.shape)
+                if value.name in constants:
+                    value.const_value = tensor_of(array, number, str(value.name))
+                    graph.inputs.remove(value)
+                    graph.initializers[str(value.name)] = value
+            elif value.type is None:
+                return None
+        return ir.Model(graph, ir_version=self.model.ir_version, producer_name="dynamo-backends")
+
+    def exposed(self, names: Collection[str]) -> ir.Model:
+        """The whole model, which returns these of its values, and nothing else."""
+        model = self.model.clone()
+        values = {str(value.name): value for node in model.graph for value in node.outputs}
+        model.graph.outputs[:] = [values[name] for name in names]
+        return model
+
+    def tensors(self) -> list[str]:
+        """The names of all tensors that its nodes compute, in execution order."""
+        return [str(value.name) for node in self.nodes for value in node.outputs if value.name and _is_tensor(value)]
+
+
+def _taken(node: ir.Node) -> Iterable[ir.Value]:
+    """What a node reads, its subgraphs included, without what these make themselves."""
+    yield from (value for value in node.inputs if value is not None)
+    graphs = [item for attribute in node.attributes.values() for item in _graphs(attribute)]
+    for graph in graphs:
+        inner = list(ir.traversal.RecursiveGraphIterator(graph))
+        own = {value for item in inner for value in item.outputs} | set(graph.inputs)
+        own.update(graph.initializers.values())
+        read = [value for item in inner for value in item.inputs if value is not None]
+        yield from (value for value in (*read, *graph.outputs) if value not in own and value.graph is not graph)
+
+
+def _graphs(attribute: ir.Attr) -> Sequence[ir.Graph]:
+    if attribute.is_ref():
+        return ()
+    if attribute.type == ir.AttributeType.GRAPH:
+        return [attribute.as_graph()]
+    return attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else ()
+
+
+def _is_tensor(value: ir.Value) -> bool:
+    return value.type is None or isinstance(value.type, ir.TensorType)
+
+
+def tensor_of(array: np.ndarray, number: int, name: str) -> ir.Tensor:
+    """An array, whose dtype numpy may not have, as a tensor."""
+    dtype = ir.DataType(number)
+    return ir.Tensor(array.view(dtype.numpy()) if array.dtype != dtype.numpy() else array, dtype=dtype, name=name)
+
+
+def feeds_of(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, int]]:
+    """Arrays, of whatever dtype ONNX has, as a candidate takes them."""
+    found = {}
+    for name, array in arrays.items():
+        number = int(ir.DataType.from_numpy(array.dtype))
+        bits = array.view(f"u{array.dtype.itemsize}") if array.dtype.kind == "V" or number > 15 else array
+        found[name] = (bits, number)
+    return found

@@ -1,0 +1,224 @@
+"""Whether a part of a model fails: the question that a bisection asks again and again, and never twice.
+
+``Memory`` keeps the answers in a file, one a line, so that a bisection that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from .candidates import Feeds, Outcome, Runner, write_model
+from .closeness import allowed_error
+from .cutting import Parts
+from .exact import exact_outputs
+from .reading import DumpError
+from .repro import error_of, plain
+
+_NOT_STARTED = (126, 127)
+"""Exit codes of a shell that cannot start a command."""
+
+
+class Memory:
+    """Answers on disk.
+
+    Args:
+        path: the file.
+        identity: what the answers are about; a file about something else is begun anew.
+    """
+
+    def __init__(self, path: Path, identity: Sequence[object]) -> None:
+        self._path = path
+        self._known: dict[str, bool] = {}
+        self.resumed = 0
+        digest = hashlib.sha256(json.dumps([str(item) for item in identity]).encode()).hexdigest()
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        if lines and lines[0] == digest:
+            for line in lines[1:]:
+                key, _, answer = line.partition(" ")
+                if answer in ("0", "1"):  # else the process ended while it wrote this line
+                    self._known[key] = answer == "1"
+            self.resumed = len(self._known)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(digest + "\n", encoding="utf-8")
+
+    def ask(self, question: str, kept: Sequence[object], find_out: Callable[[], bool]) -> bool:
+        """The answer to a question about some parts, kept or found out."""
+        key = f"{question}:{hashlib.sha256(json.dumps(list(kept)).encode()).hexdigest()}"
+        if key not in self._known:
+            self._known[key] = find_out()
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(f"{key} {int(self._known[key])}\n")
+        return self._known[key]
+
+
+class Diverges:
+    """A part fails if it returns, as it runs, something else than what is right.
+
+    Args:
+        parts: the model.
+        known: right values of all its tensors, computed without optimization.
+        settings: of the session.
+        runner: runs it.
+    """
+
+    def __init__(self, parts: Parts, known: Feeds, settings: Mapping[str, Any], runner: Runner) -> None:
+        self._parts = parts
+        self._known = known
+        self.settings = settings
+        self._runner = runner
+
+    def __call__(self, kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
+        return bool(self.wrong(kept, outputs))
+
+    def wrong(
+        self, kept: Collection[int], outputs: Collection[str] | None = None, *, constants: bool = True
+    ) -> dict[str, float]:
+        """The outputs of a part that are wrong, with the error of each; infinite where it is NaN or another shape.
+
+        Args:
+            kept: the nodes.
+            outputs: those that count; by default all.
+            constants: whether weights are constants of the session, as they were in the run.
+        """
+        weights = self._parts.weights if constants else ()
+        model = self._parts.cut(kept, self._known, outputs=outputs, constants=weights)
+        if model is None:
+            return {}
+        feeds = {str(value.name): self._known[str(value.name)] for value in model.graph.inputs}
+        outcome = self._runner.run(model, feeds, self.settings)
+        if outcome.kind != "ran":
+            return {}  # it fails in another way
+        suspicious = {
+            name: error for name in outcome.outputs if (error := self._error(name, outcome, None, 0.0)) is not None
+        }
+        if not suspicious:
+            return {}
+        exact = exact_outputs(model, feeds, self._runner)
+        if exact is None:
+            return suspicious
+        return {
+            name: error
+            for name in suspicious
+            if (error := self._error(name, outcome, exact.get(name), suspicious[name])) is not None
+        }
+
+    def _error(self, name: str, outcome: Outcome, exact: np.ndarray | None, error: float) -> float | None:
+        """The error of an output if it is wrong; with ``exact`` by float64, else by the known value alone."""
+        array, number = outcome.outputs[name]
+        known, known_number = self._known[name]
+        if number != known_number or array.shape != known.shape:
+            return float("inf")
+        value, right = plain(array, number), plain(known, number)
+        reference = 0.0
+        if exact is not None and exact.shape == right.shape and right.dtype.kind == "f":
+            reference, nonfinite, _ = error_of(right, exact)
+            if nonfinite:
+                return error  # float64 does not overflow where this does: the known value is all there is
+            right = exact
+        found, nonfinite, scale = error_of(value, right)
+        if nonfinite:
+            return float("inf")
+        return found if found > allowed_error(number, scale, reference) else None
+
+
+class EndsAs:
+    """A part fails if it ends as the whole did: no session, no results, or a crash.
+
+    Args:
+        parts: the model.
+        known: values of its tensors; ``None`` where it is not run: then a session is only made.
+        settings: of the session.
+        runner: runs it.
+        outcome: how the whole ended.
+    """
+
+    def __init__(
+        self, parts: Parts, known: Feeds | None, settings: Mapping[str, Any], runner: Runner, outcome: Outcome
+    ) -> None:
+        self._parts = parts
+        self._known = known
+        self.settings = settings
+        self._runner = runner
+        self._outcome = outcome
+
+    def __call__(self, kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
+        weights = self._parts.weights if self._known is not None else ()
+        model = self._parts.cut(kept, self._known, outputs=outputs, constants=weights)
+        if model is None:
+            return False
+        feeds = None
+        if self._known is not None and self._outcome.kind != "refused":
+            feeds = {str(value.name): self._known[str(value.name)] for value in model.graph.inputs}
+        return is_same_end(self._runner.run(model, feeds, self.settings), self._outcome)
+
+
+def is_same_end(one: Outcome, other: Outcome) -> bool:
+    """Whether two candidates ended in the same way: the same kind of failure, and the same said but for names."""
+    return one.kind == other.kind and essence(one.message) == essence(other.message)
+
+
+def essence(message: str) -> str:
+    """What ONNX Runtime said, without names, places and numbers, which differ between models."""
+    first = next((line for line in message.splitlines() if line.strip()), "")
+    text = re.sub(r"'[^']*'|\"[^\"]*\"|\([^()]*\)|\S*/\S+", "_", first)
+    text = re.sub(r"(name|node|[Oo]utput|[Ii]nput|Op)[:= ]+[\w./]+", r"\1", text)
+    return re.sub(r"\d+", "0", text)
+
+
+class Command:
+    """A part fails if a command of the user's says so: its exit code is not 0.
+
+    Args:
+        parts: the model.
+        known: values of its tensors, which become a data set beside the model; ``None`` where there are none.
+        command: with ``{model}`` where the path of the model goes, and ``{folder}`` for that of its folder.
+    """
+
+    def __init__(self, parts: Parts, known: Feeds | None, command: str) -> None:
+        if "{model}" not in command and "{folder}" not in command:
+            raise DumpError(f"--check {command!r} must say where the model goes: --check 'python check.py {{model}}'")
+        self._parts = parts
+        self._known = known
+        self._command = command
+
+    def __call__(self, kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
+        model = self._parts.cut(kept, self._known, outputs=outputs)
+        if model is None:
+            return False
+        inputs = {} if self._known is None else {str(v.name): self._known[str(v.name)] for v in model.graph.inputs}
+        right = {} if self._known is None else {str(v.name): self._known[str(v.name)] for v in model.graph.outputs}
+        return self.fails(model, inputs, right)
+
+    def fails(self, model: ir.Model, inputs: Feeds, right: Feeds) -> bool:
+        """Whether the command fails on a model.
+
+        Raises:
+            DumpError: the command cannot be started.
+        """
+        from .cut_folder import write_data
+
+        with tempfile.TemporaryDirectory(prefix="dynamo_backends_check_") as name:
+            path = write_model(model, Path(name))
+            write_data(Path(name), inputs, right)
+            words = [
+                word.replace("{model}", str(path)).replace("{folder}", name) for word in shlex.split(self._command)
+            ]
+            try:
+                ended = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            except OSError as error:
+                raise DumpError(f"--check: {words[0]} cannot be started: {error.strerror}") from None
+            if ended.returncode in _NOT_STARTED:
+                raise DumpError(f"--check: the command cannot be started: {ended.stderr.strip()[-300:]}")
+            return ended.returncode != 0

@@ -1,0 +1,337 @@
+"""Runs the model beside this file on the inputs of ``test_data_set_0``, and compares with its outputs.
+
+    python repro.py                     # the model that SETTINGS names, as its session was made
+    python repro.py another.onnx        # another one on the same inputs
+
+It needs onnxruntime and numpy, nothing else: it reads the tensors of the data set itself. It prints the differences,
+the largest last; exit code 0 if there is none but rounding, 1 if there is, or the session cannot be made or run, 2 if
+the inputs were not stored.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+SETTINGS: dict = {}
+
+Tensor = tuple[str, np.ndarray, int]
+"""A tensor's name, its array, and ONNX's number of its dtype."""
+
+_DTYPES = {
+    1: "f4", 2: "u1", 3: "i1", 4: "u2", 5: "i2", 6: "i4", 7: "i8", 9: "?", 10: "f2", 11: "f8", 12: "u4", 13: "u8",
+    14: "c8", 15: "c16", 16: "u2", 17: "u1", 18: "u1", 19: "u1", 20: "u1",
+}  # fmt: skip
+"""numpy's dtype for each of ONNX's; those numpy does not have (bfloat16 is 16, float8 17 to 20) are their bits."""
+
+BFLOAT16 = 16
+
+_ROUNDING = {
+    1: 64 * 2.0**-23,
+    10: 4 * 2.0**-10,
+    11: 64 * 2.0**-52,
+    14: 64 * 2.0**-23,
+    15: 64 * 2.0**-52,
+    16: 4 * 2.0**-7,
+}
+"""The error that counts as rounding, by dtype, relative to the largest value: where none is given for an output."""
+
+_HUGE = 1e30
+"""Values from here on (masks filled with the smallest float) are judged by their relative error."""
+
+
+def session_of(model: Any, settings: Any = None, constants: Sequence[Tensor] = ()) -> Any:
+    """An ``InferenceSession``.
+
+    Args:
+        model: the path of a model, or the serialized model.
+        constants: those of its inputs, from ``read_tensor``, whose values the session holds, so that ONNX Runtime folds
+            and packs them.
+        settings: ``providers``, ``provider_options``, ``graph_optimization_level``, ``disabled_optimizers``,
+            ``threads`` and ``config`` (entries of the session's configuration); what is not given is ONNX Runtime's
+            default.
+
+    Raises:
+        Exception: whatever ONNX Runtime raises.
+    """
+    settings = settings or {}
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = settings.get("threads") or 0
+    level = settings.get("graph_optimization_level") or "ORT_ENABLE_ALL"
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    for key, value in (settings.get("config") or {}).items():
+        options.add_session_config_entry(key, str(value))
+    if settings.get("optimized_model"):
+        options.optimized_model_filepath = settings["optimized_model"]
+    if constants:
+        model = _with_constants(Path(model).read_bytes(), constants)
+        values = [_ort_value(array, number) for _, array, number in constants]
+        options.add_external_initializers([name for name, _, _ in constants], values)
+    return onnxruntime.InferenceSession(
+        model,
+        options,
+        providers=settings.get("providers") or ["CPUExecutionProvider"],
+        provider_options=settings.get("provider_options") or None,
+        disabled_optimizers=settings.get("disabled_optimizers") or None,
+    )
+
+
+def run(session: Any, inputs: Any) -> dict[str, Any]:
+    """Runs a session.
+
+    Args:
+        session: the session.
+        inputs: by name, an array and ONNX's number of its dtype.
+
+    Returns:
+        The outputs in the same form, in the session's order.
+
+    Raises:
+        Exception: whatever ONNX Runtime raises.
+    """
+    binding = session.io_binding()
+    kept = []  # the memory of an input must live until the run is over
+    for item in session.get_inputs():
+        array, number = inputs[item.name]
+        array = np.require(array, requirements=["C_CONTIGUOUS"])
+        value = _ort_value(array, number)
+        kept.append((array, value))
+        binding.bind_ortvalue_input(item.name, value)
+    for item in session.get_outputs():
+        binding.bind_output(item.name)
+    session.run_with_iobinding(binding)
+    names = [item.name for item in session.get_outputs()]
+    return {name: _array(value) for name, value in zip(names, binding.get_outputs())}  # noqa: B905, as old as 3.8
+
+
+def _ort_value(array: np.ndarray, number: int) -> Any:
+    if number < BFLOAT16:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, number)
+
+
+def _with_constants(model: bytes, constants: Sequence[Tensor]) -> bytes:
+    """A serialized model with initializers in the place of some inputs; their values are given apart."""
+    names = {name for name, _, _ in constants}
+    merged = b""
+    for field, value, whole in _spans(model):
+        if field == 7:  # ModelProto.graph; of that input 11, and of an input name 1
+            kept = [part for number, entry, part in _spans(value) if number != 11 or _text(entry, 1) not in names]
+            whole = _message(7, b"".join(kept) + b"".join(_message(5, _declared(*item)) for item in constants))
+        merged += whole
+    return merged
+
+
+def _declared(name: str, array: np.ndarray, number: int) -> bytes:
+    """A ``TensorProto`` whose bytes are elsewhere: dims 1, data_type 2, name 8, external_data 13, data_location 14."""
+    where = {"location": "memory", "offset": "0", "length": str(array.nbytes)}
+    sizes = b"".join(b"\x08" + _as_varint(size) for size in array.shape)
+    entries = b"".join(_message(13, _message(1, k.encode()) + _message(2, v.encode())) for k, v in where.items())
+    return sizes + b"\x10" + _as_varint(number) + _message(8, name.encode()) + entries + b"\x70\x01"
+
+
+def _message(field: int, content: bytes) -> bytes:
+    return _as_varint(field << 3 | 2) + _as_varint(len(content)) + content
+
+
+def _as_varint(value: int) -> bytes:
+    groups = b""
+    while value > 0x7F:
+        groups, value = groups + bytes([value & 0x7F | 0x80]), value >> 7
+    return groups + bytes([value])
+
+
+def _text(message: bytes, field: int) -> str:
+    return next((value.decode() for number, value in _fields(message) if number == field), "")
+
+
+def _array(value: Any) -> tuple[np.ndarray, int]:
+    number = value.element_type()
+    if number not in _DTYPES:
+        return np.zeros(0), number
+    if number < BFLOAT16:
+        return value.numpy(), number
+    import ctypes
+
+    dtype = np.dtype(_DTYPES[number])
+    shape = value.shape()
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    data = ctypes.string_at(value.data_ptr(), size) if size else b""
+    return np.frombuffer(data, dtype).reshape(shape), number
+
+
+def read_tensor(path: Path) -> tuple[str, np.ndarray, int]:
+    """The name of a stored ``TensorProto``, its array, and ONNX's number of its dtype.
+
+    Only what is written here is read: the sizes, the dtype, the name, and the bytes, in the file or in one beside it.
+    """
+    sizes: list[int] = []
+    where: dict[str, str] = {}
+    number, name, raw = 0, "", b""
+    for field, value in _fields(path.read_bytes()):
+        if field == 1:
+            sizes.extend(_varints(value) if isinstance(value, bytes) else [value])
+        elif field == 2:
+            number = value
+        elif field == 8:
+            name = value.decode()
+        elif field == 9:
+            raw = value
+        elif field == 13:
+            entry = dict(_fields(value))
+            where[entry[1].decode()] = entry[2].decode()
+    if where:
+        with open(path.parent / where["location"], "rb") as file:
+            file.seek(int(where.get("offset", 0)))
+            raw = file.read(int(where["length"]))
+    return name, np.frombuffer(raw, _DTYPES[number]).reshape(sizes), number
+
+
+def _fields(message: bytes) -> Any:
+    """The numbers and contents of a protobuf message's fields."""
+    return ((field, value) for field, value, _ in _spans(message))
+
+
+def _spans(message: bytes) -> Any:
+    """The same, and of each field all its bytes."""
+    position = 0
+    while position < len(message):
+        start = position
+        key, position = _varint(message, position)
+        value: Any
+        if key & 7 == 0:
+            value, position = _varint(message, position)
+        elif key & 7 == 2:
+            length, position = _varint(message, position)
+            value, position = message[position : position + length], position + length
+        else:
+            value, position = None, position + (8 if key & 7 == 1 else 4)
+        yield key >> 3, value, message[start:position]
+
+
+def _varint(message: bytes, position: int) -> tuple[int, int]:
+    result, shift = 0, 0
+    while True:
+        byte = message[position]
+        result |= (byte & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 0x80:
+            return result, position
+
+
+def _varints(message: bytes) -> Any:
+    position = 0
+    while position < len(message):
+        value, position = _varint(message, position)
+        yield value
+
+
+def plain(array: np.ndarray, number: int) -> np.ndarray:
+    """An array as float64, complex numbers as pairs; what has more than 53 bits, and float8, as it is."""
+    if number == BFLOAT16:
+        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    if number in (14, 15):
+        return np.ascontiguousarray(array).view("f4" if number == 14 else "f8").astype(np.float64)
+    return array.astype(np.float64) if number in (1, 10, 11) else array
+
+
+def error_of(value: np.ndarray, right: np.ndarray) -> tuple[float, int, float]:
+    """How far an array is from the right one of the same shape.
+
+    Args:
+        value: of ``plain``.
+        right: the same.
+
+    Returns:
+        The largest absolute error; the number of elements that are NaN or infinite on one side only; the largest
+        magnitude of the right values. Of integers and booleans the error is the number of elements that differ.
+    """
+    if value.size == 0:
+        return 0.0, 0, 0.0
+    if value.dtype.kind != "f":
+        return float((value != right).sum()), 0, 1.0
+    finite = np.isfinite(value) & np.isfinite(right)
+    same = (value == right) | (np.isnan(value) & np.isnan(right))
+    nonfinite = int((~finite & ~same).sum())
+    value, right = value[finite], right[finite]
+    size = np.abs(right)
+    ordinary = size < _HUGE
+    scale = float(size[ordinary].max()) if ordinary.any() else 0.0
+    error = float(np.abs(value - right)[ordinary].max()) if ordinary.any() else 0.0
+    if not ordinary.all():
+        relative = np.abs(value[~ordinary] / right[~ordinary] - 1.0)
+        error = max(error, float(relative.max()) * max(scale, 1.0))
+    return error, nonfinite, scale
+
+
+def main() -> int:
+    """Runs the model, prints what comes of it, and returns the exit code."""
+    folder = Path(__file__).resolve().parent
+    model = Path(sys.argv[1]) if len(sys.argv) > 1 else folder / SETTINGS.get("model", "model.onnx")
+    print(
+        "onnxruntime",
+        onnxruntime.__version__,
+        "model:",
+        model.name,
+        "session:",
+        json.dumps(SETTINGS.get("session", {})),
+    )
+    absent = sorted((folder / "test_data_set_0").glob("input_*.json"))
+    if absent:
+        print(f"{absent[0].stem} was not stored: it is larger than the option tensor_limit; dump again with it at -1")
+        return 2
+    data = {
+        kind: [read_tensor(path) for path in sorted((folder / "test_data_set_0").glob(f"{kind}_*.pb"), key=_number)]
+        for kind in ("input", "output")
+    }
+    held = set(SETTINGS.get("constants", ()))
+    try:
+        session = session_of(str(model), SETTINGS.get("session"), [item for item in data["input"] if item[0] in held])
+    except Exception as raised:  # ONNX Runtime's exceptions have no common base
+        print(f"refused: {raised}")
+        return 1
+    if not data["output"]:
+        print("the session is made")
+        return 0
+    try:
+        outputs = run(session, {name: (array, number) for name, array, number in data["input"]})
+    except Exception as raised:
+        print(f"failed: {raised}")
+        return 1
+    largest = (0.0, "")
+    wrong = []
+    for name, right, number in data["output"]:
+        if name not in outputs:
+            print(f"{name}: the model does not return it")
+            wrong.append(name)
+            continue
+        array, its_number = outputs[name]
+        if number != its_number or array.shape != right.shape:
+            print(f"{name}: type {its_number} {array.shape} instead of {number} {right.shape}")
+            wrong.append(name)
+            continue
+        error, nonfinite, scale = error_of(plain(array, number), plain(right, number))
+        allowed = SETTINGS.get("allowed", {}).get(name, _ROUNDING.get(number, 0.0) * scale)
+        largest = max(largest, (float("inf") if nonfinite else error, name))
+        print(f"{name}: off by {error:.3g} at values up to {scale:.3g}, NaN or infinite on one side {nonfinite}")
+        if nonfinite or error > allowed:
+            wrong.append(name)
+    if largest[0]:
+        print(f"the largest difference: {largest[0]:.3g} at {largest[1]}")
+    print(f"differs: {', '.join(wrong)}" if wrong else "right")
+    return 1 if wrong else 0
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.rsplit("_", 1)[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,516 @@
+"""``bisect GRAPH``: where a planted fault lives, and the smallest model that has it, also in a fresh process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from conftest import compiled
+from onnx import TensorProto, helper
+from onnxscript import opset18 as op
+from test_planted_faults import Damped, Perceptron, line_of, planted, scale, scale_onnx, silu_lines  # noqa: F401
+from torch import nn
+
+from dynamo_backends.cli import main
+from dynamo_backends.dumps import failing
+from dynamo_backends.dumps.bisecting import MEMORY, Bisection, bisect
+from dynamo_backends.dumps.candidates import PLAIN, Runner
+from dynamo_backends.dumps.cutting import Parts, feeds_of
+from dynamo_backends.dumps.optimizers import OPTIMIZERS
+from dynamo_backends.dumps.reading import SCHEMA_VERSION, DumpError, find_run, read_tensor
+from dynamo_backends.dumps.reducing import smallest
+from dynamo_backends.exporter import decompositions, translate
+from dynamo_backends.exporter.converters import CONVERTERS
+from dynamo_backends.runtime import kernels
+from passes import Pass, PassContext
+
+aten = torch.ops.aten
+
+
+def dumped(function: Callable[..., object], *args: torch.Tensor, dump: Path, train: bool = False) -> Path:
+    """A dump of one compared run."""
+    options = {"dump_dir": str(dump)}
+    with torch.set_grad_enabled(train):
+        result = compiled(function, backend="onnx_debug", options=options)(*args)
+        if train:
+            result.square().sum().backward()  # type: ignore[attr-defined]
+    return dump
+
+
+def bisected(dump: Path, graph: str = "0", **settings: object) -> Bisection:
+    run = find_run(dump)
+    index = run.graphs[0].index  # graphs are numbered through the process
+    return bisect(run, graph.replace("0", str(index), 1), **settings)  # type: ignore[arg-type]
+
+
+def fails_without_our_libraries(folder: Path) -> str:
+    """What ``repro.py`` prints in a process that has neither onnx nor PyTorch; it exits with 1."""
+    script = (
+        "import runpy, sys\n"
+        "for name in ('torch', 'onnx', 'onnx_ir', 'dynamo_backends', 'passes'): sys.modules[name] = None\n"
+        "runpy.run_path('repro.py', run_name='__main__')\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 1, ended
+    return ended.stdout
+
+
+def assert_cut(found: Bisection, *operators: str) -> None:
+    """The cut has these operators, and fails in a fresh process, also without our libraries."""
+    assert found.cut is not None, found
+    assert tuple(found.cut.operators) == operators
+    assert found.cut.confirmed, found.cut
+    fails_without_our_libraries(found.cut.folder)
+
+
+def test_a_translation_that_is_wrong_in_the_middle_of_twelve_layers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = 0
+
+    def wrong_once(x: ir.Value) -> object:
+        nonlocal calls
+        calls += 1
+        result = op.Mul(x, op.Sigmoid(x))
+        return op.Mul(result, 1.01) if calls == 8 else result  # the first call asks whether it can be translated
+
+    monkeypatch.setitem(CONVERTERS, aten.silu.default, wrong_once)
+    dump = dumped(Damped(), torch.randn(4, 8), dump=tmp_path)
+    blame = find_run(dump).graphs[0].entry["blame"]
+    assert blame == {"value": "silu_6", "region": 0, "cause": "", "source": silu_lines()}
+    found = bisected(dump)
+    assert (found.place, found.value, found.cause, found.source) == (
+        "translation",
+        "silu_6",
+        "aten.silu.default",
+        silu_lines(),
+    )
+    assert_cut(found, "Sigmoid", "Mul", "Constant", "Mul")
+    assert found.trials[-1].error == pytest.approx(0.005, rel=0.5)
+
+
+def test_the_reference_of_a_node_is_written_only_where_it_is_to_blame(tmp_path: Path) -> None:
+    dump = dumped(Damped(), torch.randn(4, 8), dump=tmp_path)
+    (graph,) = find_run(dump).graphs
+    assert graph.entry["blame"] is None
+    assert not list(dump.rglob("culprit"))
+
+
+def test_a_wrong_constant_that_was_folded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No ONNX node is left of it."""
+    fold = translate.fold_constants
+
+    def fold_wrongly(model: ir.Model) -> ir.Model:
+        fold(model)
+        for value in model.graph.initializers.values():
+            if value.name == "arange":
+                value.const_value = ir.tensor(value.const_value.numpy() + 1.0, name="arange")
+        return model
+
+    monkeypatch.setattr("dynamo_backends.lowering.fold_constants", fold_wrongly)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x + torch.arange(8.0)).sin()  # the range is folded
+
+    found = bisected(dumped(function, torch.randn(4, 8), dump=tmp_path))
+    assert (found.place, found.value) == ("translation", "arange")
+    assert found.source == line_of_here("the range is folded")
+    assert_cut(found, "Identity")
+
+
+def line_of_here(text: str) -> str:
+    lines = Path(__file__).read_text().splitlines()
+    return f"{__file__}:{1 + next(i for i, line in enumerate(lines) if text in line)}"
+
+
+def test_operands_that_an_onnx_pass_swaps(planted: Callable[[Pass], None], tmp_path: Path) -> None:  # noqa: F811
+    def swap(model: ir.Model, context: PassContext) -> int:
+        nodes = [node for node in model.graph if node.op_type == "Sub"]
+        for node in nodes:
+            first, second = node.inputs
+            node.replace_input_with(0, second)
+            node.replace_input_with(1, first)
+        return len(nodes)
+
+    planted(Pass("onnx.wrong", "Planted by a test.", swap))
+    found = bisected(dumped(lambda x, y: (x.sin() - y.cos()).tanh(), torch.randn(3), torch.randn(3), dump=tmp_path))
+    assert (found.place, found.value, found.cause) == ("ONNX pass", "sub", "pass onnx.wrong")
+    assert_cut(found, "Sub")
+    assert found.cut is not None
+    before = onnx.load(found.cut.folder / "before.onnx")
+    after = onnx.load(found.cut.folder / "model.onnx")
+    assert list(before.graph.node[0].input) == list(after.graph.node[0].input)[::-1]
+
+
+def test_an_onnx_pass_whose_fault_the_model_damps(planted: Callable[[Pass], None], tmp_path: Path) -> None:  # noqa: F811
+    planted(Pass("onnx.wrong", "Planted by a test.", lambda graph, context: scale_onnx(graph, context, "silu_6")))
+    found = bisected(dumped(Damped(), torch.randn(4, 8), dump=tmp_path))
+    assert (found.place, found.value, found.source) == ("ONNX pass", "silu_6", silu_lines())
+    assert_cut(found, "QuickGelu", "Constant", "Mul")
+
+
+@pytest.mark.parametrize("stage", ["pre_grad", "joint", "post_grad"])
+def test_a_pass_in_pytorch(stage: str, planted: Callable[[Pass], None], tmp_path: Path) -> None:  # noqa: F811
+    """The run named it; without PyTorch it cannot be cut, but it is said how to confirm it."""
+    planted(Pass(f"{stage}.wrong", "Planted by a test.", scale(stage)))  # type: ignore[arg-type]
+    found = bisected(dumped(Perceptron(), torch.randn(5, 8), dump=tmp_path))
+    assert (found.place, found.cause, found.cut) == ("FX pass", f"pass {stage}.wrong", None)
+    assert found.source == line_of("silu of the perceptron")
+    assert f"options={{'passes': {{'disable': ['{stage}.wrong']}}}}" in found.advice[0]
+
+
+def test_a_wrong_decomposition_of_a_gradient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def wrong(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        sigmoid = torch.sigmoid(x)
+        return grad * sigmoid * (1 + x * (1 - sigmoid)) * 1.01
+
+    right = decompositions._decompositions
+    table = {aten.silu_backward.default: wrong}
+    monkeypatch.setattr(decompositions, "_decompositions", lambda opset: {**right(opset), **table})
+    found = bisected(dumped(Perceptron(), torch.randn(5, 8), dump=tmp_path, train=True))
+    assert found.graph.endswith("backward")
+    assert (found.place, found.cause) == ("decomposition", "decomposition of aten.silu_backward.default")
+
+
+def test_a_kernel_of_onnx_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A fault of ONNX Runtime itself (docs/upstream.md), without what we do against it."""
+    monkeypatch.setattr(kernels, "FAULTS", ())
+
+    def plainly(x: ir.Value, dim: list[int], keepdim: bool = False) -> object:
+        return op.ReduceLogSumExp(x, op.Constant(value_ints=dim), keepdims=0)
+
+    monkeypatch.setitem(CONVERTERS, aten.logsumexp.default, plainly)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (torch.logsumexp(x.sin() * 2 - x * x, 1) + 1).sin()  # a sum of exponentials
+
+    found = bisected(dumped(function, torch.tensor([[1e20, 12.0], [1.0, 2.0]]), dump=tmp_path))
+    assert (found.place, found.value, found.cause) == ("kernel", "logsumexp", "ReduceLogSumExp")
+    assert found.source == line_of_here("a sum of exponentials")
+    assert_cut(found, "ReduceLogSumExp")
+
+
+def test_a_nan_that_is_masked_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(CONVERTERS, aten.relu.default, lambda x: op.Mul(op.Sqrt(x), op.Sqrt(x)))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x.sin())  # a NaN is born
+        return torch.where(x.sin() > 0, y, 0.0).cos()
+
+    found = bisected(dumped(function, torch.tensor([[-1.0, 0.5], [1.0, 2.0]]), dump=tmp_path))
+    assert (found.place, found.value, found.source) == ("translation", "relu", line_of_here("a NaN is born"))
+    assert found.trials[-1].error == float("inf")
+    assert found.cut is not None and found.cut.confirmed
+    assert "NaN or infinite on one side 1" in fails_without_our_libraries(found.cut.folder)
+
+
+def scaled_product(dump: Path, layers: int = 4) -> Path:
+    """A dump whose session is wrong by an optimizer of ONNX Runtime, which is switched off otherwise."""
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers))).double()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (model(x).tanh() @ x.t()) * 0.1 + 1  # a scaled product
+
+    return dumped(function, torch.randn(4, 8).double(), dump=dump)
+
+
+@pytest.fixture
+def with_faulty_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "OPTIMIZER_FAULTS", ())
+
+
+def test_an_optimizer_of_onnx_runtime(with_faulty_optimizers: None, tmp_path: Path) -> None:
+    found = bisected(scaled_product(tmp_path))
+    assert (found.place, found.cause) == ("ONNX Runtime optimizer", "the optimizer MatMulScaleFusion")
+    assert found.source == line_of_here("a scaled product")
+    outcomes = {trial.what.rsplit(" ", 1)[1]: trial.outcome for trial in found.trials[-3:]}
+    assert outcomes == {"basic": "right", "extended": "wrong", "all": "wrong"}
+    assert_cut(found, "FusedMatMul", "Mul")
+    assert "MatMulScaleFusion" in OPTIMIZERS
+
+
+def test_nothing_in_the_cut_can_be_spared(with_faulty_optimizers: None, tmp_path: Path) -> None:
+    found = bisected(scaled_product(tmp_path))
+    assert found.cut is not None
+    (graph,) = find_run(found.cut.folder).graphs  # the cut is a dump of its own
+    (region,) = graph.regions
+    parts, feeds = Parts(ir.load(region.model)), feeds_of(region.recorded("input"))
+    with Runner() as runner:
+        values = runner.run(parts.exposed(parts.tensors()), feeds, PLAIN)
+        check = failing.Diverges(parts, {**feeds, **values.outputs}, region.entry["session"], runner)
+        assert check([0, 1])
+        assert not check([0]) and not check([1])
+    again = bisect(find_run(found.cut.folder), "0")
+    assert (again.place, again.cause) == (found.place, found.cause)
+    assert not any("when the model ran" in trial.what for trial in again.trials)  # this one never ran in PyTorch
+    assert_cut(again, "FusedMatMul", "Mul")
+    assert main(["replay", "-d", str(found.cut.folder), "0"]) == 1
+
+
+def test_a_bisection_that_is_killed_goes_on(with_faulty_optimizers: None, tmp_path: Path) -> None:
+    dump = scaled_product(tmp_path / "dump", layers=8)
+    first = bisected(dump, output=tmp_path / "whole")
+    folder, index = tmp_path / "stopped", find_run(dump).graphs[0].index
+    command = [sys.executable, "-m", "dynamo_backends", "bisect", "-d", str(dump), "-o", str(folder), str(index)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr is not None
+    next(line for line in process.stderr if "still fail" in line)
+    process.kill()
+    process.wait()
+    process.stderr.close()
+    with (folder / MEMORY).open("a") as file:
+        file.write("fails:half a li")  # as if it had been killed while it wrote
+    kept = len((folder / MEMORY).read_text().splitlines()) - 2
+    again = bisected(dump, output=folder)
+    assert again.resumed == kept > 0
+    assert again.sessions < first.sessions
+    assert again.cut is not None and first.cut is not None
+    assert again.cut.operators == first.cut.operators
+    assert again.cut.confirmed
+
+
+def test_answers_about_another_model_are_not_used(tmp_path: Path) -> None:
+    memory = failing.Memory(tmp_path / MEMORY, ["one model"])
+    assert memory.ask("fails", [1], lambda: True)
+    assert failing.Memory(tmp_path / MEMORY, ["one model"]).ask("fails", [1], lambda: False)
+    assert not failing.Memory(tmp_path / MEMORY, ["another"]).ask("fails", [1], lambda: False)
+
+
+@pytest.mark.parametrize("culprits", [{3}, {3, 90}, {0, 50, 99}, set(range(40, 44))])
+def test_delta_debugging(culprits: set[int]) -> None:
+    asked = 0
+
+    def fails(items: list[int]) -> bool:
+        nonlocal asked
+        asked += 1
+        return culprits <= set(items)
+
+    assert set(smallest(range(100), fails)) == culprits  # type: ignore[arg-type]
+    assert asked < 200
+
+
+def test_a_backward_whose_forward_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(CONVERTERS, aten.silu.default, lambda x: op.Mul(op.Mul(x, op.Sigmoid(x)), 1.1))
+    dump = dumped(Perceptron(), torch.randn(5, 8), dump=tmp_path, train=True)
+    forward, backward = find_run(dump).graphs
+    assert backward.verdict not in (None, "ok") and backward.entry["blame"] is None
+    found = bisected(dump, "0/backward")
+    assert (found.place, found.cut) == ("forward", None)
+    assert found.advice == [f"dynamo-backends bisect {forward.reference}"]
+    found = bisected(dump)  # the first that diverges
+    assert (found.graph, found.place, found.value) == (forward.reference, "translation", "silu")
+    assert_cut(found, "Sigmoid", "Mul", "Constant", "Mul")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """numpy has no bfloat16: what goes in and out are its bits."""
+
+    def wrong(x: ir.Value) -> object:
+        return op.Mul(op.Mul(x, op.Sigmoid(x)), op.CastLike(op.Constant(value_float=1.1), x))
+
+    monkeypatch.setitem(CONVERTERS, aten.silu.default, wrong)
+    found = bisected(dumped(Perceptron().to(dtype), torch.randn(5, 8).to(dtype), dump=tmp_path))
+    assert found.place == "translation" and found.value.startswith("silu")
+    assert_cut(found, "Sigmoid", "Mul", "Mul")
+
+
+def test_two_regions_and_symbolic_shapes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """``sort`` runs in PyTorch; the second region is wrong."""
+    monkeypatch.setitem(CONVERTERS, aten.silu.default, lambda x: op.Mul(op.Mul(x, op.Sigmoid(x)), 1.1))
+    layer = nn.Linear(8, 8)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.silu(torch.sort(layer(x), stable=True).values).cos()
+
+    with torch.no_grad():
+        options = {"dump_dir": str(tmp_path)}
+        compiled(function, backend="onnx_debug", dynamic=True, options=options)(torch.randn(5, 8))
+    (graph,) = find_run(tmp_path).graphs
+    assert len(graph.regions) == 2 and graph.entry["blame"]["region"] == 1
+    found = bisected(tmp_path)
+    assert (found.place, found.value) == ("translation", "silu")
+    assert_cut(found, "Sigmoid", "Mul", "Constant", "Mul")
+
+
+# What ends without a result
+
+
+def refused_dump(folder: Path) -> Path:
+    """A dump as ``onnx_debug`` leaves it where ONNX Runtime refused a model: a kernel that is not there."""
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("x", "y")]
+    names = ["x", "a", "b", "c", "d", "y"]
+    operators = ["Sin", "Cast", "Tan", "Cast", "Cos"]
+    attributes = [{}, {"to": TensorProto.BFLOAT16}, {}, {"to": TensorProto.FLOAT}, {}]
+    nodes = [
+        helper.make_node(operator, [before], [after], name=f"node_{after}", **more)
+        for operator, before, after, more in zip(operators, names, names[1:], attributes, strict=False)
+    ]
+    graph = helper.make_graph(nodes, "refused", info[:1], info[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    run = folder / "run_1"
+    (run / "graph_000" / "inference" / "refused").mkdir(parents=True)
+    path = run / "graph_000" / "inference" / "refused" / "001_region_0.onnx"
+    onnx.save(model, path)
+    path.with_suffix(".txt").write_text("NOT_IMPLEMENTED\n")
+    write_manifest(run, {"regions": [], "verdict": "ok"})
+    return run
+
+
+def write_manifest(run: Path, more: dict[str, object]) -> None:
+    graph = {"index": 0, "direction": "inference", "folder": "graph_000/inference", "status": "compared", **more}
+    content = {"schema_version": SCHEMA_VERSION, "versions": {}, "options": {}, "graphs": [graph]}
+    (run / "manifest.json").write_text(json.dumps(content))
+
+
+def test_a_session_that_cannot_be_made(tmp_path: Path) -> None:
+    found = bisect(find_run(refused_dump(tmp_path)), "0")
+    assert found.place == "session" and "Tan" in found.cause
+    assert_cut(found, "Tan")
+    assert found.cut is not None and "refused: " in fails_without_our_libraries(found.cut.folder)
+
+
+def dividing_dump(folder: Path, dividend: int, divisor: int) -> Path:
+    """A dump of a model that divides integers, whose run ended without a result."""
+    info = [helper.make_tensor_value_info(name, TensorProto.INT64, [2]) for name in ("x", "y", "z")]
+    nodes = [
+        helper.make_node("Neg", ["x"], ["a"]),
+        helper.make_node("Neg", ["a"], ["b"]),
+        helper.make_node("Neg", ["y"], ["c"]),
+        helper.make_node("Div", ["b", "c"], ["d"], name="divides"),
+        helper.make_node("Neg", ["d"], ["z"]),
+    ]
+    graph = helper.make_graph(nodes, "divides", info[:2], info[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    run = folder / "run_1"
+    region = run / "graph_000" / "inference" / "region_0"
+    (region / "test_data_set_0").mkdir(parents=True)
+    for name in ("model.onnx", "model.optimized.onnx"):
+        onnx.save(model, region / name)
+    for i, (name, number) in enumerate((("x", dividend), ("y", -divisor))):
+        tensor = onnx.numpy_helper.from_array(np.array([6, number]), name)
+        (region / "test_data_set_0" / f"input_{i}.pb").write_bytes(tensor.SerializeToString())
+    entry = {"index": 0, "folder": "graph_000/inference/region_0"}
+    write_manifest(run, {"regions": [entry], "verdict": "not comparable: PyTorch ran region_0"})
+    return run
+
+
+@pytest.mark.parametrize(
+    ("dividend", "divisor", "said"), [(7, 0, "Integer division by zero"), (-(2**63), -1, "the process ended by signal")]
+)
+def test_a_model_that_ends_without_a_result(dividend: int, divisor: int, said: str, tmp_path: Path) -> None:
+    """An error of ONNX Runtime's, and a fault of it (docs/upstream.md) that ends the process."""
+    found = bisect(find_run(dividing_dump(tmp_path, dividend, divisor)), "0")
+    assert found.place == "run" and said in found.cause
+    assert found.cut is not None and found.cut.operators == ["Div"]
+    assert found.cut.confirmed
+    name, array = read_tensor(found.cut.folder / "test_data_set_0" / "input_1.pb")
+    assert (name, array.tolist()) == ("c", [-6, divisor])
+
+
+# A check of the user's own
+
+CHECK = """
+import sys, onnx
+sys.exit(any(node.op_type == "Tanh" for node in onnx.load(sys.argv[1]).graph.node))
+"""
+
+
+def test_a_check_of_the_users_own(tmp_path: Path) -> None:
+    dump = dumped(Damped(), torch.randn(4, 8), dump=tmp_path / "dump")
+    (tmp_path / "check.py").write_text(CHECK)
+    found = bisected(dump, check=f"{sys.executable} {tmp_path / 'check.py'} {{model}}")
+    assert found.place == "check"
+    assert found.cut is not None and found.cut.operators == ["Tanh"] and found.cut.confirmed
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("/no/such/program {model}", "cannot be started"),
+        (f"{sys.executable} -c pass", "where the model goes"),
+        (f"{sys.executable} -c 'raise SystemExit(1)' {{model}}", "a single Identity"),
+    ],
+)
+def test_a_check_that_says_nothing(command: str, said: str, tmp_path: Path) -> None:
+    dump = dumped(lambda x: x.sin().cos(), torch.randn(3), dump=tmp_path)
+    with pytest.raises(DumpError, match=said):
+        bisected(dump, check=command)
+
+
+# The command line
+
+
+def bisect_command(dump: Path, *more: str) -> int:
+    return main(["bisect", "-d", str(dump), *more, str(find_run(dump).graphs[0].index)])
+
+
+def test_the_command(with_faulty_optimizers: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dump = scaled_product(tmp_path)
+    assert bisect_command(dump) == 1
+    printed = capsys.readouterr()
+    assert "the fault is in: ONNX Runtime optimizer at " in printed.out
+    assert "cut: 2 of " in printed.out and "nodes still fail" in printed.err
+    assert bisect_command(dump, "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["place"] == "ONNX Runtime optimizer" and found["cut"]["confirmed"]
+
+
+def test_the_command_where_nothing_diverges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dump = dumped(lambda x: x.sin(), torch.randn(3), dump=tmp_path)
+    assert bisect_command(dump) == 0
+    assert "try: nothing diverges here" in capsys.readouterr().out
+    assert main(["bisect", "-d", str(dump), "4711"]) == 2
+    assert "no graph '4711'" in capsys.readouterr().err
+
+
+def test_options_behind_the_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dump = dumped(lambda x: x.sin(), torch.randn(3), dump=tmp_path)
+    assert main(["bisect", str(find_run(dump).graphs[0].index), "-d", str(dump), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["place"] == "nothing"
+    with pytest.raises(SystemExit, match="2"):
+        main(["bisect", "0", "--chek", "x"])
+    assert "unrecognized arguments: --chek x. Did you mean '--check'" in capsys.readouterr().err
+    assert main(["bisect", "grahp_000"]) == 2
+    assert "grahp_000 is neither a graph" in capsys.readouterr().err
+
+
+def test_a_graph_is_bisected_without_pytorch(tmp_path: Path) -> None:
+    run = refused_dump(tmp_path)
+    script = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from dynamo_backends.cli import main\n"
+        f"sys.exit(main(['bisect', '-d', {str(run)!r}, '0']))"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 1, ended.stderr
+    assert "the fault is in: session" in ended.stdout
+
+
+def test_a_session_that_held_old_weights(tmp_path: Path) -> None:
+    """The recorded outputs are not what the recorded inputs give."""
+    dump = dumped(lambda x: x.sin(), torch.randn(3), dump=tmp_path)
+    run = find_run(dump)
+    content = json.loads((run.folder / "manifest.json").read_text())
+    blame = {"value": "sin", "region": 0, "cause": "rounding that grows", "source": ""}
+    content["graphs"][0].update(verdict="diverges at sin", blame=blame)
+    (run.folder / "manifest.json").write_text(json.dumps(content))
+    path = run.graphs[0].regions[0].folder / "test_data_set_0" / "output_0.pb"
+    name, array = read_tensor(path)
+    path.write_bytes(onnx.numpy_helper.from_array(array + 1, name).SerializeToString())
+    found = bisected(dump)
+    assert found.place == "unknown" and "in a fresh process" in found.cause
+    assert any("stale weight" in line for line in found.advice)
