@@ -1,6 +1,6 @@
 """What a pipeline tells of itself: each stage, as it is reached, and each compiled graph before its first run.
 
-The production backend's observer is ``Observer`` itself, which does nothing. The debug backend's writes it all down.
+The production backend's observer is ``Observer`` itself, which looks at nothing. The debug backend's writes all down.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .artifacts import CompiledGraph, GraphName, Runner
 from .errors import SessionError
+from .stage_log import stage_reached
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -21,7 +22,7 @@ STAGES = ("dynamo", "pre_grad", "joint", "aten", "post_grad", "regions", "onnx",
 
 
 class Observer:
-    """Is told of each stage of the pipeline; this one does nothing."""
+    """Is told of each stage of the pipeline; this one tells PyTorch's logs, where these are on."""
 
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
         """A stage is reached.
@@ -32,6 +33,7 @@ class Observer:
             artifact: ``dynamo`` to ``post_grad``: the ``fx.GraphModule``; ``regions``: the ``Split``;
                 ``onnx`` and ``onnx_optimized``: a ``CompiledRegion`` with its model; ``session``: with its session too.
         """
+        stage_reached(name, graph, artifact)
 
     def refused(self, graph: GraphName, region: int, model: ir.Model, error: SessionError) -> None:
         """ONNX Runtime refused the model of a region; the graph is split anew.

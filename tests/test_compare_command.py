@@ -767,7 +767,7 @@ def test_all_switches_are_documented(name: str) -> None:
 
     page = (Path(__file__).parent.parent / "docs" / "command_line.md").read_text(encoding="utf-8")
     section = page[page.index(f"## {name}:") :].partition("\n## ")[0]
-    [commands] = [item for item in build_parser(name)._actions if isinstance(item, argparse._SubParsersAction)]
+    [commands] = [item for item in build_parser([name])._actions if isinstance(item, argparse._SubParsersAction)]
     switches = {item for action in commands.choices[name]._actions for item in action.option_strings}
     missing = {item for item in switches - {"-h", "--help"} if f"`{item}" not in section}
     assert not missing

@@ -26,6 +26,7 @@ from ..exporter.decompositions import translated_operators
 from ..frozen import Weight
 from ..options import Options
 from ..reasons import Kind
+from ..stage_log import cached_model
 from . import answers, environment
 from .code import CannotStoreError
 from .description import constants, describe, describe_symbols, shape_environment
@@ -223,6 +224,8 @@ class CachedGraphs:
             self._store.remove(key)
             return None
         entry.report.tell(name)
+        for i, executable in enumerate(entry.regions):
+            cached_model(name, i, executable.model)
         return run
 
     def _keep(

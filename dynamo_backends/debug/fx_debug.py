@@ -93,6 +93,7 @@ class _Printer(Observer):
 
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
         assert isinstance(artifact, fx.GraphModule)  # the stages after post_grad are not reached
+        super().stage(name, graph, artifact)
         self._folder.write_text(f"{graph_folder(graph)}/{name}.py", stage_text(artifact))
         if name in _PRINTED_STAGES:
             text = f"{graph}, stage {name}\n{graph_table(artifact)}\n\n"

@@ -16,6 +16,7 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 from torch import fx
+from torch._guards import CompileContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from passes.engine.locks import Lock
@@ -30,6 +31,7 @@ from ..observer import Observer
 from ..options import Options
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.kernels import serialized
+from ..stage_log import present_compile, trace
 from .captured import Call, Captured, Finding, JointGraphs
 from .culprit import reference_of
 from .dump_folder import DumpFolder, dump_folder, graph_folder
@@ -83,6 +85,7 @@ class DebugObserver(Observer):
         self._judges: dict[GraphName, Judge] = {}
         self._joints: collections.defaultdict[int, JointGraphs] = collections.defaultdict(JointGraphs)
         self._refused: collections.Counter[GraphName] = collections.Counter()
+        self._compiles: dict[GraphName, CompileContext | None] = {}
 
     def close(self) -> None:
         """Stops watching: what it watched runs on, and what is compiled later is not seen. Writes the manifest."""
@@ -93,6 +96,7 @@ class DebugObserver(Observer):
         self._manifest.flush()
 
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
+        super().stage(name, graph, artifact)
         if not self.is_open:
             return
         self._folder.announce()
@@ -210,6 +214,7 @@ class DebugObserver(Observer):
             return graph.run if self._records is None else RecordObserver(self._records).runner(graph)
         self._folder.write_text(f"{graph_folder(graph.name)}/regions.txt", regions_text(graph))
         has_captured = self._judges[graph.name].captured is not None
+        self._compiles[graph.name] = present_compile()
         self._manifest.add_graph(
             graph, self._options, reference=f"{'Dynamo' if has_captured else 'AOTAutograd'}'s graph"
         )
@@ -258,8 +263,10 @@ class DebugObserver(Observer):
         count("unchecked_values", len(comparison.unchecked))
         with self._lock:
             table = f"{graph_folder(graph.name)}/side_by_side"
-            self._folder.write_text(f"{table}.txt", side_by_side_text(comparison, arguments_of(graph.module)))
+            text = side_by_side_text(comparison, arguments_of(graph.module))
+            self._folder.write_text(f"{table}.txt", text)
             self._folder.write_text(f"{table}.json", side_by_side_json(comparison))
+            trace(graph.name, "side_by_side", lambda: text, self._compiles[graph.name])
             self._manifest.add_comparison(graph.name, comparison, run.repeated, run.cost)
         if self._options.compare == "first":
             for judge in self._finished(graph.name):

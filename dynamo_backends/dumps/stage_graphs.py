@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..spelling import unknown_name
 from .graph_text import GraphNode, fx_nodes, model_text, onnx_nodes, without_freeing
-from .reading import DumpedGraph, DumpError, Run
+from .reading import DumpedGraph, DumpedRegion, DumpError, Run
 
 FX_STAGES = ("dynamo", "pre_grad", "joint", "aten", "post_grad")
 """Stages that are FX graphs; the first three are of Dynamo's graph, which its forward and its backward share."""
 
-ONNX_STAGES = {"onnx": "model.onnx", "onnx_optimized": "model.optimized.onnx", "session": "model.session.onnx"}
-"""Stages that are an ONNX model for each region, with the file of the region's folder."""
+ONNX_STAGES = ("onnx", "onnx_optimized", "session")
+"""Stages that are an ONNX model for each region."""
 
 STAGES = (*FX_STAGES, *ONNX_STAGES)
 """All that can be shown, in order."""
@@ -38,7 +38,7 @@ class Stage:
     Attributes:
         name: one of ``STAGES``.
         nodes: how many operators its graph has; of an ONNX stage, of all regions.
-        file: its file in the run folder, of an ONNX stage a pattern; ``None`` if it changed nothing.
+        file: its file in the run folder, of several regions a pattern; ``None`` if it changed nothing.
         same_as: the earlier stage whose file shows it, if it changed nothing.
     """
 
@@ -108,12 +108,11 @@ def stages_of(run: Run, graph: DumpedGraph) -> list[Stage]:
         if entry is not None:
             with run.reading_manifest():
                 found.append(Stage(name, int(entry["nodes"]), entry["file"], entry["same_as"]))
-    for name, file in ONNX_STAGES.items():
-        if all((region.folder / file).exists() for region in graph.regions) and graph.regions:
-            nodes = sum(item.operators for item in stage_graphs(run, graph, name))
-            places = [f"region_{region.index}" for region in graph.regions]
-            place = places[0] if len(places) == 1 else f"region_{{{','.join(str(r.index) for r in graph.regions)}}}"
-            found.append(Stage(name, nodes, f"{graph.reference}/{place}/{file}"))
+    for name in ONNX_STAGES:
+        entries = [_entry_in(run, region.entry, name) for region in graph.regions]
+        if entries and all(entry is not None for entry in entries):
+            with run.reading_manifest():
+                found.append(_onnx_stage(name, graph, [entry for entry in entries if entry is not None]))
     return found
 
 
@@ -137,9 +136,10 @@ def stage_graphs(run: Run, graph: DumpedGraph, name: str) -> list[StageGraph]:
             )
         found = []
         for region in graph.regions:
-            path = region.folder / ONNX_STAGES[name]
+            path = _model_path(region, name)
             file = f"{graph.reference}/region_{region.index}/{path.name}"
-            found.append(StageGraph(path, file, model_text(_model(path)), region.index, graph.entry["names"]))
+            names = graph.entry["names"]
+            found.append(StageGraph(path, file, model_text(_model(path)), region.index, names))
         return found
     entry = _entry(run, graph, name)
     if entry is not None and entry["same_as"] is not None:
@@ -161,8 +161,31 @@ def _entry(run: Run, graph: DumpedGraph, name: str) -> Mapping[str, Any] | None:
     if name in ("dynamo", "pre_grad", "joint"):
         with run.reading_manifest():
             owner = next((entry for entry in run.manifest["dynamo_graphs"] if entry["index"] == graph.index), None)
+    return _entry_in(run, owner, name) if owner is not None else None
+
+
+def _entry_in(run: Run, owner: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """What the manifest says of a stage of a graph or a region."""
     with run.reading_manifest():
-        return next((entry for entry in (owner["stages"] if owner is not None else []) if entry["name"] == name), None)
+        return next((entry for entry in owner["stages"] if entry["name"] == name), None)
+
+
+def _onnx_stage(name: str, graph: DumpedGraph, entries: Sequence[Mapping[str, Any]]) -> Stage:
+    """A stage of all regions."""
+    nodes = sum(int(entry["nodes"]) for entry in entries)
+    same_as = {entry["same_as"] for entry in entries}
+    if len(same_as) == 1 and None not in same_as:
+        return Stage(name, nodes, None, str(same_as.pop()))
+    indices = ",".join(str(region.index) for region in graph.regions)
+    places = f"region_{{{indices}}}" if len(entries) > 1 else f"region_{indices}"
+    file = next(entry["file"] for entry in entries if entry["file"] is not None)
+    return Stage(name, nodes, f"{graph.reference}/{places}/{Path(file).name}")
+
+
+def _model_path(region: DumpedRegion, stage: str) -> Path:
+    if stage == "session":
+        return region.session_model
+    return region.model if stage == "onnx" else region.optimized_model
 
 
 @functools.lru_cache(maxsize=16)
