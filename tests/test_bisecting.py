@@ -252,28 +252,30 @@ def test_nothing_in_the_cut_can_be_spared(with_faulty_optimizers: None, tmp_path
         check = failing.Diverges(parts, {**feeds, **values.outputs}, region.entry["session"], runner)
         assert check([0, 1])
         assert not check([0]) and not check([1])
+    again = bisect(find_run(found.cut.folder), "0")
+    assert (again.place, again.cause) == (found.place, found.cause)
+    assert not any("when the model ran" in trial.what for trial in again.trials)  # this one never ran in PyTorch
+    assert_cut(again, "FusedMatMul", "Mul")
+    assert main(["replay", "-d", str(found.cut.folder), "0"]) == 1
 
 
 def test_a_bisection_that_is_killed_goes_on(with_faulty_optimizers: None, tmp_path: Path) -> None:
     dump = scaled_product(tmp_path / "dump", layers=8)
     first = bisected(dump, output=tmp_path / "whole")
-    asked = 0
-
-    class KilledError(Exception):
-        pass
-
-    def stop(text: str) -> None:
-        nonlocal asked
-        asked += "still fail" in text
-        if asked == 2:
-            raise KilledError
-
-    with pytest.raises(KilledError):
-        bisected(dump, output=tmp_path / "stopped", progress=stop)
-    answers = (tmp_path / "stopped" / MEMORY).read_text()
-    (tmp_path / "stopped" / MEMORY).write_text(answers + "fails:half a li")  # it was killed while it wrote
-    again = bisected(dump, output=tmp_path / "stopped")
-    assert again.resumed == len(answers.splitlines()) - 1 > 0
+    folder, index = tmp_path / "stopped", find_run(dump).graphs[0].index
+    command = [sys.executable, "-m", "dynamo_backends", "bisect", "-d", str(dump), "-o", str(folder), str(index)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr is not None
+    next(line for line in process.stderr if "still fail" in line)
+    process.kill()
+    process.wait()
+    process.stderr.close()
+    with (folder / MEMORY).open("a") as file:
+        file.write("fails:half a li")  # as if it had been killed while it wrote
+    kept = len((folder / MEMORY).read_text().splitlines()) - 2
+    again = bisected(dump, output=folder)
+    assert again.resumed == kept > 0
     assert again.sessions < first.sessions
     assert again.cut is not None and first.cut is not None
     assert again.cut.operators == first.cut.operators
@@ -300,6 +302,50 @@ def test_delta_debugging(culprits: set[int]) -> None:
     assert asked < 200
 
 
+def test_a_backward_whose_forward_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(CONVERTERS, aten.silu.default, lambda x: op.Mul(op.Mul(x, op.Sigmoid(x)), 1.1))
+    dump = dumped(Perceptron(), torch.randn(5, 8), dump=tmp_path, train=True)
+    forward, backward = find_run(dump).graphs
+    assert backward.verdict not in (None, "ok") and backward.entry["blame"] is None
+    found = bisected(dump, "0/backward")
+    assert (found.place, found.cut) == ("forward", None)
+    assert found.advice == [f"dynamo-backends bisect {forward.reference}"]
+    found = bisected(dump)  # the first that diverges
+    assert (found.graph, found.place, found.value) == (forward.reference, "translation", "silu")
+    assert_cut(found, "Sigmoid", "Mul", "Constant", "Mul")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """numpy has no bfloat16: what goes in and out are its bits."""
+
+    def wrong(x: ir.Value) -> object:
+        return op.Mul(op.Mul(x, op.Sigmoid(x)), op.CastLike(op.Constant(value_float=1.1), x))
+
+    monkeypatch.setitem(CONVERTERS, aten.silu.default, wrong)
+    found = bisected(dumped(Perceptron().to(dtype), torch.randn(5, 8).to(dtype), dump=tmp_path))
+    assert found.place == "translation" and found.value.startswith("silu")
+    assert_cut(found, "Sigmoid", "Mul", "Mul")
+
+
+def test_two_regions_and_symbolic_shapes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """``sort`` runs in PyTorch; the second region is wrong."""
+    monkeypatch.setitem(CONVERTERS, aten.silu.default, lambda x: op.Mul(op.Mul(x, op.Sigmoid(x)), 1.1))
+    layer = nn.Linear(8, 8)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.silu(torch.sort(layer(x), stable=True).values).cos()
+
+    with torch.no_grad():
+        options = {"dump_dir": str(tmp_path)}
+        compiled(function, backend="onnx_debug", dynamic=True, options=options)(torch.randn(5, 8))
+    (graph,) = find_run(tmp_path).graphs
+    assert len(graph.regions) == 2 and graph.entry["blame"]["region"] == 1
+    found = bisected(tmp_path)
+    assert (found.place, found.value) == ("translation", "silu")
+    assert_cut(found, "Sigmoid", "Mul", "Constant", "Mul")
+
+
 # What ends without a result
 
 
@@ -320,12 +366,12 @@ def refused_dump(folder: Path) -> Path:
     path = run / "graph_000" / "inference" / "refused" / "001_region_0.onnx"
     onnx.save(model, path)
     path.with_suffix(".txt").write_text("NOT_IMPLEMENTED\n")
-    write_manifest(run, {"regions": []})
+    write_manifest(run, {"regions": [], "verdict": "ok"})
     return run
 
 
 def write_manifest(run: Path, more: dict[str, object]) -> None:
-    graph = {"index": 0, "direction": "inference", "folder": "graph_000/inference", "verdict": "ok", **more}
+    graph = {"index": 0, "direction": "inference", "folder": "graph_000/inference", "status": "compared", **more}
     content = {"schema_version": SCHEMA_VERSION, "versions": {}, "options": {}, "graphs": [graph]}
     (run / "manifest.json").write_text(json.dumps(content))
 
@@ -435,6 +481,11 @@ def test_options_behind_the_graph(tmp_path: Path, capsys: pytest.CaptureFixture[
     dump = dumped(lambda x: x.sin(), torch.randn(3), dump=tmp_path)
     assert main(["bisect", str(find_run(dump).graphs[0].index), "-d", str(dump), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["place"] == "nothing"
+    with pytest.raises(SystemExit, match="2"):
+        main(["bisect", "0", "--chek", "x"])
+    assert "unrecognized arguments: --chek x. Did you mean '--check'" in capsys.readouterr().err
+    assert main(["bisect", "grahp_000"]) == 2
+    assert "grahp_000 is neither a graph" in capsys.readouterr().err
 
 
 def test_a_graph_is_bisected_without_pytorch(tmp_path: Path) -> None:
