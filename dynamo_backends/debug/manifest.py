@@ -94,6 +94,7 @@ class Manifest:
                     "nodes": len(item.region.operators),
                     "onnx_nodes": len(item.model.graph),
                     "onnx_nodes_optimized": len(item.optimized_model.graph),
+                    "constants": list(item.bound.session.constants),
                     "passes": [_pass_as_json(result) for result in item.passes],
                 }
                 for item in graph.regions
