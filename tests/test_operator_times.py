@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 
 import onnx
 import pytest
 import torch
 
+from dynamo_backends.cli import main
 from dynamo_backends.dumps.operator_times import (
     NOT_ATTRIBUTED,
     WHOLE_MODEL,
@@ -108,3 +110,39 @@ def test_groups(dump: Path) -> None:
 def test_nothing_to_run(dump: Path) -> None:
     with pytest.raises(ValueError, match="at least one run"):
         operator_times(graph_of(dump, "1"), runs=0)
+
+
+def test_the_command_shows_operators_modules_and_nodes(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "1", "-d", str(dump), "--runs", "2", "--top", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("graph 1 inference: ") and "2 runs" in shown
+    assert "by operator, the 3 slowest of" in shown and "com.microsoft.FusedMatMul" in shown
+    assert "not measured: 1\n" in shown, "sort"
+    assert "first.wide" in shown and f"{__file__}:" in shown
+    assert "try: dynamo-backends show graph_001/inference" in shown
+
+
+def test_the_command_in_json(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of both directions of a graph."""
+    assert main(["profile", "0", "-d", str(dump), "--runs", "1", "--json", "--threads", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [graph["graph"] for graph in found] == ["graph_000/forward", "graph_000/backward"]
+    region = found[1]["regions"][0]
+    assert region["threads"] == 2
+    assert {"node", "operator", "milliseconds", "fx_nodes", "module", "sources"} <= region["rows"][0].keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["7"], "no graph '7'"),
+        (["1", "--runs", "0"], "at least one run"),
+        (["0", "-d", "/nowhere"], "does not exist"),
+    ],
+)
+def test_the_command_on_what_is_not_there(
+    dump: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["profile", "-d", str(dump), *arguments]) == 2
+    complaint = capsys.readouterr().err
+    assert complaint.startswith("dynamo-backends profile: ") and message in complaint
