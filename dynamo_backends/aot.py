@@ -14,11 +14,15 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.convert_frame import compile_lock
+from torch._dynamo.exc import RestartAnalysis, TensorifyScalarRestartAnalysis
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import (
+    BufferAOTInput,
     GradAOTOutput,
     InputMutationAOTOutput,
     IntermediateBaseAOTOutput,
+    ParamAOTInput,
     PlainAOTInput,
     PlainAOTOutput,
     SavedForBackwardsAOTOutput,
@@ -33,6 +37,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .artifacts import Runner
+from .errors import first_line
+from .exporter.locations import UserName, function_name, set_user_name, user_name
 from .first_call import synthetic
 
 _GRAPH_NAME = re.compile(r"(?:^|__)(?P<id>\d+)_(?P<direction>forward|backward|inference|joint)")
@@ -123,18 +129,194 @@ def weights(module: fx.GraphModule, arguments: Sequence[object]) -> dict[int, St
     lifted = list(lifted_attributes(module))
     found = {i: StaticInput(name, arguments[i]) for i, name in enumerate(lifted)}
     for i, node in enumerate(module.graph.find_nodes(op="placeholder"), start=len(lifted)):
-        if node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type") is not None:
-            found[i] = StaticInput(_user_name(node), arguments[i])
+        if _STATIC in node.meta.get("tensor_dict", {}):
+            found[i] = StaticInput(user_name(node) or node.name, arguments[i])
     return found
 
 
-def _user_name(placeholder: fx.Node) -> str:
-    """``L['self']._modules['fc']._parameters['weight']`` as ``fc.weight``."""
+_STATIC = "_dynamo_static_input_type"
+"""Dynamo's mark of a tensor that a module holds."""
+
+
+def argument_names(module: fx.GraphModule) -> list[UserName]:
+    """What the user calls each argument of one of Dynamo's graphs: its lifted attributes, then its placeholders, which
+    are told their names, too."""
+    placeholders = module.graph.find_nodes(op="placeholder")
+    names = _distinct(
+        [
+            *(UserName(name, is_static=True) for name in lifted_attributes(module)),
+            *(UserName(_source_of(node), _STATIC in node.meta.get("tensor_dict", {})) for node in placeholders),
+        ]
+    )
+    for node, name in zip(placeholders, names[len(names) - len(placeholders) :], strict=True):
+        set_user_name(node, name)
+    return names
+
+
+def argument_names_of_frame() -> list[UserName]:
+    """The same of the graph that Dynamo is compiling in this thread, where AOTAutograd's graphs are all one sees; empty
+    outside of Dynamo."""
+    frame = _translator()
+    if frame is None:
+        return []
+    context = TracingContext.try_get()
+    placeholders = frame.output.graph.find_nodes(op="placeholder")
+    lifted = len(context.params_flat or ()) if context is not None else 0  # these have no names here
+    names = [UserName(_source_of(node), _STATIC in node.meta.get("tensor_dict", {})) for node in placeholders]
+    return _distinct([UserName("", is_static=True)] * lifted + names)
+
+
+def _source_of(placeholder: fx.Node) -> str:
+    """``L['self']._modules['fc']._parameters['weight']`` as ``fc.weight``, ``L['args'][0]`` as ``args[0]``."""
     source = getattr(placeholder.meta.get("grapharg"), "source", None)
     if source is None:
-        return placeholder.name
+        return ""
     text = re.sub(r"\._(?:modules|parameters|buffers)\['([^']*)'\]", r".\1", str(source.name))
-    return re.sub(r"^L\['[^']*'\]\.", "", text)
+    return re.sub(r"^[LG]\['([^']*)'\]", r"\1", text).removeprefix("self.")
+
+
+def _distinct(names: Sequence[UserName]) -> list[UserName]:
+    """The names, each but once: an input may be called as a parameter of the model is."""
+    taken: set[str] = set()
+    found = []
+    for i, name in enumerate(names):
+        text = name.text
+        for other in (f"self.{text}", f"{text} ({i})"):
+            if text and text in taken:
+                text = other
+        taken.add(text)
+        found.append(dataclasses.replace(name, text=text))
+    return found
+
+
+_RESULT_NAMES = "dynamo_backends_result_names"
+_ARGUMENT_NAMES = "dynamo_backends_argument_names"
+
+
+def name_values(module: fx.GraphModule, names: Sequence[UserName]) -> None:
+    """Tells one of AOTAutograd's graphs what the user calls its arguments and results.
+
+    Args:
+        module: the graph.
+        names: of the arguments of Dynamo's graph, from ``argument_names``.
+    """
+    module.meta[_ARGUMENT_NAMES] = names
+    for node in module.graph.find_nodes(op="placeholder"):
+        set_user_name(node, _name_of_argument(node.meta.get("desc"), names))
+    output = module.graph.output_node()
+    output.meta[_RESULT_NAMES] = [_name_of_result(item, names) for item in output.meta.get("desc") or []]
+
+
+def _name_of_argument(descriptor: object, names: Sequence[UserName]) -> UserName:
+    if isinstance(descriptor, PlainAOTInput) and descriptor.idx < len(names):
+        return names[descriptor.idx]
+    if isinstance(descriptor, (ParamAOTInput, BufferAOTInput)):
+        return UserName(descriptor.target, is_static=True)
+    if isinstance(descriptor, ViewBaseAOTInput):
+        base = _name_of_argument(descriptor.base_of, names)
+        return UserName(f"base of {base.text}" if base.text else "")
+    if isinstance(descriptor, TangentAOTInput) and isinstance(descriptor.output, PlainAOTOutput):
+        return UserName(f"grad of result {descriptor.output.idx}")
+    return UserName("")
+
+
+def _name_of_result(descriptor: object, names: Sequence[UserName]) -> str:
+    if isinstance(descriptor, GradAOTOutput):
+        name = _name_of_argument(descriptor.grad_of, names).text
+        return f"grad of {name}" if name else ""
+    if isinstance(descriptor, InputMutationAOTOutput):
+        name = _name_of_argument(descriptor.mutated_input, names).text
+        return f"new value of {name}" if name else ""
+    return ""
+
+
+_DESCRIBED = re.compile(r"# (?P<text>\w+AOT(?:Input|Output)\(.*\))$")
+
+
+def with_user_names(module: fx.GraphModule, line: str) -> str:
+    """A line of a graph's code, with the user's name of an argument or result in the place of AOTAutograd's
+    description of it: ``# fc.weight`` instead of ``# PlainAOTInput(idx=0)``."""
+    names: Sequence[UserName] = module.meta.get(_ARGUMENT_NAMES, ())
+    match = _DESCRIBED.search(line)
+    if match is None:
+        return line
+    text = re.sub(
+        r"PlainAOTInput\(idx=(\d+)\)",
+        lambda found: (names[int(found[1])].text if int(found[1]) < len(names) else "") or found[0],
+        match["text"],
+    )
+    text = re.sub(r"^GradAOTOutput\(grad_of=(.*)\)$", r"grad of \1", text)
+    text = re.sub(r"^InputMutationAOTOutput\(mutated_input=(.*)\)$", r"new value of \1", text)
+    text = re.sub(r"^TangentAOTInput\(output=PlainAOTOutput\(idx=(\d+)\)\)$", r"grad of result \1", text)
+    text = re.sub(r"^PlainAOTOutput\(idx=(\d+)\)$", r"result \1", text)
+    text = re.sub(r"^SavedForBackwardsAOTOutput\(idx=\d+\)$", "for the backward", text)
+    return f"{line[: match.start()]}# {text}"
+
+
+def result_names(module: fx.GraphModule) -> dict[fx.Node, str]:
+    """What the user calls the results of one of AOTAutograd's graphs, ``grad of fc.weight``; those that have a name."""
+    output = module.graph.output_node()
+    leaves = pytree.tree_leaves(output.args[0], is_leaf=lambda x: x is None)
+    names = output.meta.get(_RESULT_NAMES, [])
+    return {leaf: name for leaf, name in zip(leaves, names, strict=False) if isinstance(leaf, fx.Node) and name}
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledFrame:
+    """The function that one of Dynamo's graphs is a part of, and why the graph ends.
+
+    Attributes:
+        function, file, line: the function, and where the graph begins in it: with it, or after a graph break.
+        reason: why the graph ends there, in a line: ``the end of the function``, or ``graph break: `` and why.
+        details: all that Dynamo says of a graph break, in lines; else ``""``.
+        end_file, end_line: where.
+    """
+
+    function: str
+    file: str
+    line: int
+    reason: str
+    details: str
+    end_file: str
+    end_line: int
+
+
+def frame_being_compiled() -> CompiledFrame | None:
+    """The frame that Dynamo is compiling in this thread; ``None`` outside of Dynamo."""
+    frame = _translator()
+    if frame is None:
+        return None
+    code = frame.f_code
+    reason = frame.output.compile_subgraph_reason
+    details = reason.reason.strip() if reason.graph_break else ""
+    lines = [line.strip().removeprefix("Explanation: ") for line in details.splitlines()[:2]]
+    said = f"graph break: {': '.join(lines)}" if lines else "the end of the function"
+    end = reason.user_stack[-1] if reason.user_stack else None
+    return CompiledFrame(
+        function_name(code.co_name),
+        code.co_filename,
+        code.co_firstlineno,
+        said,
+        details,
+        end.filename if end is not None else code.co_filename,
+        (end.lineno or 0) if end is not None else 0,
+    )
+
+
+def why_given_up(error: Exception) -> str:
+    """Why a graph that was handed over is not used: Dynamo traces the function anew, or the compile failed."""
+    if isinstance(error, TensorifyScalarRestartAnalysis):
+        return "Dynamo traces the function again, with a number that it had taken for an input made a constant"
+    if isinstance(error, RestartAnalysis):
+        return f"Dynamo traces the function again: {error.restart_reason or type(error).__name__}"
+    return f"the compile failed: {type(error).__name__}: {first_line(str(error))}"
+
+
+def _translator() -> InstructionTranslator | None:
+    try:
+        return InstructionTranslator.current_tx()
+    except AttributeError:  # a variable of the thread that is set while Dynamo compiles
+        return None
 
 
 def at_placeholders(module: fx.GraphModule, weights: Mapping[int, StaticInput]) -> dict[int, StaticInput]:
@@ -156,7 +338,8 @@ def _written_arguments(module: fx.GraphModule) -> set[object]:
 
 
 def static_arguments(module: fx.GraphModule) -> dict[int, StaticInput]:
-    """The same where Dynamo's graph is not at hand: values are not known, and names are those of the placeholders."""
+    """The same where Dynamo's graph is not at hand: values are not known, the names are those that the placeholders
+    were told."""
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     positions = metadata.static_input_indices if metadata is not None else []
@@ -167,7 +350,7 @@ def static_arguments(module: fx.GraphModule) -> dict[int, StaticInput]:
     for i in positions:
         key = keys[i] if i < len(keys) else None
         if isinstance(key, tuple) and key[1] not in written:
-            found[i] = StaticInput(placeholders[i].name)
+            found[i] = StaticInput(user_name(placeholders[i]) or placeholders[i].name)
     return found
 
 

@@ -11,7 +11,7 @@ import functools
 import logging
 import operator
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
@@ -268,6 +268,8 @@ class CompiledGraph:
     assembled: fx.GraphModule
     """The graph with each region as one call; its arguments come boxed."""
     passes: list[PassResult]
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """How long its stages took: ``split``, ``export``, ``onnx_passes``, ``session``, of all regions and attempts."""
 
     @property
     def run(self) -> Runner:

@@ -6,9 +6,11 @@ A ``Lowering`` makes a callable of a graph of the stage ``post_grad``. ``OnnxLow
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import onnx_ir as ir
@@ -120,7 +122,8 @@ class OnnxLowering:
         weights: Mapping[fx.Node, Weight],
     ) -> CompiledGraph:
         """The graph with its regions' sessions, see ``lower``."""
-        split, regions = self._compile_regions(name, module, evaluation, weights)
+        seconds: dict[str, float] = {}
+        split, regions = self._compile_regions(name, module, evaluation, weights, seconds)
         Report.of(split).tell(name)
         assembled = assemble(module, split, [region.runnable for region in regions])
         if self.options.fallback == "inductor" and not self.observer.watches:
@@ -128,22 +131,33 @@ class OnnxLowering:
 
             compile_groups(assembled, name.direction)
         give_back()
-        return CompiledGraph(name, module, split, regions, assembled, passes)
+        return CompiledGraph(name, module, split, regions, assembled, passes, seconds)
 
     def _compile_regions(
-        self, name: GraphName, module: fx.GraphModule, evaluation: Evaluation | None, weights: Mapping[fx.Node, Weight]
+        self,
+        name: GraphName,
+        module: fx.GraphModule,
+        evaluation: Evaluation | None,
+        weights: Mapping[fx.Node, Weight],
+        seconds: dict[str, float],
     ) -> tuple[Split, list[CompiledRegion]]:
-        """Splits the graph and compiles its regions; what the runtime refuses is split off, in bounded rounds."""
+        """Splits the graph and compiles its regions; what the runtime refuses is split off, in bounded rounds.
+
+        The time of the stages is added to ``seconds``.
+        """
         refused: dict[fx.Node, Reason] = {}
         for attempt in itertools.count():  # each round takes nodes from ONNX, so it ends
-            split = split_graph(module, self.support, refused)
+            with _timed(seconds, "split"):
+                split = split_graph(module, self.support, refused)
             self._check_fallback(split)
             compiled: list[CompiledRegion] = []
             before = len(refused)
             for region in split.regions:
                 try:
                     is_only = len(split.regions) == 1
-                    compiled.append(self._compile_region(name, module, region, evaluation, weights, is_only=is_only))
+                    compiled.append(
+                        self._compile_region(name, module, region, evaluation, weights, seconds, is_only=is_only)
+                    )
                 except (SessionError, TranslationError) as error:
                     count("refused_regions")
                     culprits = self._find_refused(region, error)
@@ -182,6 +196,7 @@ class OnnxLowering:
         region: Region,
         evaluation: Evaluation | None,
         weights: Mapping[fx.Node, Weight],
+        seconds: dict[str, float],
         *,
         is_only: bool,
     ) -> CompiledRegion:
@@ -193,11 +208,13 @@ class OnnxLowering:
             region: a region of it.
             evaluation: the graph's values, if the passes of ``onnx`` are to be checked.
             weights: the arguments that may be constants.
+            seconds: the time of the stages is added to it.
             is_only: whether it is the only region of the graph.
         """
         model_name = f"{name.direction}_region_{region.index}"  # the same in every process: no number of the graph
-        model = translate(region.nodes, region.inputs, region.outputs, opset=self.options.opset, name=model_name)
-        fold_constants(model)
+        with _timed(seconds, "export"):
+            model = translate(region.nodes, region.inputs, region.outputs, opset=self.options.opset, name=model_name)
+            fold_constants(model)
         inputs, outputs = _input_specs(region, model), _output_specs(region, model)
         settings = SessionSettings(
             self.options.providers,
@@ -212,13 +229,15 @@ class OnnxLowering:
             checker = ModelChecker(evaluation, arguments, results, inputs, outputs, settings)
         _mark(region, model, weights)
         optimized = model.clone()
-        passes = self.passes.run("onnx", name, optimized, region.index, checker)
+        with _timed(seconds, "onnx_passes"):
+            passes = self.passes.run("onnx", name, optimized, region.index, checker)
         try:
-            constants = constants_of(region, optimized, weights)
-            without = [inputs[i].name for i in constants]
-            content = serialized(optimized, settings.providers, without=without)
-            executable = Executable(content, inputs, outputs, settings, tuple(constants))
-            session = load(executable, constants, complete=self.options.weights == "checked")
+            with _timed(seconds, "session"):
+                constants = constants_of(region, optimized, weights)
+                without = [inputs[i].name for i in constants]
+                content = serialized(optimized, settings.providers, without=without)
+                executable = Executable(content, inputs, outputs, settings, tuple(constants))
+                session = load(executable, constants, complete=self.options.weights == "checked")
         except SessionError as error:
             self.observer.refused(name, region.index, optimized, error)
             raise
@@ -233,6 +252,16 @@ class OnnxLowering:
         for node, reason in split.coverage.in_pytorch.items():
             if not reason.by_design:
                 raise UnsupportedOperatorError(node.name, str(node.target), source_line(node), reason)
+
+
+@contextlib.contextmanager
+def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    """Adds the time that the block takes to that of a stage."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - start
 
 
 def _mark(region: Region, model: ir.Model, weights: Mapping[fx.Node, Weight]) -> None:

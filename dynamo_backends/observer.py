@@ -62,6 +62,9 @@ class Observer:
         """What Dynamo calls instead of its graph, with the graph's arguments; an observer that watches wraps it."""
         return compiled
 
+    def gave_up(self, graph: GraphName, why: str) -> None:
+        """One of Dynamo's graphs is not used after all; Dynamo may trace the function again, as another graph."""
+
     def runner(self, graph: CompiledGraph) -> Runner:
         """What is called for a compiled graph; an observer that watches the runs wraps ``graph.run``."""
         return graph.run

@@ -37,6 +37,7 @@ from .cache.graphs import CachedGraphs, cached_graphs
 from .contest import Outcome
 from .events import count
 from .exporter.decompositions import decomposition_table
+from .exporter.locations import UserName
 from .first_call import at_first_call
 from .freezing import weights_of
 from .garbage import only_new
@@ -58,6 +59,7 @@ class _Numbers:
     def __init__(self) -> None:
         self._by_aot_id: dict[str, int] = {}
         self._of_joint: int | None = None
+        self.argument_names: list[UserName] = []
 
     def number_of(self, told: aot.GraphBeingCompiled) -> int:
         """The number of a graph; a forward has that of the joint graph before it, a backward that of its forward."""
@@ -128,6 +130,16 @@ class Pipeline:
             UnsupportedOperatorError: a node cannot run on ONNX Runtime, and ``fallback`` is ``error``.
         """
         graph = GraphName(_next_graph_number())
+        try:
+            return self._compile_dynamo_graph(graph, module, example_inputs)
+        except Exception as error:
+            self.observer.gave_up(graph, aot.why_given_up(error))
+            raise
+
+    def _compile_dynamo_graph(
+        self, graph: GraphName, module: fx.GraphModule, example_inputs: Sequence[object]
+    ) -> Callable[..., object]:
+        names = aot.argument_names(module)
         self.observer.stage("dynamo", graph, module)
         has_passes = self.observer.explains or _may_change(module)
         self.observer.passes(graph, self.compiler.pre_grad(graph, module, example_inputs) if has_passes else [])
@@ -141,9 +153,15 @@ class Pipeline:
 
         def compile_direction(direction: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
             name = GraphName(graph.index, direction)
-            return lambda aten, inputs: aot.boxed(compile_trained(name, aten))
+
+            def compile_it(aten: fx.GraphModule, inputs: Sequence[object]) -> Runner:
+                aot.name_values(aten, names)
+                return aot.boxed(compile_trained(name, aten))
+
+            return compile_it
 
         def compile_inference(aten: fx.GraphModule, inputs: Sequence[object]) -> Runner:
+            aot.name_values(aten, names)
             known = aot.at_placeholders(aten, weights)
             name = GraphName(graph.index, "inference")
             if place is not None and tries_all:
@@ -157,7 +175,7 @@ class Pipeline:
             fw_compiler=compile_direction("forward"),
             bw_compiler=compile_direction("backward"),
             inference_compiler=compile_inference,
-            partition_fn=self.partitioner(graph, arguments)
+            partition_fn=self.partitioner(graph, arguments, names)
             if place is None or not self._is_plain
             else aot.min_cut_partition,
             decompositions=self._decompositions() if place is None else {},
@@ -172,7 +190,8 @@ class Pipeline:
     def compile_for_aot_autograd(self, module: fx.GraphModule) -> Runner:
         """The pipeline from the stage ``aten`` on, for ``aot_autograd(fw_compiler=...)``; an inference graph, which
         AOTAutograd does not partition, goes through the stage ``joint`` too."""
-        graph, direction = self._graph_of_aot_autograd(module)
+        graph, direction, names = self._graph_of_aot_autograd(module)
+        aot.name_values(module, names)
         name = GraphName(graph.index, direction)
         if direction != "inference":
             return self.compile_aten_graph(name, module)
@@ -186,32 +205,38 @@ class Pipeline:
 
         The numeric check of passes runs it on made-up arguments: AOTAutograd does not tell the real ones.
         """
-        graph, _ = self._graph_of_aot_autograd(joint, is_joint=True)
-        return self.partitioner(graph, None)(joint, inputs, **kwargs)
+        graph, _, names = self._graph_of_aot_autograd(joint, is_joint=True)
+        return self.partitioner(graph, None, names)(joint, inputs, **kwargs)
 
-    def _graph_of_aot_autograd(self, module: fx.GraphModule, *, is_joint: bool = False) -> tuple[GraphName, str]:
-        """The graph that AOTAutograd is compiling, and which part of it."""
+    def _graph_of_aot_autograd(
+        self, module: fx.GraphModule, *, is_joint: bool = False
+    ) -> tuple[GraphName, str, list[UserName]]:
+        """The graph that AOTAutograd is compiling, which part of it, and what the user calls its arguments."""
         told = aot.graph_being_compiled(module, is_joint=is_joint)
         with self._lock:
             known = self._without_context
             if told.context is not None:
                 known = self._by_context.setdefault(told.context, _Numbers())
             number = known.number_of(told)
-        return GraphName(number), told.direction
+            if told.direction != "backward":  # that is compiled after Dynamo forgot its frame
+                known.argument_names = aot.argument_names_of_frame()
+        return GraphName(number), told.direction, known.argument_names
 
     def partitioner(
-        self, graph: GraphName, example_inputs: Sequence[object] | None
+        self, graph: GraphName, example_inputs: Sequence[object] | None, names: Sequence[UserName]
     ) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
         """AOTAutograd's ``partition_fn``: the joint passes, then the min-cut partitioner.
 
         Args:
             graph: which graph.
             example_inputs: what AOTAutograd's graph is called with; ``None`` if that is not known.
+            names: what the user calls the arguments of Dynamo's graph.
         """
         verify = self.options.verify_passes
         arguments = example_inputs if verify else ()  # AOTAutograd keeps what is made here, and the first batch with it
 
         def partition(joint: fx.GraphModule, inputs: object, **kwargs: object) -> tuple[fx.GraphModule, fx.GraphModule]:
+            aot.name_values(joint, names)
             self.compiler.joint(graph, joint, arguments)
             return aot.min_cut_partition(joint, inputs, **kwargs)
 

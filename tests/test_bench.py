@@ -197,7 +197,7 @@ def status(found: dict[str, Any], number: int = 0) -> dict[str, str]:
 def test_the_command(file: str, tmp_path: Path) -> None:
     """Backends that are right, wrong, and bring their process down; in processes."""
     backends = f"eager,onnxrt,bench_wrong,bench_crash,{file}:bench_raise"
-    command = [sys.executable, "-m", "dynamo_backends.cli", "bench", f"{file}:linear", "--json", "-", "--no-overhead"]
+    command = [sys.executable, "-m", "dynamo_backends", "bench", f"{file}:linear", "--json", "-", "--no-overhead"]
     command += ["--backends", backends, "--rounds", "2", "--threads", "1", "--options", "opset=20"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert done.returncode == 1, done.stderr

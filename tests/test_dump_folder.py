@@ -14,7 +14,8 @@ import torch
 from torch import fx
 
 from dynamo_backends.artifacts import GraphName
-from dynamo_backends.debug.dump_folder import DumpFolder, dump_folder, graph_folder, stage_text
+from dynamo_backends.debug.dump_folder import DumpFolder, dump_folder, graph_folder
+from dynamo_backends.debug.stage_files import stage_text
 from dynamo_backends.dumps.reading import DumpError, latest_run
 
 

@@ -21,6 +21,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 import dynamo_backends
 from dynamo_backends.debug import suspects, tensors
+from dynamo_backends.dumps.reading import SCHEMA_VERSION
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.numerics.distance import distance, is_explained
 from passes import Pass, PassContext
@@ -68,10 +69,10 @@ def test_every_file_of_the_dump_is_there(dump: Path) -> None:
     debug(Classifier(), dump)(torch.randn(3, 8)).sum().backward()
     files = {str(path.relative_to(dump / "latest")) for path in (dump / "latest").rglob("*") if path.is_file()}
     (graph,) = {path.split("/")[0] for path in files if path.startswith("graph_")}
-    expected = {"manifest.json", f"{graph}/dynamo.py", f"{graph}/pre_grad.py", f"{graph}/joint.py"}
+    expected = {"manifest.json", f"{graph}/dynamo.py", f"{graph}/joint.py"}
     for direction in ("forward", "backward"):
         region = f"{graph}/{direction}/region_0"
-        expected |= {f"{graph}/{direction}/{name}" for name in ("aten.py", "post_grad.py", "regions.txt")}
+        expected |= {f"{graph}/{direction}/{name}" for name in ("aten.py", "regions.txt", "side_by_side.json")}
         expected |= {f"{region}/{name}" for name in ("model.onnx", "model.optimized.onnx", "model.session.onnx")}
         expected |= {f"{region}/{name}" for name in ("side_by_side.txt", "side_by_side.json")}
         expected |= {f"{region}/test_data_set_0/{name}" for name in ("input_0.pb", "output_0.pb")}
@@ -82,7 +83,7 @@ def test_every_file_of_the_dump_is_there(dump: Path) -> None:
 def test_the_manifest_says_what_happened(dump: Path) -> None:
     debug(Classifier(), dump)(torch.randn(3, 8)).sum().backward()
     content = manifest(dump)
-    assert content["schema_version"] == 1
+    assert content["schema_version"] == SCHEMA_VERSION
     assert content["versions"]["torch"] == torch.__version__
     assert content["options"]["dump_dir"] == str(dump)
     forward, backward = content["graphs"]

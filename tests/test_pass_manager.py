@@ -445,7 +445,7 @@ SCRIPT = """
 def test_the_command_bisects_a_script(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    command = [sys.executable, "-m", "dynamo_backends.cli", "bisect", sys.executable, str(script)]
+    command = [sys.executable, "-m", "dynamo_backends", "bisect", sys.executable, str(script)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
     run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, cwd=tmp_path)
     assert run.returncode == 1, run.stderr

@@ -339,7 +339,7 @@ def test_passes_of_an_installed_package(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == '{"pass post_grad.someone.unnegate": 1, "pass post_grad.someone.softsign": 1}'
-    command = [sys.executable, "-m", "dynamo_backends.cli", "passes"]
+    command = [sys.executable, "-m", "dynamo_backends", "passes"]
     listed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300).stdout
     assert "post_grad.someone.unnegate" in listed and "Replaces neg(neg(x)) by x." in listed
 

@@ -11,18 +11,22 @@
     dynamo-backends cache --clear           # removes the compiled graphs on disk
     dynamo-backends --version
 
-Each subcommand is a module with ``add_parser``, which is imported when the subcommand is asked for: ``--help`` does not
-import PyTorch. Exit codes: 0 all is right, 1 something is wrong with what was computed, 2 the command could not do its
-work (bad arguments, a missing package).
+Each subcommand is a module with ``add_parser``, which is imported when the subcommand is asked for. It imports what
+takes time, PyTorch above all, when it does its work: ``--help`` and wrong arguments are answered at once. Exit codes: 0
+all is right, 1 something is wrong with what was computed, 2 the command could not do its work (bad arguments, a missing
+package).
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+
+from .parser import Parser
 
 COMMANDS = {
     "demo": "run a Llama on ONNX Runtime, forward and backward, and check it node by node",
@@ -34,29 +38,28 @@ COMMANDS = {
 }
 """The subcommands, each with what it does in the list of ``--help``."""
 
-_WITHOUT_TORCH = ("bench", "profile")
+_WITHOUT_TORCH = ("bench", "bisect", "passes", "profile")
+"""Subcommands that need no PyTorch, or not always."""
 
 
-def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+def build_parser(complete: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     """The parser of the whole command.
 
     Args:
-        command: the subcommand that is asked for: its parser is complete, and sets ``run`` to the function that does
-            it. The others are names with a line of help.
+        complete: the subcommands whose parsers are complete, and set ``run`` to the function that does them. The others
+            are names with a line of help.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="dynamo-backends",
         description="Run and debug PyTorch models on ONNX Runtime through torch.compile.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {metadata.version('dynamo-backends')}")
-    commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     for name, summary in COMMANDS.items():
-        if name != command:
+        if name in complete:
+            importlib.import_module(f".{name}", __name__).add_parser(commands, summary)
+        else:
             commands.add_parser(name, help=summary)
-            continue
-        if name not in _WITHOUT_TORCH:
-            importlib.import_module("dynamo_backends.installation")
-        importlib.import_module(f".{name}", __name__).add_parser(commands, summary)
     return parser
 
 
@@ -69,7 +72,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks, see docs/command_line.md
+        import argcomplete
+
+        argcomplete.autocomplete(build_parser())
     argv = sys.argv[1:] if argv is None else argv
-    arguments = build_parser(argv[0] if argv else None).parse_args(argv)
+    parser = build_parser(argv[:1])
+    arguments = parser.parse_args(argv)
+    if arguments.command is None:  # not the parser's own complaint, which would hide one of a misspelt option
+        parser.error("the following arguments are required: COMMAND")
+    if arguments.command not in _WITHOUT_TORCH:
+        importlib.import_module("dynamo_backends.installation")
     code: int = arguments.run(arguments)
     return code

@@ -11,11 +11,8 @@ with other backends, stages of passes and matches left out; its exit code says w
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
-
-from passes.engine.manager import bisect_command
-
-from ..pass_target import BACKEND
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
@@ -36,6 +33,11 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.command:
         sys.stderr.write("dynamo-backends bisect: which command? For example: dynamo-backends bisect python train.py\n")
         return 2
+    importlib.import_module("dynamo_backends.installation")
+    from passes.engine.manager import bisect_command
+
+    from ..pass_target import BACKEND
+
     try:
         found = bisect_command(arguments.command, BACKEND)
     except OSError as error:

@@ -6,9 +6,6 @@ import argparse
 import json
 import sys
 
-from ..cache.graphs import store_of
-from ..options import parse_options
-
 
 def add_parser(commands: argparse._SubParsersAction, summary: str) -> None:
     """Adds the subcommand."""
@@ -25,6 +22,9 @@ def add_parser(commands: argparse._SubParsersAction, summary: str) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Shows the cache, and clears it if asked to; returns the exit code."""
+    from ..cache.graphs import store_of
+    from ..options import parse_options
+
     try:
         options = parse_options()
         store = store_of(options)

@@ -23,6 +23,8 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
+from ..dumps.reading import DumpError, find_run
+
 _GAP = 2
 """Spaces that tabulate puts between two columns."""
 
@@ -46,8 +48,21 @@ def add_dump_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_graph_argument(parser: argparse.ArgumentParser, *, name: str = "graph") -> None:
-    """Adds the positional argument ``GRAPH``, one of a dump."""
-    parser.add_argument(name, metavar=name.upper(), help="a graph: 0, graph_000, 0/backward, or its folder")
+    """Adds the positional argument ``GRAPH``, one of a dump, which the shell completes."""
+    action = parser.add_argument(name, metavar=name.upper(), help="a graph: 0, graph_000, 0/backward, or its folder")
+    action.completer = complete_graphs  # type: ignore[attr-defined]
+
+
+def complete_graphs(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
+    """The graphs of the dump that is meant, in the form that was begun; see ``argcomplete``."""
+    try:
+        graphs = find_run(parsed_args.dump).graphs
+    except (DumpError, OSError):
+        return []  # there is nowhere to say it
+    if prefix.startswith("g"):
+        return [graph.reference for graph in graphs]
+    both_forms = ([str(graph.index), f"{graph.index}/{graph.direction}"] for graph in graphs)
+    return list(dict.fromkeys(name for forms in both_forms for name in forms))
 
 
 def reporting_errors(command: str, work: Callable[[], int]) -> int:

@@ -25,16 +25,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tabulate
-import torch
 from rich.console import Console
-from torch._dynamo.utils import counters
-
-from ..debug.dump_folder import dump_folder
-from ..numerics.distance import Distance, distance, is_explained
-from ..options import Options, parse_options
 
 if TYPE_CHECKING:
+    import torch
+
+    from ..numerics.distance import Distance
+    from ..options import Options
     from .llama import Result
+
+    Arguments = tuple[torch.Tensor, ...]
 
 PARTS = ("attention", "decoder", "model")
 LENGTH = 1024
@@ -47,8 +47,6 @@ _REPEATS = 3
 _ALIGNMENT = ("left", "left", "right", "right", "right", "right", "left")
 _SECONDS = 10.0
 """No further repetition of a measured step after this time; the first, which compiles, is not measured."""
-
-Arguments = tuple[torch.Tensor, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +93,9 @@ def _length(text: str) -> int:
 
 
 def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    from ..debug.dump_folder import dump_folder
+    from ..options import parse_options
+
     given = {"opset": arguments.opset, "dump_dir": arguments.dump_dir}
     try:
         options = parse_options({name: value for name, value in given.items() if value is not None})
@@ -123,6 +124,9 @@ class Demo:
 
     def run(self) -> int:
         """Runs all, prints the outcome, and returns the exit code: 0 if everything is right, else 1."""
+        import torch
+        from torch._dynamo.utils import counters
+
         from . import llama
 
         module = llama.build(self.part)
@@ -231,6 +235,8 @@ class _Progress:
 
 def _disagreements(ours: Result, eager: Result, exact: Result) -> list[str]:
     """The output and gradients of ``onnxrt`` that are not as near to float64 as eager's."""
+    from ..numerics.distance import distance, is_explained
+
     values = {"the output": (ours.output, eager.output, exact.output)}
     for name, value in eager.gradients.items():
         if name not in ours.gradients:

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import tabulate
 
-from passes.engine.manager import all_passes
-
 from ..dumps.reading import find_run
 from ..spelling import unknown_name
+
+if TYPE_CHECKING:
+    from passes.engine.manager import Pass
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
@@ -54,9 +56,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 def list_text() -> str:
     """All passes in the order they run."""
-    rows = [(item.stage, item.name, "on" if item.default else "off", item.sentence) for item in all_passes()]
+    rows = [(item.stage, item.name, "on" if item.default else "off", item.sentence) for item in _all_passes()]
     table = tabulate.tabulate(rows, headers=("stage", "pass", "default", "what it does"))
     return f"{table}\n\nSwitch them with options={{'passes': {{'disable': ['joint.*'], 'enable': [...]}}}}.\n"
+
+
+def _all_passes() -> Sequence[Pass]:
+    """The passes there are; this needs PyTorch, which reading a dump does not."""
+    importlib.import_module("dynamo_backends.installation")
+    from passes.engine.manager import all_passes
+
+    return all_passes()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +125,7 @@ def why_text(manifest: Mapping[str, Any], name: str) -> str:
     runs = list(_runs(manifest))
     names = list(dict.fromkeys(run.result["name"] for run in runs))
     if name not in names:
-        known = [item.name for item in all_passes()]
+        known = [item.name for item in _all_passes()]
         if name in known:
             raise ValueError(f"pass {name!r} did not run: it was turned off, or no graph reached its stage")
         raise ValueError(unknown_name("pass", name, names))

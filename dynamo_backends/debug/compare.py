@@ -23,9 +23,10 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from .. import aot
 from ..artifacts import CompiledGraph, CompiledRegion, Region, is_operator
 from ..errors import SessionError, first_line
-from ..exporter.locations import module_path, source_line
+from ..exporter.locations import module_path, source_line, stack, user_name
 from ..exporter.translate import value_names
 from ..numerics.differences import largest
 from ..numerics.distance import dense, distance, is_carried, is_explained, nearer
@@ -229,6 +230,7 @@ class _Lockstep:
         self._inexact: dict[str, str] = {}
         returned = graph.module.graph.output_node().all_input_nodes if graph.name.direction == "backward" else []
         self._gradients = largest(actual.get(node) for node in returned)
+        self._result_names = aot.result_names(graph.module)
         nodes = list(graph.module.graph.nodes)
         last_use = {arg: node for node in nodes for arg in node.all_input_nodes}
         self._dies_at: dict[fx.Node, list[fx.Node]] = {}
@@ -280,6 +282,8 @@ class _Lockstep:
                 operator=str(node.target) if node.op == "call_function" else node.op,
                 module=module_path(node),
                 source=source_line(node),
+                user_name=user_name(node) or self._result_names.get(node, ""),
+                stack=stack(node),
                 dtype=str(eager.dtype).removeprefix("torch."),
                 shape=tuple(eager.shape),
                 beside=beside,

@@ -3,7 +3,7 @@
 ::
 
     folder = dump_folder("onnx_debug")
-    folder.write_text("graph_000/dynamo.py", stage_text(module))
+    folder.write_text("graph_000/dynamo.py", text)
     folder.location          # onnx_debug/run_20260131_120000_pid4711, onnx_debug/latest points to it
 
 A dump never breaks the model it describes: each file is written whole or not at all, and the first error of
@@ -21,7 +21,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import fx
 
 from ..artifacts import GraphName
 from ..dumps.reading import LATEST
@@ -48,11 +47,6 @@ def graph_folder(graph: GraphName) -> str:
     """A graph's folder in the run folder: ``graph_000``, or with a direction ``graph_000/forward``."""
     folder = f"graph_{graph.index:03d}"
     return f"{folder}/{graph.direction}" if graph.direction else folder
-
-
-def stage_text(module: fx.GraphModule) -> str:
-    """A graph as readable Python, with each value's dtype, shape and strides, and the user's lines."""
-    return module.print_readable(print_output=False, include_stride=True, expanded_def=True).rstrip() + "\n"
 
 
 class DumpFolder:
@@ -152,9 +146,10 @@ class DumpFolder:
             return False
         return True
 
-    def write_stage(self, stage: str, graph: GraphName, module: fx.GraphModule) -> bool:
-        """Writes ``<graph>/<stage>.py``: the graph as it is at ``stage``."""
-        return self.write_text(f"{graph_folder(graph)}/{stage}.py", stage_text(module))
+    def remove(self, relative: str) -> None:
+        """Removes a file, if it is there."""
+        if self._location is not None and self._is_enabled:
+            _remove(self.path(relative))
 
     def _make_run_folder(self) -> Path:
         self.root.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,8 @@ from ..options import Options
 from ..pipeline import Pipeline
 from ..regions import assemble
 from ..verification import Evaluation
-from .dump_folder import DumpFolder, dump_folder
+from .dump_folder import DumpFolder, dump_folder, graph_folder
+from .stage_files import stage_text
 
 _PRINTED_STAGES = ("dynamo", "post_grad")
 _WIDTH = 72
@@ -92,7 +93,7 @@ class _Printer(Observer):
 
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
         assert isinstance(artifact, fx.GraphModule)  # the stages after post_grad are not reached
-        self._folder.write_stage(name, graph, artifact)
+        self._folder.write_text(f"{graph_folder(graph)}/{name}.py", stage_text(artifact))
         if name in _PRINTED_STAGES:
             text = f"{graph}, stage {name}\n{graph_table(artifact)}\n\n"
             if text not in self._shown:  # a dynamic backward is compiled twice

@@ -18,15 +18,17 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
 
 from passes.engine.manager import PassResult
 
+from ..aot import frame_being_compiled
 from ..artifacts import CompiledGraph, GraphName
 from ..dumps.reading import DIRECTIONS, MANIFEST, SCHEMA_VERSION
-from ..exporter.locations import source_line
+from ..exporter.locations import source_line, user_name
 from ..forks import renew_in_children
 from ..options import Options
 from .dump_folder import DumpFolder, graph_folder
@@ -53,7 +55,8 @@ class Manifest:
         self._started = _now()
         self._graphs: dict[GraphName, dict[str, object]] = {}
         self._options: dict[str, object] = {}
-        self._dynamo_graphs: dict[int, list[dict[str, object]]] = {}
+        self._dynamo_graphs: dict[int, dict[str, Any]] = {}
+        self._stages: dict[GraphName, list[dict[str, object]]] = {}
         self._is_behind = False
         self._next_write = 0.0
         self._timer: threading.Timer | None = None
@@ -70,16 +73,57 @@ class Manifest:
         for entry in self._graphs.values():
             entry.update(status="compiled", runs=0, verdict=None, note="", worst=None)
 
+    def add_stage(self, graph: GraphName, stage: dict[str, object]) -> None:
+        """A stage's graph and file; it is in the file with the next write.
+
+        Args:
+            graph: which graph.
+            stage: from ``StageFiles.write``.
+        """
+        with self._lock:
+            self._is_behind = True
+            self._dynamo_graph(graph.index)
+            stages = self._stages.setdefault(graph, [])
+            stages[:] = [other for other in stages if other["name"] != stage["name"]] + [stage]
+
+    def _dynamo_graph(self, index: int) -> dict[str, Any]:
+        """The entry of a Dynamo graph, made if it is new, while Dynamo compiles it."""
+        if index not in self._dynamo_graphs:
+            frame = frame_being_compiled()
+            where = end = None
+            if frame is not None:
+                where = {"function": frame.function, "file": frame.file, "line": frame.line}
+                end = {"reason": frame.reason, "file": frame.end_file, "line": frame.end_line}
+                if frame.details:
+                    end["details"] = frame.details
+            self._dynamo_graphs[index] = {
+                "index": index,
+                "where": where,
+                "end": end,
+                "stages": self._stages.setdefault(GraphName(index), []),
+                "given_up": False,
+                "passes": [],
+            }
+        return self._dynamo_graphs[index]
+
+    def add_given_up(self, graph: GraphName, why: str) -> None:
+        """A Dynamo graph that is not used, and why."""
+        with self._lock:
+            self._dynamo_graph(graph.index)["given_up"] = why
+            self._changed()
+
     def add_passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
         """What the passes of ``pre_grad`` or ``joint`` did to a Dynamo graph; it is in the file with the next write."""
         with self._lock:
             self._is_behind = True
-            self._dynamo_graphs.setdefault(graph.index, []).extend(map(_pass_as_json, results))
+            self._dynamo_graph(graph.index)["passes"].extend(map(_pass_as_json, results))
 
     def add_graph(self, graph: CompiledGraph, options: Options, *, reference: str) -> None:
         """A graph that compiled, not yet run; ``reference``: what its runs are compared with."""
         coverage = graph.split.coverage
         folder = graph_folder(graph.name)
+        placeholders = graph.module.graph.find_nodes(op="placeholder")
+        seconds = {"passes": sum(result.milliseconds for result in graph.passes) / 1e3, **graph.seconds}
         entry: dict[str, object] = {
             "index": graph.name.index,
             "direction": graph.name.direction,
@@ -96,6 +140,7 @@ class Manifest:
                     "onnx_nodes_optimized": len(item.optimized_model.graph),
                     "constants": list(item.bound.session.constants),
                     "passes": [_pass_as_json(result) for result in item.passes],
+                    "session": item.executable.settings.as_json(),
                 }
                 for item in graph.regions
             ],
@@ -104,6 +149,9 @@ class Manifest:
                 for node, reason in coverage.in_pytorch.items()
             ],
             "passes": [_pass_as_json(result) for result in graph.passes],
+            "stages": self._stages.setdefault(graph.name, []),
+            "names": {node.name: name for node in placeholders if (name := user_name(node))},
+            "seconds": {stage: round(taken, 4) for stage, taken in seconds.items()},
             "runs": 0,
             "reference": reference,
             "status": "compiled",
@@ -184,9 +232,7 @@ class Manifest:
             "forked_from": self._folder.forked_from,
             "versions": {"python": platform.python_version(), **_versions()},
             "options": self._options,
-            "dynamo_graphs": [
-                {"index": index, "passes": passes} for index, passes in sorted(self._dynamo_graphs.items())
-            ],
+            "dynamo_graphs": [graph for _, graph in sorted(self._dynamo_graphs.items())],
             "graphs": [self._graphs[name] for name in sorted(self._graphs, key=lambda name: (name.index, _rank(name)))],
             "counters": dict(counters["dynamo_backends"]),
         }

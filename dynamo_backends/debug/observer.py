@@ -37,6 +37,7 @@ from .pass_diffs import PassDiffs
 from .record import Record, Run, Snapshots, make_record
 from .replay import Replay
 from .rows import OK, GraphComparison
+from .stage_files import StageFiles
 from .stages import StageGraphs
 from .tables import regions_text, side_by_side_json, side_by_side_text
 from .tensors import write_tensor
@@ -69,6 +70,7 @@ class DebugObserver(Observer):
         self.snapshots = Snapshots()
         self._folder = dump_folder(options.dump_dir)
         self._manifest = _manifest_of(self._folder)
+        self._stage_files = StageFiles(self._folder)
         self._replay = Replay(options.opset, options.providers, options.threads)
         self._lock = Lock()
         self._captured: dict[int, Captured] = {}
@@ -79,12 +81,15 @@ class DebugObserver(Observer):
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
         self._folder.announce()
         if name in _FX_STAGES and isinstance(artifact, fx.GraphModule):
-            self._folder.write_stage(name, graph, artifact)
+            self._manifest.add_stage(graph, self._stage_files.write(name, graph, artifact))
             self._keep_stage(name, graph, artifact)
         elif isinstance(artifact, CompiledRegion):
             self._write_region(name, artifact)
 
     explains = True
+
+    def gave_up(self, graph: GraphName, why: str) -> None:
+        self._manifest.add_given_up(graph, why)
 
     def passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
         self._manifest.add_passes(graph, results)
@@ -191,6 +196,7 @@ class DebugObserver(Observer):
                 folder = _region_folder(compiled)
                 self._folder.write_text(f"{folder}/side_by_side.txt", side_by_side_text(comparison, compiled.region))
                 self._folder.write_text(f"{folder}/side_by_side.json", side_by_side_json(comparison, compiled.region))
+            self._folder.write_text(f"{graph_folder(graph.name)}/side_by_side.json", side_by_side_json(comparison))
             self._manifest.add_comparison(graph.name, comparison, run.repeated, run.cost)
         if self._options.compare == "first":
             for judge in self._finished(graph.name):

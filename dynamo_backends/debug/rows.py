@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import torch
 
+from ..exporter.locations import Frame
 from ..numerics.distance import Distance, is_explained
 from .repeat import Instability
 
@@ -21,7 +23,9 @@ class Row:
         name: the FX node, with ``__i`` for the i-th of several results; the ONNX value bears the same name.
         operator: the ATen operator, or ``placeholder``.
         module: path of the ``nn.Module`` that called it.
-        source: the user's ``file:line``.
+        source: the user's own ``file:line``.
+        user_name: what the user calls it: ``fc.weight`` of an argument, ``grad of fc.weight`` of a result; or ``""``.
+        stack: the calls that led to it, outermost first.
         dtype: eager's dtype, without the ``torch.`` prefix.
         shape: eager's shape.
         region: the region that computes it; ``None`` in PyTorch.
@@ -48,6 +52,8 @@ class Row:
     operator: str
     module: str = ""
     source: str = ""
+    user_name: str = ""
+    stack: Sequence[Frame] = ()
     dtype: str = ""
     shape: tuple[int, ...] = ()
     region: int | None = None
@@ -134,6 +140,7 @@ class Row:
         fields = {
             key: item.as_json() if isinstance(item, (Distance, Instability)) else item for key, item in fields.items()
         }
+        fields["stack"] = [frame.as_json() for frame in self.stack]
         return {**fields, "mark": self.mark, "locally_explained": self.locally_explained}
 
 

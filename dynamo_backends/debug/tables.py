@@ -47,9 +47,9 @@ def side_by_side_text(comparison: GraphComparison, region: Region) -> str:
     return f"verdict of the graph: {comparison.verdict}\n{note}{_LEGEND}\n{body}\n"
 
 
-def side_by_side_json(comparison: GraphComparison, region: Region) -> str:
-    """The same rows with every measure, for programs."""
-    rows = [row.as_json() for row in rows_of_region(comparison, region)]
+def side_by_side_json(comparison: GraphComparison, region: Region | None = None) -> str:
+    """The same rows with every measure, for programs; without a region those of the whole graph."""
+    rows = [row.as_json() for row in (comparison.rows if region is None else rows_of_region(comparison, region))]
     return json.dumps({"verdict": comparison.verdict, "note": comparison.note, "rows": rows}, indent=1)
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of ``manifest.json`` and what it names. It grows when something that is read here changes its meaning."""
 
 MANIFEST = "manifest.json"

@@ -1,12 +1,13 @@
 """Translates nodes of an FX graph to one ONNX model.
 
 Names are kept: the ONNX value that holds an FX node's result bears that node's name, or ``name__0``, ``name__1`` for
-several results, and each ONNX node keeps in its metadata where it comes from::
+several results; a parameter or buffer is called as the user calls it, ``encoder.layer.0.weight``. Each ONNX node keeps
+in its metadata where it comes from::
 
     fx_node      the FX node
     aten_op      its operator, aten.addmm.default
     module       the path of the nn.Module that called it, layers.0.mlp.up_proj
-    source       the user's line, model.py:17
+    source       the user's own line, model.py:17
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from . import torch_internals
 from .converters import CONVERTERS
 from .indices import INDEX_ARGUMENT, refuse_negative
 from .known_values import KNOWN_VALUE, known_value
-from .locations import module_path, source_line
+from .locations import module_path, source_line, weight_name
 from .promotion import promoted_dtypes
 from .results import check_results, expected_dtype, expected_shape
 
@@ -107,8 +108,11 @@ class _Translation:
         self.constants = torch_internals.Constants()
 
     def run(self, nodes: Sequence[fx.Node], inputs: Sequence[Input], outputs: Sequence[Output]) -> ir.Model:
+        taken = {name for node in nodes for name in value_names(node)} | {item.node.name for item in inputs}
         for item in inputs:
-            self._add_input(item)
+            name = weight_name(item.node)
+            self._add_input(item, name if name and name not in taken else item.node.name)
+            taken.add(name)
         for node in nodes:
             try:
                 self._add_node(node)
@@ -121,14 +125,14 @@ class _Translation:
             ir_passes.InlinePass()(self.model)
         return self.model
 
-    def _add_input(self, item: Input) -> None:
-        value = torch_internals.SymbolicTensor(torch_internals.opset_object(self.opset), name=item.node.name)
+    def _add_input(self, item: Input, name: str) -> None:
+        value = torch_internals.SymbolicTensor(torch_internals.opset_object(self.opset), name=name)
         _set_type(value, item.node.meta["val"])
         self.values[item.node] = value
         if item.permutation is None:
             self.graph.inputs.append(value)
             return
-        memory = ir.Value(name=f"{item.node.name}__memory", type=value.type)
+        memory = ir.Value(name=f"{name}__memory", type=value.type)
         shape = value.shape
         assert shape is not None
         memory.shape = ir.Shape([shape[i] for i in item.permutation])

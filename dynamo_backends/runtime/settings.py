@@ -41,16 +41,38 @@ class SessionSettings:
         """Threads of a session that runs now."""
         return self.threads or torch.get_num_threads()
 
+    @property
+    def config(self) -> dict[str, str]:
+        """ONNX Runtime's configuration entries of a session that has these settings, but those for its memory."""
+        if self.shares_graph:
+            return {"session.intra_op.allow_spinning": "0"}
+        return {"session.intra_op.spin_duration_us": str(self.spin * 1_000)}
+
+    def as_json(self) -> dict[str, object]:
+        """All that is needed to make such a session without this package.
+
+        Returns:
+            ``providers``, by name, ``provider_options``, one dict for each, ``graph_optimization_level``,
+            ``disabled_optimizers``, ``threads`` of a session that is made now, and ``config``.
+        """
+        pairs = [item if isinstance(item, (tuple, list)) else (item, {}) for item in self.providers]
+        return {
+            "providers": [name for name, _ in pairs],
+            "provider_options": [{key: str(value) for key, value in given.items()} for _, given in pairs],
+            "graph_optimization_level": "ORT_ENABLE_ALL" if self.optimize else "ORT_DISABLE_ALL",
+            "disabled_optimizers": list(self.disabled_optimizers),
+            "threads": self.current_threads,
+            "config": self.config,
+        }
+
     def options(self, threads: int) -> onnxruntime.SessionOptions:
         """ONNX Runtime's form of the settings, with this number of threads."""
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _SILENT  # refusals are exceptions, and reported by us
         options.intra_op_num_threads = threads
         ARENA.use(options)
-        if self.shares_graph:
-            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        else:
-            options.add_session_config_entry("session.intra_op.spin_duration_us", str(self.spin * 1_000))
+        for key, value in self.config.items():
+            options.add_session_config_entry(key, value)
         if not self.optimize:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         return options

@@ -1,0 +1,97 @@
+"""Files of the stages that are FX graphs: ``dynamo.py`` to ``post_grad.py``; none for a stage that changed nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from torch import fx
+
+from .. import aot
+from ..artifacts import GraphName
+from ..exporter.locations import Frame, source_frame, stack, user_name
+from .dump_folder import DumpFolder, graph_folder
+
+_BEFORE = {"pre_grad": "dynamo", "post_grad": "aten"}
+"""The stage before a stage, of the same graph."""
+
+_ASSIGNED = re.compile(r"(?P<indent>\s+)(?P<name>\w+)(?:: \"[^\"]*\")? = ")
+_ARGUMENT = re.compile(r"\s+(?P<name>\w+)(?:: \"[^\"]*\")?,")
+
+
+def stage_text(module: fx.GraphModule) -> str:
+    """A graph as readable Python: each value with dtype, shape and strides, the user's names and lines.
+
+    ::
+
+        primals_1: "f32[3, 3][3, 1]",  # fc.weight
+        ...
+        # File: /env/site-packages/library/blocks.py:10 in forward, code: return self.act(x)
+        # called from /home/me/model.py:12 in forward, code: x = self.block(x)
+        gelu: "f32[2, 3][3, 1]" = torch.ops.aten.gelu.default(addmm)
+    """
+    text = module.print_readable(print_output=False, include_stride=True, expanded_def=True).rstrip() + "\n"
+    arguments = {str(node.target): name for node in module.graph.nodes if (name := user_name(node))}
+    nodes = {node.name: node for node in module.graph.nodes}
+    lines: list[str] = []
+    told: Frame | None = None
+    is_definition = True
+    for line in text.splitlines():
+        line = aot.with_user_names(module, line)
+        if line.lstrip().startswith("# File: "):
+            told = None
+        elif line.strip() in ("):", ") -> tuple:"):
+            is_definition = False
+        elif is_definition and (match := _ARGUMENT.match(line)) and "#" not in line and match["name"] in arguments:
+            line = f"{line}  # {arguments[match['name']]}"
+        elif (match := _ASSIGNED.match(line)) and match["name"] in nodes:
+            node = nodes[match["name"]]
+            frame, frames = source_frame(node), stack(node)
+            if frame is not None and frame != frames[-1] and frame != told:
+                lines.append(f"{match['indent']}# called from {frame} in {frame.function}, code: {frame.code}".rstrip())
+                told = frame
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+class StageFiles:
+    """Writes the graphs of the stages of one run.
+
+    Args:
+        folder: the dump.
+    """
+
+    def __init__(self, folder: DumpFolder) -> None:
+        self._folder = folder
+        self._written: dict[tuple[GraphName, str], tuple[str, str]] = {}
+
+    def write(self, stage: str, graph: GraphName, module: fx.GraphModule) -> dict[str, object]:
+        """Writes ``<graph>/<stage>.py``, unless the stage before it has the same text.
+
+        Args:
+            stage: its name.
+            graph: which graph.
+            module: the graph as it is at ``stage``.
+
+        Returns:
+            What the manifest says of the stage: ``name``; ``file``, ``None`` if it has none; ``same_as``, the stage
+            whose file shows it too, or ``None``; ``nodes``, the operators.
+        """
+        text = stage_text(module)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        file = f"{graph_folder(graph)}/{stage}.py"
+        before, same = self._written.get(self._before(stage, graph), (None, stage))
+        nodes = sum(node.op in ("call_function", "call_method", "call_module") for node in module.graph.nodes)
+        if before == digest:
+            self._folder.remove(file)  # what is compiled twice may have one of the first time
+            self._written[graph, stage] = (digest, same)
+            return {"name": stage, "file": None, "same_as": same, "nodes": nodes}
+        self._written[graph, stage] = (digest, stage)
+        self._folder.write_text(file, text)
+        return {"name": stage, "file": file, "same_as": None, "nodes": nodes}
+
+    @staticmethod
+    def _before(stage: str, graph: GraphName) -> tuple[GraphName, str]:
+        if stage == "aten" and graph.direction == "inference":  # AOTAutograd partitions no inference graph
+            return GraphName(graph.index), "joint"
+        return graph, _BEFORE.get(stage, "")

@@ -1,0 +1,297 @@
+"""What a dump says of the user's program: names of parameters and inputs, lines, where graphs begin and end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+
+from dynamo_backends import decomposition_table, onnx_compiler
+from dynamo_backends.dumps.reading import DumpedGraph, Run, find_run
+from dynamo_backends.exporter.locations import is_user_file
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.full((4,), 0.5))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.dense(hidden)) * self.scale
+
+
+class Encoder(nn.Module):
+    """Blocks in a list, and a head whose weight is that of the first block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(4, 4, bias=False)
+        self.head.weight = self.layers[0].dense.weight
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            input_ids = layer(input_ids)
+        return self.head(input_ids)
+
+
+PARAMETERS = {"layers.0.dense.weight", "layers.0.dense.bias", "layers.1.dense.weight", "layers.1.dense.bias"}
+BUFFERS = {"layers.0.scale", "layers.1.scale"}
+
+
+@pytest.fixture
+def compiled(tmp_path: Path) -> Callable[..., Any]:
+    def compile_it(model: Any) -> Any:
+        return torch.compile(model, backend="onnx_debug", options={"dump_dir": str(tmp_path)})
+
+    return compile_it
+
+
+def graph_of(folder: Path, direction: str) -> DumpedGraph:
+    [graph] = [graph for graph in find_run(folder).graphs if graph.direction == direction]
+    return graph
+
+
+def names_of(graph: DumpedGraph) -> set[str]:
+    return set(graph.entry["names"].values())
+
+
+def rows_of(graph: DumpedGraph) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((graph.folder / "side_by_side.json").read_text())["rows"]
+    return rows
+
+
+def inputs_of(graph: DumpedGraph) -> set[str]:
+    return {value.name for region in graph.regions for value in onnx.load(region.model).graph.input}
+
+
+def test_parameters_bear_the_users_names_in_training(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    compiled(Encoder())(torch.randn(2, 4)).sum().backward()
+    forward, backward = graph_of(tmp_path, "forward"), graph_of(tmp_path, "backward")
+    assert names_of(forward) == {*PARAMETERS, *BUFFERS, "input_ids"}
+    assert inputs_of(forward) > PARAMETERS | BUFFERS
+    assert names_of(backward) >= {"layers.1.dense.weight", "input_ids", "grad of result 0"}
+    assert "layers.1.dense.weight" in inputs_of(backward)
+    gradients = {row["user_name"] for row in rows_of(backward) if row["user_name"].startswith("grad of layers")}
+    assert gradients == {f"grad of {name}" for name in PARAMETERS}
+    code = (backward.folder / "aten.py").read_text()
+    assert "# grad of layers.1.dense.weight" in code and '",  # layers.1.dense.weight' in code
+    assert "AOTInput" not in code and "AOTOutput" not in code
+    joint = (backward.folder.parent / "joint.py").read_text()
+    assert "# layers.0.scale" in joint and "# grad of layers.0.dense.bias" in joint
+    assert "# layers.0.dense.weight" in (backward.folder.parent / "dynamo.py").read_text()
+
+
+def test_frozen_weights_bear_the_users_names(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    with torch.no_grad():
+        compiled(Encoder())(torch.randn(2, 4))
+    graph = graph_of(tmp_path, "inference")
+    assert inputs_of(graph) >= PARAMETERS | BUFFERS
+    recorded = graph.regions[0].recorded("input")
+    assert recorded.keys() >= PARAMETERS | BUFFERS
+    session = onnxruntime.InferenceSession(graph.regions[0].model)
+    [result] = session.run(None, recorded)
+    np.testing.assert_allclose(result, next(iter(graph.regions[0].recorded("output").values())), rtol=1e-5, atol=1e-6)
+    rows = {row["user_name"] for row in rows_of(graph)}
+    assert rows >= PARAMETERS | BUFFERS | {"input_ids"}
+
+
+def test_names_of_what_a_function_closes_over(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    first, pair = Encoder(), [Block(), nn.Linear(4, 4)]
+
+    def step(batch: dict[str, torch.Tensor], *more: torch.Tensor) -> torch.Tensor:
+        return pair[1](first(batch["ids"])) + more[0]
+
+    compiled(step)({"ids": torch.randn(2, 4)}, torch.ones(4)).sum().backward()
+    names = names_of(graph_of(tmp_path, "forward"))
+    assert names >= {"first.layers.0.dense.weight", "pair[1].weight", "batch['ids']", "more[0]"}
+
+
+class Ambiguous(nn.Module):
+    """An input has the name of a parameter, a parameter that of a node of the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+        self.tanh = nn.Parameter(torch.randn(4))
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(weight * self.weight) + self.tanh
+
+
+def test_names_that_two_values_have(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    model, x = Ambiguous(), torch.randn(2, 4)
+    result = compiled(model)(x)
+    torch.testing.assert_close(result, model(x))
+    graph = graph_of(tmp_path, "forward")
+    assert graph.verdict == "ok"
+    assert {"weight", "self.weight", "tanh"} == names_of(graph)
+    model_proto = onnx.load(graph.regions[0].model)
+    onnx.checker.check_model(model_proto)
+    values = [item.name for item in model_proto.graph.input] + [o for n in model_proto.graph.node for o in n.output]
+    assert len(set(values)) == len(values) and "tanh" in values
+
+
+def test_names_under_plain_aot_autograd(tmp_path: Path) -> None:
+    compiler = onnx_compiler(debug=True, dump_dir=str(tmp_path))
+    backend = aot_autograd(
+        fw_compiler=compiler, partition_fn=compiler.partition_fn, decompositions=decomposition_table()
+    )
+    torch.compile(Encoder(), backend=backend)(torch.randn(2, 4)).sum().backward()
+    forward, backward = graph_of(tmp_path, "forward"), graph_of(tmp_path, "backward")
+    assert names_of(forward) == {*PARAMETERS, *BUFFERS, "input_ids"}
+    assert {row["user_name"] for row in rows_of(backward)} >= {f"grad of {name}" for name in PARAMETERS}
+    [entry] = find_run(tmp_path).manifest["dynamo_graphs"]
+    assert entry["where"]["function"] == "forward" and entry["end"]["reason"] == "the end of the function"
+
+
+def dynamo_graphs(folder: Path) -> list[dict[str, Any]]:
+    graphs: list[dict[str, Any]] = find_run(folder).manifest["dynamo_graphs"]
+    return graphs
+
+
+def line_with(text: str) -> int:
+    lines = Path(__file__).read_text().splitlines()
+    return 1 + next(i for i, line in enumerate(lines) if text in line)
+
+
+def broken(x: torch.Tensor) -> torch.Tensor:
+    y = torch.sin(x)
+    print("in the middle")  # the graph ends here
+    return torch.cos(y) * 2  # what goes on
+
+
+def test_where_graphs_begin_and_end(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    compiled(broken)(torch.randn(3))
+    first, second = dynamo_graphs(tmp_path)
+    here, ends = __file__, line_with("# the graph ends here")
+    assert first["where"] == {"function": "broken", "file": here, "line": line_with("def broken")}
+    assert first["end"]["file"] == here and first["end"]["line"] == ends
+    assert first["end"]["reason"].startswith("graph break: ") and "`print`" in first["end"]["reason"]
+    assert "\n" not in first["end"]["reason"] and "Hint" in first["end"]["details"]
+    assert second["where"] == {"function": "broken", "file": here, "line": ends}
+    assert second["end"] == {"reason": "the end of the function", "file": here, "line": line_with("# what goes on")}
+    assert first["given_up"] is False is second["given_up"]
+
+
+def test_an_attempt_that_dynamo_gave_up_says_so(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    function = compiled(lambda x, factor: torch.sin(x) * round(factor))
+    for factor in (1.5, 2.5, 3.75):
+        function(torch.randn(3), factor)
+    graphs = dynamo_graphs(tmp_path)
+    given_up = [graph for graph in graphs if graph["given_up"]]
+    assert given_up and all("traces the function again" in graph["given_up"] for graph in given_up)
+    used = {graph.index for graph in find_run(tmp_path).graphs}
+    assert {graph["index"] for graph in graphs if not graph["given_up"]} == used
+
+
+def test_a_stage_that_changed_nothing_has_no_file(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    with torch.no_grad():
+        compiled(Encoder())(torch.randn(2, 4))
+    run = find_run(tmp_path)
+    [dynamo], [graph] = dynamo_graphs(tmp_path), run.graphs
+    stages = {stage["name"]: stage for stage in [*dynamo["stages"], *graph.entry["stages"]]}
+    assert list(stages) == ["dynamo", "pre_grad", "joint", "aten", "post_grad"]
+    assert stages["pre_grad"]["file"] is None and stages["pre_grad"]["same_as"] == "dynamo"
+    assert stages["aten"]["file"] is None and stages["aten"]["same_as"] == "joint"
+    assert stages["joint"]["nodes"] == graph.entry["nodes"]
+    files = [stage["file"] for stage in stages.values() if stage["file"] is not None]
+    assert sorted(files) == sorted(code_of(run))
+    texts = [(run.folder / file).read_text() for file in files]
+    assert len(set(texts)) == len(texts)
+
+
+def code_of(run: Run) -> Iterator[str]:
+    names = ("dynamo.py", "pre_grad.py", "joint.py", "aten.py", "post_grad.py")
+    return (path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*.py") if path.name in names)
+
+
+def test_the_time_of_compiling_by_stage(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    compiled(Encoder())(torch.randn(2, 4))
+    seconds = graph_of(tmp_path, "forward").entry["seconds"]
+    assert set(seconds) == {"passes", "split", "export", "onnx_passes", "session"}
+    assert seconds["export"] > 0 and seconds["session"] > 0
+
+
+def test_a_session_can_be_made_again_from_the_manifest(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    compiled(Encoder())(torch.randn(2, 4))
+    region = graph_of(tmp_path, "forward").regions[0]
+    session = region.entry["session"]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = session["threads"]
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, session["graph_optimization_level"])
+    for key, value in session["config"].items():
+        options.add_session_config_entry(key, value)
+    made = onnxruntime.InferenceSession(
+        region.optimized_model,
+        options,
+        providers=session["providers"],
+        provider_options=session["provider_options"],
+        disabled_optimizers=session["disabled_optimizers"] or None,
+    )
+    for result, expected in zip(
+        made.run(None, region.recorded("input")), region.recorded("output").values(), strict=True
+    ):
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+
+
+LIBRARY = """
+import torch
+
+def activate(x):
+    return torch.tanh(x)
+"""
+
+
+def test_a_node_has_the_users_line_and_the_whole_stack(
+    compiled: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site-packages" / "a_library_of_others.py"
+    package.parent.mkdir()
+    package.write_text(LIBRARY)
+    monkeypatch.syspath_prepend(str(package.parent))
+    from a_library_of_others import activate  # type: ignore[import-not-found]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return activate(x) + 1  # the user's own line
+
+    compiled(function)(torch.randn(3))
+    graph = graph_of(tmp_path, "inference")
+    [row] = [row for row in rows_of(graph) if row["name"] == "tanh"]
+    own = f"{__file__}:{line_with('# the user' + chr(39) + 's own line')}"
+    assert row["source"] == own
+    outer, inner = row["stack"]
+    assert (outer["user"], inner["user"]) == (True, False)
+    assert outer["function"] == "function" and outer["code"].startswith("return activate(x)")
+    assert inner["file"] == str(package) and inner["code"] == "return torch.tanh(x)"
+    code = (graph.folder.parent / "dynamo.py").read_text()
+    assert f"# called from {own} in function, code: return activate(x) + 1" in code
+    [node] = [node for node in onnx.load(graph.regions[0].model).graph.node if node.op_type == "Tanh"]
+    assert {item.key: item.value for item in node.metadata_props}["source"] == own
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        (__file__, True),
+        ("<stdin>", True),
+        ("/tmp/ipykernel_12/3.py", True),
+        (torch.nn.modules.linear.__file__, False),
+        (json.__file__, False),
+        ("/env/lib/python3.11/site-packages/transformers/models/bert.py", False),
+        ("<frozen importlib._bootstrap>", False),
+        ("<eval_with_key>.0", False),
+    ],
+)
+def test_which_files_are_the_users(file: str, expected: bool) -> None:
+    assert is_user_file(file) is expected
