@@ -34,11 +34,12 @@ COMMANDS = {
     "bisect": "find the pass and the match that make a script fail",
     "cache": "show the cache of compiled graphs, or clear it",
     "profile": "show where the time of a dumped graph goes: by operator, by module and by node",
+    "nan": "find the first node of a dumped graph with NaN or infinity that its inputs did not have",
     "bench": "measure backends against each other on models: latency, first result, memory; and are they right",
 }
 """The subcommands, each with what it does in the list of ``--help``."""
 
-_WITHOUT_TORCH = ("bench", "bisect", "passes", "profile")
+_WITHOUT_TORCH = ("bench", "bisect", "nan", "passes", "profile")
 """Subcommands that need no PyTorch, or not always."""
 
 
