@@ -8,6 +8,8 @@
     dynamo-backends passes onnx_debug       # what they did in the last run dumped there
     dynamo-backends bisect python train.py  # which pass and match makes the script fail
     dynamo-backends bench bert resnet50     # how fast, against eager, inductor and torch.onnx.export
+    dynamo-backends compare a.onnx b.onnx   # two ONNX models side by side, run on the same inputs
+    dynamo-backends replay 0/forward        # runs a dumped model again on the dumped inputs
     dynamo-backends cache --clear           # removes the compiled graphs on disk
     dynamo-backends --version
 
@@ -32,6 +34,8 @@ COMMANDS = {
     "demo": "run a Llama on ONNX Runtime, forward and backward, and check it node by node",
     "passes": "list the passes, or show what they did in a dump",
     "bisect": "find the pass and the match that make a script fail",
+    "compare": "run two ONNX models on the same inputs and show their values side by side",
+    "replay": "run a dumped model again on the dumped inputs, also elsewhere or otherwise",
     "cache": "show the cache of compiled graphs, or clear it",
     "profile": "show where the time of a dumped graph goes: by operator, by module and by node",
     "nan": "find the first node of a dumped graph with NaN or infinity that its inputs did not have",
@@ -39,7 +43,7 @@ COMMANDS = {
 }
 """The subcommands, each with what it does in the list of ``--help``."""
 
-_WITHOUT_TORCH = ("bench", "bisect", "nan", "passes", "profile")
+_WITHOUT_TORCH = ("bench", "bisect", "compare", "nan", "passes", "profile", "replay")
 """Subcommands that need no PyTorch, or not always."""
 
 

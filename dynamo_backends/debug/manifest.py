@@ -141,6 +141,7 @@ class Manifest:
                     "constants": list(item.bound.session.constants),
                     "passes": [_pass_as_json(result) for result in item.passes],
                     "session": item.executable.settings.as_json(),
+                    "constants": [item.executable.inputs[i].name for i in item.executable.weights],
                 }
                 for item in graph.regions
             ],
