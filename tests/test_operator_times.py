@@ -56,17 +56,17 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def graph_of(dump: Path, reference: str) -> DumpedGraph:
-    return find_run(dump).graphs_of(reference)[0]
+def graph_of(dump: Path, direction: str) -> DumpedGraph:
+    return next(graph for graph in find_run(dump).graphs if graph.direction == direction)
 
 
 def row_of(rows: list[OperatorTime], fx_node: str) -> OperatorTime:
     return next(row for row in rows if fx_node in row.fx_nodes)
 
 
-@pytest.mark.parametrize("reference", ["0/forward", "0/backward", "1"])
-def test_every_node_of_the_session_has_its_time_and_what_it_stands_for(dump: Path, reference: str) -> None:
-    graph = graph_of(dump, reference)
+@pytest.mark.parametrize("direction", ["forward", "backward", "inference"])
+def test_every_node_of_the_session_has_its_time_and_what_it_stands_for(dump: Path, direction: str) -> None:
+    graph = graph_of(dump, direction)
     times = operator_times(graph, runs=4)
     assert [item.region for item in times] == [region.index for region in graph.regions]
     assert sum(row.share for item in times for row in item.rows) == pytest.approx(1)
@@ -82,7 +82,7 @@ def test_every_node_of_the_session_has_its_time_and_what_it_stands_for(dump: Pat
 
 
 def test_what_is_fused_stands_for_all_that_it_replaced(dump: Path) -> None:
-    rows = [row for item in operator_times(graph_of(dump, "1"), runs=4) for row in item.rows]
+    rows = [row for item in operator_times(graph_of(dump, "inference"), runs=4) for row in item.rows]
     gelus = [row for row in rows if row.operator == "com.microsoft.BiasGelu"]
     assert [row.module for row in gelus] == ["first", "second"], "of two nodes with the same name in ONNX Runtime"
     assert gelus[0].milliseconds > gelus[1].milliseconds, "the first is eight times as large"
@@ -95,7 +95,7 @@ def test_what_is_fused_stands_for_all_that_it_replaced(dump: Path) -> None:
 
 
 def test_groups(dump: Path) -> None:
-    times = operator_times(graph_of(dump, "1"), runs=4)
+    times = operator_times(graph_of(dump, "inference"), runs=4)
     rows = [row for item in times for row in item.rows]
     for groups in (by_operator(times), by_module(times)):
         assert sum(group.nodes for group in groups) == len(rows)
@@ -109,24 +109,26 @@ def test_groups(dump: Path) -> None:
 
 def test_nothing_to_run(dump: Path) -> None:
     with pytest.raises(ValueError, match="at least one run"):
-        operator_times(graph_of(dump, "1"), runs=0)
+        operator_times(graph_of(dump, "inference"), runs=0)
 
 
 def test_the_command_shows_operators_modules_and_nodes(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", "1", "-d", str(dump), "--runs", "2", "--top", "3"]) == 0
+    graph = graph_of(dump, "inference")
+    assert main(["profile", graph.reference, "-d", str(dump), "--runs", "2", "--top", "3"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("graph 1 inference: ") and "2 runs" in shown
+    assert shown.startswith(f"{graph.name}: ") and "2 runs" in shown
     assert "by operator, the 3 slowest of" in shown and "com.microsoft.FusedMatMul" in shown
     assert "not measured: 1\n" in shown, "sort"
     assert "first.wide" in shown and f"{__file__}:" in shown
-    assert "try: dynamo-backends show graph_001/inference" in shown
+    assert f"try: dynamo-backends show {graph.reference}" in shown
 
 
 def test_the_command_in_json(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of both directions of a graph."""
-    assert main(["profile", "0", "-d", str(dump), "--runs", "1", "--json", "--threads", "2"]) == 0
+    forward, backward = graph_of(dump, "forward"), graph_of(dump, "backward")
+    assert main(["profile", str(forward.index), "-d", str(dump), "--runs", "1", "--json", "--threads", "2"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [graph["graph"] for graph in found] == ["graph_000/forward", "graph_000/backward"]
+    assert [graph["graph"] for graph in found] == [forward.reference, backward.reference]
     region = found[1]["regions"][0]
     assert region["threads"] == 2
     assert {"node", "operator", "milliseconds", "fx_nodes", "module", "sources"} <= region["rows"][0].keys()
@@ -135,14 +137,15 @@ def test_the_command_in_json(dump: Path, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["7"], "no graph '7'"),
-        (["1", "--runs", "0"], "at least one run"),
-        (["0", "-d", "/nowhere"], "does not exist"),
+        (["987"], "no graph '987'"),
+        (["GRAPH", "--runs", "0"], "at least one run"),
+        (["GRAPH", "-d", "/nowhere"], "does not exist"),
     ],
 )
 def test_the_command_on_what_is_not_there(
     dump: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    assert main(["profile", "-d", str(dump), *arguments]) == 2
+    given = [graph_of(dump, "inference").reference if word == "GRAPH" else word for word in arguments]
+    assert main(["profile", "-d", str(dump), *given]) == 2
     complaint = capsys.readouterr().err
     assert complaint.startswith("dynamo-backends profile: ") and message in complaint

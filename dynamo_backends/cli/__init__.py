@@ -39,11 +39,23 @@ COMMANDS = {
     "cache": "show the cache of compiled graphs, or clear it",
     "profile": "show where the time of a dumped graph goes: by operator, by module and by node",
     "nan": "find the first node of a dumped graph with NaN or infinity that its inputs did not have",
+    "precision": "find the nodes of a float16 or bfloat16 graph that must stay in float32",
+    "determinism": "find the nodes of a dumped graph whose values differ from run to run",
     "bench": "measure backends against each other on models: latency, first result, memory; and are they right",
 }
 """The subcommands, each with what it does in the list of ``--help``."""
 
-_WITHOUT_TORCH = ("bench", "bisect", "compare", "nan", "passes", "profile", "replay")
+_WITHOUT_TORCH = (
+    "bench",
+    "bisect",
+    "compare",
+    "determinism",
+    "nan",
+    "passes",
+    "precision",
+    "profile",
+    "replay",
+)
 """Subcommands that need no PyTorch, or not always."""
 
 

@@ -24,8 +24,9 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .models import load_model
 from .reading import DumpedGraph, DumpedRegion
-from .sessions import Session, load
+from .sessions import Session, as_it_runs
 
 if TYPE_CHECKING:
     import onnx
@@ -39,8 +40,6 @@ WHOLE_MODEL = "(the model)"
 
 _KERNEL = "_kernel_time"
 """What ONNX Runtime adds to a node's name in its profile."""
-
-_EXTERNAL = "session.optimized_model_external_initializers_"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,21 +192,17 @@ class _Measured:
 
 def _measure(region: DumpedRegion, runs: int, threads: int | None) -> _Measured:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
 
         def configure(options: onnxruntime.SessionOptions) -> None:
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(folder) / "profile")
-            options.optimized_model_filepath = str(path)
-            options.add_session_config_entry(f"{_EXTERNAL}file_name", "constants.data")
-            options.add_session_config_entry(f"{_EXTERNAL}min_size_in_bytes", "1024")
 
-        session = Session(region, threads=threads, configure=configure)
-        call = session.feed(region.recorded("input"))
+        session = Session(region, threads=threads, configure=as_it_runs(Path(folder), configure))
+        inputs = region.recorded("input")
         for _ in range(runs + 1):
-            call()
+            session(inputs)
         events = json.loads(session.end_profiling().read_text())
-        graph = load(path).graph
+        graph = load_model(Path(folder) / "model.onnx").proto.graph
     whole = [event["dur"] for event in events if event["cat"] == "Session" and event["name"] == "model_run"]
     return _Measured(region, session.threads, graph, _timed(graph, events, runs), _middle(whole[1:]))
 
@@ -262,8 +257,8 @@ class _Attribution:
     """
 
     def __init__(self, region: DumpedRegion, session: onnx.GraphProto) -> None:
-        self._exported = _Known(load(region.model).graph)
-        self._optimized = _Known(load(region.optimized_model).graph)
+        self._exported = _Known(load_model(region.model).proto.graph)
+        self._optimized = _Known(load_model(region.optimized_model).proto.graph)
         computed = {name for node in session.node for name in node.output if name}
         self._results: dict[str, set[str]] = {}
         self._readers = collections.defaultdict(list)

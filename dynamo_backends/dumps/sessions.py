@@ -11,22 +11,24 @@ Tensors are numpy arrays; bfloat16 and the 8-bit floats have the dtypes of ``ml_
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
+from ..errors import first_line
+from .differences import OnnxValue
+from .models import OnnxModel, load_model
 from .reading import DumpedRegion, DumpError
+from .replaying import session_settings
+from .running import as_array, make_session, ort_value, run_session
 
 if TYPE_CHECKING:
-    import numpy as np
-    import onnx
     import onnxruntime
 
-_SILENT = 4
-"""Of ONNX Runtime's levels of logging: what it refuses is an exception."""
+Configure: TypeAlias = "Callable[[onnxruntime.SessionOptions], None]"
 
-_FOLDER_OF_DATA = "session.model_external_initializers_file_folder_path"
+_EXTERNAL = "session.optimized_model_external_initializers_"
 
 
 class Session:
@@ -38,11 +40,11 @@ class Session:
         region: whose recorded inputs give the constants, and whose entry in the manifest the settings.
         model: another model than what the run's session was made of, with the region's constants among its inputs.
         threads: another number than in the run.
-        optimize: whether ONNX Runtime's graph optimizations run; as in the run by default.
+        optimize: whether ONNX Runtime's graph optimizations run as in the run, or none.
         configure: changes the options before the session is made.
 
     Attributes:
-        inputs, outputs: the names of what it takes and returns, in order.
+        outputs: the names of what it returns, in order.
         threads: of its pool.
 
     Raises:
@@ -52,130 +54,100 @@ class Session:
     def __init__(
         self,
         region: DumpedRegion,
-        model: onnx.ModelProto | None = None,
+        model: OnnxModel | None = None,
         *,
         threads: int | None = None,
-        optimize: bool | None = None,
-        configure: Callable[[onnxruntime.SessionOptions], None] | None = None,
+        optimize: bool = True,
+        configure: Configure | None = None,
     ) -> None:
-        import onnxruntime
+        settings = session_settings(region.entry.get("session", {}))
+        self.threads = threads or settings.threads or 1
+        settings = dataclasses.replace(settings if optimize else settings.unoptimized, threads=self.threads)
+        content, self._constants = _with_constants(model or load_model(region.optimized_model), region)
 
-        from ..runtime.messages import ORT_ERRORS
+        def give(options: onnxruntime.SessionOptions) -> None:
+            if self._constants:
+                options.add_external_initializers(list(self._constants), list(self._constants.values()))
+            if configure is not None:
+                configure(options)
 
-        settings = region.entry.get("session", {})
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = _SILENT
-        self.threads = threads or settings.get("threads") or 1
-        options.intra_op_num_threads = self.threads
-        for key, value in settings.get("config", {}).items():
-            options.add_session_config_entry(key, str(value))
-        level = (
-            settings.get("graph_optimization_level", "ORT_ENABLE_ALL") if optimize is not False else "ORT_DISABLE_ALL"
-        )
-        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-        if configure is not None:
-            configure(options)
-        content = load(region.optimized_model) if model is None else copy.deepcopy(model)
-        self._constants = _declare_constants(content, region)
-        if self._constants:
-            options.add_external_initializers(list(self._constants), list(self._constants.values()))
-        options.add_session_config_entry(_FOLDER_OF_DATA, str(region.folder))
-        try:
-            self._session = onnxruntime.InferenceSession(
-                content.SerializeToString(),
-                options,
-                providers=settings.get("providers", ["CPUExecutionProvider"]),
-                provider_options=settings.get("provider_options"),
-                disabled_optimizers=settings.get("disabled_optimizers") or None,
-            )
-        except ORT_ERRORS as error:
-            raise DumpError(f"ONNX Runtime cannot make a session of {region.folder}: {error}") from None
-        self.inputs = [item.name for item in self._session.get_inputs()]
-        self.outputs = [item.name for item in self._session.get_outputs()]
+        self._name = content.name
+        self._session = make_session(content, settings, give)
+        self.outputs = content.outputs
 
-    def __call__(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def __call__(self, inputs: Mapping[str, OnnxValue]) -> dict[str, OnnxValue]:
         """The outputs by name; of the inputs those are taken that the session has.
 
         Raises:
-            DumpError: ONNX Runtime fails.
+            DumpError: an input is not there, or ONNX Runtime fails.
         """
-        return self.feed(inputs)()
+        self._taken(inputs)
+        return run_session(self._session, self._name, inputs, self.outputs)
 
-    def feed(self, inputs: Mapping[str, np.ndarray]) -> Callable[[], dict[str, np.ndarray]]:
-        """A call on these inputs, which may be made again and again.
+    def repeated(self, inputs: Mapping[str, OnnxValue], times: int) -> list[dict[str, OnnxValue]]:
+        """The outputs of several runs, one right after the other: the threads of one are still awake at the next.
+
+        Args:
+            inputs: tensors, by name.
+            times: how many runs.
 
         Raises:
-            DumpError: an input is not there; the call: ONNX Runtime fails.
+            DumpError: as a call.
         """
-        missing = [name for name in self.inputs if name not in inputs]
-        if missing:
-            raise DumpError(f"nothing was recorded for the input {missing[0]}: the dump is incomplete")
-        feeds = {name: as_ort(inputs[name]) for name in self.inputs}
-
         from ..runtime.messages import ORT_ERRORS
 
-        def run() -> dict[str, np.ndarray]:
-            try:
-                results = self._session.run_with_ort_values(None, feeds)
-            except ORT_ERRORS as error:
-                raise DumpError(f"ONNX Runtime fails: {error}") from None
-            return {name: result.numpy() for name, result in zip(self.outputs, results, strict=True)}
+        feeds = {item.name: ort_value(inputs[item.name]) for item in self._taken(inputs)}
+        try:
+            runs = [self._session.run_with_ort_values(self.outputs, feeds) for _ in range(times)]
+        except ORT_ERRORS as error:
+            raise DumpError(f"{self._name}: ONNX Runtime fails: {first_line(str(error))}") from error
+        return [dict(zip(self.outputs, map(as_array, results), strict=True)) for results in runs]
 
-        return run
+    def _taken(self, inputs: Mapping[str, OnnxValue]) -> list[onnxruntime.NodeArg]:
+        taken: list[onnxruntime.NodeArg] = self._session.get_inputs()
+        missing = [item.name for item in taken if item.name not in inputs]
+        if missing:
+            raise DumpError(f"nothing was recorded for the input {missing[0]}: the dump is incomplete")
+        return taken
 
     def end_profiling(self) -> Path:
         """The file with the times of the runs."""
         return Path(self._session.end_profiling())
 
 
-def load(path: Path) -> onnx.ModelProto:
-    """A model, without the external data it names.
+def as_it_runs(folder: Path, configure: Configure | None = None) -> Configure:
+    """Options that make a session write the model it runs to ``folder / "model.onnx"``, its constants beside it."""
 
-    Raises:
-        DumpError: the file is damaged.
+    def write(options: onnxruntime.SessionOptions) -> None:
+        options.optimized_model_filepath = str(folder / "model.onnx")
+        options.add_session_config_entry(f"{_EXTERNAL}file_name", "constants.data")
+        options.add_session_config_entry(f"{_EXTERNAL}min_size_in_bytes", "1024")
+        if configure is not None:
+            configure(options)
+
+    return write
+
+
+def _with_constants(model: OnnxModel, region: DumpedRegion) -> tuple[OnnxModel, dict[str, onnxruntime.OrtValue]]:
+    """The model with initializers in the place of inputs that were constants of the run's session, and their values.
+
+    The values do not pass through protobuf, nor through a file: ONNX Runtime is given the memory.
     """
-    import onnx
-    from google.protobuf.message import DecodeError
-
-    try:
-        return onnx.load(path, load_external_data=False)
-    except (DecodeError, ValueError) as error:
-        raise DumpError(f"{path} is damaged: {error}; dump again") from None
-
-
-def as_ort(array: np.ndarray) -> onnxruntime.OrtValue:
-    """An array in ONNX Runtime's form, of any dtype that ONNX has."""
-    import numpy as np
-    import onnx
-    import onnxruntime
-
-    if array.dtype.kind in "biufc" or array.dtype.kind in "OUS":
-        return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
-    number = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-    bits = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
-    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, number)
-
-
-def _declare_constants(model: onnx.ModelProto, region: DumpedRegion) -> dict[str, Any]:
-    """Makes initializers of those inputs that were constants of the run's session, and returns their values."""
-    import onnx
-
     names = set(region.entry.get("constants", ()))
-    declared = [item for item in model.graph.input if item.name in names]
+    declared = [item for item in model.proto.graph.input if item.name in names]
     if not declared:
-        return {}
-    recorded = region.recorded("input")
-    values = {}
+        return model, {}
+    model, recorded, values = model.copy(), region.recorded("input"), {}
     for item in declared:
+        if item.name not in recorded:
+            raise DumpError(f"nothing was recorded for the weight {item.name}: the dump is incomplete")
         array = recorded[item.name]
-        tensor = model.graph.initializer.add(
-            name=item.name,
-            dims=array.shape,
-            data_type=item.type.tensor_type.elem_type,
-            data_location=onnx.TensorProto.EXTERNAL,
+        tensor = model.proto.graph.initializer.add(
+            name=item.name, dims=array.shape, data_type=item.type.tensor_type.elem_type
         )
+        tensor.data_location = tensor.EXTERNAL
         for key, value in (("location", "memory"), ("offset", "0"), ("length", str(array.nbytes))):
             tensor.external_data.add(key=key, value=value)
-        model.graph.input.remove(item)
-        values[item.name] = as_ort(array)
-    return values
+        model.proto.graph.input.remove(item)
+        values[item.name] = ort_value(array)
+    return model, values
