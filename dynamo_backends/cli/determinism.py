@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .common import add_dump_arguments, add_graph_argument, fit_table, print_json, reporting_errors
 
 if TYPE_CHECKING:
-    from ..dumps.determinism import RegionDeterminism
+    from ..dumps.determinism import RegionDeterminism, UnstableValue
     from ..dumps.reading import DumpedGraph
 
 
