@@ -43,11 +43,28 @@ COMMANDS = {
     "compare": "run two ONNX models on the same inputs and show their values side by side",
     "replay": "run a dumped model again on the dumped inputs, also elsewhere or otherwise",
     "cache": "show the cache of compiled graphs, or clear it",
+    "profile": "show where the time of a dumped graph goes: by operator, by module and by node",
+    "nan": "find the first node of a dumped graph with NaN or infinity that its inputs did not have",
+    "precision": "find the nodes of a float16 or bfloat16 graph that must stay in float32",
+    "determinism": "find the nodes of a dumped graph whose values differ from run to run",
     "bench": "measure backends against each other on models: latency, first result, memory; and are they right",
 }
 """The subcommands, each with what it does in the list of ``--help``."""
 
-_WITHOUT_TORCH = ("bench", "bisect", "compare", "diff", "ls", "passes", "replay", "show")
+_WITHOUT_TORCH = (
+    "bench",
+    "bisect",
+    "compare",
+    "determinism",
+    "diff",
+    "ls",
+    "nan",
+    "passes",
+    "precision",
+    "profile",
+    "replay",
+    "show",
+)
 """Subcommands that need no PyTorch, or not always."""
 
 

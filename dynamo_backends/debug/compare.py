@@ -15,6 +15,7 @@ The outputs of the graph as it really ran are judged first. If all are as near t
 
 from __future__ import annotations
 
+import cmath
 import dataclasses
 import operator
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,11 +27,13 @@ from torch.utils import _pytree as pytree
 from .. import aot
 from ..artifacts import CompiledGraph, CompiledRegion, Region, is_operator
 from ..errors import SessionError, first_line
+from ..exporter.known_wrong import is_uninitialized
 from ..exporter.locations import module_path, source_line, stack, user_name
 from ..exporter.translate import value_names
 from ..numerics.differences import largest
 from ..numerics.distance import dense, distance, is_carried, is_explained, nearer
 from ..numerics.exact import Environment, run_eager, run_exact, widen
+from ..numerics.extent import extent, nonfinite_elements
 from ..regions import is_ordered
 from ..runtime.binding import BoundSession
 from .repeat import Instability, RepeatedRegion, instability_of
@@ -313,6 +316,10 @@ class _Lockstep:
                 dtype=str(eager.dtype).removeprefix("torch."),
                 shape=tuple(eager.shape),
                 beside=beside,
+                inputs=_names_read(node),
+                has_infinite_argument=_has_infinite_argument(node),
+                is_uninitialized=is_uninitialized(node),
+                eager_extent=extent(eager),
             )
             if node.op not in ("placeholder", "get_attr"):
                 expected = exact[i] if several else exact  # type: ignore[index]
@@ -322,6 +329,7 @@ class _Lockstep:
                     values, references = local
                     self._compare_local(row, values[i], eager, references[i])
                 row.session_instability = self._repeated.get(row.name)
+                self._look_at_nonfinite(row, node, index, eager)
             rows[i] = row
         self._repeat_alone(node, rows, values_of_eager)
         yield from rows.values()
@@ -364,6 +372,8 @@ class _Lockstep:
         ours = self._propagated_value(node, index) if region is not None else returned
         eager, exact = dense(eager), dense(exact)
         row.eager = distance(eager, exact)
+        row.onnx_extent = extent(ours)
+        row.session_extent = extent(returned) if region is not None else None
         if isinstance(ours, torch.Tensor):
             row.complaint = _complaint(ours, eager)
             if not row.complaint:
@@ -378,8 +388,20 @@ class _Lockstep:
                 row.session = row.onnx if is_propagated else distance(returned, exact)
         elif region is not None:
             inside = self._in_session.pop(row.name, None)
+            row.session_extent = extent(inside)
             if inside is not None and not _complaint(inside, eager):
                 row.session = distance(inside, exact)
+
+    def _look_at_nonfinite(self, row: Row, node: fx.Node, index: int | None, eager: torch.Tensor) -> None:
+        """Keeps some elements that are NaN or infinite, with what they were computed of."""
+        if row.eager_extent is not None and not row.eager_extent.is_finite:
+            inputs = [(name, self._eager.get(arg)) for arg in node.all_input_nodes for name in value_names(arg)[:1]]
+            row.nonfinite_elements = nonfinite_elements(dense(eager), inputs)
+        elif row.onnx_extent is not None and not row.onnx_extent.is_finite:
+            ours = self._propagated.get((node, index), self._returned(node, index))
+            inputs = [(name, self._runtime_value(arg)) for arg in node.all_input_nodes for name in value_names(arg)[:1]]
+            if isinstance(ours, torch.Tensor):
+                row.nonfinite_elements = nonfinite_elements(dense(ours), inputs)
 
     def _compare_in_model(self, row: Row, node: fx.Node, index: int | None, ours: torch.Tensor) -> None:
         """Measures a node's error on what it was given in the region's model: how much of it is the node's own."""
@@ -461,6 +483,17 @@ class _Lockstep:
             return values, [reference]
         present = iter(values)  # a node's absent results (None) have no ONNX value
         return [None if item is None else next(present) for item in eager], list(reference)  # type: ignore[call-overload]
+
+
+def _names_read(node: fx.Node) -> list[str]:
+    """The values that a node reads, each once, as rows have their names."""
+    return list(dict.fromkeys(name for arg in node.all_input_nodes for name in value_names(arg)))
+
+
+def _has_infinite_argument(node: fx.Node) -> bool:
+    """Whether a number among a node's arguments is infinite or NaN."""
+    numbers = [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, (float, complex))]
+    return not all(map(cmath.isfinite, numbers))
 
 
 def _dense_value(value: object) -> object:

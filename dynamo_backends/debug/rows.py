@@ -10,6 +10,7 @@ import torch
 
 from ..exporter.locations import Frame
 from ..numerics.distance import Distance, is_explained
+from ..numerics.extent import Element, Extent
 from .repeat import Instability
 
 OK = "ok"
@@ -45,6 +46,13 @@ class Row:
             alone differs by more than rounding.
         beside: the largest magnitude of what it is computed together with, see ``is_explained``: the other results of
             its node, and in a backward graph the gradients that the graph returns.
+        inputs: the values that the node reads, as rows have their names.
+        has_infinite_argument: whether a number among its arguments is infinite or NaN, as where a mask is filled.
+        is_uninitialized: whether it is memory as it is, without values.
+        eager_extent: the range of eager's value, and how many elements are NaN or infinite; ``None`` of integers.
+        onnx_extent: the same of the runtime's propagated value, and of a value that PyTorch computed in the run.
+        session_extent: the same of what ``session`` is the distance of.
+        nonfinite_elements: some elements that are NaN or infinite, of eager's value or else of the runtime's.
         complaint: a dtype or shape that is not eager's, or ``""``.
     """
 
@@ -69,6 +77,13 @@ class Row:
     session_instability: Instability | None = None
     local_instability: Instability | None = None
     beside: float = 0.0
+    inputs: Sequence[str] = ()
+    has_infinite_argument: bool = False
+    is_uninitialized: bool = False
+    eager_extent: Extent | None = None
+    onnx_extent: Extent | None = None
+    session_extent: Extent | None = None
+    nonfinite_elements: Sequence[Element] = ()
     complaint: str = ""
 
     @property
@@ -151,6 +166,9 @@ class Row:
         fields = {
             key: item.as_json() if isinstance(item, (Distance, Instability)) else item for key, item in fields.items()
         }
+        for name in ("eager_extent", "onnx_extent", "session_extent"):
+            fields[name] = None if fields[name] is None else dataclasses.asdict(fields[name])
+        fields["nonfinite_elements"] = [element.as_json() for element in self.nonfinite_elements]
         fields["stack"] = [frame.as_json() for frame in self.stack]
         return {**fields, "mark": self.mark, "locally_explained": self.locally_explained}
 

@@ -290,8 +290,8 @@ def run_session(
     found: dict[str, OnnxValue] = {}
     try:
         if bound:
-            results = session.run_with_ort_values(bound, {key: _ort_value(value) for key, value in feeds.items()})
-            found.update((item, _array(result)) for item, result in zip(bound, results, strict=True))
+            results = session.run_with_ort_values(bound, {key: ort_value(value) for key, value in feeds.items()})
+            found.update((item, as_array(result)) for item, result in zip(bound, results, strict=True))
         if plain:
             found.update(zip(plain, session.run(plain, feeds), strict=True))
     except ORT_ERRORS as error:
@@ -299,7 +299,8 @@ def run_session(
     return {item: found[item] for item in wanted}
 
 
-def _ort_value(value: OnnxValue) -> onnxruntime.OrtValue:
+def ort_value(value: OnnxValue) -> onnxruntime.OrtValue:
+    """A tensor in ONNX Runtime's form, of any dtype that ONNX has."""
     import numpy as np
     import onnx
     import onnxruntime
@@ -313,7 +314,7 @@ def _ort_value(value: OnnxValue) -> onnxruntime.OrtValue:
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, number)
 
 
-def _array(result: onnxruntime.OrtValue) -> np.ndarray:
+def as_array(result: onnxruntime.OrtValue) -> np.ndarray:
     """A tensor of ONNX Runtime as an array, also of a dtype that its own conversion has not."""
     import ctypes
 

@@ -1,0 +1,112 @@
+"""``dynamo-backends precision GRAPH``: the nodes of a float16 or bfloat16 graph that must stay in float32."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .common import add_dump_arguments, add_graph_argument, fit_table, print_json, reporting_errors
+
+if TYPE_CHECKING:
+    from ..dumps.precision import RegionPrecision, ResultError
+    from ..dumps.reading import DumpedGraph
+
+
+def add_parser(commands: argparse._SubParsersAction, summary: str) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "precision",
+        help=summary,
+        description="For a float16 or bfloat16 graph whose verdict is not ok: the smallest set of nodes that must "
+        "compute in float32 for its results to be right. Exit code 1 if there is one, or if precision does not explain "
+        "the verdict.",
+    )
+    add_graph_argument(parser)
+    add_dump_arguments(parser)
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="also where the verdict is ok because eager is as inaccurate: results must be those of float64, rounded",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Shows the nodes; returns the exit code."""
+    return reporting_errors("precision", lambda: _precision(arguments))
+
+
+def _precision(arguments: argparse.Namespace) -> int:
+    from ..dumps.precision import find_precision
+    from ..dumps.reading import find_run
+
+    graphs = find_run(arguments.dump).graphs_of(arguments.graph)
+    found = [(graph, find_precision(graph, strict=arguments.strict, progress=_say)) for graph in graphs]
+    if arguments.json:
+        print_json([{"graph": graph.reference, "regions": [item.as_json() for item in all_]} for graph, all_ in found])
+    else:
+        sys.stdout.write("\n".join(_text(graph, all_, arguments.strict) for graph, all_ in found))
+    return int(any(item.outcome not in ("ok", "not low") for _, all_ in found for item in all_))
+
+
+def _say(said: str) -> None:
+    sys.stderr.write(said + "\n")
+
+
+def _text(graph: DumpedGraph, regions: Sequence[RegionPrecision], strict: bool) -> str:
+    if not regions:
+        return f"{graph.name}: nothing of it ran on ONNX Runtime\n"
+    if all(item.outcome == "not low" for item in regions):
+        return f"{graph.name}: nothing of it is in float16 or bfloat16 on ONNX Runtime\n"
+    return "\n".join(_region(graph, item, strict) for item in regions if item.outcome != "not low")
+
+
+def _region(graph: DumpedGraph, found: RegionPrecision, strict: bool) -> str:
+    where = f"{graph.name}, region_{found.region}"
+    if found.outcome == "ok":
+        hint = (
+            "" if strict else f"\ntry: dynamo-backends precision {graph.reference} --strict   # without eager's excuse"
+        )
+        return f"{where}: the verdict is ok as it is, {found.candidates} nodes are in low precision{hint}\n"
+    lines = []
+    if found.outcome == "not precision":
+        lines.append(
+            f"{where}: precision does not explain it: with all {found.candidates} nodes in float32 the results are "
+            "still wrong"
+        )
+    else:
+        least = (
+            "; there may be a smaller set" if found.outcome == "unfinished" else ", and none of them can be left out"
+        )
+        lines.append(
+            f"{where}: {len(found.nodes)} of {found.candidates} nodes must stay in float32{least} ({found.tried} tried)"
+        )
+        rows = [(item.fx_node, item.operator.removeprefix("aten."), item.module, item.source) for item in found.nodes]
+        lines += ["", fit_table(rows, ["node", "operator", "module", "source"])]
+    lines += ["", _errors(found.before, found.after, found.reference), ""]
+    if found.nodes:
+        modules = list(dict.fromkeys(item.module for item in found.nodes))
+        named = ", ".join(module or "the model itself" for module in modules)
+        lines += [
+            f"to apply: compute these lines in float32, in {named}:",
+            "    with torch.autocast(x.device.type, enabled=False):",
+            "        ... x.float() ...",
+        ]
+    else:
+        lines.append(f"try: dynamo-backends bisect {graph.reference}")
+    return "\n".join(lines) + "\n"
+
+
+def _errors(before: Sequence[ResultError], after: Sequence[ResultError], reference: str) -> str:
+    rows = [
+        (old.name, old.dtype, _number(old.error), _number(new.error), f"{old.allowed:.2e}")
+        for old, new in zip(before, after, strict=True)
+    ]
+    return fit_table(rows, ["result", "type", f"error to {reference}", "then", "allowed"])
+
+
+def _number(error: float) -> str:
+    return f"{error:.2e}" if math.isfinite(error) else "NaN/Inf"

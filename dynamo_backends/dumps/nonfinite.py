@@ -1,0 +1,301 @@
+"""Where NaN and infinities come from in a compared run, and where they go.
+
+::
+
+    found = find_nonfinite(run.graphs[0])
+    for birth in found.births:
+        print(birth.kind, birth.node, birth.source, birth.why)
+
+A NaN or an infinity is *born* in a node that has it in its result and in none of its inputs: in eager's values, in
+those that ONNX Runtime computed, or both. What the graph was given, and what a number in the user's code asks for (a
+mask that is filled with ``-inf``), is told apart: the user means it. The comparison when the graph was dumped recorded
+the range of each value, so all nodes are looked at, also those that PyTorch ran; nothing runs again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .reading import DumpedGraph, DumpError
+
+KINDS = {"nan": "NaN", "infinite": "infinity"}
+
+_SIDES = ("eager", "onnx")
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """What a node read.
+
+    Attributes:
+        name: of the value.
+        extent: its range, and how many elements are NaN or infinite: ``{"smallest", "largest", "nan", "infinite"}``;
+            ``None`` if it has no floating-point elements.
+    """
+
+    name: str
+    extent: Mapping[str, Any] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Birth:
+    """A node whose result has NaN or infinities that its inputs do not have.
+
+    Attributes:
+        node: the value, ``name__i`` for one of several results.
+        kind: ``NaN`` or ``infinity``.
+        operator: the ATen operator.
+        module: the path of the ``nn.Module``.
+        source: the user's line.
+        region: that computes it; ``None`` for PyTorch.
+        dtype, shape: of the value.
+        elements: how many elements it has.
+        eager, onnx: how many of them are NaN or infinite in eager and on ONNX Runtime; ``None`` where that is not
+            known.
+        only_in_session: whether ONNX Runtime has it in the session that ran, and not with its values exposed, where
+            nothing is fused across them.
+        why: what usually makes it, in words, or ``""``.
+        inputs: what the node read.
+        examples: elements that are NaN or infinite, with the elements of the inputs they were made of.
+        reaches: the results of the graph that it is in.
+        ends_at: the first nodes that read it and have no NaN or infinity: name, operator and line.
+    """
+
+    node: str
+    kind: str
+    operator: str
+    module: str
+    source: str
+    region: int | None
+    dtype: str
+    shape: Sequence[int]
+    elements: int
+    eager: int | None
+    onnx: int | None
+    only_in_session: bool
+    why: str
+    inputs: Sequence[Input]
+    examples: Sequence[Mapping[str, Any]]
+    reaches: Sequence[str]
+    ends_at: Sequence[tuple[str, str, str]]
+
+    @property
+    def side(self) -> str:
+        """Who has it: ``both``, ``eager`` or ``onnx``."""
+        if not self.onnx:
+            return "eager"
+        return "both" if self.eager else "onnx"
+
+
+@dataclasses.dataclass(frozen=True)
+class Nonfinite:
+    """All that is NaN or infinite in the compared run of a graph.
+
+    Attributes:
+        births: in execution order.
+        meant: the same, of nodes with an infinite number among their arguments, such as masks, and of memory that
+            nothing was written into.
+        given: the names of inputs and constants of the graph that have NaN or infinities.
+        values: how many values were looked at.
+    """
+
+    births: Sequence[Birth]
+    meant: Sequence[Birth]
+    given: Sequence[str]
+    values: int
+
+    def as_json(self) -> dict[str, object]:
+        """For ``--json`` and a report."""
+        return {
+            "births": [{**dataclasses.asdict(birth), "side": birth.side} for birth in self.births],
+            "meant": [{**dataclasses.asdict(birth), "side": birth.side} for birth in self.meant],
+            "given": list(self.given),
+            "values": self.values,
+        }
+
+
+def find_nonfinite(graph: DumpedGraph) -> Nonfinite:
+    """Where NaN and infinities come from in the compared run of a graph.
+
+    Raises:
+        DumpError: no run was compared, or the table is damaged.
+    """
+    listed = rows_of(graph)
+    births: list[Birth] = []
+    meant: list[Birth] = []
+    try:
+        rows = {row["name"]: row for row in listed}
+        for row in rows.values():
+            if row["operator"] in ("placeholder", "get_attr"):
+                continue
+            for key in KINDS:
+                if any(_is_born(rows, row, side, key) for side in _SIDES):
+                    is_meant = (key == "infinite" and row["has_infinite_argument"]) or row["is_uninitialized"]
+                    (meant if is_meant else births).append(_birth(rows, row, key))
+        given = [
+            row["user_name"] or name
+            for name, row in rows.items()
+            if row["operator"] in ("placeholder", "get_attr") and any(_count(row, "eager", key) for key in KINDS)
+        ]
+    except (KeyError, TypeError) as error:
+        raise DumpError(f"the comparison of {graph.reference} is damaged: {error!r}; dump again") from None
+    return Nonfinite(births, meant, given, len(rows))
+
+
+def rows_of(graph: DumpedGraph) -> list[dict[str, Any]]:
+    """The rows of a graph's comparison, in execution order: ``side_by_side.json``.
+
+    Raises:
+        DumpError: no run was compared, or the file is damaged.
+    """
+    path = graph.folder / "side_by_side.json"
+    if not path.exists():
+        raise DumpError(
+            f"no run of {graph.name} was compared: run the compiled model once, "
+            "with options={'compare': 'first'}, which is the default"
+        )
+    try:
+        rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DumpError(f"{path} is damaged: {error!r}; dump again") from None
+    return rows
+
+
+def _extent(row: Mapping[str, Any], side: str) -> Mapping[str, Any] | None:
+    """A value's range on a side; ONNX Runtime's as it ran, where that is known, else with values exposed."""
+    if side == "eager":
+        found: Mapping[str, Any] | None = row["eager_extent"]
+        return found
+    return row["session_extent"] or row["onnx_extent"]
+
+
+def _count(row: Mapping[str, Any], side: str, key: str) -> int | None:
+    found = _extent(row, side)
+    return None if found is None else int(found[key])
+
+
+def _is_born(rows: Mapping[str, Any], row: Mapping[str, Any], side: str, key: str) -> bool:
+    """Whether a value has on a side what none of its inputs has there; eager's of inputs that are not known there."""
+    if not _count(row, side, key):
+        return False
+    for name in row["inputs"]:
+        read = rows.get(name)
+        if read is None:
+            continue
+        count = _count(read, side, key)
+        if count or (count is None and _count(read, "eager", key)):
+            return False
+    return True
+
+
+def _birth(rows: Mapping[str, Any], row: Mapping[str, Any], key: str) -> Birth:
+    inputs = [Input(name, _extent(rows[name], "eager")) for name in row["inputs"] if name in rows]
+    exposed = row["onnx_extent"]
+    reaches, ends_at = _follow(rows, row["name"], key)
+    elements = 1
+    for size in row["shape"]:
+        elements *= size
+    wanted = (lambda value: value == "nan") if key == "nan" else (lambda value: value in ("inf", "-inf"))
+    examples = [element for element in row["nonfinite_elements"] if wanted(element["value"])]
+    return Birth(
+        node=row["name"],
+        kind=KINDS[key],
+        operator=row["operator"],
+        module=row["module"],
+        source=row["source"],
+        region=row["region"],
+        dtype=row["dtype"],
+        shape=row["shape"],
+        elements=elements,
+        eager=_count(row, "eager", key),
+        onnx=_count(row, "onnx", key),
+        only_in_session=bool(_count(row, "onnx", key)) and exposed is not None and not exposed[key],
+        why=_why(row, key, inputs),
+        inputs=inputs,
+        examples=examples,
+        reaches=reaches,
+        ends_at=ends_at,
+    )
+
+
+def _follow(rows: Mapping[str, Any], name: str, key: str) -> tuple[list[str], list[tuple[str, str, str]]]:
+    """The results of the graph that a NaN or infinity gets into, and the nodes where it ends."""
+    has = {name}
+    reaches, ends_at = [], []
+    for row in rows.values():
+        if row["name"] != name and not has.intersection(row["inputs"]):
+            continue
+        if any(_count(row, side, other) for side in _SIDES for other in KINDS):
+            has.add(row["name"])
+            if row["is_output"]:
+                reaches.append(row["user_name"] or row["name"])
+        elif _extent(row, "eager") is not None:
+            ends_at.append((row["name"], row["operator"], row["source"]))
+    return reaches, ends_at
+
+
+_LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38, "float64": 1.7977e308}
+
+
+def _why(row: Mapping[str, Any], key: str, inputs: Sequence[Input]) -> str:
+    """What usually makes this of these inputs."""
+    name = row["operator"].removeprefix("aten.").split(".")[0].lstrip("_")
+    extents = [item.extent for item in inputs if item.extent is not None]
+    smallest = min((item["smallest"] for item in extents if item["smallest"] is not None), default=None)
+    largest = max((item["largest"] for item in extents if item["largest"] is not None), default=None)
+    infinite = any(item["infinite"] for item in extents)
+    if key == "nan" and infinite:
+        if "softmax" in name or "attention" in name:
+            return "an infinity among its inputs: a row of a softmax that is -infinity everywhere is NaN"
+        return "an infinity among its inputs: infinity minus infinity, or infinity times 0, is NaN"
+    if smallest is None or largest is None:
+        return ""
+    for names, explain in _REASONS:
+        if name in names:
+            said = explain(key, smallest, largest)
+            if said:
+                return said
+    if key == "infinite" and row["dtype"] in _LARGEST:
+        return f"too large for {row['dtype']}, whose largest number is {_LARGEST[row['dtype']]:g}"
+    return ""
+
+
+def _of_logarithm(key: str, smallest: float, largest: float) -> str:
+    if key == "nan":
+        return "the logarithm of a negative number is NaN" if smallest < 0 else ""
+    return "the logarithm of 0 is -infinity" if smallest <= 0 else ""
+
+
+def _of_quotient(key: str, smallest: float, largest: float) -> str:
+    if not smallest <= 0 <= largest:
+        return ""
+    return "0 divided by 0 is NaN" if key == "nan" else "a number divided by 0 is infinite"
+
+
+def _of_root(key: str, smallest: float, largest: float) -> str:
+    if key == "nan":
+        return "the square root of a negative number is NaN" if smallest < 0 else ""
+    return "1 divided by the square root of 0 is infinite" if smallest <= 0 else ""
+
+
+def _of_power(key: str, smallest: float, largest: float) -> str:
+    if key == "nan":
+        return "a power of a negative number whose exponent is no integer is NaN" if smallest < 0 else ""
+    return "0 to a negative power is infinite" if smallest <= 0 <= largest else ""
+
+
+def _of_inverse(key: str, smallest: float, largest: float) -> str:
+    return "beyond 1 and -1 it is NaN" if key == "nan" and (smallest < -1 or largest > 1) else ""
+
+
+_REASONS: Sequence[tuple[tuple[str, ...], Callable[[str, float, float], str]]] = (
+    (("log", "log2", "log10", "log1p", "xlogy"), _of_logarithm),
+    (("div", "reciprocal", "remainder", "fmod"), _of_quotient),
+    (("sqrt", "rsqrt"), _of_root),
+    (("pow",), _of_power),
+    (("acos", "asin", "atanh"), _of_inverse),
+)
+"""By operator: why its result is NaN or infinite, from the smallest and the largest element of its inputs."""

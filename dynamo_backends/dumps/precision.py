@@ -1,0 +1,299 @@
+"""Which nodes of a graph in low precision must compute in float32 for its results to be right.
+
+::
+
+    found = find_precision(run.graphs[0])
+    for node in found.nodes:
+        print(node.fx_node, node.module, node.source)
+
+The model that ran is changed: chosen nodes compute in float32, with a ``Cast`` around them, and between two chosen
+nodes values stay in float32 (``widening.py``). A choice is judged by the results of the region on its recorded inputs,
+by the rule of the comparison: as near to float64 as eager's, but for a factor and a few units of rounding
+(``numerics/rounding.py``). float64 is the same model with all nodes in float64. The set is the smallest in this sense:
+none of its nodes can be left out. It is found by halving as long as a part suffices, then one by one (delta debugging).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..numerics.rounding import FACTOR, rounding_units
+from .models import OnnxModel
+from .nonfinite import rows_of
+from .reading import DumpedGraph, DumpedRegion, DumpError
+from .sessions import Session
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx_ir as ir
+
+_LOW = ("float16", "bfloat16")
+
+MOST_SESSIONS = 500
+"""Choices that are tried for a region at most."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WideNode:
+    """A node that must compute in float32.
+
+    Attributes:
+        fx_node: its name.
+        operator: the ATen operator.
+        module: the path of its ``nn.Module``.
+        source: the user's line.
+    """
+
+    fx_node: str
+    operator: str
+    module: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ResultError:
+    """How far a result of a region is from float64.
+
+    Attributes:
+        name: of the result.
+        dtype: its dtype.
+        error: the largest absolute error; infinite if elements are NaN or infinite that are not in float64.
+        allowed: the largest that the rule allows.
+    """
+
+    name: str
+    dtype: str
+    error: float
+    allowed: float
+
+    @property
+    def is_right(self) -> bool:
+        return self.error <= self.allowed
+
+
+@dataclasses.dataclass(frozen=True)
+class RegionPrecision:
+    """What was found of a region.
+
+    Attributes:
+        region: its number.
+        outcome: ``not low``: nothing of it is in low precision; ``ok``: its results are right as they are, or the
+            verdict of the graph, which knows more, is ``ok``; ``found``;
+            ``not precision``: not even with all nodes in float32 are they right; ``unfinished``: the set suffices, but
+            after ``MOST_SESSIONS`` choices it may not be the smallest.
+        nodes: those that must be in float32, in execution order.
+        candidates: how many nodes are in low precision.
+        tried: how many choices ran.
+        reference: what the results were compared with: ``float64``, or in words what was in float32, for want of a
+            kernel.
+        before, after: the errors of the results as they ran, and with the set in float32.
+    """
+
+    region: int
+    outcome: str
+    nodes: Sequence[WideNode] = ()
+    candidates: int = 0
+    tried: int = 0
+    reference: str = ""
+    before: Sequence[ResultError] = ()
+    after: Sequence[ResultError] = ()
+
+    def as_json(self) -> dict[str, object]:
+        """JSON has no infinity: such an error becomes ``null``."""
+        return {
+            **dataclasses.asdict(self),
+            "before": [_error_as_json(item) for item in self.before],
+            "after": [_error_as_json(item) for item in self.after],
+        }
+
+
+def find_precision(
+    graph: DumpedGraph, *, strict: bool = False, progress: Callable[[str], None] = lambda said: None
+) -> list[RegionPrecision]:
+    """The nodes of each region that must compute in float32.
+
+    Args:
+        graph: the graph.
+        strict: whether results must be as near to float64 as rounding alone allows; otherwise eager's own error, with
+            its factor, excuses theirs, as in the verdict.
+        progress: is told what is tried.
+
+    Raises:
+        DumpError: no run was compared, nothing was recorded, or the model cannot be run.
+    """
+    rows = {row["name"]: row for row in rows_of(graph)}
+    return [_Region(graph, region, rows, strict, progress).find() for region in graph.regions]
+
+
+class _Region:
+    """The search in one region."""
+
+    def __init__(
+        self,
+        graph: DumpedGraph,
+        region: DumpedRegion,
+        rows: Mapping[str, Mapping[str, Any]],
+        strict: bool,
+        progress: Callable[[str], None],
+    ) -> None:
+        import onnx_ir as ir
+
+        self._region = region
+        self._rows = rows
+        self._strict = strict
+        self._progress = progress
+        self._model = ir.load(region.optimized_model)
+        self._is_ok = graph.verdict == "ok"
+        self._inputs = region.recorded("input")
+        self._tried = 0
+        self._exact: Mapping[str, np.ndarray] = {}
+
+    def find(self) -> RegionPrecision:
+        index, candidates = self._region.index, self._candidates()
+        if not candidates:
+            return RegionPrecision(index, "not low")
+        self._exact, reference = self._reference()
+        before = self._errors([])
+        common = {"candidates": len(candidates), "reference": reference, "before": before}
+        if all(item.is_right for item in before) or (self._is_ok and not self._strict):
+            return RegionPrecision(index, "ok", tried=self._tried, after=before, **common)  # type: ignore[arg-type]
+        everything = self._errors(candidates)
+        if not all(item.is_right for item in everything):
+            return RegionPrecision(
+                index,
+                "not precision",
+                tried=self._tried,
+                after=everything,
+                **common,  # type: ignore[arg-type]
+            )
+        found = self._smallest(candidates)
+        outcome = "found" if self._tried < MOST_SESSIONS else "unfinished"
+        nodes = [self._described(name) for name in found]
+        after = self._errors(found)
+        return RegionPrecision(index, outcome, nodes, tried=self._tried, after=after, **common)  # type: ignore[arg-type]
+
+    def _candidates(self) -> list[str]:
+        """The FX nodes with ONNX nodes that read or return low precision, in execution order."""
+        from .widening import is_low
+
+        low = [
+            _fx_node(node)
+            for node in self._model.graph
+            if node.op_type != "Constant" and any(map(is_low, [*node.inputs, *node.outputs]))
+        ]
+        return list(dict.fromkeys(low))
+
+    def _reference(self) -> tuple[dict[str, np.ndarray], str]:
+        """The results in float64; where ONNX Runtime has no kernel for that, in part or altogether in float32."""
+        import onnx_ir as ir
+
+        from .widening import widened
+
+        single = widened(self._model, _is_single, ir.DataType.FLOAT)
+        attempts = (
+            (self._model, ir.DataType.DOUBLE, lambda node: True, "float64"),
+            (single, ir.DataType.DOUBLE, lambda node: not _is_single(node), "float64, some operators in float32"),
+            (self._model, ir.DataType.FLOAT, lambda node: True, "float32"),
+        )
+        for model, dtype, is_chosen, name in attempts:
+            try:
+                return self._results(widened(model, is_chosen, dtype, wide_outputs=True), optimize=False), name
+            except DumpError as error:
+                refused = error
+        raise refused
+
+    def _results(self, model: ir.Model, *, optimize: bool = True) -> dict[str, Any]:
+        import onnx_ir as ir
+
+        content = OnnxModel(ir.to_proto(model), self._region.folder, str(self._region.folder))
+        return Session(self._region, content, optimize=optimize)(self._inputs)
+
+    def _errors(self, names: Sequence[str]) -> list[ResultError]:
+        """The errors of the floating-point results with these FX nodes in float32."""
+        import onnx_ir as ir
+
+        from .widening import widened
+
+        chosen = set(names)
+        self._tried += 1
+        results = self._results(widened(self._model, lambda node: _fx_node(node) in chosen, ir.DataType.FLOAT))
+        return [self._error(name, value) for name, value in results.items() if value.dtype.name in (*_LOW, "float32")]
+
+    def _error(self, name: str, value: np.ndarray) -> ResultError:
+        import ml_dtypes
+        import numpy as np
+
+        dtype = value.dtype.name
+        ours, exact = value.astype(np.float64), np.asarray(self._exact[name], np.float64)
+        limit = float(ml_dtypes.finfo(value.dtype).max)
+        with np.errstate(invalid="ignore"):
+            same = (ours == exact) | (np.isnan(ours) & np.isnan(exact)) | (np.isinf(ours) & (np.abs(exact) >= limit))
+            finite = np.isfinite(ours) & np.isfinite(exact)
+            error = float(np.abs(ours - exact)[finite].max(initial=0.0))
+        scale = float(np.abs(exact[np.isfinite(exact)]).max(initial=0.0))
+        wrong = int(np.count_nonzero(~finite & ~same))
+        eager = (self._rows.get(name) or {}).get("eager") or {}
+        if wrong > (0 if self._strict else eager.get("nonfinite", 0)):
+            error = math.inf
+        allowed = rounding_units(dtype) * float(ml_dtypes.finfo(value.dtype).eps) * scale
+        if not self._strict:
+            allowed += FACTOR * (eager.get("max_abs") or 0.0)
+        return ResultError(name, dtype, error, allowed)
+
+    def _suffices(self, names: Sequence[str]) -> bool:
+        right = all(item.is_right for item in self._errors(names))
+        self._progress(f"region_{self._region.index}: {len(names)} nodes in float32: {'right' if right else 'wrong'}")
+        return right
+
+    def _smallest(self, names: Sequence[str]) -> list[str]:
+        """Delta debugging (Zeller and Hildebrandt, 2002): no node of the result can be left out."""
+        current, parts = list(names), 2
+        while len(current) > 1 and self._tried < MOST_SESSIONS:
+            size = math.ceil(len(current) / parts)
+            pieces = [current[i : i + size] for i in range(0, len(current), size)]
+            smaller = next((piece for piece in pieces if self._suffices(piece)), None)
+            if smaller is not None:
+                current, parts = smaller, 2
+                continue
+            if len(pieces) > 2:
+                rest = next((part for part in _without(current, pieces) if self._suffices(part)), None)
+                if rest is not None:
+                    current, parts = rest, max(parts - 1, 2)
+                    continue
+            if size == 1:
+                break
+            parts = min(parts * 2, len(current))
+        return current
+
+    def _described(self, fx_node: str) -> WideNode:
+        last = [node for node in self._model.graph if _fx_node(node) == fx_node][-1]
+        properties = last.metadata_props
+        return WideNode(
+            fx_node, properties.get("aten_op", ""), properties.get("module", ""), properties.get("source", "")
+        )
+
+
+def _without(current: Sequence[str], pieces: Sequence[Sequence[str]]) -> list[list[str]]:
+    """What is left of all without each of the pieces."""
+    return [[name for name in current if name not in set(piece)] for piece in pieces]
+
+
+_SINGLE = ("Erf", "Gelu", "FastGelu", "QuickGelu", "BiasGelu", "Conv", "ConvTranspose", "Resize", "GridSample")
+"""Operators that ONNX Runtime's CPU provider has no float64 kernel for (1.31)."""
+
+
+def _is_single(node: ir.Node) -> bool:
+    return node.op_type in _SINGLE
+
+
+def _fx_node(node: ir.Node) -> str:
+    """The FX node of an ONNX node; its own name where a pass left none."""
+    return node.metadata_props.get("fx_node") or str(node.name)
+
+
+def _error_as_json(item: ResultError) -> dict[str, object]:
+    fields = dataclasses.asdict(item)
+    return {**fields, "error": item.error if math.isfinite(item.error) else None, "is_right": item.is_right}

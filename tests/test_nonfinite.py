@@ -1,0 +1,245 @@
+"""Where NaN and infinities come from in a dumped graph."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from conftest import compiled
+from onnxscript import opset18 as op
+from torch import nn
+
+from dynamo_backends.cli import main
+from dynamo_backends.dumps.nonfinite import Nonfinite, find_nonfinite
+from dynamo_backends.dumps.reading import DumpedGraph, DumpError, find_run
+from dynamo_backends.exporter.converters import CONVERTERS
+from dynamo_backends.numerics.extent import Extent, extent, nonfinite_elements
+
+aten = torch.ops.aten
+
+
+def line_of(text: str) -> str:
+    lines = Path(__file__).read_text().splitlines()
+    return f"{__file__}:{1 + next(i for i, line in enumerate(lines) if text in line)}"
+
+
+def dumped(function: Callable[..., object], dump: Path, *arguments: object) -> Nonfinite:
+    """What is found in the run of a function that does not train."""
+    with torch.no_grad():
+        compiled(function, backend="onnx_debug", options={"dump_dir": str(dump)})(*arguments)
+    return find_nonfinite(only_graph(dump))
+
+
+def only_graph(dump: Path) -> DumpedGraph:
+    (graph,) = find_run(dump).graphs
+    return graph
+
+
+class Masked(nn.Module):
+    """A NaN that a ``where`` masks, in the middle of a model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.before(x))
+        share = y / y  # 0 divided by 0
+        return self.after(torch.where(y > 0, share, 0.0))  # masks it
+
+
+def test_a_nan_that_is_masked_later(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Masked(), torch.randn(4, 8)
+    found = dumped(model, tmp_path, x)
+    (birth,) = found.births
+    assert (birth.kind, birth.operator, birth.source) == ("NaN", "aten.div.Tensor", line_of("# 0 divided by 0"))
+    zeros = int((torch.relu(model.before(x)) == 0).sum())
+    assert 0 < zeros < 32
+    assert (birth.eager, birth.onnx, birth.elements, birth.side) == (zeros, zeros, 32, "both")
+    assert birth.why == "0 divided by 0 is NaN"
+    assert birth.reaches == []
+    assert [source for _, _, source in birth.ends_at] == [line_of("# masks it")]
+    assert birth.examples[0]["value"] == "nan" and set(birth.examples[0]["inputs"].values()) == {0.0}
+    (read,) = birth.inputs
+    assert read.extent is not None and read.extent["smallest"] == 0 and read.extent["nan"] == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "kind", "why"),
+    [
+        (lambda x: torch.log(x) + 1, [1.0, 0.0], "infinity", "the logarithm of 0 is -infinity"),
+        (lambda x: torch.log(x) + 1, [1.0, -1.0], "NaN", "the logarithm of a negative number is NaN"),
+        (lambda x: torch.sqrt(x) + 1, [1.0, -1.0], "NaN", "the square root of a negative number is NaN"),
+        (lambda x: torch.exp(x) + 1, [1.0, 100.0], "infinity", "too large for float32"),
+        (lambda x: 1 / x + 1, [1.0, 0.0], "infinity", "a number divided by 0 is infinite"),
+        (lambda x: x * 1e3 + 1, torch.tensor([1.0, 100.0]).half(), "infinity", "too large for float16"),
+        (lambda x: x - x, [1.0, float("inf")], "NaN", "infinity minus infinity"),
+    ],
+    ids=["log of 0", "log", "sqrt", "exp", "quotient", "float16", "of infinities"],
+)
+def test_why(function: Callable[[torch.Tensor], torch.Tensor], x: object, kind: str, why: str, tmp_path: Path) -> None:
+    x = x if isinstance(x, torch.Tensor) else torch.tensor(x)
+    first = dumped(function, tmp_path, x).births[0]
+    assert first.kind == kind and first.why.startswith(why) or why in first.why
+    assert first.reaches, "it is returned"
+
+
+def test_a_mask_is_meant_and_what_it_makes_is_not(tmp_path: Path) -> None:
+    def attention(scores: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        masked = scores.masked_fill(~keep, float("-inf")).cos()  # the mask
+        return masked.nan_to_num() + scores.masked_fill(~keep, float("-inf")).softmax(-1)
+
+    keep = torch.ones(4, 4).tril().bool()
+    found = dumped(attention, tmp_path, torch.randn(4, 4), keep)
+    assert [birth.operator for birth in found.births] == ["aten.cos.default"], "the cosine of an infinity is NaN"
+    assert {birth.source.split(":")[-1] for birth in found.meant} >= {line_of("# the mask").split(":")[-1]}
+    assert all(birth.kind == "infinity" for birth in found.meant)
+
+
+def test_what_is_given_is_not_born(tmp_path: Path) -> None:
+    def masked(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (scores + mask).softmax(-1)
+
+    mask = torch.full((4, 4), float("-inf")).triu(1)
+    found = dumped(masked, tmp_path, torch.randn(4, 4), mask)
+    assert (found.births, found.meant) == ([], [])
+    assert len(found.given) == 1 and "mask" in found.given[0]
+    assert main(["nan", only_graph(tmp_path).reference, "-d", str(tmp_path)]) == 0
+
+
+def test_a_row_that_is_masked_altogether(tmp_path: Path) -> None:
+    """The mask is meant, the NaN that softmax makes of it is not."""
+
+    def masked(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (scores + mask).softmax(-1)
+
+    found = dumped(masked, tmp_path, torch.randn(2, 4), torch.full((2, 4), float("-inf")))
+    (birth,) = found.births
+    assert birth.kind == "NaN" and "-infinity everywhere" in birth.why
+
+
+def test_a_node_that_pytorch_runs(tmp_path: Path) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.special.ndtri(torch.tanh(x) + 2).nan_to_num() + 1  # in PyTorch
+
+    found = dumped(function, tmp_path, torch.randn(8))
+    (birth,) = found.births
+    assert "ndtri" in birth.operator and birth.region is None
+    assert birth.source == line_of("# in PyTorch") and birth.side == "both" and not birth.reaches
+
+
+def test_the_gradient_of_a_root_at_zero(tmp_path: Path) -> None:
+    """In the backward graph, where the user's line is that of the forward."""
+
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        return x.square().sum(-1).sqrt()  # its gradient at 0
+
+    x = torch.randn(3, 4)
+    x[1] = 0
+    compiled(norm, backend="onnx_debug", options={"dump_dir": str(tmp_path)})(x.requires_grad_()).sum().backward()
+    forward, backward = find_run(tmp_path).graphs
+    assert find_nonfinite(forward).births == []
+    births = find_nonfinite(backward).births
+    assert births[0].kind == "infinity" and births[0].source == line_of("# its gradient at 0")
+    assert births[1].kind == "NaN" and births[1].reaches, "infinity times 0, in the user's gradient"
+
+
+class Tail(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.silu(x.abs().neg())  # silu of the tail
+        return torch.where(y > -1000, y, 0.0) + 1
+
+
+def test_only_onnx_runtime_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A wrong translation: the logarithm of a negative number."""
+    monkeypatch.setitem(CONVERTERS, aten.silu.default, op.Log)
+    (birth,) = dumped(Tail(), tmp_path, torch.randn(16)).births
+    assert (birth.node, birth.kind, birth.source) == ("silu", "NaN", line_of("# silu of the tail"))
+    assert (birth.side, birth.onnx, birth.eager, birth.only_in_session) == ("onnx", 16, 0, False)
+    assert birth.examples[0]["value"] == "nan", "of ONNX Runtime's own values"
+
+
+def test_only_the_session_that_ran_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """ONNX Runtime's optimizers are made to write a logarithm in the place of the SiLU's product."""
+    create = onnxruntime.InferenceSession
+
+    def optimize_badly(model: bytes, options: onnxruntime.SessionOptions, **kwargs: object) -> object:
+        if options.graph_optimization_level != onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL:
+            changed = ir.from_proto(onnx.load_model_from_string(model))
+            for node in list(changed.graph):  # without what is added
+                if node.outputs[0].name == "silu":
+                    wrong = ir.node("Log", [node.inputs[0]])
+                    node.outputs[0].name, wrong.outputs[0].name = "before", "silu"
+                    node.outputs[0].replace_all_uses_with(wrong.outputs[0])
+                    changed.graph.insert_after(node, wrong)
+            model = ir.to_proto(changed).SerializeToString()
+        return create(model, options, **kwargs)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", optimize_badly)
+    (birth,) = dumped(Tail(), tmp_path, torch.randn(16)).births
+    assert (birth.node, birth.side, birth.only_in_session) == ("silu", "onnx", True)
+    assert birth.source == line_of("# silu of the tail")
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    dumped(Masked(), tmp_path, torch.randn(4, 8))
+    capsys.readouterr()
+    assert main(["nan", only_graph(tmp_path).reference, "-d", str(tmp_path)]) == 1
+    shown = capsys.readouterr().out
+    assert f"the first NaN is born in div ({line_of('# 0 divided by 0')})" in shown
+    assert "it is masked by where" in shown and "in eager as on ONNX Runtime" in shown
+    assert main(["nan", only_graph(tmp_path).reference, "-d", str(tmp_path), "--json"]) == 1
+    (graph,) = json.loads(capsys.readouterr().out)
+    assert graph["births"][0]["node"] == "div" and graph["births"][0]["side"] == "both"
+
+
+def test_a_graph_that_is_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dumped(torch.tanh, tmp_path, torch.randn(4)).births == []
+    assert main(["nan", only_graph(tmp_path).reference, "-d", str(tmp_path)]) == 0
+    assert "no node makes NaN or infinities" in capsys.readouterr().out
+
+
+def test_what_was_not_compared_or_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"dump_dir": str(tmp_path), "compare": "never"}
+    with torch.no_grad():
+        compiled(torch.tanh, backend="onnx_debug", options=options)(torch.randn(4))
+    assert main(["nan", only_graph(tmp_path).reference, "-d", str(tmp_path)]) == 2
+    assert "was compared" in capsys.readouterr().err
+    graph = find_run(tmp_path).graphs[0]
+    for content in ("{", '{"rows": [{"name": "x"}]}', '{"rows": 1}'):
+        (graph.folder / "side_by_side.json").write_text(content)
+        with pytest.raises(DumpError, match="is damaged"):
+            find_nonfinite(graph)
+
+
+def test_extent() -> None:
+    infinity, nan = float("inf"), float("nan")
+    assert extent(torch.tensor([1.0, -2.0])) == Extent(-2, 1)
+    assert extent(torch.tensor([1.0, -2.0, nan, infinity, -infinity])) == Extent(-2, 1, nan=1, infinite=2)
+    assert extent(torch.tensor([nan])) == Extent(None, None, nan=1)
+    assert extent(torch.empty(0, 3)) == Extent(None, None)
+    assert extent(torch.tensor([complex(1, nan)])) == Extent(1, 1, nan=1)
+    assert extent(torch.tensor([3.0, 4.0]).to_sparse()) == Extent(3, 4)
+    assert extent(torch.tensor([1, 2])) is None and extent(3.0) is None
+
+
+def test_elements_with_what_they_are_made_of() -> None:
+    result = torch.tensor([[float("inf"), 1.0], [float("nan"), 2.0]])
+    inputs = [
+        ("column", torch.tensor([[5.0], [6.0]])),
+        ("other", torch.randn(7)),
+        ("flags", torch.tensor([True, False])),
+    ]
+    found = nonfinite_elements(result, inputs)
+    assert [element.as_json() for element in found] == [
+        {"index": [1, 0], "value": "nan", "inputs": {"column": 6.0, "flags": 1.0}},
+        {"index": [0, 0], "value": "inf", "inputs": {"column": 5.0, "flags": 1.0}},
+    ]
