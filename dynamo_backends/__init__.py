@@ -14,6 +14,11 @@ AOTAutograd themselves::
         decompositions=decomposition_table(),
     )
 
+And for a look at whatever these backends compile in a block, as ``onnx_debug`` gives it::
+
+    with dynamo_backends.dump("folder"):
+        compiled(x)
+
 Each name is imported when it is first asked for: the command ``dynamo-backends --help`` and the measuring processes of
 ``dynamo-backends bench`` start without PyTorch.
 """
@@ -25,6 +30,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .backends import onnx_compiler
+    from .dumping import dump
     from .errors import SessionError, TranslationError, UnsupportedOperatorError
     from .exporter.decompositions import decomposition_table
 
@@ -33,6 +39,7 @@ __all__ = [
     "TranslationError",
     "UnsupportedOperatorError",
     "decomposition_table",
+    "dump",
     "onnx_compiler",
 ]
 
@@ -41,6 +48,7 @@ _MODULES = {
     "TranslationError": ".errors",
     "UnsupportedOperatorError": ".errors",
     "decomposition_table": ".exporter.decompositions",
+    "dump": ".dumping",
     "onnx_compiler": ".backends",
 }
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo import external_utils
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import RestartAnalysis, TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -167,12 +169,53 @@ def argument_names_of_frame() -> list[UserName]:
 
 
 def _source_of(placeholder: fx.Node) -> str:
-    """``L['self']._modules['fc']._parameters['weight']`` as ``fc.weight``, ``L['args'][0]`` as ``args[0]``."""
+    """``L['self']._modules['fc']._parameters['weight']`` as ``fc.weight``, ``L['batch']['ids']`` as ``batch['ids']``.
+
+    What came in ``*args`` of a module, or in ``**kwargs``, has the name of the parameter.
+    """
     source = getattr(placeholder.meta.get("grapharg"), "source", None)
     if source is None:
         return ""
     text = re.sub(r"\._(?:modules|parameters|buffers)\['([^']*)'\]", r".\1", str(source.name))
-    return re.sub(r"^[LG]\['([^']*)'\]", r"\1", text).removeprefix("self.")
+    text = re.sub(r"^[LG]\['([^']*)'\]", r"\1", text)
+    frame = _translator()
+    if frame is None:
+        return text.removeprefix("self.")
+    code = frame.f_code
+    named = code.co_argcount + code.co_kwonlyargcount
+    varargs = code.co_varnames[named] if code.co_flags & inspect.CO_VARARGS else ""
+    named += bool(varargs)
+    keywords = code.co_varnames[named] if code.co_flags & inspect.CO_VARKEYWORDS else ""
+    by_keyword = re.match(rf"{keywords}\['(\w+)'\]", text) if keywords else None
+    if by_keyword is not None:
+        return by_keyword[1] + text[by_keyword.end() :]
+    wrapped = _wrapped(frame)
+    if wrapped is None:
+        return text.removeprefix("self.")
+    by_position = re.match(rf"{varargs}\[(\d+)\]", text)
+    if by_position is not None:
+        positional = _positional_parameters(wrapped)
+        position = int(by_position[1])
+        return positional[position] + text[by_position.end() :] if position < len(positional) else text
+    return text.removeprefix("fn.")
+
+
+def _wrapped(frame: InstructionTranslator) -> Callable[..., Any] | None:
+    """The function that a frame of Dynamo's own only calls, such as the ``forward`` of a module of ``torch.nn`` that is
+    compiled by itself; ``None`` if the frame is the user's."""
+    function = frame.f_locals.get("fn") if frame.f_code.co_filename == external_utils.__file__ else None
+    if isinstance(function, torch.nn.Module):
+        function = function.forward
+    return function if callable(function) else None
+
+
+def _positional_parameters(function: Callable[..., Any]) -> list[str]:
+    """The names of the parameters that may come by position; none of a function that does not tell."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a function that is not written in Python
+        return []
+    return [item.name for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
 
 
 def _distinct(names: Sequence[UserName]) -> list[UserName]:
@@ -286,7 +329,7 @@ def frame_being_compiled() -> CompiledFrame | None:
     frame = _translator()
     if frame is None:
         return None
-    code = frame.f_code
+    code = getattr(_wrapped(frame), "__code__", frame.f_code)
     reason = frame.output.compile_subgraph_reason
     details = reason.reason.strip() if reason.graph_break else ""
     lines = [line.strip().removeprefix("Explanation: ") for line in details.splitlines()[:2]]

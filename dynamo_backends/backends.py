@@ -8,6 +8,8 @@ Each checks its options and makes a pipeline; ``onnx_debug`` is ``onnxrt`` with 
 
 from __future__ import annotations
 
+import dataclasses
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
@@ -15,8 +17,9 @@ from torch import fx
 
 from . import installation as installation  # first: it says what is wrong if the imports below would not work
 from .artifacts import Runner
+from .dumping import Block, current_block
 from .observer import Observer
-from .options import parse_options
+from .options import Options, parse_options
 from .pipeline import Pipeline
 
 
@@ -39,7 +42,7 @@ def onnxrt(
         ValueError: an unknown option or an impossible value.
         UnsupportedOperatorError: with ``options={"fallback": "error"}``, for a node that needs PyTorch.
     """
-    return Pipeline(parse_options(options, mode), Observer()).compile_dynamo_graph(gm, example_inputs)
+    return _pipeline(parse_options(options, mode), current_block()).compile_dynamo_graph(gm, example_inputs)
 
 
 def onnx_debug(
@@ -53,10 +56,7 @@ def onnx_debug(
 
     Same arguments and errors as ``onnxrt``; the options ``dump_dir``, ``compare`` and ``tensor_limit`` are for it.
     """
-    from .debug.observer import DebugObserver
-
-    checked = parse_options(options, mode)
-    return Pipeline(checked, DebugObserver(checked)).compile_dynamo_graph(gm, example_inputs)
+    return _pipeline(parse_options(options, mode), current_block(), debug=True).compile_dynamo_graph(gm, example_inputs)
 
 
 def fx_debug(
@@ -72,7 +72,31 @@ def fx_debug(
     """
     from .debug.fx_debug import compile_in_pytorch
 
-    return compile_in_pytorch(gm, example_inputs, parse_options(options, mode))
+    return compile_in_pytorch(gm, example_inputs, _in_block(parse_options(options, mode), current_block()))
+
+
+def _in_block(options: Options, block: Block | None) -> Options:
+    """The options, with the dump folder of a ``with dump(...)``."""
+    return options if block is None else dataclasses.replace(options, dump_dir=block.folder)
+
+
+def _pipeline(
+    options: Options, block: Block | None, *, debug: bool = False, record: list[object] | None = None
+) -> Pipeline:
+    """A pipeline; that of a block ``with dump(...)`` is watched until its end."""
+    if not debug and block is None:
+        if record is None:
+            return Pipeline(options, Observer())
+        from .debug.record import RecordObserver
+
+        return Pipeline(options, RecordObserver(record))
+    from .debug.observer import DebugObserver
+
+    options = _in_block(options, block)
+    observer = DebugObserver(options, record)
+    if block is not None:
+        block.observers.append(observer)
+    return Pipeline(options, observer)
 
 
 class AotCompiler(Protocol):
@@ -112,25 +136,26 @@ def onnx_compiler(*, debug: bool = False, record: list[object] | None = None, **
         ValueError: an unknown option or an impossible value.
         TypeError: ``record`` is not a list.
     """
-    from .debug.observer import DebugObserver
-    from .debug.record import RecordObserver
-
     checked = parse_options(options)
     if record is not None and not isinstance(record, list):
         raise TypeError(f"record: expected a list, which gets one record for each graph, not {record!r}")
-    observer: Observer = Observer()
-    if debug:
-        observer = DebugObserver(checked, record)
-    elif record is not None:
-        observer = RecordObserver(record)
-    pipeline = Pipeline(checked, observer)
+    outside = _pipeline(checked, None, debug=debug, record=record)
+    inside: weakref.WeakKeyDictionary[Block, Pipeline] = weakref.WeakKeyDictionary()
+
+    def pipeline() -> Pipeline:
+        block = current_block()
+        if block is None:
+            return outside
+        if block not in inside:
+            inside[block] = _pipeline(checked, block, debug=debug, record=record)
+        return inside[block]
 
     # Functions, as ``copy.deepcopy`` of a compiled module copies the backend too, and does not copy functions.
     def compiler(module: fx.GraphModule, example_inputs: Sequence[object]) -> Runner:
-        return pipeline.compile_for_aot_autograd(module)
+        return pipeline().compile_for_aot_autograd(module)
 
     def partition(joint: fx.GraphModule, inputs: object, **kwargs: object) -> tuple[fx.GraphModule, fx.GraphModule]:
-        return pipeline.partition_for_aot_autograd(joint, inputs, **kwargs)
+        return pipeline().partition_for_aot_autograd(joint, inputs, **kwargs)
 
     compiler.partition_fn = partition  # type: ignore[attr-defined]
     return cast(AotCompiler, compiler)

@@ -474,3 +474,32 @@ def test_a_model_that_no_pass_changed_is_written_once(compiled: Callable[..., An
     assert not (region.folder / "model.optimized.onnx").exists()
     assert stages["session"]["file"] is not None and stages["session"]["nodes"] > 0
     assert run_repro(region).returncode == 0
+
+
+class Wrapped(nn.Module):
+    """As models of transformers are: their ``forward`` is in a decorator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(4, 4)
+
+    def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
+        return self.dense(args[0]) + kwargs["bias"]
+
+
+def test_names_of_what_comes_by_position_and_by_keyword(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    compiled(Wrapped())(torch.randn(2, 4), bias=torch.ones(4))
+    assert names_of(graph_of(tmp_path, "forward")) == {"dense.weight", "dense.bias", "args[0]", "bias"}
+
+
+def test_a_module_of_pytorch_by_itself(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    compiled(nn.Linear(4, 4))(torch.randn(2, 4))
+    assert names_of(graph_of(tmp_path, "forward")) == {"weight", "bias", "input"}
+    [entry] = dynamo_graphs(tmp_path)
+    assert entry["where"]["function"] == "forward" and entry["where"]["file"] == nn.modules.linear.__file__
+
+
+def test_names_of_a_list_of_modules(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    compiled(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)))(torch.randn(2, 4))
+    names = names_of(graph_of(tmp_path, "forward"))
+    assert names == {"0.weight", "0.bias", "2.weight", "2.bias", "input"}

@@ -167,9 +167,13 @@ class ComparedEntry:
         captured: Dynamo's graph.
         every: whether each call is compared, or the first. Where that has no backward, the next ones are too, until one
             has; a few at most.
+        is_open: whether calls are compared at all, now.
     """
 
-    def __init__(self, compiled: Callable[..., Any], captured: Captured, *, every: bool) -> None:
+    def __init__(
+        self, compiled: Callable[..., Any], captured: Captured, *, every: bool, is_open: Callable[[], bool]
+    ) -> None:
+        self._is_open = is_open
         self._compiled = compiled
         self._captured = captured
         self._every = every
@@ -178,7 +182,7 @@ class ComparedEntry:
 
     def __call__(self, *args: object) -> object:
         with self._lock:
-            compares = are_plain(args) and (self._every or self._is_first())
+            compares = self._is_open() and are_plain(args) and (self._every or self._is_first())
             self._compared += compares
         if not compares:
             return self._compiled(*args)

@@ -36,7 +36,7 @@ from .dump_folder import DumpFolder, dump_folder, graph_folder
 from .judge import ComparedEntry, Judge, Judged, KeptGraphs, Listeners, ModelGraphs
 from .manifest import Manifest
 from .pass_diffs import PassDiffs
-from .record import Record, Run, Snapshots, make_record
+from .record import Record, RecordObserver, Run, Snapshots, make_record
 from .replay import Replay
 from .rows import OK, Blame, GraphComparison
 from .stage_files import StageFiles
@@ -73,6 +73,7 @@ class DebugObserver(Observer):
         self._options = options
         self._records = records
         self.snapshots = Snapshots()
+        self.is_open = True
         self._folder = dump_folder(options.dump_dir)
         self._manifest = _manifest_of(self._folder)
         self._stage_files = StageFiles(self._folder)
@@ -83,7 +84,17 @@ class DebugObserver(Observer):
         self._joints: collections.defaultdict[int, JointGraphs] = collections.defaultdict(JointGraphs)
         self._refused: collections.Counter[GraphName] = collections.Counter()
 
+    def close(self) -> None:
+        """Stops watching: what it watched runs on, and what is compiled later is not seen. Writes the manifest."""
+        self.is_open = False
+        with self._lock:
+            for judge in self._judges.values():
+                judge.drop()
+        self._manifest.flush()
+
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
+        if not self.is_open:
+            return
         self._folder.announce()
         if name in _FX_STAGES and isinstance(artifact, fx.GraphModule):
             self._manifest.add_stage(graph, self._stage_files.write(name, graph, artifact))
@@ -94,12 +105,16 @@ class DebugObserver(Observer):
     explains = True
 
     def gave_up(self, graph: GraphName, why: str) -> None:
-        self._manifest.add_given_up(graph, why)
+        if self.is_open:
+            self._manifest.add_given_up(graph, why)
 
     def passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
-        self._manifest.add_passes(graph, results)
+        if self.is_open:
+            self._manifest.add_passes(graph, results)
 
-    def pass_listener(self, graph: GraphName, region: int | None = None) -> Listener:
+    def pass_listener(self, graph: GraphName, region: int | None = None) -> Listener | None:
+        if not self.is_open:
+            return None
         if region is not None:
             diffs = PassDiffs(self._folder, f"{graph_folder(graph)}/region_{region}")
             return Listeners([diffs, *([ModelGraphs(self._judges[graph].models, region)] if self._compares else [])])
@@ -134,11 +149,13 @@ class DebugObserver(Observer):
 
     def entry(self, graph: GraphName, compiled: Callable[..., object]) -> Callable[..., object]:
         captured = self._captured.get(graph.index)
-        if captured is None:
+        if captured is None or not self.is_open:
             return compiled
-        return ComparedEntry(compiled, captured, every=self._options.compare == "every")
+        return ComparedEntry(compiled, captured, every=self._options.compare == "every", is_open=lambda: self.is_open)
 
     def refused(self, graph: GraphName, region: int, model: ir.Model, error: SessionError) -> None:
+        if not self.is_open:
+            return
         self._refused[graph] += 1
         file = f"{graph_folder(graph)}/refused/{self._refused[graph]:03d}_region_{region}"
         self._folder.write_bytes(f"{file}.onnx", serialize(model))
@@ -189,6 +206,8 @@ class DebugObserver(Observer):
         return nodes
 
     def runner(self, graph: CompiledGraph) -> Runner:
+        if not self.is_open:
+            return graph.run if self._records is None else RecordObserver(self._records).runner(graph)
         self._folder.write_text(f"{graph_folder(graph.name)}/regions.txt", regions_text(graph))
         has_captured = self._judges[graph.name].captured is not None
         self._manifest.add_graph(
@@ -302,12 +321,14 @@ class _WatchedGraph:
         self._has_compared = False
 
     def run(self, args: list[object]) -> object:
-        if not are_plain(args):
+        is_open = self._observer.is_open
+        if not are_plain(args) or not (is_open or self._record is not None):
             return self._run(args)
-        call = self._judge.call_of(args)
-        compares = call is not None if self._judge.captured is not None else self._is_asked_for()
+        call = self._judge.call_of(args) if is_open else None
+        compares = call is not None if self._judge.captured is not None else is_open and self._is_asked_for()
         inputs = self._observer.snapshots.of(args) if self._record is not None else []
-        self._observer.count_run(self._graph)
+        if is_open:
+            self._observer.count_run(self._graph)
         outputs = self._compared(args, call) if compares else self._run(args)
         if self._record is not None:
             self._record.runs.append(Run(inputs, self._observer.snapshots.of(outputs)))
