@@ -279,6 +279,35 @@ def test_an_optimizer_whose_fault_the_model_damps(with_faulty_optimizers: None, 
     assert_cut(found, "FusedMatMul", "Mul")
 
 
+def test_five_thousand_nodes_take_a_few_dozen_sessions(tmp_path: Path) -> None:
+    """A chain of which two neighbours, far from its ends, fuse to something wrong."""
+    names = [f"v{i}" for i in range(5_001)]
+    nodes = [
+        helper.make_node("Tanh" if i % 2 else "Sin", [before], [after], name=f"node_{after}")
+        for i, (before, after) in enumerate(zip(names, names[1:], strict=False))
+    ]
+    at = 3_333
+    nodes[at] = helper.make_node("MatMul", [names[at], names[at]], [names[at + 1]], name="product")
+    nodes[at + 1] = helper.make_node("Mul", [names[at + 1], "scale"], [names[at + 2]], name="scaled")
+    info = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, [4, 4]) for name in (names[0], names[-1])]
+    scale = onnx.numpy_helper.from_array(np.array(0.1), "scale")
+    graph = helper.make_graph(nodes, "chain", info[:1], info[1:], [scale])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    region = tmp_path / "graph_000" / "inference" / "region_0"
+    (region / "test_data_set_0").mkdir(parents=True)
+    for name in ("model.onnx", "model.optimized.onnx"):
+        onnx.save(model, region / name)
+    given = onnx.numpy_helper.from_array(np.random.default_rng(0).normal(size=(4, 4)), names[0])
+    (region / "test_data_set_0" / "input_0.pb").write_bytes(given.SerializeToString())
+    blame = {"value": names[at + 2], "region": 0, "cause": "ONNX Runtime's optimizers", "source": ""}
+    entry = {"index": 0, "folder": "graph_000/inference/region_0"}
+    write_manifest(tmp_path, {"regions": [entry], "verdict": "diverges", "blame": blame})
+    found = bisect(find_run(tmp_path), "0")
+    assert found.cause == "the optimizer MatMulScaleFusion"
+    assert_cut(found, "MatMul", "Mul")
+    assert found.sessions < 80
+
+
 def test_nothing_in_the_cut_can_be_spared(with_faulty_optimizers: None, tmp_path: Path) -> None:
     found = bisected(scaled_product(tmp_path))
     assert found.cut is not None
