@@ -154,6 +154,29 @@ def test_operands_that_an_onnx_pass_swaps(planted: Callable[[Pass], None], tmp_p
     assert list(before.graph.node[0].input) == list(after.graph.node[0].input)[::-1]
 
 
+def test_a_comparison_that_an_onnx_pass_turns(planted: Callable[[Pass], None], tmp_path: Path) -> None:  # noqa: F811
+    """The verdict names the comparison, not the first floating-point value that follows from it."""
+
+    def turn(model: ir.Model, context: PassContext) -> int:
+        nodes = [node for node in model.graph if node.op_type == "Greater"]
+        for node in nodes:
+            node.op_type = "Less"
+        return len(nodes)
+
+    planted(Pass("onnx.wrong", "Planted by a test.", turn))
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        turned = x.sin() > y.cos()  # it is turned
+        return torch.where(turned, x, y)
+
+    dump = dumped(function, torch.randn(3, 4), torch.randn(3, 4), dump=tmp_path)
+    (graph,) = find_run(dump).graphs
+    assert graph.verdict == f"diverges at gt ({line_of_here('it is turned')}): pass onnx.wrong"
+    found = bisected(dump)
+    assert (found.place, found.value) == ("ONNX pass", "gt")
+    assert_cut(found, "Less")
+
+
 def test_an_onnx_pass_whose_fault_the_model_damps(planted: Callable[[Pass], None], tmp_path: Path) -> None:  # noqa: F811
     planted(Pass("onnx.wrong", "Planted by a test.", lambda graph, context: scale_onnx(graph, context, "silu_6")))
     found = bisected(dumped(Damped(), torch.randn(4, 8), dump=tmp_path))
@@ -239,6 +262,50 @@ def test_an_optimizer_of_onnx_runtime(with_faulty_optimizers: None, tmp_path: Pa
     assert outcomes == {"basic": "right", "extended": "wrong", "all": "wrong"}
     assert_cut(found, "FusedMatMul", "Mul")
     assert "MatMulScaleFusion" in OPTIMIZERS
+
+
+def test_an_optimizer_whose_fault_the_model_damps(with_faulty_optimizers: None, tmp_path: Path) -> None:
+    """The results are right; what is wrong is a value inside the session."""
+    layer = nn.Linear(8, 8).double()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = (layer(x).tanh() @ x.t()) * 0.1  # a product that is damped
+        return 1 + 1e-12 * y.sin().exp()
+
+    dump = dumped(function, torch.randn(4, 8).double(), dump=tmp_path)
+    assert find_run(dump).graphs[0].entry["blame"]["cause"] == "ONNX Runtime optimizer MatMulScaleFusion"
+    found = bisected(dump)
+    assert (found.place, found.source) == ("ONNX Runtime optimizer", line_of_here("a product that is damped"))
+    assert_cut(found, "FusedMatMul", "Mul")
+
+
+def test_five_thousand_nodes_take_a_few_dozen_sessions(tmp_path: Path) -> None:
+    """A chain of which two neighbours, far from its ends, fuse to something wrong."""
+    names = [f"v{i}" for i in range(5_001)]
+    nodes = [
+        helper.make_node("Tanh" if i % 2 else "Sin", [before], [after], name=f"node_{after}")
+        for i, (before, after) in enumerate(zip(names, names[1:], strict=False))
+    ]
+    at = 3_333
+    nodes[at] = helper.make_node("MatMul", [names[at], names[at]], [names[at + 1]], name="product")
+    nodes[at + 1] = helper.make_node("Mul", [names[at + 1], "scale"], [names[at + 2]], name="scaled")
+    info = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, [4, 4]) for name in (names[0], names[-1])]
+    scale = onnx.numpy_helper.from_array(np.array(0.1), "scale")
+    graph = helper.make_graph(nodes, "chain", info[:1], info[1:], [scale])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    region = tmp_path / "graph_000" / "inference" / "region_0"
+    (region / "test_data_set_0").mkdir(parents=True)
+    for name in ("model.onnx", "model.optimized.onnx"):
+        onnx.save(model, region / name)
+    given = onnx.numpy_helper.from_array(np.random.default_rng(0).normal(size=(4, 4)), names[0])
+    (region / "test_data_set_0" / "input_0.pb").write_bytes(given.SerializeToString())
+    blame = {"value": names[at + 2], "region": 0, "cause": "ONNX Runtime's optimizers", "source": ""}
+    entry = {"index": 0, "folder": "graph_000/inference/region_0"}
+    write_manifest(tmp_path, {"regions": [entry], "verdict": "diverges", "blame": blame})
+    found = bisect(find_run(tmp_path), "0")
+    assert found.cause == "the optimizer MatMulScaleFusion"
+    assert_cut(found, "MatMul", "Mul")
+    assert found.sessions < 80
 
 
 def test_nothing_in_the_cut_can_be_spared(with_faulty_optimizers: None, tmp_path: Path) -> None:
