@@ -295,3 +295,16 @@ def test_a_node_has_the_users_line_and_the_whole_stack(
 )
 def test_which_files_are_the_users(file: str, expected: bool) -> None:
     assert is_user_file(file) is expected
+
+
+def test_a_weight_is_on_the_disk_once(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    model = compiled(Encoder())
+    model(torch.randn(2, 4)).sum().backward()
+    with torch.no_grad():
+        model(torch.randn(2, 4))
+    found: dict[bytes, set[int]] = {}
+    for path in find_run(tmp_path).folder.rglob("*.pb"):
+        found.setdefault(path.read_bytes(), set()).add(path.stat().st_ino)
+    assert all(len(files) == 1 for files in found.values())
+    weights = [graph.regions[0].recorded("input")["layers.1.dense.weight"] for graph in find_run(tmp_path).graphs]
+    assert len(weights) == 3 and all(np.array_equal(weights[0], other) for other in weights)

@@ -175,3 +175,30 @@ def test_stage_text_has_shapes_and_the_users_lines() -> None:
     assert "f32[2, 3][3, 1]" in text
     assert f"{__file__}:" in text and "return x * 2" in text
     compile(text, "stage", "exec")  # it is Python
+
+
+def _same_file(first: Path, second: Path) -> bool:
+    return os.stat(first).st_ino == os.stat(second).st_ino
+
+
+def test_equal_files_are_one_file(tmp_path: Path) -> None:
+    folder = DumpFolder(tmp_path)
+    for name in ("a/0.pb", "b/0.pb", "b/0.pb"):
+        assert folder.write_once(name, b"weight")
+    assert _same_file(folder.path("a/0.pb"), folder.path("b/0.pb"))
+    folder.write_once("a/0.pb", b"new weight")
+    assert folder.path("b/0.pb").read_bytes() == b"weight", "writing one anew leaves the other"
+    folder.write_once("c/0.pb", b"weight")
+    assert folder.path("c/0.pb").read_bytes() == b"weight"
+    folder.path("a/0.pb").unlink()
+    folder.write_once("a/0.pb", b"new weight")
+    assert folder.path("a/0.pb").read_bytes() == b"new weight"
+    assert folder.location is not None and not list(folder.location.rglob("*.tmp"))
+
+
+def test_equal_files_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "link", _disk_full)
+    folder = DumpFolder(tmp_path)
+    assert folder.write_once("a.pb", b"weight") and folder.write_once("b.pb", b"weight")
+    assert folder.is_enabled
+    assert folder.path("a.pb").read_bytes() == folder.path("b.pb").read_bytes() == b"weight"

@@ -12,6 +12,7 @@ the file system (unwritable, disk full) ends the dump with one warning, while th
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import os
@@ -65,6 +66,8 @@ class DumpFolder:
         self._location: Path | None = None
         self._is_enabled = True
         self._is_announced = False
+        self._by_digest: dict[bytes, str] = {}
+        self._digests: dict[str, bytes] = {}
         self.forked_from: str | None = None
         """The name of the run folder of the process that forked this one."""
         renew_in_children(self)
@@ -76,6 +79,8 @@ class DumpFolder:
             self.forked_from = self._location.name
         self._location = None
         self._is_announced = False
+        self._by_digest = {}
+        self._digests = {}
 
     @property
     def is_enabled(self) -> bool:
@@ -117,6 +122,34 @@ class DumpFolder:
         def write(path: Path) -> None:
             with open(path, "wb") as file:
                 file.write(data)
+
+        return self.write_with(relative, write)
+
+    def write_once(self, relative: str, data: bytes) -> bool:
+        """Writes a file whose bytes another file of the run may have: then both are one file with two names, if the
+        file system has hard links.
+
+        Returns:
+            Whether it is there now.
+        """
+        digest = hashlib.sha256(data).digest()
+        target = self.path(relative)
+        with self._lock:
+            if self._digests.get(relative) == digest and target.exists():
+                return True
+            first = self._by_digest.get(digest, relative)
+            if self._digests.get(first) != digest:  # it is new, or something else was written to the first one since
+                first = self._by_digest[digest] = relative
+            self._digests[relative] = digest
+
+        def write(path: Path) -> None:
+            if first != relative:
+                try:
+                    os.link(self.path(first), path)
+                    return
+                except OSError as error:  # no hard links here, too many of one file, or a user moved it
+                    logger.debug("%s is written a second time: %s", first, error)
+            path.write_bytes(data)
 
         return self.write_with(relative, write)
 

@@ -140,6 +140,7 @@ class Manifest:
                     "onnx_nodes_optimized": len(item.optimized_model.graph),
                     "passes": [_pass_as_json(result) for result in item.passes],
                     "session": item.executable.settings.as_json(),
+                    "constants": [item.executable.inputs[i].name for i in item.executable.weights],
                 }
                 for item in graph.regions
             ],

@@ -41,7 +41,7 @@ def write_tensor(folder: DumpFolder, relative: str, value: torch.Tensor, name: s
         location = {"location": f"{relative.rsplit('/', 1)[-1]}.bin", "offset": "0", "length": str(size)}
         for key, text in location.items():
             proto.external_data.add(key=key, value=text)
-    folder.write_bytes(f"{relative}.pb", proto.SerializeToString())
+    folder.write_once(f"{relative}.pb", proto.SerializeToString())
 
 
 def _summary(value: torch.Tensor) -> dict[str, object]:
