@@ -33,11 +33,12 @@ COMMANDS = {
     "passes": "list the passes, or show what they did in a dump",
     "bisect": "find the pass and the match that make a script fail",
     "cache": "show the cache of compiled graphs, or clear it",
+    "profile": "show where the time of a dumped graph goes: by operator, by module and by node",
     "bench": "measure backends against each other on models: latency, first result, memory; and are they right",
 }
 """The subcommands, each with what it does in the list of ``--help``."""
 
-_WITHOUT_TORCH = ("bench", "bisect", "passes")
+_WITHOUT_TORCH = ("bench", "bisect", "passes", "profile")
 """Subcommands that need no PyTorch, or not always."""
 
 

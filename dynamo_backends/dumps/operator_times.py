@@ -1,0 +1,364 @@
+"""The time of each operator in a dumped graph: ONNX Runtime's profile, brought back to FX nodes, modules and lines.
+
+::
+
+    for times in operator_times(run.graphs[0]):
+        for row in times.rows:                      # in the order they run
+            print(row.node, row.operator, row.milliseconds, row.fx_nodes, row.modules, row.sources)
+
+The session is made again as the run had it, and runs on the recorded inputs. What it runs are not the nodes of
+``model.onnx``: our passes and ONNX Runtime fuse, split and add nodes. A node of the session stands for what lies in the
+dumped models between the values it reads and those it returns, found by their names; and for the FX node in the
+metadata of the model it was given. A node that ONNX Runtime added and whose results have names of its own (a change of
+layout, a part of a product) stands for what the nodes that read it stand for. Where no name leads anywhere, the row's
+``fx_nodes`` are empty.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import tempfile
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .reading import DumpedGraph, DumpedRegion
+from .sessions import Session, load
+
+if TYPE_CHECKING:
+    import onnx
+    import onnxruntime
+
+NOT_ATTRIBUTED = ""
+"""The module of time that no FX node is known for."""
+
+WHOLE_MODEL = "(the model)"
+"""What is in no module but the outermost."""
+
+_KERNEL = "_kernel_time"
+"""What ONNX Runtime adds to a node's name in its profile."""
+
+_EXTERNAL = "session.optimized_model_external_initializers_"
+
+
+@dataclasses.dataclass(frozen=True)
+class OperatorTime:
+    """A node of the session that runs.
+
+    Attributes:
+        node: its name in ONNX Runtime.
+        operator: its operator, with the domain unless that is ONNX's own: ``com.microsoft.FusedMatMul``.
+        provider: the execution provider that runs it.
+        milliseconds: of one run.
+        share: of the time of all nodes of the graph, from 0 to 1.
+        fx_nodes: the FX nodes it stands for, in their order; empty if that is not known.
+        aten_operators: theirs, each once.
+        modules: the paths of the ``nn.Module`` they are in, each once; ``""`` is the model itself.
+        sources: the user's lines, each once.
+    """
+
+    node: str
+    operator: str
+    provider: str
+    milliseconds: float
+    share: float
+    fx_nodes: tuple[str, ...]
+    aten_operators: tuple[str, ...]
+    modules: tuple[str, ...]
+    sources: tuple[str, ...]
+
+    @property
+    def module(self) -> str:
+        """The innermost module that all of it is in; ``""`` is the model itself."""
+        return _common_module(self.modules)
+
+    def as_json(self) -> dict[str, object]:
+        """For a report and ``--json``."""
+        return {**dataclasses.asdict(self), "module": self.module}
+
+
+@dataclasses.dataclass(frozen=True)
+class RegionTimes:
+    """The times of one region.
+
+    Attributes:
+        region: its number.
+        threads: of the session.
+        runs: how often it ran.
+        milliseconds: one run of the session, with what the runtime does between nodes.
+        rows: its nodes, in the order they run.
+    """
+
+    region: int
+    threads: int
+    runs: int
+    milliseconds: float
+    rows: Sequence[OperatorTime]
+
+    def as_json(self) -> dict[str, object]:
+        """For a report and ``--json``."""
+        return {**dataclasses.asdict(self), "rows": [row.as_json() for row in self.rows]}
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupTime:
+    """The time of all nodes with the same operator, or in the same module.
+
+    Attributes:
+        name: the operator or module.
+        nodes: how many.
+        milliseconds, share: as in ``OperatorTime``.
+    """
+
+    name: str
+    nodes: int
+    milliseconds: float
+    share: float
+
+
+def operator_times(graph: DumpedGraph, *, runs: int = 20, threads: int | None = None) -> list[RegionTimes]:
+    """Profiles the regions of a graph on their recorded inputs.
+
+    A time is the mean of the middle half of the runs. ONNX Runtime measures whole microseconds, and measuring costs
+    about one itself: many small nodes seem slower than they are. What PyTorch runs is not measured.
+
+    Args:
+        graph: the graph.
+        runs: how often each region runs, after a first run that does not count.
+        threads: another number than in the dumped run.
+
+    Raises:
+        DumpError: nothing was recorded, or the session cannot be made or run.
+        ValueError: no run was asked for.
+    """
+    if runs < 1:
+        raise ValueError(f"runs={runs}: at least one run is measured")
+    measured = [_measure(region, runs, threads) for region in graph.regions]
+    everything = sum(node.milliseconds for item in measured for node in item.nodes)
+    found = []
+    for item in measured:
+        attribution = _Attribution(item.region, item.graph)
+        rows = [_row(node, attribution, everything) for node in item.nodes]
+        found.append(RegionTimes(item.region.index, item.threads, runs, item.milliseconds, rows))
+    return found
+
+
+def by_operator(times: Iterable[RegionTimes]) -> list[GroupTime]:
+    """The time of each operator, the slowest first."""
+    return _grouped(times, lambda row: row.operator)
+
+
+def by_module(times: Iterable[RegionTimes]) -> list[GroupTime]:
+    """The time of each module, the slowest first, without that of the modules in it.
+
+    A node that stands for several modules counts for the innermost that they are all in; ``NOT_ATTRIBUTED`` is the time
+    that no FX node is known for.
+    """
+    return _grouped(times, lambda row: (row.module or WHOLE_MODEL) if row.fx_nodes else NOT_ATTRIBUTED)
+
+
+def _grouped(times: Iterable[RegionTimes], name_of: Callable[[OperatorTime], str]) -> list[GroupTime]:
+    groups: dict[str, list[OperatorTime]] = {}
+    for item in times:
+        for row in item.rows:
+            groups.setdefault(name_of(row), []).append(row)
+    found = [
+        GroupTime(name, len(rows), sum(row.milliseconds for row in rows), sum(row.share for row in rows))
+        for name, rows in groups.items()
+    ]
+    return sorted(found, key=lambda group: -group.milliseconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Node:
+    """A node of the session, with the time of one run."""
+
+    proto: onnx.NodeProto
+    provider: str
+    milliseconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Measured:
+    """A region's profile: the graph that ran, its nodes in the order they ran, and the milliseconds of one run."""
+
+    region: DumpedRegion
+    threads: int
+    graph: onnx.GraphProto
+    nodes: Sequence[_Node]
+    milliseconds: float
+
+
+def _measure(region: DumpedRegion, runs: int, threads: int | None) -> _Measured:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+
+        def configure(options: onnxruntime.SessionOptions) -> None:
+            options.enable_profiling = True
+            options.profile_file_prefix = str(Path(folder) / "profile")
+            options.optimized_model_filepath = str(path)
+            options.add_session_config_entry(f"{_EXTERNAL}file_name", "constants.data")
+            options.add_session_config_entry(f"{_EXTERNAL}min_size_in_bytes", "1024")
+
+        session = Session(region, threads=threads, configure=configure)
+        call = session.feed(region.recorded("input"))
+        for _ in range(runs + 1):
+            call()
+        events = json.loads(session.end_profiling().read_text())
+        graph = load(path).graph
+    whole = [event["dur"] for event in events if event["cat"] == "Session" and event["name"] == "model_run"]
+    return _Measured(region, session.threads, graph, _timed(graph, events, runs), _middle(whole[1:]))
+
+
+def _timed(graph: onnx.GraphProto, events: Sequence[Mapping[str, Any]], runs: int) -> list[_Node]:
+    """The nodes of a graph with their times, but for the nodes of its subgraphs, which those count that have them."""
+    nodes = collections.defaultdict(list)
+    for node in graph.node:
+        nodes[node.name].append(node)
+    by_index: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for event in events:
+        name = event["name"].removesuffix(_KERNEL)
+        if event["cat"] == "Node" and name != event["name"] and name in nodes:
+            by_index.setdefault((name, event["args"]["node_index"]), []).append(event)
+    timed = []
+    for (name, _), found in by_index.items():
+        # What fusions make may all have one name: there are as many nodes as there are numbers, both in order.
+        if nodes[name] and len(found) == runs + 1:
+            durations = [event["dur"] for event in found[1:]]
+            timed.append(_Node(nodes[name].pop(0), found[0]["args"]["provider"], _middle(durations)))
+    return timed
+
+
+def _middle(durations: Sequence[int]) -> float:
+    """The mean of the middle half, in milliseconds, of microseconds."""
+    ordered = sorted(durations)
+    middle = ordered[len(ordered) // 4 : len(ordered) - len(ordered) // 4]
+    return sum(middle) / len(middle) / 1000
+
+
+def _row(node: _Node, attribution: _Attribution, everything: float) -> OperatorTime:
+    found, proto = attribution.of(node.proto), node.proto
+    return OperatorTime(
+        node=proto.name,
+        operator=f"{proto.domain}.{proto.op_type}" if proto.domain not in ("", "ai.onnx") else proto.op_type,
+        provider=node.provider,
+        milliseconds=node.milliseconds,
+        share=node.milliseconds / everything if everything else 0.0,
+        fx_nodes=_each_once(item["fx_node"] for item in found),
+        aten_operators=_each_once(item.get("aten_op", "") for item in found),
+        modules=_each_once(item.get("module", "") for item in found),
+        sources=_each_once(item.get("source", "") for item in found),
+    )
+
+
+class _Attribution:
+    """What in the dumped models each node of the session stands for.
+
+    Args:
+        region: whose models have the metadata.
+        session: the graph that runs.
+    """
+
+    def __init__(self, region: DumpedRegion, session: onnx.GraphProto) -> None:
+        self._exported = _Known(load(region.model).graph)
+        self._optimized = _Known(load(region.optimized_model).graph)
+        computed = {name for node in session.node for name in node.output if name}
+        self._results: dict[str, set[str]] = {}
+        self._readers = collections.defaultdict(list)
+        for node in session.node:
+            for name in node.output:
+                self._results[name] = self._exported_names(name, computed)
+            for name in node.input:
+                self._readers[name].append(node)
+        self._stops = computed.union(*self._results.values())
+
+    def of(self, node: onnx.NodeProto) -> list[Mapping[str, str]]:
+        """The metadata of what a node stands for, in the order of the FX graph."""
+        seen = {id(node)}
+        nodes = [node]
+        while nodes:
+            found = [item for current in nodes for item in self._between(current)]
+            if found:
+                return self._in_order(found)
+            nodes = [reader for current in nodes for name in current.output for reader in self._readers[name]]
+            nodes = [reader for reader in nodes if id(reader) not in seen]
+            seen.update(map(id, nodes))
+        return []
+
+    def _exported_names(self, result: str, computed: Container[str]) -> set[str]:
+        """The values of ``model.onnx`` that a result of the session is, or is a part of."""
+        if result in self._exported.producers:
+            return {result}
+        node = self._optimized.metadata(result).get("fx_node", "")
+        return {name for name in self._exported.results_of.get(node, ()) if name not in computed}
+
+    def _between(self, node: onnx.NodeProto) -> list[Mapping[str, str]]:
+        """The metadata of all that lies between a node's results and what other nodes compute."""
+        own = {name for name in node.output if name}
+        exported = set().union(*(self._results[name] for name in own))
+        return [
+            *self._exported.between(exported, self._stops),
+            *self._optimized.between(own, self._stops),
+        ]
+
+    def _in_order(self, found: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+        """As ``model.onnx`` has them; each FX node once."""
+        unique = {item["fx_node"]: item for item in found}
+        order = {name: i for i, name in enumerate(self._exported.results_of)}
+        return sorted(unique.values(), key=lambda item: order.get(item["fx_node"], len(order)))
+
+
+class _Known:
+    """The nodes of a dumped model, with their metadata, by the names of their results.
+
+    Attributes:
+        producers: the node of each value.
+        results_of: for each FX node, in order, the values that are made for it.
+    """
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self.producers = {name: node for node in graph.node for name in node.output if name}
+        self._metadata = {
+            name: {item.key: item.value for item in node.metadata_props} for name, node in self.producers.items()
+        }
+        self.results_of: dict[str, list[str]] = {}
+        for name, metadata in self._metadata.items():
+            self.results_of.setdefault(metadata.get("fx_node", ""), []).append(name)
+
+    def metadata(self, result: str) -> Mapping[str, str]:
+        """That of the node which computes a value; none of a constant, which several FX nodes may share."""
+        node = self.producers.get(result)
+        return {} if node is None or node.op_type == "Constant" else self._metadata[result]
+
+    def between(self, results: Collection[str], stops: Container[str]) -> list[Mapping[str, str]]:
+        """The metadata of the nodes that lead to results, not beyond the values ``stops``."""
+        found = []
+        names, seen = list(results), set(results)
+        while names:
+            name = names.pop()
+            metadata = self.metadata(name)
+            if "fx_node" in metadata:
+                found.append(metadata)
+            read = self.producers[name].input if name in self.producers else ()
+            new = {name for name in read if name and name not in stops} - seen
+            seen |= new
+            names.extend(new)
+        return found
+
+
+def _each_once(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(texts))
+
+
+def _common_module(paths: Sequence[str]) -> str:
+    if not paths:
+        return ""
+    parts = [path.split(".") for path in paths]
+    common = []
+    for names in zip(*parts, strict=False):
+        if len(set(names)) > 1:
+            break
+        common.append(names[0])
+    return ".".join(common)

@@ -1,0 +1,148 @@
+"""The time of each operator of a dumped graph, brought back to FX nodes, modules and lines."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+
+from dynamo_backends.cli import main
+from dynamo_backends.dumps.operator_times import (
+    NOT_ATTRIBUTED,
+    WHOLE_MODEL,
+    OperatorTime,
+    by_module,
+    by_operator,
+    operator_times,
+)
+from dynamo_backends.dumps.reading import DumpedGraph, find_run
+
+
+class Block(torch.nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(size)
+        self.wide = torch.nn.Linear(size, 16 * size)
+        self.back = torch.nn.Linear(16 * size, size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.back(torch.nn.functional.gelu(self.wide(self.norm(x))))
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Block(64)
+        self.second = Block(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sort(self.second(self.first(x)[..., :8]), stable=True).values * 2
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A graph in training, and the same in inference: there ONNX Runtime has the weights, and fuses."""
+    folder = tmp_path_factory.mktemp("dump")
+    torch.manual_seed(0)
+    compiled = torch.compile(Model(), backend="onnx_debug", options={"dump_dir": str(folder)})
+    x = torch.randn(4, 64, 64)
+    compiled(x).sum().backward()
+    with torch.no_grad():
+        compiled(x)
+    return folder
+
+
+def graph_of(dump: Path, reference: str) -> DumpedGraph:
+    return find_run(dump).graphs_of(reference)[0]
+
+
+def row_of(rows: list[OperatorTime], fx_node: str) -> OperatorTime:
+    return next(row for row in rows if fx_node in row.fx_nodes)
+
+
+@pytest.mark.parametrize("reference", ["0/forward", "0/backward", "1"])
+def test_every_node_of_the_session_has_its_time_and_what_it_stands_for(dump: Path, reference: str) -> None:
+    graph = graph_of(dump, reference)
+    times = operator_times(graph, runs=4)
+    assert [item.region for item in times] == [region.index for region in graph.regions]
+    assert sum(row.share for item in times for row in item.rows) == pytest.approx(1)
+    for region, item in zip(graph.regions, times, strict=True):
+        ran = [node for node in onnx.load(region.session_model).graph.node if node.op_type != "Constant"]
+        assert sorted(row.node for row in item.rows) == sorted(node.name for node in ran)
+        known = {
+            entry.value for node in onnx.load(region.model).graph.node for entry in node.metadata_props
+            if entry.key == "fx_node"
+        }  # fmt: skip
+        assert all(row.fx_nodes and known.issuperset(row.fx_nodes) for row in item.rows)
+        assert 0 < sum(row.milliseconds for row in item.rows) <= item.milliseconds
+
+
+def test_what_is_fused_stands_for_all_that_it_replaced(dump: Path) -> None:
+    rows = [row for item in operator_times(graph_of(dump, "1"), runs=4) for row in item.rows]
+    gelus = [row for row in rows if row.operator == "com.microsoft.BiasGelu"]
+    assert [row.module for row in gelus] == ["first", "second"], "of two nodes with the same name in ONNX Runtime"
+    assert gelus[0].milliseconds > gelus[1].milliseconds, "the first is eight times as large"
+    assert "aten.gelu.default" in gelus[0].aten_operators
+    line = inspect.getsourcelines(Block.forward)[1] + 1
+    assert gelus[0].sources == (f"{__file__}:{line}",)
+    product = row_of(rows, "addmm")
+    assert product.module == "first.wide" and {"t", "addmm"} <= set(product.fx_nodes)
+    assert "addmm" not in gelus[0].fx_nodes, "it is another node's"
+
+
+def test_groups(dump: Path) -> None:
+    times = operator_times(graph_of(dump, "1"), runs=4)
+    rows = [row for item in times for row in item.rows]
+    for groups in (by_operator(times), by_module(times)):
+        assert sum(group.nodes for group in groups) == len(rows)
+        assert sum(group.share for group in groups) == pytest.approx(1)
+        assert [group.milliseconds for group in groups] == sorted((g.milliseconds for g in groups), reverse=True)
+    modules = {group.name for group in by_module(times)}
+    assert {"first.norm", "first.wide", "first.back", "second.norm", WHOLE_MODEL} <= modules
+    assert NOT_ATTRIBUTED not in modules
+    assert by_module(times)[0].name in ("first.wide", "first.back", "first")
+
+
+def test_nothing_to_run(dump: Path) -> None:
+    with pytest.raises(ValueError, match="at least one run"):
+        operator_times(graph_of(dump, "1"), runs=0)
+
+
+def test_the_command_shows_operators_modules_and_nodes(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "1", "-d", str(dump), "--runs", "2", "--top", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("graph 1 inference: ") and "2 runs" in shown
+    assert "by operator, the 3 slowest of" in shown and "com.microsoft.FusedMatMul" in shown
+    assert "not measured: 1\n" in shown, "sort"
+    assert "first.wide" in shown and f"{__file__}:" in shown
+    assert "try: dynamo-backends show graph_001/inference" in shown
+
+
+def test_the_command_in_json(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of both directions of a graph."""
+    assert main(["profile", "0", "-d", str(dump), "--runs", "1", "--json", "--threads", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [graph["graph"] for graph in found] == ["graph_000/forward", "graph_000/backward"]
+    region = found[1]["regions"][0]
+    assert region["threads"] == 2
+    assert {"node", "operator", "milliseconds", "fx_nodes", "module", "sources"} <= region["rows"][0].keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["7"], "no graph '7'"),
+        (["1", "--runs", "0"], "at least one run"),
+        (["0", "-d", "/nowhere"], "does not exist"),
+    ],
+)
+def test_the_command_on_what_is_not_there(
+    dump: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["profile", "-d", str(dump), *arguments]) == 2
+    complaint = capsys.readouterr().err
+    assert complaint.startswith("dynamo-backends profile: ") and message in complaint
