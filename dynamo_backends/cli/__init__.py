@@ -4,6 +4,9 @@
 
     dynamo-backends demo                    # a Llama forward and backward, and the verdict on each graph
     dynamo-backends demo --part attention --mixed
+    dynamo-backends ls                      # the runs and graphs of a dump
+    dynamo-backends show 0 --stage onnx     # the graph of a stage
+    dynamo-backends diff 0 joint aten       # what changed between two stages
     dynamo-backends passes                  # all passes, with what they do
     dynamo-backends passes onnx_debug       # what they did in the last run dumped there
     dynamo-backends bisect python train.py  # which pass and match makes the script fail
@@ -30,6 +33,9 @@ from .parser import Parser
 
 COMMANDS = {
     "demo": "run a Llama on ONNX Runtime, forward and backward, and check it node by node",
+    "ls": "list the runs and graphs of a dump, with their verdicts",
+    "show": "show the graph of a stage",
+    "diff": "show what changed between two stages of a graph, node by node",
     "passes": "list the passes, or show what they did in a dump",
     "bisect": "find the pass and the match that make a script fail",
     "cache": "show the cache of compiled graphs, or clear it",
@@ -38,7 +44,7 @@ COMMANDS = {
 }
 """The subcommands, each with what it does in the list of ``--help``."""
 
-_WITHOUT_TORCH = ("bench", "bisect", "passes", "profile")
+_WITHOUT_TORCH = ("bench", "bisect", "diff", "ls", "passes", "profile", "show")
 """Subcommands that need no PyTorch, or not always."""
 
 

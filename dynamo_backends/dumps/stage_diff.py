@@ -45,6 +45,11 @@ class Change:
         assert node is not None
         return node
 
+    @property
+    def source(self) -> str:
+        """The line of the user's code that it comes from, ``file:line``, or empty."""
+        return next((node.source for node in (self.after, self.before) if node is not None and node.source), "")
+
 
 @dataclasses.dataclass(frozen=True)
 class StageDiff:

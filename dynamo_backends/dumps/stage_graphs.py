@@ -106,7 +106,8 @@ def stages_of(run: Run, graph: DumpedGraph) -> list[Stage]:
     for name in FX_STAGES:
         entry = _entry(run, graph, name)
         if entry is not None:
-            found.append(Stage(name, int(entry["nodes"]), entry["file"], entry["same_as"]))
+            with run.reading_manifest():
+                found.append(Stage(name, int(entry["nodes"]), entry["file"], entry["same_as"]))
     for name, file in ONNX_STAGES.items():
         if all((region.folder / file).exists() for region in graph.regions) and graph.regions:
             nodes = sum(item.operators for item in stage_graphs(run, graph, name))
@@ -158,9 +159,10 @@ def _entry(run: Run, graph: DumpedGraph, name: str) -> Mapping[str, Any] | None:
     """What the manifest says of a stage that is an FX graph."""
     owner: Mapping[str, Any] | None = graph.entry
     if name in ("dynamo", "pre_grad", "joint"):
-        owner = next((entry for entry in run.manifest["dynamo_graphs"] if entry["index"] == graph.index), None)
-    stages: list[Mapping[str, Any]] = owner.get("stages", []) if owner is not None else []
-    return next((entry for entry in stages if entry["name"] == name), None)
+        with run.reading_manifest():
+            owner = next((entry for entry in run.manifest["dynamo_graphs"] if entry["index"] == graph.index), None)
+    with run.reading_manifest():
+        return next((entry for entry in (owner["stages"] if owner is not None else []) if entry["name"] == name), None)
 
 
 @functools.lru_cache(maxsize=16)
