@@ -21,8 +21,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], su
         "report",
         help=summary,
         description="Writes report.html: the graphs of a run with their stages, what ran where and why, the comparison "
-        "as a table and a plot, and where the time goes. One file, which opens from disk and needs no network. Exit code "
-        "1: a graph diverges.",
+        "as a table and a plot, and where the time goes. One file, which opens from disk and needs no network. Exit "
+        "code 1: a graph diverges.",
     )
     parser.add_argument("folder", nargs="?", metavar="DUMP", help="the same as -d")
     add_dump_arguments(parser)

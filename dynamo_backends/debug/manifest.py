@@ -138,7 +138,6 @@ class Manifest:
                     "nodes": len(item.region.operators),
                     "onnx_nodes": len(item.model.graph),
                     "onnx_nodes_optimized": len(item.optimized_model.graph),
-                    "constants": list(item.bound.session.constants),
                     "passes": [_pass_as_json(result) for result in item.passes],
                     "session": item.executable.settings.as_json(),
                     "constants": [item.executable.inputs[i].name for i in item.executable.weights],

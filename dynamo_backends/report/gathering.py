@@ -219,15 +219,14 @@ def _comparison(run: Run, graph: DumpedGraph, dynamo: Mapping[str, Json]) -> Jso
 
 
 def _rows(graph: DumpedGraph) -> list[Mapping[str, Json]]:
-    """The rows of a comparison in execution order.
+    """The rows of a comparison in execution order; none if no run was compared.
 
     Raises:
-        DumpError: the file is damaged, or no run was compared.
+        DumpError: the file is damaged.
     """
     path = graph.folder / "side_by_side.json"
-    if not path.exists():
-        why = "no run of it was compared" if graph.verdict is None else f"{path} is not there: the dump is incomplete"
-        raise DumpError(f"{graph.name} has no table: {why}")
+    if graph.verdict is None and not path.exists():
+        return []
     return list(_read_json(path)["rows"])
 
 
@@ -238,8 +237,10 @@ def _lines(path: Path) -> list[str]:
 def _read_json(path: Path) -> Json:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DumpError(f"{path} is not there: the dump is incomplete") from None
     except ValueError as error:
-        raise DumpError(f"{path} is damaged, it is not JSON: {error}") from None
+        raise DumpError(f"{path} is damaged, it is not JSON: {error}; dump again") from None
 
 
 def _row(row: Mapping[str, Json], inputs: Sequence[int], frames: dict[tuple[str, int, str, str, bool], int]) -> Json:
@@ -317,7 +318,7 @@ def _rows_of(name: str, index: Mapping[str, int]) -> list[int]:
     """The rows of a node: that of its name, or those of its results, ``name__0``, ``name__1``."""
     if name in index:
         return [index[name]]
-    rows = []
+    rows: list[int] = []
     while f"{name}__{len(rows)}" in index:
         rows.append(index[f"{name}__{len(rows)}"])
     return rows
@@ -439,7 +440,8 @@ def _passes(run: Run, graph: DumpedGraph, dynamo: Mapping[str, Json]) -> Json:
             name = str(result["name"])
             paths = [place / f"{name}.diff" for place in places[where]]
             path = next((item for item in paths if item.is_file()), None)
-            lines, notice = ([], "")
+            lines: list[str] = []
+            notice = ""
             if path is not None:
                 lines, notice = _guarded([], _lines, path)
             rows.append(

@@ -84,4 +84,4 @@ def _digest(text: str) -> str:
 
 
 def _file(name: str) -> str:
-    return resources.files(__package__).joinpath("page", name).read_text(encoding="utf-8").rstrip()
+    return resources.files(__package__).joinpath("page").joinpath(name).read_text(encoding="utf-8").rstrip()
