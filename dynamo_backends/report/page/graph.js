@@ -315,7 +315,7 @@ function passesPanel(data) {
     rowClass: (row) => (row.undone ? "suspect" : row.fired ? "" : "quiet"),
     columns: [
       {key: "name", title: "pass", width: "minmax(200px, 2fr)", value: (row) => row.name, cell: (row) => spanned(row.name)},
-      {key: "where", title: "in", width: "90px", value: (row) => row.where, cell: (row) => row.where},
+      {key: "where", title: "in", width: "90px", value: (row) => row.where || "the graph", cell: (row) => row.where || "the graph"},
       figures("fired", "fired", "80px"), figures("nodes_before", "nodes", "80px"), figures("nodes_after", "after", "80px"),
       {key: "ms", title: "ms", width: "80px", align: "right", value: (row) => row.milliseconds, cell: (row) => milliseconds(row.milliseconds)},
       figures("near_misses", "near misses", "110px"),

@@ -7,7 +7,7 @@ const SERIES = [
   {key: "local_onnx", title: "ONNX, local", colour: "--series-4", help: "of the node alone on eager's inputs, to float64 on the same"},
   {key: "local_eager", title: "eager, local", colour: "--series-5", help: "of eager alone, to float64 on the same"},
 ];
-const MARGIN = {left: 62, right: 14, top: 20, bottom: 26};
+const MARGIN = {left: 62, right: 14, top: 20, bottom: 34};
 const ALL = Infinity; // drawn at the top: NaN or infinity on one side only
 
 class Plot {
@@ -78,7 +78,7 @@ class Plot {
       {series, values: this.rows.map((row) => this.error(row, series.key))}));
     const [low, high] = this.decades(points);
     const bottom = height - MARGIN.bottom, inside = bottom - MARGIN.top;
-    const y = (value) => value === ALL ? 9 : value === 0 ? bottom + 8
+    const y = (value) => value === ALL ? 9 : value === 0 ? bottom + 12
       : Math.min(bottom, Math.max(MARGIN.top, bottom - inside * (Math.log10(value) - low) / (high - low)));
     this.x = (i) => MARGIN.left + (width - MARGIN.left - MARGIN.right) * (this.rows.length > 1 ? i / (this.rows.length - 1) : 0.5);
     this.axes(pen, colour, {width, height, bottom, low, high, y});
@@ -100,7 +100,7 @@ class Plot {
       pen.beginPath(); pen.moveTo(MARGIN.left - 6, at); pen.lineTo(width - MARGIN.right, at); pen.stroke();
       pen.fillText(`1e${decade}`, MARGIN.left - 10, at + 4);
     }
-    pen.fillText("0", MARGIN.left - 10, bottom + 12);
+    pen.fillText("0", MARGIN.left - 10, bottom + 16);
     pen.fillText("NaN/Inf", MARGIN.left - 10, 13);
     pen.textAlign = "center";
     const every = Math.max(1, Math.ceil(this.rows.length / Math.max(1, Math.floor((width - MARGIN.left) / 90))));
@@ -135,7 +135,7 @@ class Plot {
     pen.strokeStyle = colour;
     pen.lineWidth = 1.5;
     pen.setLineDash([4, 3]);
-    pen.beginPath(); pen.moveTo(this.x(i), 4); pen.lineTo(this.x(i), bottom + 10); pen.stroke();
+    pen.beginPath(); pen.moveTo(this.x(i), 4); pen.lineTo(this.x(i), bottom + 14); pen.stroke();
     pen.setLineDash([]);
   }
 
