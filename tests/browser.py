@@ -44,7 +44,8 @@ class Browser:
 
     def wait(self, script: str) -> Any:
         """What a script gives to the function ``done``, its last argument."""
-        return self.driver.execute_async_script(f"const done = arguments[arguments.length - 1]; {script}")
+        failed = "addEventListener('error', (event) => done(event.message));"
+        return self.driver.execute_async_script(f"const done = arguments[arguments.length - 1]; {failed} {script}")
 
     def press(self, *keys: str) -> None:
         """Keys, one after the other, for what has the focus."""
@@ -83,6 +84,8 @@ def start_browser() -> Iterator[Browser]:
     options.binary_location = chromium
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(argument)
+    for argument in ("--disable-renderer-backgrounding", "--disable-backgrounding-occluded-windows"):
+        options.add_argument(argument)  # else a page that is thought hidden draws no frames
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(driver_path))
     driver.set_script_timeout(60)

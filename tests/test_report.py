@@ -397,7 +397,7 @@ def enlarge(run: Run) -> None:
         {"name": name, "file": f"{entry['folder']}/{name}.py", "same_as": None, "nodes": NODES}
         for name in ("aten", "post_grad")
     ]
-    entry.update(nodes=NODES, verdict=table["verdict"])
+    entry.update(nodes=NODES, verdict=table["verdict"], blame={"value": f"relu_{NODES // 2}"})
     nodes = [helper.make_node("Relu", [reads[i]], [name], name=f"node_{name}") for i, name in enumerate(names)]
     for name, node in zip(names, nodes, strict=True):
         node.metadata_props.add(key="fx_node", value=name)
@@ -500,7 +500,7 @@ def spoil(value: Any, keep: Callable[[str], bool]) -> Any:
 def test_names_and_strings_of_a_model_stay_text(browser: Browser, run: Run, tmp_path: Path) -> None:
     place = tmp_path / "run_<img src=x onerror=window.hacked=3>&amp;'"
     shutil.copytree(run.folder, place, symlinks=True)
-    keys = {"index", "direction", "folder", "stages", "regions", "schema_version", "name", "mark"}
+    keys = {"index", "direction", "folder", "stages", "regions", "schema_version", "name", "mark", "blame"}
     for path in [place / "manifest.json", *place.rglob("side_by_side.json")]:
         spoiled = spoil(json.loads(path.read_text()), keys.__contains__)
         path.write_text(json.dumps(spoiled))

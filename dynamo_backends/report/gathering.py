@@ -213,7 +213,7 @@ def _comparison(run: Run, graph: DumpedGraph, dynamo: Mapping[str, Json]) -> Jso
     return {
         "rows": [_row(row, inputs.get(i, ()), frames) for i, row in enumerate(rows)],
         "frames": [list(frame) for frame in frames],
-        "culprit": _culprit(graph.verdict, rows),
+        "culprit": _culprit(graph.entry, rows),
         "picture_notice": notice,
     }
 
@@ -284,16 +284,16 @@ def _shortened(value: Json) -> float | None:
     return value if isinstance(value, int) else float(f"{value:.4g}")
 
 
-def _culprit(verdict: str | None, rows: Sequence[Mapping[str, Json]]) -> int | None:
-    """The row that the verdict names."""
-    match = _CULPRIT.match(verdict or "")
-    if match is None:
-        return None
+def _culprit(entry: Mapping[str, Json], rows: Sequence[Mapping[str, Json]]) -> int | None:
+    """The row that the verdict names; none if it is no value of this graph."""
+    match = _CULPRIT.match(entry["verdict"] or "")
+    blame = entry.get("blame")
+    name = str(blame["value"]) if blame else match[1] if match else ""
     names = [str(row["name"]) for row in rows]
-    of_node = re.compile(re.escape(match[1]) + r"(__\d+)?")
-    if match[1] in names:
-        return names.index(match[1])
-    return next((i for i, name in enumerate(names) if of_node.fullmatch(name)), None)
+    if name in names:
+        return names.index(name)
+    results = re.compile(re.escape(name) + r"__\d+")
+    return next((i for i, other in enumerate(names) if results.fullmatch(other)), None)
 
 
 def _inputs(run: Run, graph: DumpedGraph, index: Mapping[str, int]) -> dict[int, list[int]]:
