@@ -28,6 +28,11 @@ def main(checkout: Path) -> None:
             torch.testing.assert_close(result, expected)
             result.sum().backward()
 
+        from dynamo_backends.dumps.reading import find_run
+        from dynamo_backends.report import gather, render
+
+        assert "<script>" in render(gather(find_run(folder))), "the wheel has the files of the report"
+
     import dynamo_backends
 
     location = Path(dynamo_backends.__file__)

@@ -144,6 +144,12 @@ def test_production_code_does_not_import_the_debug_backend() -> None:
     assert outside <= {"dynamo_backends/backends.py"}
 
 
+def test_the_report_knows_dumps_and_nothing_else() -> None:
+    known = {name for path in paths_of("dynamo_backends/report") for name in imports_of(ROOT / path)}
+    ours = {name.split(".")[1] for name in known if name.startswith("dynamo_backends.")}
+    assert ours == {"dumps", "report"} and not any(name.split(".")[0] == "torch" for name in known)
+
+
 STAGES = {"aot", "debug", "exporter", "lowering", "observer", "pass_target", "pipeline", "regions", "runtime"}
 """What makes the artifacts and hands them on."""
 

@@ -7,6 +7,7 @@
     dynamo-backends ls                      # the runs and graphs of a dump
     dynamo-backends show 0 --stage onnx     # the graph of a stage
     dynamo-backends diff 0 joint aten       # what changed between two stages
+    dynamo-backends report --open           # a run to look at, in the browser
     dynamo-backends passes                  # all passes, with what they do
     dynamo-backends passes onnx_debug       # what they did in the last run dumped there
     dynamo-backends bisect python train.py  # which pass and match makes the script fail
@@ -38,6 +39,7 @@ COMMANDS = {
     "ls": "list the runs and graphs of a dump, with their verdicts",
     "show": "show the graph of a stage",
     "diff": "show what changed between two stages of a graph, node by node",
+    "report": "write report.html, a run to look at in a browser",
     "passes": "list the passes, or show what they did in a dump",
     "bisect": "find where the fault of a dumped graph lives and cut it out, or the pass that makes a script fail",
     "compare": "run two ONNX models on the same inputs and show their values side by side",
@@ -63,6 +65,7 @@ _WITHOUT_TORCH = (
     "precision",
     "profile",
     "replay",
+    "report",
     "show",
 )
 """Subcommands that need no PyTorch, or not always."""

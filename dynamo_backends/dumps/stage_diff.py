@@ -17,7 +17,7 @@ from typing import Literal
 
 from .graph_text import GraphNode
 from .reading import DumpedGraph, Run
-from .stage_graphs import FX_STAGES, StageGraph, stage_graphs
+from .stage_graphs import StageGraph, stage_graphs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,15 +84,20 @@ def diff_stages(run: Run, graph: DumpedGraph, before: str, after: str) -> list[S
     Raises:
         DumpError: the graph did not go through one of them, or a file cannot be read.
     """
-    left, right = stage_graphs(run, graph, before), stage_graphs(run, graph, after)
-    if before not in FX_STAGES and after not in FX_STAGES:
+    return diff_graphs(graph, stage_graphs(run, graph, before), stage_graphs(run, graph, after))
+
+
+def diff_graphs(graph: DumpedGraph, left: Sequence[StageGraph], right: Sequence[StageGraph]) -> list[StageDiff]:
+    """What changed between two stages whose graphs have been read, as by ``diff_stages``."""
+    are_models = [items[0].region is not None for items in (left, right)]
+    if all(are_models):
         found = []
         for one, other in zip(left, right, strict=True):
             same, changes = diff_nodes(one.nodes, other.nodes)
             found.append(StageDiff(one.file, other.file, same, changes, one.region))
         return found
     same, changes = diff_nodes(_joined(left), _joined(right))
-    if (before in FX_STAGES) != (after in FX_STAGES):
+    if any(are_models):
         reasons = {item["node"]: f"runs in PyTorch: {item['reason']}" for item in graph.entry["in_pytorch"]}
         changes = [dataclasses.replace(change, note=_note(change, reasons)) for change in changes]
     files = [" and ".join(item.file for item in items) for items in (left, right)]

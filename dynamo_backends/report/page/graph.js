@@ -1,0 +1,398 @@
+/* A graph: its verdict, and a tab for each thing that one asks of it. */
+
+const TABS = [
+  ["comparison", "Comparison"], ["picture", "Picture"], ["stages", "Stages"], ["passes", "Passes"], ["placement", "ONNX or PyTorch"], ["time", "Time"],
+];
+const MARKS = {"=": "eager's bits", "~": "another rounding", "!": "wrong by itself", "?": "different each time", " ": "not compared"};
+const KINDS = [
+  ["session", "session that ran"], ["onnx", "ONNX, propagated"], ["eager", "eager, propagated"], ["local_onnx", "ONNX, local"], ["local_eager", "eager, local"],
+  ["in_model_onnx", "ONNX, in the model"], ["in_model_eager", "eager, in the model"],
+];
+const WHOLE = 60; // nodes that a person can take in; of more, those around one are shown
+const NEAR = 24;
+
+class GraphPage {
+  /* summary: its line of the overview; part(name): what was read of it; fields, measures: what a row holds. */
+  constructor({summary, graphs, part, fields, measures, go}) {
+    Object.assign(this, {summary, graphs, part, fields, measures, go});
+    this.panels = new Map();
+    this.tabs = TABS.map(([key, name]) => element(
+      "button", {type: "button", role: "tab", id: `tab-${key}`, "aria-controls": "panel", onclick: () => go(summary.reference, key)}, name));
+    const bar = element("div", {class: "tabs", role: "tablist", "aria-label": summary.name}, this.tabs);
+    bar.addEventListener("keydown", (event) => this.key(event));
+    this.panel = element("div", {id: "panel", role: "tabpanel"});
+    this.element = element("div", {class: "page graph"}, this.head(), bar, this.panel);
+  }
+
+  head() {
+    const summary = this.summary;
+    const end = summary.end ? `${summary.end.reason}${summary.end.source ? ` (${short(summary.end.source)})` : ""}` : "";
+    const forward = summary.note.includes("its forward diverges") && this.graphs.find((graph) => graph.index === summary.index && graph.culprit !== null && graph !== summary);
+    const button = summary.culprit !== null ? ["Go to the culprit", summary] : forward ? ["Go to the culprit in its forward", forward] : null;
+    return element(
+      "div", {class: "head"},
+      element("h1", {}, summary.name, " ", badge(summary.state)),
+      element("div", {class: `verdict ${summary.state}`},
+        element("p", {}, element("strong", {}, summary.verdict || "no run was compared"), summary.note ? ` ${summary.note}` : ""),
+        button ? element("button", {type: "button", class: "culprit", onclick: () => this.go(button[1].reference, "comparison", "culprit")}, button[0]) : null),
+      facts([
+        ["in", `${summary.where.function} ${short(summary.where.source)}`.trim()], ["ended by", end], ["operators", count(summary.nodes)],
+        ["on ONNX", `${percent(summary.share)} in ${plural(summary.regions, "region")}`], ["compiled in", summary.seconds ? seconds(summary.seconds) : ""],
+        ["runs", count(summary.runs)], ["compared with", summary.reference_kind], ["not checked", summary.unchecked.join("; ")],
+      ]),
+    );
+  }
+
+  key(event) {
+    const i = this.tabs.indexOf(event.target);
+    const to = {ArrowRight: i + 1, ArrowLeft: i - 1 + this.tabs.length, Home: 0, End: this.tabs.length - 1}[event.key];
+    if (to === undefined) return;
+    const tab = this.tabs[to % this.tabs.length];
+    tab.click();
+    tab.focus();
+    event.preventDefault();
+  }
+
+  show(key, item) {
+    for (const tab of this.tabs) {
+      const chosen = tab.id === `tab-${key}`;
+      tab.setAttribute("aria-selected", chosen);
+      tab.setAttribute("tabindex", chosen ? 0 : -1);
+    }
+    this.panel.setAttribute("aria-labelledby", `tab-${key}`);
+    if (!this.panels.has(key)) this.panels.set(key, this.make(key));
+    const made = this.panels.get(key);
+    this.panel.dataset.tab = key;
+    this.panel.replaceChildren(...made.elements);
+    if (made.show) made.show(item);
+  }
+
+  make(key) {
+    const data = this.part(key === "picture" ? "comparison" : key);
+    if (data.notice) return {elements: [notice(`This cannot be shown: ${data.notice}`)]};
+    return {
+      comparison: () => this.comparison(), picture: () => this.picture(), stages: () => stagesPanel(data), passes: () => passesPanel(data),
+      placement: () => placementPanel(data, (name) => this.goToNode(name)), time: () => timePanel(data, (name) => this.goToNode(name)),
+    }[key]();
+  }
+
+  goToNode(name) {
+    this.go(this.summary.reference, "comparison", name);
+  }
+
+  /* The rows as objects, with who reads whom. */
+  rows() {
+    if (this.made) return this.made;
+    const data = this.part("comparison");
+    const kinds = new Set(KINDS.map((kind) => kind[0]));
+    const measured = (values) => values && Object.fromEntries(this.measures.map((name, i) => [name, values[i]]));
+    this.made = data.rows.map((values, i) => {
+      const row = {i, readers: []};
+      this.fields.forEach((field, j) => { row[field] = kinds.has(field) ? measured(values[j]) : values[j]; });
+      row.place = row.region !== null ? `region ${row.region}` : row.operator === "placeholder" ? "input" : "PyTorch";
+      row.text = [row.name, row.user_name, row.operator, row.module, row.source, row.dtype, row.complaint].join(" ").toLowerCase();
+      return row;
+    });
+    for (const row of this.made) {
+      for (const other of row.inputs) this.made[other].readers.push(row.i);
+    }
+    this.culprit = data.culprit === null ? null : this.made[data.culprit];
+    return this.made;
+  }
+
+  comparison() {
+    const rows = this.rows();
+    const grid = new Grid({
+      label: `Values of ${this.summary.name}`, rows, columns: comparisonColumns(),
+      rowClass: (row) => (row === this.culprit ? "bad" : row.mark === "!" || row.mark === "?" ? "suspect" : ""),
+      onselect: (row) => this.chosen(row), onopen: (row) => this.open(row),
+    });
+    this.grid = grid;
+    const compared = rows.filter((row) => KINDS.some(([key]) => row[key]));
+    this.plot = new Plot({
+      rows: compared, distance: (row, key) => row[key], name: (row) => row.user_name || row.name, culprit: compared.indexOf(this.culprit),
+      onpick: (row) => { this.reach(row); this.open(row); grid.element.focus({preventScroll: true}); },
+    });
+    const find = this.find = element("input", {type: "search", id: "filter", placeholder: "name, operator, module, line …", "aria-label": "Filter the values", spellcheck: "false"});
+    const marks = element("select", {"aria-label": "Only with this mark"}, element("option", {value: ""}, "every mark"),
+      Object.entries(MARKS).filter(([mark]) => rows.some((row) => row.mark === mark)).map(([mark, name]) => element("option", {value: mark}, `${mark} ${name}`)));
+    const places = element("select", {"aria-label": "Only computed here"}, element("option", {value: ""}, "everywhere"),
+      [...new Set(rows.map((row) => row.place))].map((place) => element("option", {value: place}, place)));
+    const shown = element("span", {class: "shown", role: "status"});
+    const filter = () => {
+      const words = find.value.toLowerCase().split(/\s+/).filter(Boolean);
+      grid.filter((row) => (!marks.value || row.mark === marks.value) && (!places.value || row.place === places.value) && words.every((word) => row.text.includes(word)));
+      shown.textContent = grid.shown.length === rows.length ? plural(rows.length, "value") : `${count(grid.shown.length)} of ${plural(rows.length, "value")}`;
+    };
+    for (const control of [find, marks, places]) control.addEventListener("input", filter);
+    find.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" || event.key === "ArrowDown") { grid.element.focus(); if (grid.current < 0) grid.select(grid.shown[0]); event.preventDefault(); }
+      if (event.key === "Escape") { find.value = ""; filter(); }
+    });
+    this.unfilter = () => { find.value = marks.value = places.value = ""; filter(); };
+    filter();
+    const legend = folded("What the columns mean", element("div", {class: "legend"},
+      facts(Object.entries(MARKS).map(([mark, name]) => [mark === " " ? "blank" : mark, name])),
+      element("p", {}, "session: largest absolute error against float64 in the session that really ran, where its model still has the value. ONNX, eager: the same of ONNX "
+        + "Runtime node by node and of PyTorch, each on its own upstream values (propagated). Local: the node alone on eager's inputs. A result is right if its error "
+        + "is not much larger than eager's own.")));
+    this.details = element("aside", {class: "details", "aria-label": "Details of a value", tabindex: -1, hidden: true});
+    const tools = element("div", {class: "tools"}, find, marks, places, shown, element("span", {class: "grow"}), legend);
+    const elements = [compared.length ? this.plot.element : notice("No value of this graph was compared."), tools, grid.element, this.details];
+    return {elements, show: (item) => {
+      if (!item) return;
+      const row = item === "culprit" ? this.culprit : rows.find((other) => other.name === item) || rows.find((other) => other.name.replace(/__\d+$/, "") === item);
+      if (!row) { if (item !== "culprit") say(`No value ${item} here`); return; }
+      this.reach(row);
+      this.open(row);
+      grid.element.focus({preventScroll: true});
+    }};
+  }
+
+  /* Makes a row the current one, without the filter if that hides it. */
+  reach(row) {
+    if (!this.grid.shown.includes(row)) this.unfilter();
+    this.grid.select(row, {centre: true});
+  }
+
+  chosen(row) {
+    const i = this.plot.rows.indexOf(row);
+    if (i >= 0) this.plot.show(i, true);
+    this.now = row;
+    if (!this.details.hidden) this.describe(row);
+  }
+
+  open(row) {
+    const wasOpen = !this.details.hidden;
+    this.details.hidden = false;
+    this.describe(row);
+    this.grid.select(row, {quiet: true, centre: !wasOpen}); // the details make the table lower
+    note(this.summary.reference, "comparison", row.name);
+  }
+
+  describe(row) {
+    const link = (i) => element("button", {type: "button", class: "link", onclick: () => { this.reach(this.made[i]); this.open(this.made[i]); }}, this.made[i].user_name || this.made[i].name);
+    const links = (items) => (items.length ? element("span", {class: "links"}, items.slice(0, 40).map(link), items.length > 40 ? ` and ${items.length - 40} more` : null) : "");
+    const figures = KINDS.filter(([key]) => row[key]).map(([key, name]) => [name, ...this.measures.map((measure) => number(row[key][measure]))]);
+    const frames = this.part("comparison").frames;
+    this.details.replaceChildren(
+      element("div", {class: "about"},
+        element("div", {class: "bar"}, element("h2", {}, row.user_name || row.name),
+          row === this.culprit ? element("span", {class: "badge wrong"}, "culprit") : null, row.is_output ? element("span", {class: "badge"}, "result of the graph") : null,
+          element("span", {class: "grow"}),
+          element("button", {type: "button", class: "close", "aria-label": "Close the details", onclick: () => this.close()}, "\u00d7")),
+        row.complaint ? notice(row.complaint) : null,
+        facts([
+          ["FX node", row.user_name ? row.name : ""], ["operator", row.operator], ["module", row.module], ["line", row.source],
+          ["type", `${row.dtype} ${row.shape || "scalar"}`], ["computed in", row.place], ["mark", MARKS[row.mark] || row.mark],
+          ["reads", links(row.inputs)], ["read by", links(row.readers)],
+        ])),
+      figures.length ? element("div", {class: "measures"}, element("h3", {}, "Error to float64"),
+        plainTable(["", "absolute", "relative", "RMSE", "ulp", "NaN/Inf", "scale"], figures)) : element("div", {}),
+      element("div", {class: "stack"}, element("h3", {}, "Call stack"), row.stack.length ? stackOf(row.stack.map((i) => frames[i])) : element("p", {}, row.source || "no line is known")),
+      this.part("comparison").picture_notice ? null : this.pictureAround(row, 12));
+  }
+
+  close() {
+    this.details.hidden = true;
+    this.grid.element.focus();
+  }
+
+  /* The row that stands for all results of its node. */
+  first(row) {
+    const base = row.name.replace(/__\d+$/, "");
+    if (base === row.name) return row.i;
+    let i = row.i;
+    while (i > 0 && this.made[i - 1].name.replace(/__\d+$/, "") === base && this.made[i - 1].name !== base) i--;
+    return i;
+  }
+
+  pictureAround(row, most) {
+    const rows = this.rows();
+    const start = this.first(row);
+    const ids = most >= rows.length ? [...new Set(rows.map((other) => this.first(other)))]
+      : around(start, most, (i) => rows[i].inputs.map((j) => this.first(rows[j])), (i) => this.results(i).flatMap((j) => rows[j].readers).map((j) => this.first(rows[j])));
+    const nodes = ids.map((i) => {
+      const node = rows[i];
+      const operator = node.operator.replace(/^aten\./, "").replace(/\.default$/, "");
+      const isCulprit = this.culprit !== null && this.first(this.culprit) === i;
+      const kind = isCulprit ? "wrong" : node.mark === "!" || node.mark === "?" ? "suspect" : node.place === "PyTorch" ? "pytorch" : node.place === "input" ? "input" : "onnx";
+      const label = node.user_name || node.name.replace(/__0$/, "");
+      return {id: i, label, operator, kind, reads: [...new Set(node.inputs.map((j) => this.first(rows[j])))],
+        title: `${label}, ${operator}, ${node.place}, ${MARKS[node.mark] || ""}${isCulprit ? ", the culprit" : ""}`};
+    });
+    return picture(nodes, start, `Nodes around ${row.name}`, (i) => this.goToNode(rows[i].name));
+  }
+
+  results(i) {
+    const found = [i];
+    const base = this.made[i].name.replace(/__\d+$/, "");
+    for (let j = i + 1; base !== this.made[i].name && j < this.made.length && this.made[j].name.replace(/__\d+$/, "") === base; j++) found.push(j);
+    return found;
+  }
+
+  picture() {
+    const missing = this.part("comparison").picture_notice;
+    if (missing) return {elements: [notice(`Who reads whom is not known: ${missing}`)]};
+    const rows = this.rows();
+    if (!rows.length) return {elements: [notice("The graph has no value.")]};
+    const nodes = new Set(rows.map((row) => this.first(row))).size;
+    const key = element("p", {class: "keys"}, ["onnx", "pytorch", "input", "suspect", "wrong"].map((kind) => element("span", {class: `node ${kind}`},
+      {onnx: "on ONNX Runtime", pytorch: "in PyTorch", input: "input", suspect: "wrong by itself", wrong: "culprit"}[kind])));
+    const holder = element("div", {class: "holder"});
+    const words = element("p", {});
+    return {elements: [words, key, holder], show: () => {
+      const row = this.now || this.culprit || rows.find((other) => this.summary.worst && other.name === this.summary.worst.value) || rows[0];
+      words.textContent = nodes <= WHOLE ? `All ${plural(nodes, "node")}: what is read stands above what reads it.`
+        : `The ${NEAR} nodes nearest to ${row.user_name || row.name}, of ${count(nodes)}; choose another in the comparison.`;
+      holder.replaceChildren(this.pictureAround(row, nodes <= WHOLE ? rows.length : NEAR));
+    }};
+  }
+}
+
+function comparisonColumns() {
+  const text = (key, head, width, value, help) => ({key, title: head, width, help, value, cell: (row) => spanned(value(row))});
+  const error = (key, head, help) => ({
+    key, title: head, width: "82px", align: "right", help, value: (row) => (row[key] ? (row[key].nonfinite ? Infinity : row[key].max_abs) : null),
+    cell: (row) => (!row[key] ? "" : row[key].nonfinite ? `${row[key].nonfinite} NaN/Inf` : number(row[key].max_abs)),
+  });
+  return [
+    {key: "number", title: "#", width: "58px", align: "right", help: "Order of execution", value: (row) => row.i, cell: (row) => String(row.i + 1)},
+    {key: "mark", title: "", width: "30px", help: "mark", value: (row) => " =~?!".indexOf(row.mark),
+      cell: (row) => element("span", {class: `mark ${row.mark === "!" || row.mark === "?" ? "suspect" : ""}`, title: MARKS[row.mark] || ""}, row.mark)},
+    {key: "value", title: "value", width: "minmax(190px, 2fr)", value: (row) => row.user_name || row.name,
+      cell: (row) => element("span", {title: row.user_name ? `${row.user_name} (${row.name})` : row.name}, row.user_name || row.name, row.is_output ? " \u25b8" : "")},
+    text("operator", "operator", "minmax(130px, 1fr)", (row) => row.operator.replace(/^aten\./, "").replace(/\.default$/, "")),
+    text("type", "type", "minmax(120px, 1fr)", (row) => `${row.dtype} ${row.shape || "scalar"}`),
+    error("session", "session", "Largest absolute error in the session that ran"), error("onnx", "ONNX", "Largest absolute error, propagated"),
+    error("eager", "eager", "Largest absolute error of eager, propagated"), error("local_onnx", "local", "Largest absolute error of the node alone"),
+    error("local_eager", "eager's", "Largest absolute error of eager's node alone"),
+    text("module", "module", "minmax(110px, 1fr)", (row) => row.module), text("source", "line", "minmax(120px, 1fr)", (row) => short(row.source)),
+  ];
+}
+
+function stackOf(frames) {
+  return element("ol", {}, frames.map(([file, line, name, code, isUser]) => element("li", {class: isUser ? "user" : ""},
+    element("span", {class: "place"}, `${isUser ? "" : short(file)}${isUser ? file : ""}:${line}`), name ? ` in ${name}` : "", code ? element("code", {}, code) : null)));
+}
+
+function stagesPanel(data) {
+  const stages = data.stages;
+  const holder = element("div", {class: "holder"});
+  const changes = element("input", {type: "checkbox"});
+  let now = Math.max(0, stages.findIndex((stage) => stage.difference.length));
+  const size = (stage) => {
+    if (stage.notice) return "not there";
+    if (stage.same_as && stage.same_as === stage.after) return `same as ${stage.same_as}`;
+    const added = stage.difference.filter((line) => line[0] === "+").length, removed = stage.difference.filter((line) => line[0] === "-").length;
+    return added + removed ? `+${count(added)} \u2212${count(removed)}` : stage.after ? "no change" : "";
+  };
+  const buttons = stages.map((stage, i) => element(
+    "button", {type: "button", onclick: () => { now = i; draw(); }}, element("span", {}, stage.name),
+    element("small", {}, [stage.nodes !== null ? plural(stage.nodes, "node") : "", size(stage)].filter(Boolean).join(", "))));
+  const draw = () => {
+    const stage = stages[now];
+    buttons.forEach((button, i) => button.setAttribute("aria-pressed", i === now));
+    if (stage.notice) return holder.replaceChildren(notice(stage.notice));
+    if (changes.checked && !stage.difference.length) {
+      return holder.replaceChildren(notice(stage.after ? `Nothing changed between ${stage.after} and ${stage.name}.` : "It is the first stage."));
+    }
+    const lines = changes.checked ? stage.difference : stage.lines.length ? stage.lines : (stages.find((other) => other.name === stage.same_as) || stage).lines;
+    holder.replaceChildren(new Lines(changes.checked ? `From ${stage.after} to ${stage.name}` : stage.name, lines, changes.checked).element);
+  };
+  changes.checked = true;
+  changes.addEventListener("change", draw);
+  const chooser = element("div", {class: "chooser"}, element("label", {}, changes, "what changed since the stage before"),
+    element("div", {role: "group", "aria-label": "Stages"}, buttons));
+  return {elements: [chooser, holder], show: draw};
+}
+
+function passesPanel(data) {
+  const below = element("div", {class: "holder"});
+  const figures = (key, head, width) => ({key, title: head, width, align: "right", value: (row) => row[key], cell: (row) => count(row[key])});
+  const grid = new Grid({
+    label: "Passes", rows: data.passes, height: "45vh",
+    rowClass: (row) => (row.undone ? "suspect" : row.fired ? "" : "quiet"),
+    columns: [
+      {key: "name", title: "pass", width: "minmax(200px, 2fr)", value: (row) => row.name, cell: (row) => spanned(row.name)},
+      {key: "where", title: "in", width: "90px", value: (row) => row.where || "the graph", cell: (row) => row.where || "the graph"},
+      figures("fired", "fired", "80px"), figures("nodes_before", "nodes", "80px"), figures("nodes_after", "after", "80px"),
+      {key: "ms", title: "ms", width: "80px", align: "right", value: (row) => row.milliseconds, cell: (row) => milliseconds(row.milliseconds)},
+      figures("near_misses", "near misses", "110px"),
+      {key: "said", title: "note", width: "minmax(120px, 2fr)", value: (row) => row.said, cell: (row) => spanned(row.said)},
+    ],
+    onselect: (row) => below.replaceChildren(row.difference.length ? new Lines(`What ${row.name} changed`, row.difference, true).element
+      : notice(row.fired ? `The dump has no diff of ${row.name}.` : `${row.name} changed nothing.`)),
+  });
+  grid.element.classList.add("fits");
+  const fired = data.passes.find((row) => row.fired);
+  return {elements: [data.passes.length ? grid.element : notice("No pass ran."), below], show: () => { if (!grid.selected() && fired) grid.select(fired); }};
+}
+
+function placementPanel(data, goToNode) {
+  const reasons = new Map();
+  for (const [, , reason] of data.in_pytorch) reasons.set(reason, (reasons.get(reason) || 0) + 1);
+  const elements = [title(2, "Regions on ONNX Runtime"), data.regions.length
+    ? plainTable(["region", "operators", "ONNX nodes", "after our passes"], data.regions.map(([index, ...figures]) => [`region_${index}`, ...figures.map(count)]))
+    : notice("Nothing of this graph ran on ONNX Runtime.")];
+  elements.push(title(2, data.in_pytorch.length ? `${plural(data.in_pytorch.length, "operator")} in PyTorch` : "No operator in PyTorch"));
+  if (data.in_pytorch.length) {
+    elements.push(plainTable(["why", "operators"], [...reasons].sort((a, b) => b[1] - a[1]).map(([reason, n]) => [reason, count(n)])));
+    const column = (i, head, width) => ({key: head, title: head, width, value: (row) => row[i], cell: (row) => spanned(i === 3 ? short(row[i]) : row[i])});
+    const grid = new Grid({
+      label: "Operators in PyTorch", rows: data.in_pytorch, height: "45vh", onopen: (row) => goToNode(row[0]),
+      columns: [column(0, "node", "minmax(120px, 1fr)"), column(1, "operator", "minmax(140px, 1fr)"), column(2, "why", "minmax(200px, 3fr)"), column(3, "line", "minmax(120px, 1fr)")],
+    });
+    grid.element.classList.add("fits");
+    elements.push(grid.element);
+  }
+  elements.push(data.notice_of_text ? notice(data.notice_of_text) : folded("regions.txt", new Lines("regions.txt", data.text, false).element));
+  return {elements};
+}
+
+function timePanel(data, goToNode) {
+  const elements = [title(2, "Compiling, by stage"), data.seconds.length ? bars(data.seconds.map(([name, value]) => [name, value, seconds(value)])) : notice("The dump does not say how long the stages took.")];
+  const run = data.regions.map(([index, ms]) => [`region ${index}`, ms, `${milliseconds(ms)} ms`]);
+  if (data.pytorch !== null) run.push(["PyTorch", data.pytorch, `${milliseconds(data.pytorch)} ms`]);
+  elements.push(title(2, "The compared run"), run.length ? bars(run) : notice("No run was compared."));
+  if (data.crossing_tensors) elements.push(element("p", {}, `${plural(data.crossing_tensors, "tensor")} of ${bytes(data.crossing_bytes)} crossed between ONNX Runtime and PyTorch.`));
+  elements.push(title(2, "Operators of ONNX Runtime"));
+  if (data.operators_notice) elements.push(notice(data.operators_notice));
+  if (data.operators.length) elements.push(...operatorTimes(data, goToNode));
+  return {elements};
+}
+
+function bars(rows) {
+  const most = Math.max(...rows.map((row) => row[1]), 1e-12);
+  return element("dl", {class: "bars"}, rows.map(([name, value, text]) => {
+    const bar = element("i", {});
+    bar.style.width = `${Math.max(0.3, value / most * 100)}%`;
+    return element("div", {}, element("dt", {}, name), element("dd", {}, element("span", {class: "track", "aria-hidden": "true"}, bar), text));
+  }));
+}
+
+/* The operators of the profile: by type, by module, and one by one. */
+function operatorTimes(data, goToNode) {
+  const groups = (items) => bars(items.slice(0, 12).map(([name, nodes, ms, share]) => [name, ms, `${milliseconds(ms)} ms, ${(share * 100).toFixed(0)} %`]));
+  const [NODE, OPERATOR, REGION, MS, SHARE, FX, MODULE, SOURCE] = [0, 1, 2, 3, 4, 5, 6, 7];
+  const text = (key, head, width, value) => ({key, title: head, width, value, cell: (row) => spanned(value(row))});
+  const grid = new Grid({
+    label: "Operators of ONNX Runtime", rows: data.operators, height: "50vh", onopen: (row) => { if (row[FX].length) goToNode(row[FX].at(-1)); },
+    columns: [
+      text("operator", "operator", "minmax(120px, 1fr)", (row) => row[OPERATOR].replace("com.microsoft.", "")),
+      {key: "ms", title: "ms", width: "80px", align: "right", value: (row) => row[MS], cell: (row) => milliseconds(row[MS])},
+      {key: "share", title: "share", width: "75px", align: "right", value: (row) => row[SHARE], cell: (row) => `${(row[SHARE] * 100).toFixed(1)} %`},
+      text("fx", "stands for", "minmax(160px, 2fr)", (row) => row[FX].join(", ") || "(not attributed)"),
+      text("module", "module", "minmax(120px, 1fr)", (row) => row[MODULE]), text("source", "line", "minmax(120px, 1fr)", (row) => short(row[SOURCE])),
+      text("node", "node in ONNX Runtime", "minmax(160px, 2fr)", (row) => row[NODE]),
+      {key: "region", title: "region", width: "75px", align: "right", value: (row) => row[REGION], cell: (row) => String(row[REGION])},
+    ],
+  });
+  grid.sort("ms");
+  grid.element.classList.add("fits");
+  return [
+    element("div", {class: "two"}, element("div", {}, element("h3", {}, "by operator"), groups(data.by_operator)),
+      element("div", {}, element("h3", {}, "by module, without the modules in it"), groups(data.by_module))),
+    grid.element,
+  ];
+}

@@ -1,0 +1,90 @@
+/* The run: what is right and what is not, its graphs, and how it was made. */
+
+function overviewPage(data, go) {
+  const graphs = data.graphs;
+  const wrong = graphs.filter((graph) => graph.state === "wrong");
+  const page = element("div", {class: "page overview"}, title(1, said(graphs, wrong)), data.notices.map(notice), wrong.length ? firstFault(wrong, go) : null);
+  page.append(graphTable(graphs, go));
+  if (data.given_up.length) page.append(section("Given up by Dynamo", list(data.given_up)));
+  const unchecked = graphs.flatMap((graph) => graph.unchecked.map((item) => `${graph.name}: ${item}`));
+  if (unchecked.length) page.append(section("Not checked", list(unchecked)));
+  const fallbacks = data.counters.filter(([name]) => name.startsWith("fallback "));
+  if (fallbacks.length) {
+    page.append(section("What ran in PyTorch", plainTable(["operator", "times"], fallbacks.map(([name, times]) => [name.slice("fallback ".length), times]))));
+  }
+  const others = data.counters.filter(([name]) => !name.startsWith("fallback "));
+  page.append(
+    folded("Events", plainTable(["event", "count"], others)),
+    folded("Options", plainTable(["option", "value"], data.options)),
+    folded("Versions", plainTable(["package", "version"], data.versions)),
+    facts([["started", data.started], ["folder", data.folder], ["forked from", data.forked_from]]),
+  );
+  return page;
+}
+
+function said(graphs, wrong) {
+  if (!graphs.length) return "No graph was compiled";
+  if (wrong.length) return `${count(wrong.length)} of ${plural(graphs.length, "graph")} ${wrong.length === 1 ? "diverges" : "diverge"}`;
+  const open = graphs.filter((graph) => graph.state !== "ok").length;
+  if (open) return `Nothing diverges; ${count(open)} of ${plural(graphs.length, "graph")} ${open === 1 ? "was" : "were"} not compared`;
+  return graphs.length === 1 ? "The graph is right" : `All ${count(graphs.length)} graphs are right`;
+}
+
+function firstFault(wrong, go) {
+  const graph = wrong.find((item) => item.culprit !== null) || wrong[0];
+  return element("section", {class: "verdict wrong", "aria-label": "First fault"},
+    element("p", {}, element("strong", {}, `${graph.name} ${graph.verdict}`)),
+    graph.note ? element("p", {}, graph.note) : null,
+    element("button", {type: "button", class: "culprit", onclick: () => go(graph.reference, "comparison", "culprit")},
+      graph.culprit === null ? "Show its comparison" : "Go to the culprit"));
+}
+
+function graphTable(graphs, go) {
+  const error = (graph, side) => (graph.worst && graph.worst[side] ? graph.worst[side] : null);
+  const figure = (side) => ({
+    key: side, title: side === "onnx" ? "worst error" : "eager's", width: "88px", align: "right",
+    help: `Largest absolute error of ${side === "onnx" ? "ours" : "eager's"} to float64 at the output with the largest error relative to its scale`,
+    value: (graph) => (error(graph, side) ? (error(graph, side)[4] ? Infinity : error(graph, side)[0]) : null),
+    cell: (graph) => (error(graph, side) ? (error(graph, side)[4] ? "NaN/Inf" : number(error(graph, side)[0])) : ""),
+  });
+  const text = (key, head, width, value) => ({key, title: head, width, value, cell: (graph) => spanned(value(graph))});
+  const figures = (key, head, width, value, shown) => ({key, title: head, width, align: "right", value, cell: (graph) => shown(value(graph))});
+  const grid = new Grid({
+    label: "Graphs", rows: graphs, onopen: (graph) => go(graph.reference), height: "60vh",
+    columns: [
+      {key: "graph", title: "graph", width: "minmax(150px, 1fr)", value: (graph) => graphs.indexOf(graph),
+        cell: (graph) => element("a", {href: `#${graph.reference}`, tabindex: -1}, graph.name)},
+      {key: "state", title: "verdict", width: "120px", value: (graph) => graph.state, cell: (graph) => badge(graph.state)},
+      text("where", "where", "minmax(150px, 2fr)", (graph) => `${graph.where.function} ${short(graph.where.source)}`.trim()),
+      text("end", "ended by", "minmax(120px, 2fr)", (graph) => (graph.end ? graph.end.reason : "")),
+      figures("nodes", "nodes", "70px", (graph) => graph.nodes, count),
+      figures("share", "on ONNX", "80px", (graph) => graph.share, percent),
+      figures("regions", "regions", "75px", (graph) => graph.regions, count),
+      figures("seconds", "compile", "80px", (graph) => graph.seconds || null, (value) => (value ? seconds(value) : "")),
+      figure("onnx"), figure("eager"),
+    ],
+  });
+  grid.element.classList.add("fits");
+  return grid.element;
+}
+
+function spanned(text) {
+  return element("span", {title: text}, text);
+}
+
+function section(name, ...children) {
+  return element("section", {}, title(2, name), children);
+}
+
+function folded(name, child) {
+  return element("details", {}, element("summary", {}, name), child);
+}
+
+function list(texts) {
+  return element("ul", {}, texts.map((text) => element("li", {}, text)));
+}
+
+function plainTable(heads, rows) {
+  return element("table", {}, element("thead", {}, element("tr", {}, heads.map((head) => element("th", {scope: "col"}, head)))),
+    element("tbody", {}, rows.map((row) => element("tr", {}, row.map((cell) => element("td", {}, cell))))));
+}

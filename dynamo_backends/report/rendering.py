@@ -1,0 +1,87 @@
+"""The values of a report as one HTML file: template, style, script and data, with a policy that forbids all else.
+
+A model's names and strings are the user's, and must stay text. The template escapes what it writes; the rest of the
+values are JSON in ``<script type="application/json">``, in which no markup can begin, and the script of the page only
+ever writes them as text. The policy (CSP) names the style and the script by their digests, so that nothing else runs,
+and forbids every connection.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from importlib import resources
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from .gathering import Report
+
+_SCRIPTS = ("elements.js", "grid.js", "plot.js", "picture.js", "lines.js", "overview.js", "graph.js", "main.js")
+"""In the order they are in the page."""
+
+_ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+def render(report: Report) -> str:
+    """The page.
+
+    Args:
+        report: what is to be seen.
+    """
+    style = _file("report.css")
+    script = "\n".join(_file(name) for name in _SCRIPTS)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    return environment.from_string(_file("report.html.jinja")).render(
+        title=report.overview["run"],
+        policy=_policy(style, script),
+        style=Markup(style),  # ours, as is the script; both are in the policy by their digests
+        script=Markup(script),
+        overview=as_json(report.overview),
+        parts=[(name, as_json(value)) for name, value in report.parts.items()],
+    )
+
+
+def write_page(report: Report, path: Path) -> Path:
+    """Writes the page; the file is whole or not there.
+
+    Returns:
+        Its path.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(render(report), encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def as_json(value: object) -> Markup:
+    """JSON that can stand in a ``<script>``: no character in it begins or ends markup.
+
+    Raises:
+        ValueError: a number is NaN or infinite, which JSON does not have.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return Markup(text.translate(_ESCAPED))
+
+
+def _policy(style: str, script: str) -> str:
+    return (
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; base-uri 'none'; "
+        "form-action 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _file(name: str) -> str:
+    return resources.files(__package__).joinpath("page").joinpath(name).read_text(encoding="utf-8").rstrip()

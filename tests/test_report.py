@@ -1,0 +1,598 @@
+"""``report.html``: what is in it, that it can be used, and that nothing of a model becomes more than text."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import webbrowser
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from browser import Browser, start_browser
+from onnx import TensorProto, helper
+from selenium.webdriver.common.keys import Keys
+from torch import fx, nn
+
+from dynamo_backends.cli import main
+from dynamo_backends.dumps.reading import Run, find_run
+from dynamo_backends.report import gather, render, write_page
+from passes import Pass, PassContext, register, unregister
+
+PAGE = Path(__file__).parent.parent / "dynamo_backends" / "report" / "page"
+TABS = ("comparison", "picture", "stages", "passes", "placement", "time")
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    """Layers, of which the second has another activation; ``sort`` runs in PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i, layer in enumerate(self.layers):
+            x = layer(x)
+            if i == 1:
+                x = F.hardswish(x)  # the line of the fault
+        return torch.tanh(torch.sort(x, dim=-1, stable=True).values)
+
+
+LINE = f"{__file__}:{1 + Path(__file__).read_text().splitlines().index('                x = F.hardswish(x)  # the line of the fault')}"  # noqa: E501
+
+
+def scale_hardswish(module: fx.GraphModule, context: PassContext) -> int:
+    """A pass that is wrong by 1 %."""
+    target = torch.ops.aten.hardswish.default
+    found = [node for node in module.graph.nodes if node.op == "call_function" and node.target is target]
+    for node in found:
+        with module.graph.inserting_after(node):
+            scaled = module.graph.call_function(torch.ops.aten.mul.Tensor, (node, 1.01))
+        scaled.meta.update({key: node.meta[key] for key in ("val", "stack_trace") if key in node.meta})
+        node.replace_all_uses_with(scaled, lambda user, new=scaled: user is not new)
+    module.recompile()
+    return len(found)
+
+
+def compile_and_run(folder: Path) -> None:
+    """A small graph that is right, and the model, with its backward, in which a pass is wrong."""
+    torch.manual_seed(0)
+    options = {"dump_dir": str(folder)}
+    torch.compile(lambda x: torch.relu(x) + 1, backend="onnx_debug", options=options)(torch.randn(3, 4))
+    register(Pass("post_grad.wrong", "Planted by a test.", scale_hardswish))
+    try:
+        compiled = torch.compile(Model(), backend="onnx_debug", options=options)
+        compiled(torch.randn(4, 8)).square().sum().backward()
+    finally:
+        unregister("post_grad.wrong")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    torch._dynamo.reset()
+    folder = tmp_path_factory.mktemp("dump")
+    compile_and_run(folder)
+    return find_run(folder)
+
+
+@pytest.fixture(scope="module")
+def page(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_page(gather(run), tmp_path_factory.mktemp("page") / "report.html")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    yield from start_browser()
+
+
+@pytest.fixture
+def faulty(run: Run) -> str:
+    """The reference of the forward graph, in which the fault is."""
+    return next(graph.reference for graph in run.graphs if graph.direction == "forward")
+
+
+def copied(run: Run, folder: Path) -> Run:
+    shutil.copytree(run.folder, folder / "run", symlinks=True)
+    return find_run(folder / "run")
+
+
+def rows_in_sight(browser: Browser) -> list[list[str]]:
+    script = """
+        const box = document.querySelector("#panel .grid");
+        return [...box.querySelectorAll(".body .row")].sort((a, b) => a.ariaRowIndex - b.ariaRowIndex)
+            .map((row) => [...row.children].map((cell) => cell.textContent))"""
+    found: list[list[str]] = browser.run(script)
+    return found
+
+
+def selected(browser: Browser) -> str:
+    """The name of the current row."""
+    script = """
+        const id = document.querySelector("#panel .grid").getAttribute("aria-activedescendant");
+        return id ? document.getElementById(id).children[2].textContent : ''"""
+    return str(browser.run(script)).removesuffix(" ▸")
+
+
+# What is in it.
+
+
+def test_the_overview_says_what_is_wrong_and_leads_there_with_one_click(
+    browser: Browser, page: Path, run: Run, faulty: str
+) -> None:
+    browser.open(page)
+    assert "diverge" in browser.text("h1")
+    assert f"diverges at mul_tensor ({LINE})" in browser.text(".verdict.wrong")
+    assert browser.run("return document.querySelectorAll('#graphs a').length") == 1 + len(run.graphs)
+    browser.click(".culprit")
+    assert browser.run("return location.hash") == f"#{faulty}/comparison/mul_tensor"
+    assert selected(browser) == "mul_tensor"
+    details = browser.text(".details")
+    assert "culprit" in details and LINE in details and "x = F.hardswish(x)" in details
+    assert browser.run("return document.querySelectorAll('.stack li.user').length") >= 1
+
+
+def test_every_tab_shows_what_it_says_without_errors_or_network(browser: Browser, page: Path, run: Run) -> None:
+    for graph in run.graphs:
+        for tab in TABS:
+            browser.open(page, f"{graph.reference}/{tab}")
+            assert browser.text("[role=tab][aria-selected=true]") and browser.text("#panel")
+            assert browser.complaints() == []
+            assert browser.requests() and all(url.startswith("file://") for url in browser.requests())
+            assert not browser.run("return document.querySelectorAll('#panel .notice').length") or tab == "passes"
+
+
+def test_the_parts_have_what_the_dump_has(run: Run, faulty: str) -> None:
+    report = gather(run)
+    assert report.notices == []
+    graph = next(graph for graph in run.graphs if graph.reference == faulty)
+    fields = report.overview["fields"]
+    recorded = json.loads((graph.folder / "side_by_side.json").read_text())["rows"]
+    rows = [dict(zip(fields, row, strict=True)) for row in report.parts[f"{faulty}/comparison"]["rows"]]
+    assert [row["name"] for row in rows] == [row["name"] for row in recorded]
+    names = {row["name"]: i for i, row in enumerate(rows)}
+    assert rows[names["mul_tensor"]]["source"] == LINE
+    assert [rows[i]["name"] for i in rows[names["mul_tensor"]]["inputs"]] == ["hardswish"]
+    shown = rows[names["hardswish"]]["eager"][0]
+    assert shown == pytest.approx(recorded[names["hardswish"]]["eager"]["max_abs"], rel=1e-3)
+
+    stages = {stage["name"]: stage for stage in report.parts[f"{faulty}/stages"]["stages"]}
+    assert list(stages) == ["dynamo", "pre_grad", "joint", "aten", "post_grad", "onnx", "onnx_optimized", "session"]
+    assert any(line.startswith("+mul") and "1.01" in line for line in stages["post_grad"]["difference"])
+    assert any("HardSwish" in line for line in stages["onnx"]["lines"])
+    (sort,) = (item for item in report.parts[f"{faulty}/placement"]["in_pytorch"] if "sort" in item[1])
+    assert sort[2] == "no translation to ONNX"
+    times = report.parts[f"{faulty}/time"]
+    assert "onnx_passes" in dict(times["seconds"]) and not times["operators_notice"]
+    assert any("mul_tensor" in row[5] for row in times["operators"])
+    passes = {item["name"]: item for item in report.parts[f"{faulty}/passes"]["passes"]}
+    assert passes["post_grad.wrong"]["fired"] == 1 and passes["post_grad.wrong"]["difference"]
+
+
+def test_pytorch_is_not_imported(run: Run, tmp_path: Path) -> None:
+    code = (
+        "import sys; from dynamo_backends.dumps.reading import find_run; from dynamo_backends.report import *\n"
+        "write_page(gather(find_run(sys.argv[1])), __import__('pathlib').Path(sys.argv[2]))\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, run.folder, tmp_path / "report.html"], check=True, timeout=300)
+
+
+def test_the_picture_has_what_is_read_above_what_reads_it_and_no_box_on_another(
+    browser: Browser, page: Path, faulty: str
+) -> None:
+    browser.open(page, f"{faulty}/comparison/culprit")
+    browser.open(page, f"{faulty}/picture")
+    boxes: list[list[float]] = browser.run("""
+        return [...document.querySelectorAll("#panel g.node")].map((node) => {
+            const box = node.querySelector("rect").getBoundingClientRect();
+            return [Number(node.dataset.id), box.left, box.top, box.right, box.bottom];
+        })""")
+    assert len(boxes) >= 20
+    for i, (_, left, top, right, bottom) in enumerate(boxes):
+        for _, other_left, other_top, other_right, other_bottom in boxes[i + 1 :]:
+            assert right <= other_left or other_right <= left or bottom <= other_top or other_bottom <= top
+    places = {int(box[0]): box for box in boxes}
+    edges: list[list[str]] = browser.run(
+        "return [...document.querySelectorAll('#panel .edge')].map((edge) => [edge.dataset.from, edge.dataset.to])"
+    )
+    assert len(edges) >= len(boxes) - 5
+    for reads, read_by in edges:
+        assert places[int(reads)][4] < places[int(read_by)][2]
+    assert "mul_tensor" in browser.text("#panel g.node.wrong title")
+    browser.click("#panel g.node.wrong")
+    assert selected(browser) == "mul_tensor"
+
+
+# That it can be used.
+
+
+def test_sorting_and_filtering(browser: Browser, page: Path, faulty: str) -> None:
+    browser.open(page, f"{faulty}/comparison")
+    everything = rows_in_sight(browser)
+    assert [row[0] for row in everything[:3]] == ["1", "2", "3"]
+    heads = "#panel .grid [data-key=session]"
+    browser.click(f"{heads} button")
+    assert browser.run("return document.querySelector(arguments[0]).ariaSort", heads) == "descending"
+    shown = [float(row[5]) for row in rows_in_sight(browser) if row[5]]
+    assert len(shown) > 5 and shown == sorted(shown, reverse=True)
+    browser.click(f"{heads} button")
+    ascending = [float(row[5]) for row in rows_in_sight(browser) if row[5]]
+    assert ascending == sorted(ascending) and len(ascending) > 5
+    browser.click(f"{heads} button")
+    assert rows_in_sight(browser) == everything
+
+    browser.press("/")
+    assert browser.run("return document.activeElement.id") == "filter"
+    browser.press(*"layers.1 gelu")
+    assert [row[3] for row in rows_in_sight(browser)] == ["gelu"]
+    assert re.match(r"1 of \d+ values", browser.text(".shown"))
+    assert browser.run("return document.querySelector('#panel .grid').ariaRowCount") == "2"
+    browser.press(Keys.ESCAPE)
+    assert rows_in_sight(browser) == everything
+    # The culprit is reached though the filter hides it.
+    browser.press(*"layer_norm", Keys.ENTER, "c")
+    assert selected(browser) == "mul_tensor"
+
+
+def test_by_keyboard_alone(browser: Browser, page: Path, faulty: str) -> None:
+    browser.open(page, f"{faulty}/comparison")
+    browser.press(Keys.TAB)
+    assert browser.run("return document.activeElement.className") == "skip"
+    browser.press("/", Keys.ENTER)
+    assert browser.run("return document.activeElement.getAttribute('role')") == "grid"
+    first = selected(browser)
+    browser.press(Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_UP)
+    assert selected(browser) == rows_in_sight(browser)[1][2].removesuffix(" ▸") != first
+    browser.press(Keys.END)
+    last = selected(browser)
+    assert last == rows_in_sight(browser)[-1][2].removesuffix(" ▸")
+    browser.press(Keys.PAGE_UP, Keys.PAGE_UP)
+    assert selected(browser) not in (first, last)
+    browser.press(Keys.HOME)
+    assert selected(browser) == first
+    browser.press(Keys.END, Keys.ENTER)
+    assert not browser.run("return document.querySelector('.details').hidden") and last in browser.text(".details")
+    outline = "return getComputedStyle(document.activeElement).outlineStyle"
+    assert browser.run(outline) == "solid"
+    browser.press(Keys.ESCAPE)
+    assert browser.run("return document.querySelector('.details').hidden")
+
+    browser.run("document.querySelector('.plot .area').focus()")
+    browser.press(Keys.HOME, Keys.ARROW_RIGHT)
+    assert browser.run("return document.activeElement.ariaValueNow") == "2"
+    said = browser.run("return document.activeElement.ariaValueText")
+    assert "eager" in said and ": " in said
+    browser.press(Keys.ENTER)
+    assert selected(browser) == said.split(":")[0]
+
+    browser.run("document.querySelector('[role=tab][aria-selected=true]').focus()")
+    browser.press(Keys.ARROW_RIGHT)
+    assert browser.run("return document.activeElement.id") == "tab-picture"
+    assert browser.text("[role=tab][aria-selected=true]") == "Picture"
+    browser.run("document.querySelector('#panel g.node[tabindex=\"0\"]').focus()")
+    node = browser.run("return document.activeElement.dataset.id")
+    browser.press(Keys.HOME, Keys.ARROW_DOWN)
+    assert browser.run("return document.activeElement.dataset.id") not in (node, None)
+    browser.press("?")
+    assert browser.run("return document.querySelector('dialog').open")
+
+
+def test_the_plot_leads_to_the_row(browser: Browser, page: Path, faulty: str) -> None:
+    browser.open(page, f"{faulty}/comparison")
+    area = browser.driver.find_element("css selector", ".plot .area")
+    area.click()  # in its middle
+    tip = browser.text(".tip strong")
+    assert selected(browser) == tip
+    drawn = browser.run("""
+        const canvas = document.querySelector(".plot canvas"), pen = canvas.getContext("2d");
+        const colours = new Set();
+        const data = pen.getImageData(0, 0, canvas.width, canvas.height).data;
+        for (let i = 0; i < data.length; i += 4) colours.add(data.slice(i, i + 3).join());
+        return [...colours]""")
+    assert {"179,38,30", "11,87,208"} <= set(drawn)  # the session and ONNX, light
+
+
+def test_a_diverging_backward_leads_to_the_culprit_in_its_forward(browser: Browser, page: Path, faulty: str) -> None:
+    browser.open(page, faulty.replace("forward", "backward"))
+    if "its forward diverges" not in browser.text(".verdict"):
+        pytest.fail(f"the backward is not explained by its forward: {browser.text('.verdict')}")
+    browser.click(".culprit")
+    assert browser.run("return location.hash") == f"#{faulty}/comparison/mul_tensor"
+
+
+def variables(dark: bool) -> dict[str, str]:
+    blocks = re.findall(r":root \{(.*?)\}", (PAGE / "report.css").read_text(), re.DOTALL)
+    return dict(re.findall(r"--([\w-]+): (#\w{6})", blocks[1 if dark else 0]))
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2.2's contrast of two colours."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_it_can_be_read_in_light_and_dark(browser: Browser, page: Path, faulty: str, dark: bool) -> None:
+    colours = variables(dark)
+    backgrounds = ("bg", "panel", "chosen", "ok-bg", "bad-bg", "warn-bg")
+    pairs = [("fg", name) for name in backgrounds] + [("muted", "bg"), ("muted", "panel"), ("muted", "chosen")]
+    pairs += [(name, f"{name}-bg") for name in ("ok", "bad", "warn")]
+    pairs += [(name, ground) for name in ("accent", "bad") for ground in ("bg", "panel")]
+    for one, other in pairs:
+        assert contrast(colours[one], colours[other]) >= 4.5, (one, other)
+    for i in range(1, 6):
+        assert contrast(colours[f"series-{i}"], colours["bg"]) >= 4.5
+    browser.open(page, f"{faulty}/comparison", dark=dark)
+    shown = browser.run("return getComputedStyle(document.body).backgroundColor")
+    assert shown == f"rgb({', '.join(str(int(colours['bg'][i : i + 2], 16)) for i in (1, 3, 5))})"
+
+
+@pytest.mark.parametrize("width", [1280, 700])
+def test_it_fits_the_window(browser: Browser, page: Path, run: Run, width: int) -> None:
+    for graph in run.graphs:
+        for tab in TABS:
+            browser.open(page, f"{graph.reference}/{tab}", width=width)
+            assert browser.run("return document.documentElement.scrollWidth") <= width
+            wide = "const box = document.getElementById('content'); return [box.scrollWidth, box.clientWidth]"
+            scrolled, shown = browser.run(wide)
+            assert scrolled <= shown, tab
+
+
+# Many nodes.
+
+
+NODES = 5000
+
+
+def enlarge(run: Run) -> None:
+    """Makes of the first graph of a run one of 5,000 nodes: its tables, its stages, its models."""
+    manifest: dict[str, Any] = json.loads((run.folder / "manifest.json").read_text())
+    entry = manifest["graphs"][0]
+    folder = run.folder / entry["folder"]
+    template = json.loads((folder / "side_by_side.json").read_text())["rows"][-1]
+    (taken,) = run.graphs[0].regions[0].recorded("input")
+    names = [f"relu_{i}" for i in range(NODES)]
+    stack = [
+        {"file": f"/user/model_{i}.py", "line": i, "function": "forward", "code": "x", "user": True} for i in range(9)
+    ]
+    rows = [{**template, "name": name, "module": f"layers.{i // 20}", "stack": stack} for i, name in enumerate(names)]
+    table = {"verdict": f"diverges at relu_{NODES // 2} (model.py:7)", "note": "", "rows": rows}
+    (folder / "side_by_side.json").write_text(json.dumps(table))
+    reads = [taken, *names]
+    body = [
+        f'        {name}: "f32[3, 4][4, 1]" = torch.ops.aten.relu.default({reads[i]})' for i, name in enumerate(names)
+    ]
+    code = [
+        "class GraphModule(torch.nn.Module):",
+        "    def forward(",
+        "        self,",
+        f'        {taken}: "f32[3, 4][4, 1]",',
+    ]
+    text = "\n".join([*code, "    ):", *body, f"        return ({names[-1]},)", ""])
+    for stage in ("aten", "post_grad"):
+        (folder / f"{stage}.py").write_text(text if stage == "aten" else text.replace("relu_17:", "changed_17:"))
+    entry["stages"] = [
+        {"name": name, "file": f"{entry['folder']}/{name}.py", "same_as": None, "nodes": NODES}
+        for name in ("aten", "post_grad")
+    ]
+    entry.update(nodes=NODES, verdict=table["verdict"], blame={"value": f"relu_{NODES // 2}"})
+    nodes = [helper.make_node("Relu", [reads[i]], [name], name=f"node_{name}") for i, name in enumerate(names)]
+    for name, node in zip(names, nodes, strict=True):
+        node.metadata_props.add(key="fx_node", value=name)
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3, 4]) for name in (taken, names[-1])]
+    graph = helper.make_graph(nodes, "many", value[:1], value[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    for name in ("model.onnx", "model.optimized.onnx", "model.session.onnx"):
+        (folder / "region_0" / name).unlink()
+        onnx.save(model, folder / "region_0" / name)
+    (run.folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.fixture(scope="module")
+def large(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("large")
+    enlarge(copied(run, folder))
+    dumped = find_run(folder / "run")
+    report = gather(dumped)
+    assert report.notices == []
+    return write_page(report, folder / "report.html"), dumped.graphs[0].reference
+
+
+@pytest.mark.parametrize("place", ["overview", "comparison"])
+def test_five_thousand_nodes_open_in_two_seconds(browser: Browser, large: tuple[Path, str], place: str) -> None:
+    page, reference = large
+    took = []
+    for _ in range(3):  # another process may have the cores for a moment
+        browser.open(page, f"{reference}/comparison/relu_{NODES - 7}" if place == "comparison" else "")
+        # From the start of the navigation until the rows were painted, and answered.
+        took.append(
+            browser.wait("""
+            requestAnimationFrame(() => requestAnimationFrame(() => {
+                const row = document.querySelector(".grid .body .row");
+                row.click();
+                done(row.getAttribute("aria-selected") === "true" ? performance.now() : Infinity);
+            }))""")
+        )
+        if took[-1] < 2000:
+            break
+    assert min(took) < 2000, took
+    if place == "comparison":
+        assert browser.run("return document.querySelector('#panel .grid').ariaRowCount") == str(NODES + 1)
+        assert browser.run("return document.querySelectorAll('#panel .row').length") < 150
+
+
+def test_five_thousand_nodes_scroll_smoothly(browser: Browser, large: tuple[Path, str]) -> None:
+    page, reference = large
+    browser.open(page, f"{reference}/comparison")
+    attempts = []
+    for _ in range(4):  # another process may have the cores for a moment
+        steps: list[float] = browser.wait("""
+            const box = document.querySelector("#panel .grid"), times = [];
+            box.scrollTop = 0;
+            const step = (now) => {
+                times.push(now);
+                box.scrollTop += 130;
+                if (times.length < 120) requestAnimationFrame(step);
+                else done(times.slice(1).map((time, i) => time - times[i]));
+            };
+            requestAnimationFrame(step);""")
+        late = sum(step > 34 for step in steps)  # more than one frame of 60 a second lost
+        attempts.append(late)
+        if late <= 6:
+            break
+    assert min(attempts) <= 6, f"of 119 frames these came late: {attempts}"
+    jumped = browser.wait("""
+        const box = document.querySelector("#panel .grid");
+        box.scrollTop = 60000;
+        const isInSight = (row) => {
+            const place = row.getBoundingClientRect(), around = box.getBoundingClientRect();
+            return place.top > around.top && place.bottom < around.bottom;
+        };
+        const look = () => done([...box.querySelectorAll(".body .row")].some(isInSight));
+        requestAnimationFrame(() => requestAnimationFrame(look));""")
+    assert jumped, "after a jump there are rows in sight"
+
+
+def test_the_picture_of_a_large_graph_is_that_around_the_culprit(browser: Browser, large: tuple[Path, str]) -> None:
+    page, reference = large
+    browser.open(page, f"{reference}/picture")
+    assert browser.run("return document.querySelectorAll('#panel g.node').length") == 24
+    assert f"relu_{NODES // 2}" in browser.text("#panel g.node.wrong title")
+
+
+# That nothing of a model becomes more than text.
+
+
+HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=2'>\u2028\"'&{{7*7}}"
+
+
+def spoil(value: Any, keep: Callable[[str], bool]) -> Any:
+    """Each string in a JSON value, but those that ``keep`` names, becomes markup."""
+    if isinstance(value, dict):
+        return {key: item if keep(key) else spoil(item, keep) for key, item in value.items()}
+    if isinstance(value, list):
+        return [spoil(item, keep) for item in value]
+    return f"{value}{HOSTILE}" if isinstance(value, str) else value
+
+
+def test_names_and_strings_of_a_model_stay_text(browser: Browser, run: Run, tmp_path: Path) -> None:
+    place = tmp_path / "run_<img src=x onerror=window.hacked=3>&amp;'"
+    shutil.copytree(run.folder, place, symlinks=True)
+    keys = {"index", "direction", "folder", "stages", "regions", "schema_version", "name", "mark", "blame"}
+    for path in [place / "manifest.json", *place.rglob("side_by_side.json")]:
+        spoiled = spoil(json.loads(path.read_text()), keys.__contains__)
+        path.write_text(json.dumps(spoiled))
+    for path in [*place.rglob("*.py"), *place.rglob("*.diff"), *place.rglob("regions.txt")]:
+        path.write_text(path.read_text() + f"# {HOSTILE}\n")
+    report = gather(find_run(place))
+    page = write_page(report, tmp_path / "report.html")
+    scripts = page.read_text().count("<script")
+    assert scripts == 2 + len(report.parts)
+    for fragment in ["", *(f"{graph.reference}/{tab}" for graph in run.graphs for tab in TABS)]:
+        browser.open(page, fragment)
+        if fragment.endswith("comparison"):
+            browser.press("/", Keys.ENTER, Keys.ENTER)
+            assert HOSTILE in browser.text(".details")
+        if not fragment:
+            assert HOSTILE in browser.text("#content")
+            assert "<img src=x" in browser.text(".run")
+        assert browser.run("return window.hacked") is None
+        assert browser.run("return document.querySelectorAll('img, iframe, object').length") == 0
+        assert browser.run("return document.querySelectorAll('script').length") == scripts
+        assert browser.complaints() == []
+
+
+def test_what_is_not_in_the_policy_does_not_run(browser: Browser, page: Path, tmp_path: Path) -> None:
+    """The second wall: even markup that got in would not run, nor load anything."""
+    added = "<script>window.hacked=1</script><img src='http://127.0.0.1:9/x.png'></body>"
+    (tmp_path / "page.html").write_text(page.read_text().replace("</body>", added))
+    browser.open(tmp_path / "page.html")
+    assert browser.run("return window.hacked") is None
+    assert all("Content Security Policy" in said for said in browser.complaints())
+    fetched = browser.wait("fetch('http://127.0.0.1:9/').then(() => done('loaded'), (error) => done(String(error)))")
+    assert fetched != "loaded"
+
+
+def test_the_data_has_no_character_of_markup(run: Run) -> None:
+    text = render(gather(run, times=False))
+    parts = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.DOTALL)
+    assert parts and not any(set(part) & set("<>&\u2028\u2029") for part in parts)
+
+
+# Damage.
+
+
+def test_what_is_damaged_of_a_graph_is_said_in_its_place(
+    browser: Browser, run: Run, tmp_path: Path, faulty: str
+) -> None:
+    dumped = copied(run, tmp_path)
+    (dumped.folder / faulty / "side_by_side.json").write_text('{"rows": [{"name"')
+    (dumped.folder / faulty / "region_0" / "model.onnx").write_bytes(b"no model")
+    (dumped.folder / faulty / "regions.txt").unlink()
+    manifest = json.loads((dumped.folder / "manifest.json").read_text())
+    del manifest["graphs"][0]["verdict"]
+    (dumped.folder / "manifest.json").write_text(json.dumps(manifest))
+    report = gather(find_run(dumped.folder))
+    assert any("side_by_side.json is damaged" in notice for notice in report.notices)
+    page = write_page(report, tmp_path / "report.html")
+
+    browser.open(page)
+    assert "cannot be shown" in browser.text("#content .notice")
+    browser.open(page, f"{faulty}/comparison")
+    assert "side_by_side.json is damaged" in browser.text("#panel")
+    browser.open(page, f"{faulty}/stages")
+    stages = browser.text("#panel .chooser")
+    assert "onnxnot there" in stages and "post_grad" in stages
+    browser.open(page, f"{faulty}/placement")
+    assert "regions.txt" in browser.text("#panel .notice") and "no translation to ONNX" in browser.text("#panel")
+    browser.open(page, f"{faulty.replace('forward', 'backward')}/comparison")
+    assert len(rows_in_sight(browser)) > 5
+    assert browser.complaints() == []
+
+
+# The command.
+
+
+def test_the_command_writes_it_into_the_run(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dumped = copied(run, tmp_path)
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) or True)
+    assert main(["report", str(dumped.folder), "--open"]) == 1, "a graph diverges"
+    path = dumped.folder / "report.html"
+    assert path.exists() and opened == [path.resolve().as_uri()]
+    assert f"diverges at mul_tensor ({LINE})" in capsys.readouterr().out
+    output = tmp_path / "other.html"
+    assert main(["report", "-d", str(dumped.folder), "-o", str(output), "--json", "--no-times"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["report"] == str(output) and said["damaged"] == [] and "--no-times" in output.read_text()
+    assert any(reference.endswith("forward") for reference in said["diverging"])
+    assert [item.name for item in tmp_path.iterdir() if item.name.startswith(".")] == []
+
+
+def test_the_command_without_a_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path / "nothing")]) == 2
+    assert "dynamo-backends report: " in capsys.readouterr().err
