@@ -85,7 +85,8 @@ def _discard(_: object) -> None:
 class Phases:
     """How long functions take by themselves, without the others that are watched and that they call."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self.seconds: collections.Counter[str] = collections.Counter()
         self.calls: collections.Counter[str] = collections.Counter()
         self._inside: list[str] = []
@@ -114,7 +115,7 @@ class Phases:
             self._inside.pop()
 
     def _charge(self) -> None:
-        now = time.perf_counter()
+        now = self._clock()
         if self._inside:
             self.seconds[self._inside[-1]] += now - self._since
         self._since = now
@@ -150,7 +151,7 @@ def _watch_comparison(phases: Phases) -> None:
         phases.watch(module, "distance", "distances")
 
 
-def measure(name: str, layers: int, threads: int, mode: str) -> dict[str, Any]:
+def measure(name: str, layers: int, threads: int, mode: str, clock: Callable[[], float]) -> dict[str, Any]:
     """What one process does: ``mode`` is ``eager``, or the option ``compare``."""
     import torch
     import torch._dynamo
@@ -160,16 +161,16 @@ def measure(name: str, layers: int, threads: int, mode: str) -> dict[str, Any]:
     torch.set_num_threads(threads)
     module, step = build(name, layers)
     if mode == "eager":
-        seconds = [_seconds(lambda: step(module)) for _ in range(1 + _EAGER_RUNS)]
+        seconds = [_seconds(clock, lambda: step(module)) for _ in range(1 + _EAGER_RUNS)]
         return {"seconds": min(seconds[1:]), "peak": highest()}
-    phases = Phases()
+    phases = Phases(clock)
     with tempfile.TemporaryDirectory() as folder:
         _watch_comparison(phases)
         options = {"dump_dir": folder, "compare": mode, "placement": "onnx"}
         compiled = torch.compile(module, backend="onnx_debug", options=options)
-        first = _seconds(lambda: step(compiled))
+        first = _seconds(clock, lambda: step(compiled))
         spent, calls = dict(phases.seconds), dict(phases.calls)
-        later = min(_seconds(lambda: step(compiled)) for _ in range(_EAGER_RUNS))
+        later = min(_seconds(clock, lambda: step(compiled)) for _ in range(_EAGER_RUNS))
         latest = Path(folder, "latest").resolve()
         manifest = json.loads((latest / "manifest.json").read_text())
         files = [path for path in latest.rglob("*") if path.is_file()]
@@ -186,15 +187,18 @@ def measure(name: str, layers: int, threads: int, mode: str) -> dict[str, Any]:
         }
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def _seconds(clock: Callable[[], float], work: Callable[[], object]) -> float:
+    start = clock()
     work()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def _in_process(name: str, layers: int, threads: int, mode: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, name, "--layers", str(layers), "--threads", str(threads), "--mode", mode]
-    environment = {**os.environ, "DYNAMO_BACKENDS_CACHE": "0", "OMP_NUM_THREADS": str(threads)}
+def _in_process(name: str, arguments: argparse.Namespace, mode: str) -> dict[str, Any]:
+    threads = str(arguments.threads)
+    command = [sys.executable, __file__, name, "--layers", str(arguments.layers), "--threads", threads, "--mode", mode]
+    if arguments.processor_time:
+        command.append("--processor-time")
+    environment = {**os.environ, "DYNAMO_BACKENDS_CACHE": "0", "OMP_NUM_THREADS": threads}
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment, text=True)
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
@@ -205,14 +209,16 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4, help="of all but the demo's (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch and ONNX Runtime (default: %(default)s)")
     parser.add_argument("--phases", action="store_true", help="what the time of the comparison is spent on")
+    parser.add_argument("--processor-time", action="store_true", help="where other work is on the machine; one thread")
     parser.add_argument("--mode", choices=_MODES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.mode:
-        print(json.dumps(measure(arguments.models[0], arguments.layers, arguments.threads, arguments.mode)))
+        clock = time.process_time if arguments.processor_time else time.perf_counter
+        print(json.dumps(measure(arguments.models[0], arguments.layers, arguments.threads, arguments.mode, clock)))
         return
     rows = []
     for name in arguments.models:
-        eager, never, first = (_in_process(name, arguments.layers, arguments.threads, mode) for mode in _MODES)
+        eager, never, first = (_in_process(name, arguments, mode) for mode in _MODES)
         compared = sum(first["seconds"].values())
         budget = 10 * eager["seconds"] + first["nodes"] / 1000
         memory = [f"{item['peak'] / 2**20:.0f}" for item in (eager, never, first)]

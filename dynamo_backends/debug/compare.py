@@ -32,6 +32,7 @@ from ..numerics.distance import EQUAL, Distance, dense, distance, is_carried, is
 from ..numerics.exact import Environment, run_eager, run_exact, widen
 from ..regions import is_ordered
 from ..runtime.binding import BoundSession
+from .beside import Beside, Trunk
 from .repeat import Instability, RepeatedRegion, instability_of
 from .replay import Replay
 from .rows import OK, GraphComparison, Row, relative_error
@@ -83,15 +84,16 @@ class RunValues:
         return self.sessions.get(region.region.index, region.bound)
 
 
-def compare_run(graph: CompiledGraph, run: RunValues, replay: Replay) -> GraphComparison:
+def compare_run(graph: CompiledGraph, run: RunValues, replay: Replay, beside: Sequence[Beside] = ()) -> GraphComparison:
     """Compares one run of a graph with eager and float64.
 
     Args:
         graph: the graph that ran.
         run: the values of the run.
         replay: the sessions that explain a region.
+        beside: graphs of the same stages, which read along with eager and float64.
     """
-    lockstep = _Lockstep(graph, run, replay)
+    lockstep = _Lockstep(graph, run, replay, beside)
     rows = list(lockstep.rows())
     comparison = _judge(graph, run, rows)
     again = [f"region_{i} was not run again: {item.failure}" for i, item in run.repeated.items() if item.failure]
@@ -222,8 +224,10 @@ class _Lockstep:
         graph: CompiledGraph,
         run: RunValues,
         replay: Replay,
+        beside: Sequence[Beside],
     ) -> None:
         self._graph = graph
+        self._trunk = Trunk(graph.module, beside)
         self._run = run
         repeated, actual = run.repeated, run.actual
         self._repeated = {
@@ -265,6 +269,7 @@ class _Lockstep:
             if node.op in ("placeholder", "get_attr"):
                 self._eager[node] = self._actual[node]
                 self._exact[node] = widen(self._eager[node])
+                self._trunk.feed(node, self._eager[node], self._exact[node])
                 yield from self._rows_of(node)
             elif node.op != "output":
                 yield from self._call(node)
@@ -280,6 +285,7 @@ class _Lockstep:
         else:
             self._eager[node] = run_eager(node, self._eager)
             self._exact[node] = run_exact(node, self._exact, self._eager[node], self._inexact)
+        self._trunk.feed(node, self._eager[node], self._exact[node])
         if node.target is not operator.getitem:
             yield from self._rows_of(node)
 
@@ -406,9 +412,7 @@ class _Lockstep:
         found = self._propagated.get(_place(node))
         return self._actual.get(node) if found is None else found
 
-    def _compare_local(
-        self, row: Row, node: fx.Node, index: int | None, value: object, eager: torch.Tensor
-    ) -> None:
+    def _compare_local(self, row: Row, node: fx.Node, index: int | None, value: object, eager: torch.Tensor) -> None:
         """Measures a node's error alone, on eager's inputs: to eager itself, and to float64 where that is not enough.
 
         A result that is no further from eager than rounding may be is as near to float64 as eager, but for that.
