@@ -6,9 +6,9 @@
     python benchmarks/comparison.py bert --layers 24 --threads 4 --phases
 
 Each model takes a forward and a backward. A process of its own runs it eagerly, one with ``onnx_debug`` and
-``"compare": "never"``, and one with ``"compare": "first"``; in that the first call is compared. *Budget* is ten times the
-eager run and a second for each 1,000 nodes. *Later* is a call after the compared one, ``onnxrt``'s work. Peaks are of the
-resident set of a whole process, libraries and compile included. Linux only.
+``"compare": "never"``, and one with ``"compare": "first"``; in that the first call is compared. *Budget* is ten times
+the eager run and a second for each 1,000 nodes. *Later* is a call after the compared one, ``onnxrt``'s work. Peaks are
+of the resident set of a whole process, libraries and compile included. Linux only.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Phases:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self.seconds: collections.Counter[str] = collections.Counter()
+        self.seconds: collections.defaultdict[str, float] = collections.defaultdict(float)
         self.calls: collections.Counter[str] = collections.Counter()
         self._inside: list[str] = []
         self._since = 0.0
@@ -200,7 +200,7 @@ def _in_process(name: str, arguments: argparse.Namespace, mode: str) -> dict[str
         command.append("--processor-time")
     environment = {**os.environ, "DYNAMO_BACKENDS_CACHE": "0", "OMP_NUM_THREADS": threads}
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment, text=True)
-    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:

@@ -2,8 +2,8 @@
 
 The graphs of a stage are much alike: a pass changes a few nodes. So one graph, the trunk, is computed node by node, in
 eager and in float64, and each of the others reads along. A node that is the same operator of the same values has the
-trunk's value. Any other is computed. Where its float64 value is that of its namesake in the trunk, but for float64's own
-rounding, it counts as the same value from there on: behind a pass that is right, the graphs are one again.
+trunk's value. Any other is computed. Where its float64 value is that of its namesake in the trunk, but for float64's
+own rounding, it counts as the same value from there on: behind a pass that is right, the graphs are one again.
 """
 
 from __future__ import annotations
@@ -34,13 +34,23 @@ class _CannotReadAlongError(RuntimeError):
     """A node must run once, and the trunk has no such node."""
 
 
-@dataclasses.dataclass(eq=False)
 class _Value:
-    """A node's result in eager and in float64."""
+    """A node's result in eager and in float64. An argument's in float64 is made when it is asked for: it is twice its
+    size, and all of them are there from the beginning."""
 
-    eager: object
-    exact: object
-    number: int
+    def __init__(self, number: int, eager: object, *exact: object) -> None:
+        self.number = number
+        self.eager = eager
+        self._exact: tuple[object, ...] = exact
+
+    @property
+    def exact(self) -> object:
+        return self._exact[0] if self._exact else pytree.tree_map(widen, self.eager)
+
+    def keep_exact(self) -> object:
+        """The same object from now on: what two graphs return is one value then, and needs no comparison."""
+        self._exact = (self.exact,)
+        return self._exact[0]
 
 
 class Beside:
@@ -65,8 +75,8 @@ class Beside:
         if self._failed or self._nodes:
             return None
         leaves = pytree.tree_leaves(self._graph.graph.output_node().args[0], is_leaf=lambda x: x is None)
-        values = [self._values[leaf] if isinstance(leaf, fx.Node) else _Value(leaf, leaf, -1) for leaf in leaves]
-        return Results(dict(enumerate(v.eager for v in values)), dict(enumerate(v.exact for v in values)))
+        values = [self._values[leaf] if isinstance(leaf, fx.Node) else _Value(-1, leaf) for leaf in leaves]
+        return Results(dict(enumerate(v.eager for v in values)), dict(enumerate(v.keep_exact() for v in values)))
 
     def advance(self, trunk: Trunk) -> list[str]:
         """Goes as far as the trunk's values lead; the names of the nodes that are done."""
@@ -126,11 +136,16 @@ class Trunk:
 
     def feed(self, node: fx.Node, eager: object, exact: object) -> None:
         """The next node of the graph is computed."""
-        if not self._others:
-            return
-        is_call = node.op not in ("placeholder", "get_attr")
-        key = self.key(node, self._numbers) if is_call else _identity(eager)
-        value = self.known(key) or self.new(key, eager, exact)
+        if self._others:
+            key = self.key(node, self._numbers)
+            self._feed(node, self.known(key) or self.new(key, eager, exact))
+
+    def feed_argument(self, node: fx.Node, value: object) -> None:
+        """The next node of the graph is an argument or attribute."""
+        if self._others:
+            self._feed(node, self.argument(value))
+
+    def _feed(self, node: fx.Node, value: _Value) -> None:
         self._numbers[node] = value.number
         self._awaited.discard(node.name)
         if self._readers[node.name]:
@@ -147,19 +162,19 @@ class Trunk:
 
     def argument(self, value: object) -> _Value:
         key = _identity(value)
-        return self.known(key) or self.new(key, value, pytree.tree_map(widen, value))
+        return self.known(key) or self.new(key, value)
 
     def known(self, key: object) -> _Value | None:
         """The value of a node that is the same operator of the same values."""
         number = self._by_key.get(key)
         return None if number is None else self._by_number.get(number)
 
-    def new(self, key: object, eager: object, exact: object) -> _Value:
+    def new(self, key: object, eager: object, *exact: object) -> _Value:
         number = self._by_key.get(key)
         if number is None:
             self._count += 1
             number = self._by_key[key] = self._count
-        value = self._by_number[number] = _Value(eager, exact, number)
+        value = self._by_number[number] = _Value(number, eager, *exact)
         return value
 
     @staticmethod
@@ -266,24 +281,24 @@ def compute(
         if node.op in ("placeholder", "get_attr"):
             is_argument = node.op == "placeholder"
             eager[node] = next(given) if is_argument else attribute(graph, str(node.target))
-            exact[node] = pytree.tree_map(widen, eager[node])
+            trunk.feed_argument(node, eager[node])
         else:
             draws = randomness.draws
             with randomness:
                 eager[node] = run_eager(node, eager)
+            for arg in node.all_input_nodes:
+                if arg not in exact:
+                    exact[arg] = pytree.tree_map(widen, eager[arg])
             is_random = randomness.draws > draws
             exact[node] = pytree.tree_map(widen, eager[node]) if is_random else run_exact(node, exact, eager[node])
-        trunk.feed(node, eager[node], exact[node])
+            trunk.feed(node, eager[node], exact[node])
         for arg in node.all_input_nodes:
             users[arg] -= 1
             if not users[arg]:
                 del eager[arg], exact[arg]
-        if not users[node]:
-            del eager[node], exact[node]
     leaves = pytree.tree_leaves(graph.graph.output_node().args[0], is_leaf=lambda x: x is None)
-    return Results(
-        *(
-            {i: side[leaf] if isinstance(leaf, fx.Node) else leaf for i, leaf in enumerate(leaves)}
-            for side in (eager, exact)
-        )
-    )
+    for leaf in leaves:
+        if isinstance(leaf, fx.Node) and leaf not in exact:
+            exact[leaf] = pytree.tree_map(widen, eager[leaf])
+    results = [(eager[leaf], exact[leaf]) if isinstance(leaf, fx.Node) else (leaf, leaf) for leaf in leaves]
+    return Results(dict(enumerate(one for one, _ in results)), dict(enumerate(wide for _, wide in results)))

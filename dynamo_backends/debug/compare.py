@@ -247,6 +247,13 @@ class _Lockstep:
         self._in_session: dict[str, torch.Tensor] = {}
         self._distances: dict[fx.Node, Distance] = {}
         self._ready_regions: set[int] = set()
+        self._place_of = {
+            name: (node, i if len(names) > 1 else None)
+            for node in self._region_of
+            if node.target is not operator.getitem
+            for names in [value_names(node)]
+            for i, name in enumerate(names)
+        }
         self._unchecked: list[str] = []
         self._alone: dict[str, str] = {}
         self._inexact: dict[str, str] = {}
@@ -268,8 +275,7 @@ class _Lockstep:
         for node in self._graph.module.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 self._eager[node] = self._actual[node]
-                self._exact[node] = widen(self._eager[node])
-                self._trunk.feed(node, self._eager[node], self._exact[node])
+                self._trunk.feed_argument(node, self._eager[node])
                 yield from self._rows_of(node)
             elif node.op != "output":
                 yield from self._call(node)
@@ -284,6 +290,9 @@ class _Lockstep:
             self._exact[node] = pytree.tree_map(widen, self._actual[node])
         else:
             self._eager[node] = run_eager(node, self._eager)
+            for arg in node.all_input_nodes:
+                if arg not in self._exact:  # a weight in float64 is twice its size: from its first reader on
+                    self._exact[arg] = pytree.tree_map(widen, self._eager[arg])
             self._exact[node] = run_exact(node, self._exact, self._eager[node], self._inexact)
         self._trunk.feed(node, self._eager[node], self._exact[node])
         if node.target is not operator.getitem:
@@ -291,7 +300,7 @@ class _Lockstep:
 
     def _rows_of(self, node: fx.Node) -> Iterator[Row]:
         """A row for each tensor among a node's results."""
-        results, exact = self._eager[node], self._exact[node]
+        results, exact = self._eager[node], self._exact.get(node)
         several = isinstance(results, (tuple, list))
         local = self._local(node)
         values_of_eager: Sequence[object] = results if isinstance(results, (tuple, list)) else [results]
@@ -425,7 +434,7 @@ class _Lockstep:
         eager = dense(eager)
         nothing = dataclasses.replace(EQUAL, scale=row.eager.scale if row.eager is not None else 0.0)
         row.local_eager = nothing
-        row.local_onnx = nothing if torch.equal(value, eager) else distance(value, widen(eager))  # type: ignore[arg-type]
+        row.local_onnx = nothing if torch.equal(value, eager) else distance(value, widen(eager))
         if is_explained(row.local_onnx, nothing, row.torch_dtype):
             return
         reference = self._reference(node)
@@ -467,9 +476,15 @@ class _Lockstep:
             self._unchecked.append(f"the values inside region_{region.index}: {first_line(str(error))}")
         try:
             bound = self._run.session_of(compiled)
-            self._in_session.update(self._replay.session_values(compiled, bound, arguments))
+            inside = self._replay.session_values(compiled, bound, arguments)
+            self._in_session.update((name, self._as_propagated(name, value)) for name, value in inside.items())
         except SessionError as error:
             self._unchecked.append(f"the values inside region_{region.index}'s session: {first_line(str(error))}")
+
+    def _as_propagated(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """The same value of the exported model, so that it lies in memory once; ``value`` where there is none."""
+        same = self._propagated.get(self._place_of.get(name, (None, None)))
+        return same if isinstance(same, torch.Tensor) and torch.equal(same, value) else value
 
     def _local(self, node: fx.Node) -> list[object] | None:
         """A node's results from the runtime on eager's inputs."""

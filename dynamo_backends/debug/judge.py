@@ -18,6 +18,7 @@ from .. import aot
 from ..artifacts import CompiledGraph, GraphName
 from ..errors import first_line
 from ..numerics.twice import NotRepeatableError
+from ..runtime.heap import give_back
 from .beside import Beside
 from .captured import KEPT_CALLS, Call, Captured, Finding, JointGraphs
 from .compare import RunValues, compare_run
@@ -98,6 +99,7 @@ class Judge:
             said = f"{type(error).__name__}: {first_line(str(error))}"
             logger.warning("%s: the comparison failed: %s", self.name, said, exc_info=traceback)
             comparison = GraphComparison(f"not comparable: {said}")
+        give_back()  # the stages need memory of their own
         state = torch.get_rng_state()
         findings = []
         if call is not None:
