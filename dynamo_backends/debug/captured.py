@@ -27,6 +27,7 @@ from ..numerics.differences import discrete_difference, is_discrete, value_diffe
 from ..numerics.distance import distance, is_carried
 from ..numerics.randomness import PrivateRandomness
 from ..numerics.twice import Results, Twice, copies
+from .beside import Beside
 from .decomposed import find_wrong_decomposition
 from .stages import Culprit, StageGraphs, Step, beside, changed, copy_of, difference, interpret, name_of_result
 
@@ -87,6 +88,7 @@ class JointGraphs(StageGraphs):
         state: torch.Tensor,
         *,
         gradients: bool,
+        ends: tuple[Beside, Beside] | None = None,
     ) -> tuple[Finding, Results | None]:
         """The first pass that changed the results, or the gradients; and what the first graph gave, by its keys.
 
@@ -95,10 +97,36 @@ class JointGraphs(StageGraphs):
             given: the arguments of the captured graph; none where there is no captured graph.
             state: of the CPU's random numbers.
             gradients: whether the gradients are judged, or the results.
+            ends: see ``culprit``.
         """
+        arguments = self._arguments(values, given, gradients=gradients)
+        if arguments is None:
+            return Finding(), None
+        if isinstance(arguments, str):
+            return Finding(unchecked=[arguments]), None
+        judged = self._judged(gradients=gradients)
+        self.gives_gradients = gradients
+        culprit, first = self.culprit(arguments, state, judged, ends)
+        eager, exact = (
+            {self.results[judged[i]]: value for i, value in side.items() if isinstance(i, int)}
+            for side in (first.eager, first.exact)
+        )
+        return Finding(culprit, unchecked=self.unchecked), Results(eager, exact)
+
+    def forward_ends(self, values: Mapping[str, object], given: Sequence[object]) -> tuple[Beside, Beside] | None:
+        """The first and last graph, for their results, to read along with a forward; see ``judge``."""
+        arguments = self._arguments(values, given, gradients=False)
+        return self.ends(arguments, self._judged(gradients=False)) if isinstance(arguments, list) else None
+
+    def _judged(self, *, gradients: bool) -> list[int]:
+        return [i for i, key in enumerate(self.results) if key is not None and _is_gradient(key) == gradients]
+
+    def _arguments(
+        self, values: Mapping[str, object], given: Sequence[object], *, gradients: bool
+    ) -> list[object] | str | None:
+        """One value for each placeholder; in words, why there is not; ``None`` if there is nothing to judge."""
         if not self.steps or (not given and not any(step.is_pass for step in self.steps)):
-            return Finding(), None  # with nothing before it to compare with, and no pass that fired
-        judged = [i for i, key in enumerate(self.results) if key is not None and _is_gradient(key) == gradients]
+            return None  # with nothing before it to compare with, and no pass that fired
         arguments: list[object] = []
         placeholders = self.first.graph.find_nodes(op="placeholder")
         for node, key in zip(placeholders, self.arguments, strict=True):
@@ -110,15 +138,8 @@ class JointGraphs(StageGraphs):
             elif kind == "tangent" and not gradients:
                 arguments.append(None)  # no result of the forward depends on it
             else:
-                said = f"the passes of joint: {node.name}, which they were given, is not handed to this graph"
-                return Finding(unchecked=[said]), None
-        self.gives_gradients = gradients
-        culprit, first = self.culprit(arguments, state, judged)
-        eager, exact = (
-            {self.results[judged[i]]: value for i, value in side.items() if isinstance(i, int)}
-            for side in (first.eager, first.exact)
-        )
-        return Finding(culprit, unchecked=self.unchecked), Results(eager, exact)
+                return f"the passes of joint: {node.name}, which they were given, is not handed to this graph"
+        return arguments
 
 
 class CapturedGraphs(StageGraphs):
@@ -302,14 +323,23 @@ class Call:
     def argument(self, position: int) -> object:
         return self._arguments[position]
 
-    def judge_joint(self, values: Mapping[str, object], *, gradients: bool) -> Finding:
+    def joint_ends(self, values: Mapping[str, object]) -> tuple[Beside, Beside] | None:
+        """The joint graph before and after its passes, to read along with a forward; see ``judge_joint``."""
+        return self._captured.joint.forward_ends(values, self._arguments)
+
+    def judge_joint(
+        self, values: Mapping[str, object], *, gradients: bool, ends: tuple[Beside, Beside] | None = None
+    ) -> Finding:
         """Compares the passes of ``joint``, and keeps what the joint graph gave before them.
 
         Args:
             values: what its placeholders hold, by name, as far as the direction knows them.
             gradients: whether its gradients are judged, or its results.
+            ends: what read along with a forward.
         """
-        finding, self.traced = self._captured.joint.judge(values, self._arguments, self._state, gradients=gradients)
+        finding, self.traced = self._captured.joint.judge(
+            values, self._arguments, self._state, gradients=gradients, ends=ends
+        )
         return finding
 
     def judge_forward(self, results: Sequence[object], arguments: Sequence[object]) -> Finding:

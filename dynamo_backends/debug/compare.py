@@ -31,18 +31,37 @@ from ..exporter.known_wrong import is_uninitialized
 from ..exporter.locations import module_path, source_line, stack, user_name
 from ..exporter.translate import value_names
 from ..numerics.differences import largest
-from ..numerics.distance import dense, distance, is_carried, is_explained, nearer
+from ..numerics.distance import EQUAL, Distance, dense, distance, is_carried, is_explained, nearer
 from ..numerics.exact import Environment, run_eager, run_exact, widen
 from ..numerics.extent import extent, nonfinite_elements
 from ..regions import is_ordered
 from ..runtime.binding import BoundSession
+from .beside import Beside, Trunk
 from .repeat import Instability, RepeatedRegion, instability_of
 from .replay import Replay
 from .rows import OK, Blame, GraphComparison, Row, relative_error
 from .suspects import ModelStep, find_rewrite, find_unstable_rewrite
 
+aten = torch.ops.aten
+
 _EXPOSED_TIMES = 4
 """How often a region with all its values exposed is run again."""
+
+_SAME_ELEMENTS = {
+    aten._unsafe_view.default,
+    aten.alias.default,
+    aten.clone.default,
+    aten.detach.default,
+    aten.permute.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.t.default,
+    aten.transpose.int,
+    aten.unsqueeze.default,
+    aten.view.default,
+}
+"""Operators whose result has the elements of its argument, in another shape or order at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,15 +88,16 @@ class RunValues:
         return self.sessions.get(region.region.index, region.bound)
 
 
-def compare_run(graph: CompiledGraph, run: RunValues, replay: Replay) -> GraphComparison:
+def compare_run(graph: CompiledGraph, run: RunValues, replay: Replay, beside: Sequence[Beside] = ()) -> GraphComparison:
     """Compares one run of a graph with eager and float64.
 
     Args:
         graph: the graph that ran.
         run: the values of the run.
         replay: the sessions that explain a region.
+        beside: graphs of the same stages, which read along with eager and float64.
     """
-    lockstep = _Lockstep(graph, run, replay)
+    lockstep = _Lockstep(graph, run, replay, beside)
     rows = list(lockstep.rows())
     comparison = _judge(graph, run, rows)
     again = [f"region_{i} was not run again: {item.failure}" for i, item in run.repeated.items() if item.failure]
@@ -234,8 +254,10 @@ class _Lockstep:
         graph: CompiledGraph,
         run: RunValues,
         replay: Replay,
+        beside: Sequence[Beside],
     ) -> None:
         self._graph = graph
+        self._trunk = Trunk(graph.module, beside)
         self._run = run
         repeated, actual = run.repeated, run.actual
         self._repeated = {
@@ -253,7 +275,15 @@ class _Lockstep:
         self._region_of = {node: region.region for region in graph.regions for node in region.region.nodes}
         self._propagated: dict[tuple[fx.Node, int | None], object] = {}
         self._in_session: dict[str, torch.Tensor] = {}
+        self._distances: dict[fx.Node, Distance] = {}
         self._ready_regions: set[int] = set()
+        self._place_of = {
+            name: (node, i if len(names) > 1 else None)
+            for node in self._region_of
+            if node.target is not operator.getitem
+            for names in [value_names(node)]
+            for i, name in enumerate(names)
+        }
         self._unchecked: list[str] = []
         self._alone: dict[str, str] = {}
         self._inexact: dict[str, str] = {}
@@ -276,13 +306,14 @@ class _Lockstep:
         for node in self._graph.module.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 self._eager[node] = self._actual[node]
-                self._exact[node] = widen(self._eager[node])
+                self._trunk.feed_argument(node, self._eager[node])
                 yield from self._rows_of(node)
             elif node.op != "output":
                 yield from self._call(node)
             for dead in self._dies_at.get(node, ()):
                 self._eager.pop(dead, None)
                 self._exact.pop(dead, None)
+                self._propagated.pop(_place(dead), None)
 
     def _call(self, node: fx.Node) -> Iterator[Row]:
         if is_ordered(node) and node in self._actual:  # random numbers and side effects happened once, in the run
@@ -290,13 +321,17 @@ class _Lockstep:
             self._exact[node] = pytree.tree_map(widen, self._actual[node])
         else:
             self._eager[node] = run_eager(node, self._eager)
+            for arg in node.all_input_nodes:
+                if arg not in self._exact:  # a weight in float64 is twice its size: from its first reader on
+                    self._exact[arg] = pytree.tree_map(widen, self._eager[arg])
             self._exact[node] = run_exact(node, self._exact, self._eager[node], self._inexact)
+        self._trunk.feed(node, self._eager[node], self._exact[node])
         if node.target is not operator.getitem:
             yield from self._rows_of(node)
 
     def _rows_of(self, node: fx.Node) -> Iterator[Row]:
         """A row for each tensor among a node's results."""
-        results, exact = self._eager[node], self._exact[node]
+        results, exact = self._eager[node], self._exact.get(node)
         several = isinstance(results, (tuple, list))
         local = self._local(node)
         values_of_eager: Sequence[object] = results if isinstance(results, (tuple, list)) else [results]
@@ -326,8 +361,7 @@ class _Lockstep:
                 assert isinstance(expected, torch.Tensor)
                 self._compare(row, node, index, eager, expected)
                 if local is not None:
-                    values, references = local
-                    self._compare_local(row, values[i], eager, references[i])
+                    self._compare_local(row, node, index, local[i], eager)
                 row.session_instability = self._repeated.get(row.name)
                 self._look_at_nonfinite(row, node, index, eager)
             rows[i] = row
@@ -371,7 +405,7 @@ class _Lockstep:
         row.is_output = returned is not None and _is_returned(node, index, self._graph)
         ours = self._propagated_value(node, index) if region is not None else returned
         eager, exact = dense(eager), dense(exact)
-        row.eager = distance(eager, exact)
+        row.eager = self._distance_of_eager(node, index, eager, exact)
         row.onnx_extent = extent(ours)
         row.session_extent = extent(returned) if region is not None else None
         if isinstance(ours, torch.Tensor):
@@ -381,16 +415,32 @@ class _Lockstep:
                 row.onnx = row.eager if row.equals_eager else distance(ours, exact)
                 if region is not None and not row.propagated_explained:
                     self._compare_in_model(row, node, index, ours)
+        inside = self._in_session.pop(row.name, None)
         if region is not None and isinstance(returned, torch.Tensor):
             row.complaint = row.complaint or _complaint(returned, eager)
             if not row.complaint:
-                is_propagated = isinstance(ours, torch.Tensor) and torch.equal(returned, ours)
-                row.session = row.onnx if is_propagated else distance(returned, exact)
+                row.session = self._distance_in_session(row, returned, ours, exact)
         elif region is not None:
-            inside = self._in_session.pop(row.name, None)
             row.session_extent = extent(inside)
             if inside is not None and not _complaint(inside, eager):
-                row.session = distance(inside, exact)
+                row.session = self._distance_in_session(row, inside, ours, exact)
+
+    @staticmethod
+    def _distance_in_session(row: Row, value: torch.Tensor, ours: object, exact: torch.Tensor) -> Distance:
+        is_propagated = isinstance(ours, torch.Tensor) and row.onnx is not None and torch.equal(value, ours)
+        return row.onnx if is_propagated and row.onnx is not None else distance(value, exact)
+
+    def _distance_of_eager(
+        self, node: fx.Node, index: int | None, eager: torch.Tensor, exact: torch.Tensor
+    ) -> Distance:
+        """Eager's distance to float64; that of its argument where a node only arranges its elements."""
+        known = None
+        if node.target in _SAME_ELEMENTS and isinstance(node.args[0], fx.Node):
+            known = self._distances.get(node.args[0])
+        found = distance(eager, exact) if known is None else known
+        if index is None:
+            self._distances[node] = found
+        return found
 
     def _look_at_nonfinite(self, row: Row, node: fx.Node, index: int | None, eager: torch.Tensor) -> None:
         """Keeps some elements that are NaN or infinite, with what they were computed of."""
@@ -421,19 +471,35 @@ class _Lockstep:
 
     def _runtime_value(self, node: fx.Node) -> object | None:
         """What the region's model, with all values exposed, or the run has for a node."""
-        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
-            found = self._propagated.get((node.args[0], node.args[1]))
-        else:
-            found = self._propagated.get((node, None))
+        found = self._propagated.get(_place(node))
         return self._actual.get(node) if found is None else found
 
-    def _compare_local(self, row: Row, value: object, eager: torch.Tensor, reference: object) -> None:
-        if not isinstance(value, torch.Tensor) or not isinstance(reference, torch.Tensor):
+    def _compare_local(self, row: Row, node: fx.Node, index: int | None, value: object, eager: torch.Tensor) -> None:
+        """Measures a node's error alone, on eager's inputs: to eager itself, and to float64 where that is not enough.
+
+        A result that is no further from eager than rounding may be is as near to float64 as eager, but for that.
+        """
+        if not isinstance(value, torch.Tensor):
             return
         row.complaint = row.complaint or _complaint(value, eager)
-        if not row.complaint:
-            row.local_onnx = distance(value, reference)
-            row.local_eager = row.local_onnx if torch.equal(value, eager) else distance(eager, reference)
+        if row.complaint:
+            return
+        eager = dense(eager)
+        nothing = dataclasses.replace(EQUAL, scale=row.eager.scale if row.eager is not None else 0.0)
+        row.local_eager = nothing
+        row.local_onnx = nothing if torch.equal(value, eager) else distance(value, widen(eager))
+        if is_explained(row.local_onnx, nothing, row.torch_dtype):
+            return
+        reference = self._reference(node)
+        if index is not None:
+            reference = reference[index]  # type: ignore[index]
+        if isinstance(reference, torch.Tensor):
+            row.local_onnx, row.local_eager = distance(value, reference), distance(eager, reference)
+
+    def _reference(self, node: fx.Node) -> object:
+        """A node's results in float64 on eager's inputs."""
+        widened: Environment = {arg: pytree.tree_map(widen, self._eager[arg]) for arg in node.all_input_nodes}
+        return run_exact(node, widened, self._eager[node], self._inexact)
 
     def _returned(self, node: fx.Node, index: int | None) -> object | None:
         """What the run returned for a result: a region's output, or a value PyTorch computed."""
@@ -463,12 +529,18 @@ class _Lockstep:
             self._unchecked.append(f"the values inside region_{region.index}: {first_line(str(error))}")
         try:
             bound = self._run.session_of(compiled)
-            self._in_session.update(self._replay.session_values(compiled, bound, arguments))
+            inside = self._replay.session_values(compiled, bound, arguments)
+            self._in_session.update((name, self._as_propagated(name, value)) for name, value in inside.items())
         except SessionError as error:
             self._unchecked.append(f"the values inside region_{region.index}'s session: {first_line(str(error))}")
 
-    def _local(self, node: fx.Node) -> tuple[list[object], list[object]] | None:
-        """A node's results from the runtime on eager's inputs, and float64's on the same inputs."""
+    def _as_propagated(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """The same value of the exported model, so that it lies in memory once; ``value`` where there is none."""
+        same = self._propagated.get(self._place_of.get(name, (None, None)))
+        return same if isinstance(same, torch.Tensor) and torch.equal(same, value) else value
+
+    def _local(self, node: fx.Node) -> list[object] | None:
+        """A node's results from the runtime on eager's inputs."""
         if node not in self._region_of:
             return None
         arguments = [self._eager[arg] for arg in node.all_input_nodes]
@@ -476,13 +548,18 @@ class _Lockstep:
         if isinstance(values, str):
             self._alone[node.name] = values
             return None
-        widened: Environment = {arg: pytree.tree_map(widen, self._eager[arg]) for arg in node.all_input_nodes}
-        reference = run_exact(node, widened, self._eager[node], self._inexact)
         eager = self._eager[node]
         if not isinstance(eager, (tuple, list)):
-            return values, [reference]
+            return values
         present = iter(values)  # a node's absent results (None) have no ONNX value
-        return [None if item is None else next(present) for item in eager], list(reference)  # type: ignore[call-overload]
+        return [None if item is None else next(present) for item in eager]
+
+
+def _place(node: fx.Node) -> tuple[fx.Node, int | None]:
+    """Which result of which node a node is."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node) and isinstance(node.args[1], int):
+        return node.args[0], node.args[1]
+    return node, None
 
 
 def _names_read(node: fx.Node) -> list[str]:

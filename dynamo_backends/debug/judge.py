@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from .. import aot
 from ..artifacts import CompiledGraph, GraphName
 from ..errors import first_line
 from ..numerics.twice import NotRepeatableError
+from ..runtime.heap import give_back
+from .beside import Beside
 from .captured import KEPT_CALLS, Call, Captured, Finding, JointGraphs
 from .compare import RunValues, compare_run
 from .replay import Replay
@@ -84,28 +86,37 @@ class Judge:
     def judge(self, graph: CompiledGraph, run: WatchedRun, call: Call | None, replay: Replay) -> Judged:
         """Judges a run, before anything writes into its arguments."""
         values = RunValues(run.values, run.sessions, run.repeated, run.rescued, self.models)
+        arguments = [run.values[node] for node in graph.module.graph.find_nodes(op="placeholder")]
+        by_name = dict(zip(self._placeholders, arguments, strict=True))
+        backward = self.name.direction == "backward"
+        post_grad = self.post_grad.ends(arguments)
+        joint_ends = self._joint_ends(by_name, call) if not backward else None
+        beside = [end for ends in (post_grad, joint_ends) if ends is not None for end in ends]
         try:
-            comparison = compare_run(graph, values, replay)
+            comparison = compare_run(graph, values, replay, beside)
         except Exception as error:  # a fault of the comparison must not end the user's run; the verdict says it
             traceback = error if logger.isEnabledFor(logging.DEBUG) else None
             said = f"{type(error).__name__}: {first_line(str(error))}"
             logger.warning("%s: the comparison failed: %s", self.name, said, exc_info=traceback)
             comparison = GraphComparison(f"not comparable: {said}")
-        arguments = [run.values[node] for node in graph.module.graph.find_nodes(op="placeholder")]
-        by_name = dict(zip(self._placeholders, arguments, strict=True))
-        backward = self.name.direction == "backward"
+        give_back()  # the stages need memory of their own
         state = torch.get_rng_state()
         findings = []
         if call is not None:
-            joint = attempt("the stage joint", lambda: call.judge_joint(by_name, gradients=backward))
+            joint = attempt("the stage joint", lambda: call.judge_joint(by_name, gradients=backward, ends=joint_ends))
             if backward:
                 findings.append(attempt("the gradients", lambda: self._gradients(call, arguments, run.results)))
             elif self.name.direction == "forward":
                 findings.append(attempt("the gradients", lambda: self._save(call, run.results)))
             findings.append(joint)
         elif (graphs := self._joint) is not None:
-            findings.append(attempt("the stage joint", lambda: graphs.judge(by_name, (), state, gradients=backward)[0]))
-        findings.append(attempt("the stage post_grad", lambda: self._post_grad(arguments, state)))
+            findings.append(
+                attempt(
+                    "the stage joint",
+                    lambda: graphs.judge(by_name, (), state, gradients=backward, ends=joint_ends)[0],
+                )
+            )
+        findings.append(attempt("the stage post_grad", lambda: self._post_grad(arguments, state, post_grad)))
         return Judged(comparison, findings)
 
     def drop(self) -> None:
@@ -117,8 +128,15 @@ class Judge:
         if self.captured is not None:
             self.captured.drop()
 
-    def _post_grad(self, arguments: Sequence[object], state: torch.Tensor) -> Finding:
-        culprit, _ = self.post_grad.culprit(arguments, state)
+    def _joint_ends(self, values: Mapping[str, object], call: Call | None) -> tuple[Beside, Beside] | None:
+        if call is not None:
+            return call.joint_ends(values)
+        return self._joint.forward_ends(values, ()) if self._joint is not None else None
+
+    def _post_grad(
+        self, arguments: Sequence[object], state: torch.Tensor, ends: tuple[Beside, Beside] | None
+    ) -> Finding:
+        culprit, _ = self.post_grad.culprit(arguments, state, ends=ends)
         return Finding(culprit, unchecked=self.post_grad.unchecked)
 
     def _gradients(self, call: Call, arguments: Sequence[object], results: Sequence[object]) -> Finding:

@@ -29,6 +29,7 @@ from ..events import count
 from ..exporter.translate import serialize
 from ..observer import Observer
 from ..options import Options
+from ..runtime.arena import ARENA
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.kernels import serialized
 from ..stage_log import present_compile, trace
@@ -349,6 +350,7 @@ class _WatchedGraph:
 
     def _compared(self, args: list[object], call: Call | None) -> object:
         run = watch(self._graph, args)
+        ARENA.shrink()  # the comparison needs memory of its own
         judged = self._observer.compare(self._graph, run, call, write_data=self._first_compared())
 
         def finish(finding: Finding) -> None:

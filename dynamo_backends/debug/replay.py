@@ -189,7 +189,7 @@ def _exposed_values(
         value = values[spec.name]
         value.dtype = ir.tensor_adapters.from_torch_dtype(spec.dtype)
         model.graph.outputs.append(value)
-    settings = dataclasses.replace(session.settings, optimize=False, shares_graph=True)
+    settings = dataclasses.replace(session.settings, optimize=False, shares_graph=True, arena=False)
     exposed = Session(model, settings) if constants is None else final_session(model, settings, constants)
     results = BoundSession(exposed, bound.inputs, specs)(args)
     return {spec.name: value for spec, value in zip(specs, results, strict=True)}

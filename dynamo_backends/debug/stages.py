@@ -27,12 +27,9 @@ from ..numerics.differences import is_discrete, same_number, value_difference
 from ..numerics.distance import distance
 from ..numerics.exact import WHATEVER_THE_FAKE_RESULT
 from ..numerics.twice import NotRepeatableError, Results, Twice
+from .beside import FLOAT64_ROUNDING, Beside, can_read_along, compute
 from .first_node import first_wrong_node, first_wrong_node_in_float64
 from .interpreter import Interpreter
-
-_FLOAT64_ROUNDING = 1e-14
-"""Relative to the largest value: what another order of operations may change in float64. In a deep graph a right pass
-may change more, and then the nodes are looked at; a fault may be damped to little more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +102,23 @@ class StageGraphs:
     def last(self) -> fx.GraphModule:
         return self.steps[-1].graph
 
+    def ends(self, arguments: Sequence[object], judged: Sequence[int] | None = None) -> tuple[Beside, Beside] | None:
+        """The stage's first and last graph, to read along with another; ``None`` if they cannot.
+
+        Args:
+            arguments, judged: see ``culprit``.
+        """
+        if not self.steps or not all(map(can_read_along, (self.first, self.last))):
+            return None
+        graphs = [graph if judged is None else _restricted(graph, judged) for graph in (self.first, self.last)]
+        return Beside(graphs[0], arguments), Beside(graphs[1], arguments)
+
     def culprit(
-        self, arguments: Sequence[object], state: torch.Tensor, judged: Sequence[int] | None = None
+        self,
+        arguments: Sequence[object],
+        state: torch.Tensor,
+        judged: Sequence[int] | None = None,
+        ends: tuple[Beside, Beside] | None = None,
     ) -> tuple[Culprit | None, Results]:
         """The first step that changed the results, and the results of the stage's first graph.
 
@@ -114,13 +126,35 @@ class StageGraphs:
             arguments: one value for each placeholder.
             state: of the CPU's random numbers.
             judged: positions of the results that count; by default all.
+            ends: the first and last graph after they read along with another; by default they are computed.
         """
         self.unchecked = []
+        read = self._read_along(ends) if ends is not None else self._computed(arguments, state, judged)
+        if read is not None and not self._changed(*read):
+            return None, read[0]
         run = _runner(arguments, state, judged)
         start = run(self.steps[0])
         if all(step.graph is self.first for step in self.steps) or not self._changed(start, run(self.steps[-1])):
             return None, start
         return self.first_wrong(start, run, arguments, judged), start
+
+    @staticmethod
+    def _read_along(ends: tuple[Beside, Beside]) -> tuple[Results, Results] | None:
+        first, last = (end.results() for end in ends)
+        return None if first is None or last is None else (first, last)
+
+    def _computed(
+        self, arguments: Sequence[object], state: torch.Tensor, judged: Sequence[int] | None
+    ) -> tuple[Results, Results] | None:
+        """The results of the first and the last graph; ``None`` if these cannot be computed side by side."""
+        if not all(map(can_read_along, (self.first, self.last))):
+            return None
+        first, last = (graph if judged is None else _restricted(graph, judged) for graph in (self.first, self.last))
+        other = Beside(last, arguments)
+        with torch.no_grad():
+            results = compute(first, arguments, state, [other])
+        after = other.results()
+        return None if after is None else (results, after)
 
     def first_wrong(
         self,
@@ -226,6 +260,8 @@ def changed(before: Results, after: Results, *, gradients: bool = False) -> bool
         return True
     for key, old in before.exact.items():
         new = after.exact[key]
+        if old is new:
+            continue
         if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
             if not same_number(old, new):
                 return True
@@ -237,7 +273,7 @@ def changed(before: Results, after: Results, *, gradients: bool = False) -> bool
                 return True
             continue
         found = distance(new, old)
-        error = found.max_abs / _FLOAT64_ROUNDING
+        error = found.max_abs / FLOAT64_ROUNDING
         if found.nonfinite or (error > (found.scale or 1.0) and error > beside(before, key, gradients=gradients)):
             return True
     return False

@@ -18,7 +18,7 @@ _CANCELLED_UNITS = 4.0
 """Terms that cancel leave 1e-12 of the values beside them at most in float64, and four units of these in a dtype: the
 gradient of a query that attends to a single key."""
 
-_CHUNK = 2**14
+_CHUNK = 2**15
 """Elements measured at a time. PyTorch runs an operator on so few in the calling thread; on its thread pool the many
 small operators of a distance take up to fifty times as long when other processes use the cores."""
 
@@ -102,34 +102,59 @@ class _Part:
 
 def _distance(value: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> Distance:
     value, exact = value.detach().reshape(-1), exact.detach().reshape(-1)
-    pairs = zip(value.split(_CHUNK), exact.split(_CHUNK), strict=True)
-    parts = [_measure(ours.double(), theirs.double(), dtype) for ours, theirs in pairs]
+    parts: list[_Part] = []
+    max_ulp = 0.0
+    memory = torch.empty(4, min(value.numel(), _CHUNK), dtype=torch.float64)
+    for ours, theirs in zip(value.split(_CHUNK), exact.split(_CHUNK), strict=True):
+        part = _measure(ours, theirs, dtype, memory[:, : ours.numel()], max_ulp)
+        max_ulp = max(max_ulp, part.max_ulp)
+        parts.append(part)
     scale = max(part.scale for part in parts)
     return Distance(
         max_abs=max(max(part.max_abs, part.huge * max(scale, 1.0)) for part in parts),
         max_rel=max(part.max_rel for part in parts),
         rmse=math.sqrt(sum(part.squares for part in parts) / max(sum(part.ordinary for part in parts), 1)),
-        max_ulp=max(part.max_ulp for part in parts),
+        max_ulp=max_ulp,
         nonfinite=sum(part.nonfinite for part in parts),
         scale=scale,
     )
 
 
-def _measure(value: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> _Part:
-    """The measures of one chunk, float64 both. Written for few passes: all values of a model go through it."""
-    error = value - exact
+def _measure(
+    value: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, memory: torch.Tensor, known: float = 0.0
+) -> _Part:
+    """The measures of one chunk. Written for few passes and no new memory: all values of a model go through it.
+
+    Args:
+        value, exact: the chunk.
+        dtype: the value's.
+        memory: four rows of float64 to compute in, each as long as the chunk.
+        known: ``max_ulp`` may be left out where it is no larger.
+    """
+    ours, theirs, error, size = memory.unbind()
+    ours.copy_(value)
+    theirs.copy_(exact)
+    torch.sub(ours, theirs, out=error)
     squares = float(torch.dot(error, error))
     if not math.isfinite(squares):
-        return _measure_with_nonfinite(value, exact, dtype)
-    size = exact.abs()
-    smallest, largest = (float(bound) for bound in torch.aminmax(size))
+        return _measure_with_nonfinite(ours.clone(), theirs.clone(), dtype)
+    torch.abs(theirs, out=size)
+    smallest, largest = float(size.amin()), float(size.amax())
     if squares == 0.0 and largest < HUGE:
         return _Part(ordinary=error.numel(), scale=largest)
     error.abs_()
-    relative = error / size if smallest > 0 else torch.where(size > 0, error / size, 0.0)
-    max_rel = float(relative.max())
-    candidates = relative >= max_rel / 2  # a unit in the last place is between eps / 2 and eps of the size
-    max_ulp = float((error[candidates] / _ulp(size[candidates], dtype)).max())
+    relative = torch.div(error, size, out=ours)
+    if smallest == 0:
+        relative.masked_fill_(size == 0, 0.0)
+    max_rel, max_ulp = float(relative.amax()), 0.0
+    info = torch.finfo(dtype if dtype.is_floating_point else torch.float64)
+    if 2 * max_rel > known * info.eps:  # a unit in the last place is between eps / 2 and eps of the size
+        torch.clamp_min(size, info.tiny, out=theirs)
+        theirs.view(torch.int64).bitwise_and_(_EXPONENT)  # the power of two at or below each magnitude
+        torch.div(error, theirs, out=theirs)
+        if smallest == 0 and max_rel > 0:
+            theirs.masked_fill_(size == 0, 0.0)  # a unit in the last place of zero is no measure of an error
+        max_ulp = float(theirs.amax()) / info.eps
     huge = 0.0
     if largest >= HUGE:
         ordinary = size < HUGE
@@ -138,7 +163,7 @@ def _measure(value: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> _P
         if error.numel() == 0:
             return _Part(max_rel=max_rel, max_ulp=max_ulp, huge=huge)
         squares, largest = float(torch.dot(error, error)), float(size.max())
-    return _Part(float(error.max()), max_rel, squares, error.numel(), max_ulp, 0, largest, huge)
+    return _Part(float(error.amax()), max_rel, squares, error.numel(), max_ulp, 0, largest, huge)
 
 
 def _measure_with_nonfinite(value: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> _Part:
@@ -152,20 +177,14 @@ def _measure_with_nonfinite(value: torch.Tensor, exact: torch.Tensor, dtype: tor
         return _Part(max_rel=worst, max_ulp=worst / torch.finfo(dtype).eps, huge=worst)
     if not bool(finite.any()):
         return _Part(nonfinite=nonfinite)
-    return dataclasses.replace(_measure(value[finite], exact[finite], dtype), nonfinite=nonfinite)
+    value, exact = value[finite], exact[finite]
+    return dataclasses.replace(_measure(value, exact, dtype, value.new_empty(4, value.numel())), nonfinite=nonfinite)
 
 
 def _overflows(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Where float64 holds a value that ``dtype`` cannot: there an infinity is the right rounding."""
     limit = torch.finfo(dtype).max if dtype.is_floating_point else math.inf
     return exact.isfinite() & (exact.abs() > limit * (1 - torch.finfo(dtype).eps if dtype.is_floating_point else 1))
-
-
-def _ulp(size: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The unit in the last place of each magnitude: the dtype's epsilon times the power of two below it."""
-    info = torch.finfo(dtype if dtype.is_floating_point else torch.float64)
-    power = (size.clamp_min(info.tiny).view(torch.int64) & _EXPONENT).view(torch.float64)
-    return power.mul_(info.eps)
 
 
 def is_explained(ours: Distance, eager: Distance, dtype: torch.dtype, beside: float = 0.0) -> bool:

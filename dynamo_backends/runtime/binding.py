@@ -11,7 +11,7 @@ border:
 
 At the first call with new sizes the shapes and dtypes that came out are compared with eager's. From then on ONNX
 Runtime writes its results into PyTorch's memory. What it allocates itself is a part of its arena, which lives as long
-as any part of it does; so such results are copied.
+as any part of it does; so such results are copied, unless the session has no part in the arena.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class BoundSession:
             self._judge(fetches, sizes)
         if memories is None:
             try:
-                memories = [memory_from_ort(value) for value in fetches]
+                memories = [memory_from_ort(value, copies=self.session.settings.arena) for value in fetches]
             except RuntimeError as error:  # a dtype that DLPack does not have, as float8
                 raise SessionError(f"a result of ONNX Runtime cannot be made a tensor: {error}") from error
         return [_present(memory, spec) for memory, spec in zip(memories, self.outputs, strict=True)]

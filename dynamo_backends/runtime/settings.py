@@ -27,6 +27,8 @@ class SessionSettings:
         spin: how many milliseconds that is.
         optimize: whether ONNX Runtime's graph optimizations run.
         disabled_optimizers: names of those that do not.
+        arena: whether its memory is the arena's. Without, each result has memory of its own, which is let go with it:
+            for a session that runs once, and returns many.
     """
 
     providers: tuple[Provider, ...] = dataclasses.field(hash=False)  # a provider's options are a dict
@@ -35,6 +37,7 @@ class SessionSettings:
     spin: int = 1
     optimize: bool = True
     disabled_optimizers: tuple[str, ...] = ()
+    arena: bool = True
 
     @property
     def current_threads(self) -> int:
@@ -70,7 +73,10 @@ class SessionSettings:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _SILENT  # refusals are exceptions, and reported by us
         options.intra_op_num_threads = threads
-        ARENA.use(options)
+        if self.arena:
+            ARENA.use(options)
+        else:
+            options.enable_cpu_mem_arena = False
         for key, value in self.config.items():
             options.add_session_config_entry(key, value)
         if not self.optimize:

@@ -70,7 +70,7 @@ def memory_to_ort(memory: torch.Tensor, dtype: torch.dtype) -> ort_c.OrtValue:
     return _from_torch(_to_dlpack(memory), dtype is torch.bool)
 
 
-def memory_from_ort(value: ort_c.OrtValue) -> torch.Tensor:
-    """A copy of an OrtValue; of booleans it is ``uint8``."""
-    copy: torch.Tensor = _from_dlpack(value.to_dlpack()).clone()
-    return copy
+def memory_from_ort(value: ort_c.OrtValue, *, copies: bool = True) -> torch.Tensor:
+    """A copy of an OrtValue, or its memory itself; of booleans it is ``uint8``."""
+    memory: torch.Tensor = _from_dlpack(value.to_dlpack())
+    return memory.clone() if copies else memory

@@ -1,0 +1,250 @@
+"""What a comparison costs: time by what is done in it, memory, and the disk of its dump.
+
+::
+
+    python benchmarks/comparison.py                    # the demo's model, and BERT, Llama, GPT-2 and ResNet of 4 layers
+    python benchmarks/comparison.py bert --layers 24 --threads 4 --phases
+
+Each model takes a forward and a backward. A process of its own runs it eagerly, one with ``onnx_debug`` and
+``"compare": "never"``, and one with ``"compare": "first"``; in that the first call is compared. *Budget* is ten times
+the eager run and a second for each 1,000 nodes. *Later* is a call after the compared one, ``onnxrt``'s work. Peaks are
+of the resident set of a whole process, libraries and compile included. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import tabulate
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])  # not this folder: its passes.py is not the package
+
+BATCH, TOKENS, VOCABULARY, WIDTH = 2, 128, 4096, 768
+MODELS = ("demo", "bert", "llama", "gpt2", "resnet")
+_MODES = ("eager", "never", "first")
+_EAGER_RUNS = 3
+
+Step = Callable[[Callable[..., Any]], None]
+"""Calls a model, compiled or not, forward and backward."""
+
+
+def build(name: str, layers: int) -> tuple[Any, Step]:
+    """A model of random weights, 768 wide, and its training step; the demo's has one layer, 512 wide."""
+    import torch
+    import transformers as tf
+
+    if name == "demo":
+        from dynamo_backends.cli import llama
+
+        module = llama.build("model")
+        arguments = llama.inputs("model")
+        return module, lambda call: _discard(llama.step(module, call, arguments, backward=True, mixed=False))
+    torch.manual_seed(0)
+    inner, heads = 4 * WIDTH, WIDTH // 64
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": layers}
+    sizes |= {"num_attention_heads": heads, "intermediate_size": inner}
+    tokens = {"input_ids": torch.randint(3, VOCABULARY, (BATCH, TOKENS))}
+    if name == "bert":
+        module, inputs = tf.BertForMaskedLM(tf.BertConfig(**sizes)), tokens
+    elif name == "llama":
+        module, inputs = tf.LlamaForCausalLM(tf.LlamaConfig(**sizes, use_cache=False)), tokens
+    elif name == "gpt2":
+        config = tf.GPT2Config(vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=layers, n_head=heads, use_cache=False)
+        module, inputs = tf.GPT2LMHeadModel(config), tokens
+    else:
+        each = max(layers // 4, 1)
+        config = tf.ResNetConfig(hidden_sizes=[64, 128, 256, 512], depths=[each] * 4, layer_type="basic")
+        module = tf.ResNetForImageClassification(config)
+        inputs = {"pixel_values": torch.randn(BATCH, 3, 224, 224)}
+    module.train()
+
+    def step(call: Callable[..., Any]) -> None:
+        module.zero_grad(set_to_none=True)
+        call(**inputs).logits.square().mean().backward()
+
+    return module, step
+
+
+def _discard(_: object) -> None:
+    """For a step whose result nothing needs."""
+
+
+class Phases:
+    """How long functions take by themselves, without the others that are watched and that they call."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.seconds: collections.defaultdict[str, float] = collections.defaultdict(float)
+        self.calls: collections.Counter[str] = collections.Counter()
+        self._inside: list[str] = []
+        self._since = 0.0
+
+    def watch(self, owner: Any, function: str, phase: str) -> None:
+        """Counts the calls of ``owner.function`` as a phase."""
+        call = getattr(owner, function)
+
+        @functools.wraps(call)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with self._of(phase):
+                return call(*args, **kwargs)
+
+        setattr(owner, function, watched)
+
+    @contextlib.contextmanager
+    def _of(self, phase: str) -> Iterator[None]:
+        self._charge()
+        self._inside.append(phase)
+        self.calls[phase] += 1
+        try:
+            yield
+        finally:
+            self._charge()
+            self._inside.pop()
+
+    def _charge(self) -> None:
+        now = self._clock()
+        if self._inside:
+            self.seconds[self._inside[-1]] += now - self._since
+        self._since = now
+
+
+def _watch_comparison(phases: Phases) -> None:
+    """All that a compared call does more than another."""
+    from dynamo_backends.debug import captured, compare, first_node, judge, observer, repeat, replay, stages, watched
+    from dynamo_backends.numerics import differences
+
+    phases.watch(captured.Captured, "compared", "the call itself")
+    phases.watch(observer, "watch", "the call itself")
+    phases.watch(watched, "repeat_region", "run again")
+    phases.watch(captured.Call, "__init__", "copies of the arguments")
+    phases.watch(judge, "compare_run", "node by node: the rest")
+    phases.watch(compare, "run_eager", "node by node: eager")
+    phases.watch(compare, "run_exact", "node by node: float64")
+    phases.watch(replay.Replay, "node_values", "node by node: nodes alone")
+    phases.watch(replay.Replay, "_node_session", "node by node: sessions of nodes")
+    phases.watch(replay.Replay, "region_values", "node by node: in the model")
+    phases.watch(replay.Replay, "session_values", "node by node: in the session")
+    phases.watch(replay.Replay, "repeat_node", "node by node: nodes again")
+    phases.watch(captured.Call, "judge_forward", "captured graph")
+    phases.watch(captured.Call, "judge_backward", "captured graph")
+    phases.watch(captured.Call, "_wrong_decomposition", "decompositions")
+    phases.watch(captured.Call, "judge_joint", "stage joint")
+    phases.watch(judge.Judge, "_post_grad", "stage post_grad")
+    phases.watch(stages, "first_wrong_node", "stages node by node")
+    phases.watch(stages, "first_wrong_node_in_float64", "stages node by node")
+    phases.watch(observer.DebugObserver, "_write_test_data", "writing")
+    phases.watch(observer.DebugObserver, "conclude", "writing")
+    for module in (captured, compare, differences, first_node, repeat, stages):
+        phases.watch(module, "distance", "distances")
+
+
+def measure(name: str, layers: int, threads: int, mode: str, clock: Callable[[], float]) -> dict[str, Any]:
+    """What one process does: ``mode`` is ``eager``, or the option ``compare``."""
+    import torch
+    import torch._dynamo
+
+    from dynamo_backends.bench.memory import highest
+
+    torch.set_num_threads(threads)
+    module, step = build(name, layers)
+    if mode == "eager":
+        seconds = [_seconds(clock, lambda: step(module)) for _ in range(1 + _EAGER_RUNS)]
+        return {"seconds": min(seconds[1:]), "peak": highest()}
+    phases = Phases(clock)
+    with tempfile.TemporaryDirectory() as folder:
+        _watch_comparison(phases)
+        options = {"dump_dir": folder, "compare": mode, "placement": "onnx"}
+        compiled = torch.compile(module, backend="onnx_debug", options=options)
+        first = _seconds(clock, lambda: step(compiled))
+        spent, calls = dict(phases.seconds), dict(phases.calls)
+        later = min(_seconds(clock, lambda: step(compiled)) for _ in range(_EAGER_RUNS))
+        latest = Path(folder, "latest").resolve()
+        manifest = json.loads((latest / "manifest.json").read_text())
+        files = [path for path in latest.rglob("*") if path.is_file()]
+        return {
+            "first": first,
+            "later": later,
+            "seconds": spent,
+            "calls": calls,
+            "peak": highest(),
+            "nodes": sum(graph["nodes"] for graph in manifest["graphs"]),
+            "graphs": [[graph["direction"], graph["verdict"]] for graph in manifest["graphs"]],
+            "disk": sum(path.stat().st_size for path in files),
+            "files": len(files),
+        }
+
+
+def _seconds(clock: Callable[[], float], work: Callable[[], object]) -> float:
+    start = clock()
+    work()
+    return clock() - start
+
+
+def _in_process(name: str, arguments: argparse.Namespace, mode: str) -> dict[str, Any]:
+    threads = str(arguments.threads)
+    command = [sys.executable, __file__, name, "--layers", str(arguments.layers), "--threads", threads, "--mode", mode]
+    if arguments.processor_time:
+        command.append("--processor-time")
+    environment = {**os.environ, "DYNAMO_BACKENDS_CACHE": "0", "OMP_NUM_THREADS": threads}
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", choices=[*MODELS, []], default=MODELS, metavar="MODEL", help=str(MODELS))
+    parser.add_argument("--layers", type=int, default=4, help="of all but the demo's (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch and ONNX Runtime (default: %(default)s)")
+    parser.add_argument("--phases", action="store_true", help="what the time of the comparison is spent on")
+    parser.add_argument("--processor-time", action="store_true", help="where other work is on the machine; one thread")
+    parser.add_argument("--mode", choices=_MODES, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.mode:
+        clock = time.process_time if arguments.processor_time else time.perf_counter
+        print(json.dumps(measure(arguments.models[0], arguments.layers, arguments.threads, arguments.mode, clock)))
+        return
+    rows = []
+    for name in arguments.models:
+        eager, never, first = (_in_process(name, arguments, mode) for mode in _MODES)
+        compared = sum(first["seconds"].values())
+        budget = 10 * eager["seconds"] + first["nodes"] / 1000
+        memory = [f"{item['peak'] / 2**20:.0f}" for item in (eager, never, first)]
+        wrong = [verdict for _, verdict in first["graphs"] if verdict != "ok"]
+        rows.append(
+            [
+                name,
+                first["nodes"],
+                f"{eager['seconds']:.2f}",
+                f"{never['first']:.1f}",
+                f"{compared:.2f}",
+                f"{budget:.2f}",
+                f"{first['later']:.2f}",
+                *memory,
+                f"{first['disk'] / 2**20:.0f}",
+                "; ".join(wrong) or "ok",
+            ]
+        )
+        if arguments.phases:
+            ordered = sorted(first["seconds"].items(), key=lambda item: -item[1])
+            table = [(phase, f"{seconds:.2f}", first["calls"][phase]) for phase, seconds in ordered]
+            print(f"{name}\n{tabulate.tabulate(table, headers=['phase', 's', 'calls'], disable_numparse=True)}\n")
+    headers = ["model", "nodes", "eager s", "compile s", "compared s", "budget s", "later s"]
+    headers += ["eager MB", "compiled MB", "compared MB", "dump MB", "verdict"]
+    print(tabulate.tabulate(rows, headers=headers, disable_numparse=True, tablefmt="pipe"))
+
+
+if __name__ == "__main__":
+    main()
