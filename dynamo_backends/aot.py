@@ -191,12 +191,19 @@ def _real_argument(node: fx.Node, arguments: Sequence[object] | None) -> object:
         return synthetic(node.meta["val"])
     descriptor = node.meta.get("desc")
     if isinstance(descriptor, PlainAOTInput):
-        return arguments[descriptor.idx]
+        return arguments[_position(descriptor)]
     if isinstance(descriptor, ViewBaseAOTInput) and isinstance(descriptor.base_of, PlainAOTInput):
-        view = arguments[descriptor.base_of.idx]
+        view = arguments[_position(descriptor.base_of)]
         if isinstance(view, torch.Tensor) and view._base is not None:
             return view._base
     return synthetic(node.meta["val"])
+
+
+def _position(descriptor: PlainAOTInput) -> int:
+    """The position of an argument of Dynamo's graph where its lifted attributes come first, which the descriptor does
+    not count."""
+    context = TracingContext.try_get()
+    return descriptor.idx + (len(context.params_flat or ()) if context is not None else 0)
 
 
 def keys_of_results(module: fx.GraphModule) -> list[object]:
@@ -218,9 +225,9 @@ def _key_of_result(descriptor: object) -> object:
     if isinstance(descriptor, PlainAOTOutput):
         return descriptor.idx
     if isinstance(descriptor, InputMutationAOTOutput) and isinstance(descriptor.mutated_input, PlainAOTInput):
-        return ("input", descriptor.mutated_input.idx)
+        return ("input", _position(descriptor.mutated_input))
     if isinstance(descriptor, GradAOTOutput) and isinstance(descriptor.grad_of, PlainAOTInput):
-        return ("gradient", descriptor.grad_of.idx)
+        return ("gradient", _position(descriptor.grad_of))
     if isinstance(descriptor, IntermediateBaseAOTOutput) and isinstance(descriptor.base_of, PlainAOTOutput):
         return ("base", descriptor.base_of.idx)
     return "saved" if isinstance(descriptor, SavedForBackwardsAOTOutput) else None
@@ -237,7 +244,7 @@ def keys_of_arguments(module: fx.GraphModule) -> list[object]:
     for node in module.graph.find_nodes(op="placeholder"):
         descriptor = node.meta.get("desc")
         if isinstance(descriptor, PlainAOTInput):
-            keys.append(("argument", descriptor.idx))
+            keys.append(("argument", _position(descriptor)))
         elif isinstance(descriptor, TangentAOTInput):
             keys.append(("tangent", _key_of_result(descriptor.output)))
         else:
