@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .artifacts import Runner
 from .first_call import synthetic
+from .normalizations import tell_statistics
 
 _GRAPH_NAME = re.compile(r"(?:^|__)(?P<id>\d+)_(?P<direction>forward|backward|inference|joint)")
 
@@ -262,6 +263,7 @@ def min_cut_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> t
     two equal ``randn_like``, ``randint_like`` or ``exponential`` too (its list of random operators lacks them; mended
     in 2.14).
     """
+    tell_statistics(joint)
     with functorch_config.patch(recompute_views=True, cse=False):
         return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
