@@ -42,7 +42,7 @@ from .artifacts import Runner
 from .errors import first_line
 from .exporter.locations import UserName, function_name, set_user_name, user_name
 from .first_call import synthetic
-from .statistics import correct_statistics
+from .normalizations import tell_statistics
 
 _GRAPH_NAME = re.compile(r"(?:^|__)(?P<id>\d+)_(?P<direction>forward|backward|inference|joint)")
 
@@ -418,12 +418,19 @@ def _real_argument(node: fx.Node, arguments: Sequence[object] | None) -> object:
         return synthetic(node.meta["val"])
     descriptor = node.meta.get("desc")
     if isinstance(descriptor, PlainAOTInput):
-        return arguments[descriptor.idx]
+        return arguments[_position(descriptor)]
     if isinstance(descriptor, ViewBaseAOTInput) and isinstance(descriptor.base_of, PlainAOTInput):
-        view = arguments[descriptor.base_of.idx]
+        view = arguments[_position(descriptor.base_of)]
         if isinstance(view, torch.Tensor) and view._base is not None:
             return view._base
     return synthetic(node.meta["val"])
+
+
+def _position(descriptor: PlainAOTInput) -> int:
+    """The position of an argument of Dynamo's graph where its lifted attributes come first, which the descriptor does
+    not count."""
+    context = TracingContext.try_get()
+    return descriptor.idx + (len(context.params_flat or ()) if context is not None else 0)
 
 
 def keys_of_results(module: fx.GraphModule) -> list[object]:
@@ -445,9 +452,9 @@ def _key_of_result(descriptor: object) -> object:
     if isinstance(descriptor, PlainAOTOutput):
         return descriptor.idx
     if isinstance(descriptor, InputMutationAOTOutput) and isinstance(descriptor.mutated_input, PlainAOTInput):
-        return ("input", descriptor.mutated_input.idx)
+        return ("input", _position(descriptor.mutated_input))
     if isinstance(descriptor, GradAOTOutput) and isinstance(descriptor.grad_of, PlainAOTInput):
-        return ("gradient", descriptor.grad_of.idx)
+        return ("gradient", _position(descriptor.grad_of))
     if isinstance(descriptor, IntermediateBaseAOTOutput) and isinstance(descriptor.base_of, PlainAOTOutput):
         return ("base", descriptor.base_of.idx)
     return "saved" if isinstance(descriptor, SavedForBackwardsAOTOutput) else None
@@ -464,7 +471,7 @@ def keys_of_arguments(module: fx.GraphModule) -> list[object]:
     for node in module.graph.find_nodes(op="placeholder"):
         descriptor = node.meta.get("desc")
         if isinstance(descriptor, PlainAOTInput):
-            keys.append(("argument", descriptor.idx))
+            keys.append(("argument", _position(descriptor)))
         elif isinstance(descriptor, TangentAOTInput):
             keys.append(("tangent", _key_of_result(descriptor.output)))
         else:
@@ -482,7 +489,7 @@ def min_cut_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> t
     two equal ``randn_like``, ``randint_like`` or ``exponential`` too (its list of random operators lacks them; mended
     in 2.14).
     """
-    correct_statistics(joint)
+    tell_statistics(joint)
     with functorch_config.patch(recompute_views=True, cse=False):
         return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 

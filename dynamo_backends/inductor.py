@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .artifacts import Runner, without_graph
 from .events import count
+from .normalizations import with_float32_between_casts
 
 _graph_ids = itertools.count(1_000_000)  # Inductor's own count from 0
 
@@ -48,7 +49,8 @@ def compile_with_inductor(module: fx.GraphModule, direction: str) -> Runner:
     mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None) or FakeTensorMode()
     with _disable_current_modes(), config.patch(fallback_random=True), torch.no_grad():
         with mode:
-            graph = make_fx(fx.Interpreter(module).run, decomposition_table=select_decomp_table())(*values)
+            table = with_float32_between_casts(select_decomp_table())
+            graph = make_fx(fx.Interpreter(module).run, decomposition_table=table)(*values)
         output = graph.graph.output_node()
         results = output.args[0]
         assert isinstance(results, (list, tuple))

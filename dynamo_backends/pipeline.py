@@ -41,7 +41,6 @@ from .freezing import weights_of
 from .garbage import only_new
 from .observer import Observer
 from .options import Options
-from .statistics import correct_statistics
 from .ways import Ways, ways_of
 
 if TYPE_CHECKING:
@@ -159,7 +158,6 @@ class Pipeline:
             return compile_it
 
         def compile_inference(aten: fx.GraphModule, inputs: Sequence[object]) -> Runner:
-            correct_statistics(aten)
             aot.name_values(aten, names)
             known = aot.at_placeholders(aten, weights)
             name = GraphName(graph.index, "inference")
@@ -192,7 +190,6 @@ class Pipeline:
         graph, direction, names = self._graph_of_aot_autograd(module)
         aot.name_values(module, names)
         name = GraphName(graph.index, direction)
-        correct_statistics(module)
         if direction != "inference":
             return self.compile_aten_graph(name, module)
         weights = aot.static_arguments(module) if self._freezes else {}

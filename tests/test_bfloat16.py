@@ -84,10 +84,12 @@ def test_operators_that_see_the_dtype_are_left_alone() -> None:
 
 
 def test_several_results_and_mixed_dtypes() -> None:
-    """Layer norm's mean is bfloat16 if its weight is, else float32."""
+    """Layer norm's mean is bfloat16 if its weight is, else float32: then it is decomposed into one of float32."""
     for dtype in (torch.bfloat16, torch.float32):
         norm = nn.LayerNorm(16).to(dtype)
         assert_same_as_eager(norm, bf16(4, 16, requires_grad=True), tolerance=ROUNDING)
+    assert counted("fallback aten.native_layer_norm.default") == 0
+    assert_same_as_eager(lambda x: x.max(1), bf16(4, 16))
     assert counted("runtime_failures") == 0
     assert_on_onnx()
 

@@ -476,6 +476,21 @@ def test_weights_of_other_dtypes_and_layouts(dtype: torch.dtype, tolerance: floa
             model.mask.logical_not_()
 
 
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)])
+def test_no_gradient_is_taken_for_the_weight_that_an_optimizer_steps(
+    rate: float | torch.Tensor, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Weights that a step changes are attributes of Dynamo's graph, which AOTAutograd numbers apart from arguments."""
+    weights = [nn.Parameter(torch.randn(3)) for _ in range(3)]
+    expected = [weight.detach() - 0.1 * i for i, weight in enumerate(weights)]
+    for i, weight in enumerate(weights):
+        weight.grad = torch.full((3,), float(i))
+    torch.compile(torch.optim.SGD(weights, lr=rate).step, backend="onnxrt")()
+    torch.testing.assert_close([weight.detach() for weight in weights], expected)
+    assert counted("constant_weights") == counted("weights_left_inputs") == 0
+    assert "weights are inputs" not in caplog.text
+
+
 def test_weights_are_constants_under_aot_autograd_too() -> None:
     model = network()
     backend = aot_autograd(fw_compiler=onnx_compiler(), decompositions=decomposition_table())

@@ -54,6 +54,23 @@ def test_an_image_in_channels_last_stays_so() -> None:
     assert_same_as_eager(lambda x: F.interpolate(x * 2, scale_factor=2, mode="bilinear"), x)
 
 
+@pytest.mark.parametrize("is_dynamic", [False, True])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_between_transpositions_it_runs_on_onnx_runtime(mode: str, is_dynamic: bool) -> None:
+    """ONNX Runtime moves transpositions through a Resize, and must know what its sizes are then."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        image = x.sin().permute(0, 3, 1, 2)
+        return F.interpolate(image, size=(14, 16), mode=mode).permute(0, 2, 3, 1).cos()
+
+    run = compiled(function, options={"fallback": "error"})
+    for images in (3, 2) if is_dynamic else (3,):
+        x = torch.randn(images, 7, 8, 4)
+        if is_dynamic:
+            torch._dynamo.mark_dynamic(x, 0)
+        torch.testing.assert_close(run(x), function(x))
+
+
 @pytest.mark.parametrize("sizes", itertools.product((5, 7, 49, 224), (3, 12, 49, 98, 341)))
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
 def test_the_nearest_pixel_is_the_one_that_pytorch_chooses(sizes: tuple[int, int], mode: str) -> None:

@@ -299,6 +299,47 @@ def test_reduce_overhead_runs() -> None:
     torch.testing.assert_close(function(x), x.sin() @ x)
 
 
+NORMALIZED = {
+    "layers": (lambda: nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 4)), (6, 4)),
+    "groups": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU()), (2, 3, 6, 6)),
+    "batches": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), (2, 3, 6, 6)),
+    "images": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, affine=True), nn.ReLU()), (2, 3, 6, 6)),
+}
+
+
+@pytest.mark.parametrize(
+    ("of", "dtype", "mode"),
+    [
+        ("layers", torch.bfloat16, "max-autotune"),
+        ("groups", torch.float16, "default"),
+        ("batches", torch.bfloat16, "default"),
+        ("images", torch.float16, "default"),
+    ],
+)
+def test_normalizations_under_autocast_run_by_each_way(
+    of: str, dtype: torch.dtype, mode: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their statistics are float32, which PyTorch's fake tensors deny; a backward reads those of any forward."""
+    plan(monkeypatch, ONNX)
+    make, shape = NORMALIZED[of]
+    expected = make()
+    actual = copy.deepcopy(expected)
+    run = torch.compile(actual, backend="onnxrt", mode=mode)
+    for _ in range(4):
+        x = torch.randn(shape)
+        for model, call in ((expected, expected), (actual, run)):
+            model.zero_grad()
+            with torch.autocast("cpu", dtype):
+                call(x).float().square().mean().backward()
+        for (name, theirs), ours in zip(expected.named_parameters(), actual.parameters(), strict=True):
+            largest = float(theirs.grad.abs().max())  # some are sums that cancel
+            torch.testing.assert_close(ours.grad, theirs.grad, msg=name, rtol=0, atol=0.03 * largest + 1e-3)
+    out = {way: counted(f"contest_out {way}") for way in (ONNX, INDUCTOR)}
+    assert out == {ONNX: 0, INDUCTOR: 0}
+    assert counted(f"contest_won {ONNX}") == 2
+    assert "failed on this call" not in caplog.text
+
+
 # The contest itself
 
 

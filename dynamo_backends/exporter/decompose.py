@@ -68,8 +68,8 @@ def _traced(node: fx.Node, table: _Table) -> fx.GraphModule | None:
     mode = next((leaf.fake_mode for leaf in leaves if isinstance(leaf, FakeTensor)), None) or FakeTensorMode()
     with mode:
         parts = make_fx(call, decomposition_table=dict(table))(*values)
-    is_whole = any(part.target is node.target for part in parts.graph.nodes)
-    return None if is_whole else parts
+    computed = {part.target for part in parts.graph.nodes if part.op == "call_function"}
+    return None if computed <= {node.target, operator.getitem} else parts
 
 
 def _graft(module: fx.GraphModule, node: fx.Node, parts: fx.GraphModule, names: Any) -> None:

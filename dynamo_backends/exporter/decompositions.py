@@ -18,6 +18,7 @@ import torch
 from torch import _decomp
 
 from ..layout import layout_of
+from ..normalizations import with_float32_between_casts
 from .sums_at_indices import SUMS_AT_INDICES
 
 aten = torch.ops.aten
@@ -117,7 +118,7 @@ def _decompositions(translated: frozenset[str]) -> Decompositions:
             if target in _NEVER or target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
                 continue
             table.setdefault(target, function)
-    return table
+    return with_float32_between_casts(table)
 
 
 def decomposition_table(opset: int = 23, translated: frozenset[str] | None = None) -> Decompositions:

@@ -206,9 +206,7 @@ def is_explained(ours: Distance, eager: Distance, dtype: torch.dtype, beside: fl
         and ours.max_abs <= _CANCELLED_UNITS * _epsilon(dtype) * beside
     ):
         return True
-    rounding = (
-        rounding_units(str(dtype).removeprefix("torch.")) * torch.finfo(dtype).eps * max(ours.scale, eager.scale)
-    )
+    rounding = rounding_units(str(dtype).removeprefix("torch.")) * torch.finfo(dtype).eps * max(ours.scale, eager.scale)
     return ours.max_abs <= FACTOR * eager.max_abs + rounding
 
 

@@ -48,9 +48,12 @@ def _linear(input: ir.Value, new: list[int], align_corners: bool) -> ir.Value:
 
 
 def _resize(input: ir.Value, new: list[int], **attributes: str) -> ir.Value:
-    """All dimensions but the first two."""
-    axes = list(range(2, 2 + len(new)))
-    return op.Resize(input, None, None, shapes.vector(new), axes=axes, **attributes)
+    """All dimensions but the first two.
+
+    These are among the sizes all the same: between two ``Transpose``, as an image in channels-last has them, ONNX
+    Runtime (1.31) takes the sizes for those of all dimensions, whatever ``axes`` says, and refuses the model.
+    """
+    return op.Resize(input, None, None, shapes.vector([*shapes.sizes(input)[:2], *new]), **attributes)
 
 
 def _nearest(old: int, new: int, factor: float | None, is_exact: bool) -> list[int]:
