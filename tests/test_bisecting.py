@@ -154,6 +154,29 @@ def test_operands_that_an_onnx_pass_swaps(planted: Callable[[Pass], None], tmp_p
     assert list(before.graph.node[0].input) == list(after.graph.node[0].input)[::-1]
 
 
+def test_a_comparison_that_an_onnx_pass_turns(planted: Callable[[Pass], None], tmp_path: Path) -> None:  # noqa: F811
+    """The verdict names the comparison, not the first floating-point value that follows from it."""
+
+    def turn(model: ir.Model, context: PassContext) -> int:
+        nodes = [node for node in model.graph if node.op_type == "Greater"]
+        for node in nodes:
+            node.op_type = "Less"
+        return len(nodes)
+
+    planted(Pass("onnx.wrong", "Planted by a test.", turn))
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        turned = x.sin() > y.cos()  # it is turned
+        return torch.where(turned, x, y)
+
+    dump = dumped(function, torch.randn(3, 4), torch.randn(3, 4), dump=tmp_path)
+    (graph,) = find_run(dump).graphs
+    assert graph.verdict == f"diverges at gt ({line_of_here('it is turned')}): pass onnx.wrong"
+    found = bisected(dump)
+    assert (found.place, found.value) == ("ONNX pass", "gt")
+    assert_cut(found, "Less")
+
+
 def test_an_onnx_pass_whose_fault_the_model_damps(planted: Callable[[Pass], None], tmp_path: Path) -> None:  # noqa: F811
     planted(Pass("onnx.wrong", "Planted by a test.", lambda graph, context: scale_onnx(graph, context, "silu_6")))
     found = bisected(dumped(Damped(), torch.randn(4, 8), dump=tmp_path))
@@ -241,6 +264,50 @@ def test_an_optimizer_of_onnx_runtime(with_faulty_optimizers: None, tmp_path: Pa
     assert "MatMulScaleFusion" in OPTIMIZERS
 
 
+def test_an_optimizer_whose_fault_the_model_damps(with_faulty_optimizers: None, tmp_path: Path) -> None:
+    """The results are right; what is wrong is a value inside the session."""
+    layer = nn.Linear(8, 8).double()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = (layer(x).tanh() @ x.t()) * 0.1  # a product that is damped
+        return 1 + 1e-12 * y.sin().exp()
+
+    dump = dumped(function, torch.randn(4, 8).double(), dump=tmp_path)
+    assert find_run(dump).graphs[0].entry["blame"]["cause"] == "ONNX Runtime optimizer MatMulScaleFusion"
+    found = bisected(dump)
+    assert (found.place, found.source) == ("ONNX Runtime optimizer", line_of_here("a product that is damped"))
+    assert_cut(found, "FusedMatMul", "Mul")
+
+
+def test_five_thousand_nodes_take_a_few_dozen_sessions(tmp_path: Path) -> None:
+    """A chain of which two neighbours, far from its ends, fuse to something wrong."""
+    names = [f"v{i}" for i in range(5_001)]
+    nodes = [
+        helper.make_node("Tanh" if i % 2 else "Sin", [before], [after], name=f"node_{after}")
+        for i, (before, after) in enumerate(zip(names, names[1:], strict=False))
+    ]
+    at = 3_333
+    nodes[at] = helper.make_node("MatMul", [names[at], names[at]], [names[at + 1]], name="product")
+    nodes[at + 1] = helper.make_node("Mul", [names[at + 1], "scale"], [names[at + 2]], name="scaled")
+    info = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, [4, 4]) for name in (names[0], names[-1])]
+    scale = onnx.numpy_helper.from_array(np.array(0.1), "scale")
+    graph = helper.make_graph(nodes, "chain", info[:1], info[1:], [scale])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    region = tmp_path / "graph_000" / "inference" / "region_0"
+    (region / "test_data_set_0").mkdir(parents=True)
+    for name in ("model.onnx", "model.optimized.onnx"):
+        onnx.save(model, region / name)
+    given = onnx.numpy_helper.from_array(np.random.default_rng(0).normal(size=(4, 4)), names[0])
+    (region / "test_data_set_0" / "input_0.pb").write_bytes(given.SerializeToString())
+    blame = {"value": names[at + 2], "region": 0, "cause": "ONNX Runtime's optimizers", "source": ""}
+    entry = {"index": 0, "folder": "graph_000/inference/region_0"}
+    write_manifest(tmp_path, {"regions": [entry], "verdict": "diverges", "blame": blame})
+    found = bisect(find_run(tmp_path), "0")
+    assert found.cause == "the optimizer MatMulScaleFusion"
+    assert_cut(found, "MatMul", "Mul")
+    assert found.sessions < 80
+
+
 def test_nothing_in_the_cut_can_be_spared(with_faulty_optimizers: None, tmp_path: Path) -> None:
     found = bisected(scaled_product(tmp_path))
     assert found.cut is not None
@@ -252,28 +319,30 @@ def test_nothing_in_the_cut_can_be_spared(with_faulty_optimizers: None, tmp_path
         check = failing.Diverges(parts, {**feeds, **values.outputs}, region.entry["session"], runner)
         assert check([0, 1])
         assert not check([0]) and not check([1])
+    again = bisect(find_run(found.cut.folder), "0")
+    assert (again.place, again.cause) == (found.place, found.cause)
+    assert not any("when the model ran" in trial.what for trial in again.trials)  # this one never ran in PyTorch
+    assert_cut(again, "FusedMatMul", "Mul")
+    assert main(["replay", "-d", str(found.cut.folder), "0"]) == 1
 
 
 def test_a_bisection_that_is_killed_goes_on(with_faulty_optimizers: None, tmp_path: Path) -> None:
     dump = scaled_product(tmp_path / "dump", layers=8)
     first = bisected(dump, output=tmp_path / "whole")
-    asked = 0
-
-    class KilledError(Exception):
-        pass
-
-    def stop(text: str) -> None:
-        nonlocal asked
-        asked += "still fail" in text
-        if asked == 2:
-            raise KilledError
-
-    with pytest.raises(KilledError):
-        bisected(dump, output=tmp_path / "stopped", progress=stop)
-    answers = (tmp_path / "stopped" / MEMORY).read_text()
-    (tmp_path / "stopped" / MEMORY).write_text(answers + "fails:half a li")  # it was killed while it wrote
-    again = bisected(dump, output=tmp_path / "stopped")
-    assert again.resumed == len(answers.splitlines()) - 1 > 0
+    folder, index = tmp_path / "stopped", find_run(dump).graphs[0].index
+    command = [sys.executable, "-m", "dynamo_backends", "bisect", "-d", str(dump), "-o", str(folder), str(index)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr is not None
+    next(line for line in process.stderr if "still fail" in line)
+    process.kill()
+    process.wait()
+    process.stderr.close()
+    with (folder / MEMORY).open("a") as file:
+        file.write("fails:half a li")  # as if it had been killed while it wrote
+    kept = len((folder / MEMORY).read_text().splitlines()) - 2
+    again = bisected(dump, output=folder)
+    assert again.resumed == kept > 0
     assert again.sessions < first.sessions
     assert again.cut is not None and first.cut is not None
     assert again.cut.operators == first.cut.operators
@@ -300,6 +369,50 @@ def test_delta_debugging(culprits: set[int]) -> None:
     assert asked < 200
 
 
+def test_a_backward_whose_forward_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(CONVERTERS, aten.silu.default, lambda x: op.Mul(op.Mul(x, op.Sigmoid(x)), 1.1))
+    dump = dumped(Perceptron(), torch.randn(5, 8), dump=tmp_path, train=True)
+    forward, backward = find_run(dump).graphs
+    assert backward.verdict not in (None, "ok") and backward.entry["blame"] is None
+    found = bisected(dump, "0/backward")
+    assert (found.place, found.cut) == ("forward", None)
+    assert found.advice == [f"dynamo-backends bisect {forward.reference}"]
+    found = bisected(dump)  # the first that diverges
+    assert (found.graph, found.place, found.value) == (forward.reference, "translation", "silu")
+    assert_cut(found, "Sigmoid", "Mul", "Constant", "Mul")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """numpy has no bfloat16: what goes in and out are its bits."""
+
+    def wrong(x: ir.Value) -> object:
+        return op.Mul(op.Mul(x, op.Sigmoid(x)), op.CastLike(op.Constant(value_float=1.1), x))
+
+    monkeypatch.setitem(CONVERTERS, aten.silu.default, wrong)
+    found = bisected(dumped(Perceptron().to(dtype), torch.randn(5, 8).to(dtype), dump=tmp_path))
+    assert found.place == "translation" and found.value.startswith("silu")
+    assert_cut(found, "Sigmoid", "Mul", "Mul")
+
+
+def test_two_regions_and_symbolic_shapes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """``sort`` runs in PyTorch; the second region is wrong."""
+    monkeypatch.setitem(CONVERTERS, aten.silu.default, lambda x: op.Mul(op.Mul(x, op.Sigmoid(x)), 1.1))
+    layer = nn.Linear(8, 8)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.silu(torch.sort(layer(x), stable=True).values).cos()
+
+    with torch.no_grad():
+        options = {"dump_dir": str(tmp_path)}
+        compiled(function, backend="onnx_debug", dynamic=True, options=options)(torch.randn(5, 8))
+    (graph,) = find_run(tmp_path).graphs
+    assert len(graph.regions) == 2 and graph.entry["blame"]["region"] == 1
+    found = bisected(tmp_path)
+    assert (found.place, found.value) == ("translation", "silu")
+    assert_cut(found, "Sigmoid", "Mul", "Constant", "Mul")
+
+
 # What ends without a result
 
 
@@ -320,12 +433,12 @@ def refused_dump(folder: Path) -> Path:
     path = run / "graph_000" / "inference" / "refused" / "001_region_0.onnx"
     onnx.save(model, path)
     path.with_suffix(".txt").write_text("NOT_IMPLEMENTED\n")
-    write_manifest(run, {"regions": []})
+    write_manifest(run, {"regions": [], "verdict": "ok"})
     return run
 
 
 def write_manifest(run: Path, more: dict[str, object]) -> None:
-    graph = {"index": 0, "direction": "inference", "folder": "graph_000/inference", "verdict": "ok", **more}
+    graph = {"index": 0, "direction": "inference", "folder": "graph_000/inference", "status": "compared", **more}
     content = {"schema_version": SCHEMA_VERSION, "versions": {}, "options": {}, "graphs": [graph]}
     (run / "manifest.json").write_text(json.dumps(content))
 
@@ -435,6 +548,11 @@ def test_options_behind_the_graph(tmp_path: Path, capsys: pytest.CaptureFixture[
     dump = dumped(lambda x: x.sin(), torch.randn(3), dump=tmp_path)
     assert main(["bisect", str(find_run(dump).graphs[0].index), "-d", str(dump), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["place"] == "nothing"
+    with pytest.raises(SystemExit, match="2"):
+        main(["bisect", "0", "--chek", "x"])
+    assert "unrecognized arguments: --chek x. Did you mean '--check'" in capsys.readouterr().err
+    assert main(["bisect", "grahp_000"]) == 2
+    assert "grahp_000 is neither a graph" in capsys.readouterr().err
 
 
 def test_a_graph_is_bisected_without_pytorch(tmp_path: Path) -> None:

@@ -4,10 +4,15 @@
 
     dynamo-backends demo                    # a Llama forward and backward, and the verdict on each graph
     dynamo-backends demo --part attention --mixed
+    dynamo-backends ls                      # the runs and graphs of a dump
+    dynamo-backends show 0 --stage onnx     # the graph of a stage
+    dynamo-backends diff 0 joint aten       # what changed between two stages
     dynamo-backends passes                  # all passes, with what they do
     dynamo-backends passes onnx_debug       # what they did in the last run dumped there
     dynamo-backends bisect python train.py  # which pass and match makes the script fail
     dynamo-backends bench bert resnet50     # how fast, against eager, inductor and torch.onnx.export
+    dynamo-backends compare a.onnx b.onnx   # two ONNX models side by side, run on the same inputs
+    dynamo-backends replay 0/forward        # runs a dumped model again on the dumped inputs
     dynamo-backends cache --clear           # removes the compiled graphs on disk
     dynamo-backends --version
 
@@ -30,14 +35,19 @@ from .parser import Parser
 
 COMMANDS = {
     "demo": "run a Llama on ONNX Runtime, forward and backward, and check it node by node",
+    "ls": "list the runs and graphs of a dump, with their verdicts",
+    "show": "show the graph of a stage",
+    "diff": "show what changed between two stages of a graph, node by node",
     "passes": "list the passes, or show what they did in a dump",
     "bisect": "find where the fault of a dumped graph lives and cut it out, or the pass that makes a script fail",
+    "compare": "run two ONNX models on the same inputs and show their values side by side",
+    "replay": "run a dumped model again on the dumped inputs, also elsewhere or otherwise",
     "cache": "show the cache of compiled graphs, or clear it",
     "bench": "measure backends against each other on models: latency, first result, memory; and are they right",
 }
 """The subcommands, each with what it does in the list of ``--help``."""
 
-_WITHOUT_TORCH = ("bench", "bisect", "passes")
+_WITHOUT_TORCH = ("bench", "bisect", "compare", "diff", "ls", "passes", "replay", "show")
 """Subcommands that need no PyTorch, or not always."""
 
 

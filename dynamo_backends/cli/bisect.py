@@ -24,7 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..dumps.reading import find_run
-from .common import add_dump_arguments, fit_table, print_json, reporting_errors
+from .common import add_dump_arguments, complete_graphs, fit_table, print_json, reporting_errors
+from .parser import Parser
 
 _GRAPH = re.compile(r"((.*/)?graph_\d+|\d+)(/(inference|forward|backward))?(/region_\d+)?/?")
 
@@ -45,6 +46,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], su
         epilog="Exit codes: 0 nothing fails, 1 the fault was found or something diverges, 2 the command cannot do its "
         "work.",
     )
+    _add_options(parser)
+    target = parser.add_argument("target", nargs=argparse.REMAINDER, metavar="GRAPH | COMMAND ...")
+    target.completer = complete_graphs  # type: ignore[attr-defined]
+    parser.set_defaults(run=run)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the form with GRAPH."""
     add_dump_arguments(parser)
     parser.add_argument(
         "--check",
@@ -56,8 +65,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], su
         "--refused", action="store_true", help="a model that ONNX Runtime refused, also where something else diverges"
     )
     parser.add_argument("-o", "--output", metavar="FOLDER", help="where the cut goes (bisect in the graph's folder)")
-    parser.add_argument("target", nargs=argparse.REMAINDER, metavar="GRAPH | COMMAND ...")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -78,11 +85,8 @@ def _parsed_again(arguments: argparse.Namespace) -> argparse.Namespace:
     """The options that stand behind GRAPH, which the first reading leaves alone because a command has its own."""
     if len(arguments.target) == 1:
         return arguments
-    parser = argparse.ArgumentParser(prog="dynamo-backends bisect")
-    add_dump_arguments(parser)
-    parser.add_argument("--check", metavar="COMMAND")
-    parser.add_argument("--refused", action="store_true")
-    parser.add_argument("-o", "--output", metavar="FOLDER")
+    parser = Parser(prog="dynamo-backends bisect")
+    _add_options(parser)
     parser.set_defaults(**{key: value for key, value in vars(arguments).items() if key != "target"})
     found = parser.parse_args(arguments.target[1:])
     found.target = arguments.target[:1]
@@ -156,7 +160,12 @@ def _bisect_command(command: Sequence[str]) -> int:
         "w", prefix="dynamo_backends_bisect_", suffix=".log", delete=False, encoding="utf-8"
     ) as log:
         sys.stderr.write(f"what the command and PyTorch's bisector print goes to {log.name}\n")
-        found = bisect_command(command, BACKEND, log)
+        try:
+            found = bisect_command(command, BACKEND, log.file)
+        except FileNotFoundError:
+            raise ValueError(
+                f"{command[0]} is neither a graph (0, graph_000, graph_000/forward) nor a command that can be started"
+            ) from None
     if found is None:
         sys.stdout.write("no issue found: the command succeeds with every backend up to ours\n")
         return 0

@@ -19,9 +19,13 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from typing import TextIO
+
+from ..dumps.reading import DumpError, find_run
 
 _GAP = 2
 """Spaces that tabulate puts between two columns."""
@@ -46,8 +50,21 @@ def add_dump_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_graph_argument(parser: argparse.ArgumentParser, *, name: str = "graph") -> None:
-    """Adds the positional argument ``GRAPH``, one of a dump."""
-    parser.add_argument(name, metavar=name.upper(), help="a graph: 0, graph_000, 0/backward, or its folder")
+    """Adds the positional argument ``GRAPH``, one of a dump, which the shell completes."""
+    action = parser.add_argument(name, metavar=name.upper(), help="a graph: 0, graph_000, 0/backward, or its folder")
+    action.completer = complete_graphs  # type: ignore[attr-defined]
+
+
+def complete_graphs(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
+    """The graphs of the dump that is meant, in the form that was begun; see ``argcomplete``."""
+    try:
+        graphs = find_run(parsed_args.dump).graphs
+    except (DumpError, OSError):
+        return []  # there is nowhere to say it
+    if prefix.startswith("g"):
+        return [graph.reference for graph in graphs]
+    both_forms = ([str(graph.index), graph.short_reference] for graph in graphs)
+    return list(dict.fromkeys(name for forms in both_forms for name in forms))
 
 
 def reporting_errors(command: str, work: Callable[[], int]) -> int:
@@ -75,6 +92,29 @@ def reporting_errors(command: str, work: Callable[[], int]) -> int:
 def print_json(value: object) -> None:
     """Prints a value as JSON, indented, one object for the whole command."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def try_next(arguments: Sequence[str], dump: str | None) -> str:
+    """The line that says what to do next: ``try: dynamo-backends show 0 -d FOLDER``.
+
+    Args:
+        arguments: the command's.
+        dump: the dump as it was given, ``None`` for the default one.
+    """
+    return "try: " + shlex.join(["dynamo-backends", *arguments, *(["-d", dump] if dump is not None else [])])
+
+
+def short_path(path: str) -> str:
+    """A path, relative to the current folder if it is in it."""
+    folder = os.getcwd().rstrip("/") + "/"
+    return path.removeprefix(folder)
+
+
+def is_coloured(stream: TextIO) -> bool:
+    """Whether text for a stream has colours: it is a terminal, unless ``NO_COLOR`` or ``FORCE_COLOR`` is set."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
 
 
 def fit_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:

@@ -13,8 +13,8 @@ class Parser(argparse.ArgumentParser):
 
     ::
 
-        dynamo-backends: error: argument COMMAND: invalid choice: 'pases' (choose from 'demo', 'passes', …). Did you mean
-        'passes'?
+        $ dynamo-backends passes --wyh joint.attention
+        dynamo-backends passes: error: unrecognized arguments: --wyh. Did you mean '--why'?
     """
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
@@ -29,7 +29,8 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             choices = [str(choice) for choice in action.choices]
-            said = f"invalid choice: {value!r} (choose from {', '.join(map(repr, choices))}){_hint(str(value), choices)}"
+            valid = ", ".join(map(repr, choices))
+            said = f"invalid choice: {value!r} (choose from {valid}){_hint(str(value), choices)}"
             raise argparse.ArgumentError(action, said)
 
 

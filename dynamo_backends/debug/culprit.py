@@ -53,7 +53,7 @@ def reference_of(
     given: Environment = {}
     for argument in node.all_input_nodes:
         if argument.target is operator.getitem and isinstance(argument.args[0], fx.Node):
-            found = inside.get((argument.args[0], argument.args[1]))  # type: ignore[arg-type]
+            found = inside.get((argument.args[0], argument.args[1]))
         else:
             found = inside.get((argument, None))
         given[argument] = actual[argument] if found is None else found

@@ -16,6 +16,7 @@ from torch import fx
 
 from ..artifacts import CompiledRegion
 from ..dumps.optimizers import OPTIMIZERS
+from ..numerics.differences import discrete_difference, is_discrete
 from ..numerics.distance import EQUAL, distance, is_explained
 from ..runtime.binding import BoundSession, OutputSpec
 from .repeat import repeat_node
@@ -143,7 +144,7 @@ class _Search:
             OutputSpec(str(value.name), ir.tensor_adapters.to_torch_dtype(value.dtype))
             for node in before.graph
             for value in node.outputs
-            if value.name and value.dtype is not None and value.dtype.is_floating_point()
+            if value.name and value.dtype is not None
         ]
         old, new = (
             tensors(values_of_model(self._bound, self._bound.session, model, self._arguments, wanted))
@@ -153,7 +154,7 @@ class _Search:
             for name in (str(value.name) for value in node.outputs):
                 if name not in old or name not in new or old[name].shape != new[name].shape:
                     continue
-                if not is_explained(distance(new[name], old[name].double()), EQUAL, old[name].dtype):
+                if _is_changed(new[name], old[name]):
                     return name
         return None
 
@@ -166,6 +167,13 @@ class _Search:
         result = bound(self._arguments)[self._position]
         assert isinstance(result, torch.Tensor)
         return result
+
+
+def _is_changed(new: torch.Tensor, old: torch.Tensor) -> bool:
+    """Whether a value is another by more than rounding, which may turn a few comparisons and indices."""
+    if is_discrete(old):
+        return bool(discrete_difference(old, new))
+    return not is_explained(distance(new, old.double()), EQUAL, old.dtype)
 
 
 def _dtype_of(model: ir.Model, name: str) -> torch.dtype:

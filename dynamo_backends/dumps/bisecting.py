@@ -54,6 +54,9 @@ _LEVELS = ("ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
 
 _RIGHT, _WRONG = "right", "wrong"
 
+_FEW_NODES = 64
+"""Nodes whose kernels are all looked at where the verdict names none."""
+
 _NOTHING = (np.zeros(0, np.float32), 1)
 """In the place of a right output that nobody knows."""
 
@@ -102,8 +105,9 @@ class Bisection:
         graph: ``graph_000/forward``.
         verdict: of the run, ``None`` where none was compared.
         place: ``decomposition``, ``FX pass``, ``stage`` (what PyTorch makes between them), ``PyTorch`` (the node ran
-            there), ``translation``, ``kernel``, ``ONNX pass``, ``ONNX Runtime optimizer``, ``session`` (it cannot be
-            made), ``run`` (it ends without a result), ``check`` (the user's command fails), ``nothing``, ``unknown``.
+            there), ``forward`` (this graph is right), ``translation``, ``kernel``, ``ONNX pass``,
+            ``ONNX Runtime optimizer``, ``session`` (it cannot be made), ``run`` (it ends without a result), ``check``
+            (the user's command fails), ``nothing``, ``unknown``.
         cause: the pass, the optimizer, the operator, or what was said.
         value: the first value that is wrong.
         source: the user's line.
@@ -190,7 +194,13 @@ class _Bisecting:
         found.source = str(blame.get("source") or "")
         if found.cause.startswith(_IN_PYTORCH):
             return self._in_pytorch()
-        found.trials.append(Trial("decompositions and FX passes, compared in PyTorch when the model ran", _RIGHT))
+        forward = self._forward()
+        if not blame and forward is not None:
+            found.place, found.cause = "forward", f"its forward {forward.verdict}"
+            found.advice.append(f"dynamo-backends bisect {forward.reference}")
+            return found
+        if entry["status"] == "compared":
+            found.trials.append(Trial("decompositions and FX passes, compared in PyTorch when the model ran", _RIGHT))
         if found.cause in _UNSTABLE:
             found.place = "kernel"
             found.advice.append(f"dynamo-backends determinism {found.graph}")
@@ -205,6 +215,15 @@ class _Bisecting:
             raise DumpError(f"nothing of {found.graph} ran on ONNX Runtime")
         region = next((item for item in regions if item.index == wanted), regions[0])
         return self._in_region(region)
+
+    def _forward(self) -> DumpedGraph | None:
+        """The forward of a backward graph, if it diverges."""
+        if self._graph.direction != "backward":
+            return None
+        forwards = (
+            graph for graph in self._run.graphs if (graph.index, graph.direction) == (self._graph.index, "forward")
+        )
+        return next((graph for graph in forwards if graph.verdict not in (None, "ok")), None)
 
     def _in_pytorch(self) -> Bisection:
         """A fault before the translation: the run compared the stages in PyTorch, which is needed to cut them."""
@@ -231,7 +250,7 @@ class _Bisecting:
         settings = settings_of(self._run, region)
         feeds = feeds_of(region.recorded("input"))
         parts = Parts(_load(region.model))
-        after = Parts(_load(region.optimized_model))
+        after = Parts(_load(region.optimized_model), region.entry.get("constants"))
         self._progress(f"{len(parts.nodes)} nodes, {len(after.nodes)} after our passes")
         missing = {str(value.name) for value in after.model.graph.inputs} - feeds.keys()
         if missing:
@@ -269,7 +288,7 @@ class _Bisecting:
         what = "the translation: its ONNX nodes in float64, against PyTorch's float64"
         if reference is None:
             if not found.cause:
-                found.trials.append(Trial(what, "not told: the dump has no reference of the node"))
+                found.trials.append(Trial(what, "not told: the dump has no PyTorch result of a node"))
             else:
                 found.trials.append(Trial("the translation, compared in PyTorch when the model ran", _RIGHT))
             return None
@@ -284,10 +303,9 @@ class _Bisecting:
         for name in names:
             right, (eager, number) = reference.exact[name], reference.eager[name]
             its_error, _, scale = error_of(plain(eager, number), right)
-            error, nonfinite, _ = (
-                error_of(exact[name], right) if exact[name].shape == right.shape else (float("inf"), 1, 0.0)
-            )
-            if nonfinite and _only_overflows(exact[name], eager, number):
+            is_comparable = exact[name].shape == right.shape and known[name][1] == number
+            error, nonfinite, _ = error_of(exact[name], right) if is_comparable else (float("inf"), 1, 0.0)
+            if nonfinite and is_comparable and _only_overflows(exact[name], eager, number):
                 nonfinite = 0
             if not nonfinite and error <= allowed_error(number, scale, its_error):
                 continue
@@ -337,10 +355,16 @@ class _Bisecting:
             found.trials.append(Trial("the kernels, compared in PyTorch when the model ran", _RIGHT))
             return None
         reference = _Culprit.read(region)
-        names = [name for name in (reference.exact if reference is not None else [found.value]) if name in known]
-        kept = parts.before(names, reference.inputs if reference is not None else ())
-        if reference is None:
-            kept = [i for i in kept if parts.nodes[i].metadata_props.get("fx_node") == found.value.split("__")[0]]
+        if reference is not None:
+            kept = parts.before([name for name in reference.exact if name in known], reference.inputs)
+        else:
+            node = found.value.split("__")[0]
+            kept = [i for i, item in enumerate(parts.nodes) if item.metadata_props.get("fx_node") == node]
+        if not found.value and len(parts.nodes) <= _FEW_NODES:
+            kept = list(range(len(parts.nodes)))
+        if not kept:
+            found.trials.append(Trial(what, "not told: the verdict names no node of this model"))
+            return None
         untold = []
         for i in kept:
             model = parts.cut([i], known)

@@ -89,7 +89,8 @@ class Runner:
         if feeds is not None:
             request |= {"feeds": str(folder / "feeds.npz"), "outputs": str(folder / "outputs.npz")}
             request["types"] = [(name, number) for name, (_, number) in feeds.items()]
-            np.savez(request["feeds"], **{str(i): array for i, (array, _) in enumerate(feeds.values())})
+            by_position: dict[str, Any] = {str(i): array for i, (array, _) in enumerate(feeds.values())}
+            np.savez(request["feeds"], **by_position)
         outcome = self._ask(request)
         for file in folder.iterdir():
             file.unlink()

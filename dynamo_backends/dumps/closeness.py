@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..tolerances import FACTOR, ROUNDING_UNITS, ROUNDING_UNITS_DEFAULT
+from ..numerics.rounding import FACTOR, rounding_units
 
 _EPSILONS = {1: 2.0**-23, 10: 2.0**-10, 11: 2.0**-52, 14: 2.0**-23, 15: 2.0**-52, 16: 2.0**-7}
 """By ONNX's number of a dtype."""
 
-_NAMES = {10: "float16", 16: "bfloat16"}
+_NAMES = {1: "float32", 10: "float16", 11: "float64", 14: "complex64", 15: "complex128", 16: "bfloat16"}
 
 
 def allowed_error(number: int, scale: float, reference: float = 0.0) -> float:
@@ -22,8 +22,7 @@ def allowed_error(number: int, scale: float, reference: float = 0.0) -> float:
     """
     if number not in _EPSILONS:
         return reference
-    units = ROUNDING_UNITS.get(_NAMES.get(number, ""), ROUNDING_UNITS_DEFAULT)
-    return FACTOR * reference + units * _EPSILONS[number] * scale
+    return FACTOR * reference + rounding_units(_NAMES[number]) * _EPSILONS[number] * scale
 
 
 def rounded(exact: np.ndarray, number: int) -> np.ndarray:

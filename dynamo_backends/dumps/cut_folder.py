@@ -129,7 +129,15 @@ def _readme(piece: Piece, versions: Mapping[str, Any]) -> str:
 
 def _manifest(piece: Piece, versions: Mapping[str, Any]) -> dict[str, Any]:
     """The folder as a run of one graph and one region, for the commands that read dumps."""
-    region = {"index": 0, "folder": ".", "nodes": len(piece.model.graph), "session": dict(piece.settings), "passes": []}
+    region = {
+        "index": 0,
+        "folder": ".",
+        "nodes": len(piece.model.graph),
+        "session": dict(piece.settings),
+        "constants": [],
+        "stages": [{"name": "onnx_optimized", "file": None, "same_as": "onnx"}],
+        "passes": [],
+    }
     graph = {
         "index": 0,
         "direction": "inference",

@@ -19,13 +19,18 @@ from .candidates import Feeds
 class Parts:
     """The nodes of a model, which are its parts. The model is left as it is.
 
+    Args:
+        model: the model.
+        constants: the names of its inputs whose values a session holds as constants; by default those that are marked
+            as weights.
+
     Attributes:
         model: the model; functions are inlined.
         nodes: of its graph, in execution order.
-        weights: the names of its inputs that are parameters or buffers, which a session holds as constants.
+        weights: ``constants``.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, constants: Collection[str] | None = None) -> None:
         if model.functions:
             from onnx_ir.passes import common
 
@@ -33,7 +38,8 @@ class Parts:
             common.InlinePass()(model)
         self.model = model
         self.nodes: Sequence[ir.Node] = list(model.graph)
-        self.weights = {str(value.name) for value in model.graph.inputs if "weight" in value.metadata_props}
+        marked = (str(value.name) for value in model.graph.inputs if "weight" in value.metadata_props)
+        self.weights = set(marked if constants is None else constants)
         self._used_by: dict[ir.Value, set[int]] = {}
         self._takes = [list(_taken(node)) for node in self.nodes]
         for i, values in enumerate(self._takes):

@@ -15,12 +15,13 @@ another version raises ``DumpError``, which says what is the matter and what to 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,6 +133,11 @@ class DumpedGraph:
         return f"graph_{self.index:03d}/{self.direction}"
 
     @property
+    def short_reference(self) -> str:
+        """The same, as a person writes it: ``0/backward``."""
+        return f"{self.index}/{self.direction}"
+
+    @property
     def verdict(self) -> str | None:
         """``ok``, ``diverges at …``, ``not comparable: …``; ``None`` if no run was compared."""
         verdict: str | None = self.entry["verdict"]
@@ -157,9 +163,17 @@ class Run:
         Raises:
             DumpError: the manifest does not say what one has.
         """
-        try:
+        with self.reading_manifest():
             return [self._graph(entry) for entry in self.manifest["graphs"]]
-        except (KeyError, TypeError, ValueError) as error:
+
+    @contextlib.contextmanager
+    def reading_manifest(self) -> Iterator[None]:
+        """In it, an entry of the manifest that is not there, or not what it should be, raises ``DumpError``."""
+        try:
+            yield
+        except DumpError:
+            raise
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise DumpError(f"{self.folder / MANIFEST} is damaged: {error!r}; dump again") from None
 
     def _graph(self, entry: Mapping[str, Any]) -> DumpedGraph:
@@ -236,12 +250,12 @@ def find_run(folder: str | Path | None = None) -> Run:
 
     Args:
         folder: a run folder, anything in it, its manifest, or the dump folder, of which it is the latest run; ``None``
-            for ``onnx_debug`` in the current folder, or else the only dump folder in it.
+            for ``default_folder()``.
 
     Raises:
         DumpError: there is none, or its manifest cannot be read.
     """
-    path = Path(folder) if folder is not None else _default_folder()
+    path = Path(folder) if folder is not None else default_folder()
     if not path.exists():
         raise DumpError(f"{path} does not exist; torch.compile(model, backend='onnx_debug') writes a dump")
     for place in (path, *path.resolve().parents):
@@ -320,8 +334,8 @@ def _count_of(folder: Path, kind: str) -> int:
     return len({path.stem for path in folder.glob(f"{kind}_*") if path.suffix in (".pb", ".json")})
 
 
-def _default_folder() -> Path:
-    """``onnx_debug``, or the only dump folder here.
+def default_folder() -> Path:
+    """The dump folder that is meant where none is named: ``onnx_debug``, or the only one here.
 
     Raises:
         DumpError: there is none, or more than one.

@@ -37,7 +37,8 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         outputs = run(session, feeds)
     except Exception as error:
         return {"kind": "failed", "message": str(error) or type(error).__name__}
-    np.savez(request["outputs"], **{str(i): array for i, (array, _) in enumerate(outputs.values())})
+    by_position: dict[str, Any] = {str(i): array for i, (array, _) in enumerate(outputs.values())}
+    np.savez(request["outputs"], **by_position)
     return {"kind": "ran", "message": "", "types": [(name, number) for name, (_, number) in outputs.items()]}
 
 

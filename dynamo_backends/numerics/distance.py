@@ -11,19 +11,12 @@ import math
 
 import torch
 
-from ..tolerances import FACTOR, ROUNDING_UNITS, ROUNDING_UNITS_DEFAULT
-
-_ROUNDING_UNITS = {getattr(torch, name): units for name, units in ROUNDING_UNITS.items()}
+from .rounding import FACTOR, HUGE, rounding_units
 
 _VANISHES = 1e-12
 _CANCELLED_UNITS = 4.0
 """Terms that cancel leave 1e-12 of the values beside them at most in float64, and four units of these in a dtype: the
 gradient of a query that attends to a single key."""
-
-_HUGE = 1e30
-"""Values from here on (masks filled with the smallest float) are judged by their relative error, or their size would
-excuse every error beside them."""
-
 
 _CHUNK = 2**14
 """Elements measured at a time. PyTorch runs an operator on so few in the calling thread; on its thread pool the many
@@ -130,7 +123,7 @@ def _measure(value: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> _P
         return _measure_with_nonfinite(value, exact, dtype)
     size = exact.abs()
     smallest, largest = (float(bound) for bound in torch.aminmax(size))
-    if squares == 0.0 and largest < _HUGE:
+    if squares == 0.0 and largest < HUGE:
         return _Part(ordinary=error.numel(), scale=largest)
     error.abs_()
     relative = error / size if smallest > 0 else torch.where(size > 0, error / size, 0.0)
@@ -138,8 +131,8 @@ def _measure(value: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> _P
     candidates = relative >= max_rel / 2  # a unit in the last place is between eps / 2 and eps of the size
     max_ulp = float((error[candidates] / _ulp(size[candidates], dtype)).max())
     huge = 0.0
-    if largest >= _HUGE:
-        ordinary = size < _HUGE
+    if largest >= HUGE:
+        ordinary = size < HUGE
         huge = float(relative[~ordinary].max())
         error, size = error[ordinary], size[ordinary]
         if error.numel() == 0:
@@ -195,7 +188,7 @@ def is_explained(ours: Distance, eager: Distance, dtype: torch.dtype, beside: fl
     ):
         return True
     rounding = (
-        _ROUNDING_UNITS.get(dtype, ROUNDING_UNITS_DEFAULT) * torch.finfo(dtype).eps * max(ours.scale, eager.scale)
+        rounding_units(str(dtype).removeprefix("torch.")) * torch.finfo(dtype).eps * max(ours.scale, eager.scale)
     )
     return ours.max_abs <= FACTOR * eager.max_abs + rounding
 

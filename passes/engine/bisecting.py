@@ -21,7 +21,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import TextIO
+from typing import IO
 
 from torch._inductor import compiler_bisector
 from torch._inductor.compiler_bisector import BisectSubsystem, CompilerBisector
@@ -57,7 +57,7 @@ def _subsystem(stage: str) -> str:
     return f"{stage}_passes"
 
 
-def bisect_command(command: Sequence[str], backend: str, log: TextIO) -> str | None:
+def bisect_command(command: Sequence[str], backend: str, log: IO[str]) -> str | None:
     """Runs a command again and again until the pass and the match are known that make it fail.
 
     The command compiles with ``torch.compile``, whose backend the bisector replaces by the one under test, and exits

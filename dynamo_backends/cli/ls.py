@@ -1,0 +1,130 @@
+"""``dynamo-backends ls``: the runs and graphs of a dump.
+
+::
+
+    dynamo-backends ls                  # the runs under ./onnx_debug, and the graphs of the latest
+    dynamo-backends ls onnx_debug/run_20260131_120000_pid4711
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..dumps.listing import (
+    DynamoGraphSummary,
+    GraphSummary,
+    RunSummary,
+    dynamo_graphs_of_run,
+    graphs_of_run,
+    runs_in,
+)
+from ..dumps.reading import default_folder, find_run
+from .common import add_dump_arguments, fit_table, print_json, reporting_errors, short_path, try_next
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
+    """Adds the subcommand ``ls``, with its line in the list of them."""
+    parser = commands.add_parser(
+        "ls",
+        help=summary,
+        description="Lists the runs of a dump, and the graphs of one: where each is in the user's code and why it ends "
+        "there, compile time by stage, operators, the share that runs on ONNX, the worst error and the verdict. Exit "
+        "code 1: a graph diverges.",
+    )
+    parser.add_argument("folder", nargs="?", metavar="DUMP", help="the same as -d")
+    add_dump_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the tables. Exit code 1 if a graph of the run that is shown diverges, 2 if there is none."""
+    return reporting_errors("ls", lambda: _list(arguments.folder or arguments.dump, as_json=arguments.json))
+
+
+def _list(given: str | None, *, as_json: bool) -> int:
+    folder = Path(given) if given is not None else default_folder()
+    runs = [] if (folder / "manifest.json").exists() else runs_in(folder)
+    if len(runs) > 1 and not as_json:
+        print(runs_text(runs) + "\n")
+    dumped = find_run(folder)
+    dynamo_graphs, graphs = dynamo_graphs_of_run(dumped), graphs_of_run(dumped)
+    code = 1 if any(graph.diverges for graph in graphs) else 0
+    if as_json:
+        print_json(
+            {
+                "run": str(dumped.folder),
+                "runs": [dataclasses.asdict(item) for item in runs],
+                "dynamo_graphs": [dataclasses.asdict(graph) for graph in dynamo_graphs],
+                "graphs": [dataclasses.asdict(graph) for graph in graphs],
+            }
+        )
+        return code
+    sys.stdout.write(f"{short_path(str(dumped.folder))}\n\n{graphs_text(dynamo_graphs, graphs)}")
+    if graphs:
+        wrong = next((graph for graph in graphs if graph.diverges), None)
+        print("\n" + try_next(["bisect", wrong.reference] if wrong else ["show", graphs[0].reference], given))
+    return code
+
+
+def runs_text(runs: Sequence[RunSummary]) -> str:
+    """The runs as a table."""
+    rows = [
+        (short_path(item.folder), item.started.replace("+00:00", "Z"), item.graphs, item.diverging, item.not_ok)
+        if not item.error
+        else (short_path(item.folder), item.error, None, None, None)
+        for item in runs
+    ]
+    return fit_table(rows, ("run", "started", "graphs", "diverge", "not compared"))
+
+
+def graphs_text(dynamo_graphs: Sequence[DynamoGraphSummary], graphs: Sequence[GraphSummary]) -> str:
+    """The graphs of a run as tables: where they come from, compile time, verdicts."""
+    if not dynamo_graphs and not graphs:
+        return "nothing was compiled\n"
+    known = [item for item in dynamo_graphs if item.begins or item.given_up]
+    rows: list[tuple[object, ...]] = [
+        (item.index, item.function, short_path(item.begins), short_path(item.ends), _reason(item)) for item in known
+    ]
+    text = fit_table(rows, ("graph", "function", "from", "to", "why it ends there")) + "\n\n" if rows else ""
+    stages = list(dict.fromkeys(stage for graph in graphs for stage in graph.seconds))
+    taken = [(str(item.index), {"passes": item.passes_seconds}) for item in dynamo_graphs]
+    taken += [(graph.reference, dict(graph.seconds)) for graph in graphs]
+    taken.sort(key=lambda item: int(item[0].split("/")[0]))
+    rows = [
+        (name, *(_seconds(seconds.get(stage)) for stage in stages), _seconds(sum(seconds.values())))
+        for name, seconds in taken
+    ]
+    if graphs:
+        text += fit_table(rows, ("compile s", *stages, "together")) + "\n\n"
+        rows = [
+            (
+                graph.reference,
+                graph.nodes,
+                f"{graph.share_on_onnx:.1%}",
+                graph.runs,
+                _error(graph),
+                "-" if graph.eager_error is None else f"{graph.eager_error:.1e}",
+                graph.verdict or "not compared",
+            )
+            for graph in graphs
+        ]
+        text += fit_table(rows, ("graph", "nodes", "on ONNX", "runs", "worst error", "eager's", "verdict")) + "\n"
+    return text
+
+
+def _reason(item: DynamoGraphSummary) -> str:
+    return f"given up: {item.given_up}" if item.given_up else item.reason.splitlines()[0] if item.reason else ""
+
+
+def _seconds(taken: float | None) -> str:
+    return "-" if taken is None else f"{taken:.3f}"
+
+
+def _error(graph: GraphSummary) -> str:
+    if graph.worst_nonfinite:
+        return f"{graph.worst_nonfinite} NaN/Inf"
+    return "-" if graph.worst_error is None else f"{graph.worst_error:.1e}"

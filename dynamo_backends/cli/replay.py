@@ -1,0 +1,125 @@
+"""``dynamo-backends replay``: a dumped model again, on the dumped inputs.
+
+::
+
+    dynamo-backends replay 0/forward                        # the very model and settings that ran
+    dynamo-backends replay 0 --no-optimize
+    dynamo-backends replay 0/forward/region_1 --provider cuda
+    dynamo-backends replay 0 --opset 18 --runtime reference
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .common import add_dump_arguments, fit_table, print_json, reporting_errors
+
+if TYPE_CHECKING:
+    from ..dumps.replaying import Replayed, Variant
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
+    """Adds the subcommand ``replay``, with its line in the list of them."""
+    parser = commands.add_parser(
+        "replay",
+        help=summary,
+        description="Runs the model of each region of a graph again on the inputs that the dump holds, and compares "
+        "with the outputs that it holds: the very model and settings that ran, but for what is given here. Exit code 1 "
+        "if an output differs by more than rounding explains.",
+    )
+    parser.add_argument("graph", metavar="GRAPH", help="a graph of the dump: 0, 0/forward, graph_000/forward/region_1")
+    parser.add_argument("--provider", metavar="NAME", help="execution provider: cpu, cuda or CUDAExecutionProvider …")
+    parser.add_argument("--opset", type=int, metavar="N", help="convert the model to this opset first")
+    parser.add_argument(
+        "--runtime", choices=("ort", "reference"), default="ort", help="ONNX Runtime, or onnx's evaluator in Python"
+    )
+    parser.add_argument("--no-optimize", action="store_true", help="without ONNX Runtime's graph optimizations")
+    add_dump_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit code 1 if an output differs by more than rounding explains, 2 if a model cannot be run."""
+    return reporting_errors("replay", lambda: _replay(arguments))
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from ..dumps.reading import find_run
+    from ..dumps.replaying import Variant, replay
+
+    if arguments.runtime == "reference" and arguments.provider is not None:
+        raise ValueError("--provider is for --runtime ort; the reference evaluator has no execution providers")
+    variant = Variant(arguments.provider, arguments.opset, arguments.runtime, not arguments.no_optimize)
+    found = find_run(arguments.dump).regions_of(arguments.graph)
+    replayed = [replay(graph, region, variant) for graph, region in found]
+    if arguments.json:
+        print_json([_as_json(item) for item in replayed])
+    else:
+        sys.stdout.write(replay_text(replayed))
+        sys.stdout.write(f"try: dynamo-backends {_hint(arguments, variant, replayed)}\n")
+    return 0 if all(item.ok for item in replayed) else 1
+
+
+def replay_text(replayed: Sequence[Replayed]) -> str:
+    """A table of the outputs of all regions, its legend, and the verdict of each."""
+    from ..dumps.comparing import LEGEND
+
+    headers = ("", "region", "output", "type", "difference", "largest value", "explained")
+    rows = []
+    for item in replayed:
+        for output in item.outputs:
+            found = output.difference
+            amount = f"{found.max_abs:.1e}" if found.dtype else f"{found.differing} differ"
+            amount = found.what or (f"{found.nonfinite} NaN or infinite" if found.nonfinite else amount)
+            equal = found.is_equal
+            rows.append(
+                (
+                    output.mark,
+                    item.name,
+                    output.name,
+                    output.described,
+                    "0" if equal else amount,
+                    f"{found.scale:.2g}" if found.dtype else "",
+                    "" if equal else f"{output.limit:.1e}",
+                )
+            )
+    marks = [mark for mark in LEGEND if any(row[0] == mark for row in rows)]
+    lines = [fit_table(rows, headers), "", "; ".join(f"{mark} {LEGEND[mark]}" for mark in marks)]
+    lines += ["explained: the largest difference that rounding explains", ""]
+    for item in replayed:
+        lines.append(f"{item.name}: {item.settings}: {item.verdict}")
+        lines += [f"  note: {note}" for note in item.notes]
+    return "\n".join(lines) + "\n"
+
+
+def _hint(arguments: argparse.Namespace, variant: Variant, replayed: Sequence[Replayed]) -> str:
+    """What to do next."""
+    if not all(item.ok for item in replayed):
+        return f"bisect {arguments.graph}"
+    if not variant.text:
+        return f"replay {arguments.graph} --no-optimize"
+    return f"replay {arguments.graph}"
+
+
+def _as_json(item: Replayed) -> dict[str, object]:
+    return {
+        "region": item.name,
+        "model": str(item.model),
+        "settings": item.settings,
+        "verdict": item.verdict,
+        "ok": item.ok,
+        "notes": list(item.notes),
+        "outputs": [
+            {
+                "name": output.name,
+                "type": output.described,
+                "mark": output.mark,
+                "difference": output.difference.as_json(),
+                "limit": output.limit,
+            }
+            for output in item.outputs
+        ],
+    }

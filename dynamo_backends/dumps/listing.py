@@ -1,0 +1,182 @@
+"""What is in a dump, in short: its runs, Dynamo's graphs of a run, and what was compiled of them.
+
+::
+
+    for graph in graphs_of_run(find_run()):
+        print(graph.reference, graph.share_on_onnx, graph.verdict)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .reading import MANIFEST, DumpError, Run, read_run
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSummary:
+    """A run folder.
+
+    Attributes:
+        folder: its path.
+        started: when, as ISO 8601 in UTC.
+        graphs: how many were compiled.
+        diverging: how many of them diverge.
+        not_ok: how many more were not comparable or not compared.
+        error: why it cannot be read, or empty.
+    """
+
+    folder: str
+    started: str = ""
+    graphs: int = 0
+    diverging: int = 0
+    not_ok: int = 0
+    error: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class DynamoGraphSummary:
+    """A graph of Dynamo's.
+
+    Attributes:
+        index: its number.
+        function: the user's function that it is a part of; empty where that is not known, as under ``onnx_compiler``.
+        begins, ends: ``file:line``, or empty.
+        reason: why it ends there: ``the end of the function``, ``graph break: …``.
+        given_up: why Dynamo does not use it, or empty.
+        passes_seconds: how long its passes took, those of the stages ``pre_grad`` and ``joint``.
+    """
+
+    index: int
+    function: str
+    begins: str
+    ends: str
+    reason: str
+    given_up: str
+    passes_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphSummary:
+    """A graph that was compiled: forward, backward or inference.
+
+    Attributes:
+        index, direction, reference: which; the reference is what the commands take.
+        nodes: its operators.
+        share_on_onnx: how many of them ONNX Runtime runs, 0 to 1.
+        regions: in how many regions.
+        runs: how often it ran.
+        seconds: how long it took to compile, by stage.
+        worst: the output with the largest error against float64.
+        worst_error, eager_error: its largest absolute error, and eager's; ``None`` where nothing was compared.
+        worst_nonfinite: how many of its elements are NaN or infinite on one side only.
+        verdict: ``ok``, ``diverges at …``, ``not comparable: …``; ``None`` if no run was compared.
+        note: what is known beside it.
+    """
+
+    index: int
+    direction: str
+    reference: str
+    nodes: int
+    share_on_onnx: float
+    regions: int
+    runs: int
+    seconds: Mapping[str, float]
+    worst: str
+    worst_error: float | None
+    eager_error: float | None
+    worst_nonfinite: int
+    verdict: str | None
+    note: str
+
+    @property
+    def diverges(self) -> bool:
+        """Whether what ran was found to be wrong."""
+        return self.verdict is not None and self.verdict.startswith("diverges")
+
+
+def runs_in(folder: Path) -> list[RunSummary]:
+    """The runs in a dump folder, the oldest first; also those that cannot be read."""
+    return [_summary(path) for path in sorted(folder.glob("run_*"), key=_age) if path.is_dir()]
+
+
+def _age(folder: Path) -> tuple[float, str]:
+    return folder.stat().st_mtime, folder.name
+
+
+def _summary(folder: Path) -> RunSummary:
+    if not (folder / MANIFEST).exists():
+        return RunSummary(str(folder), error=f"no {MANIFEST}: nothing was compiled, or not yet")
+    try:
+        run = read_run(folder)
+        graphs = graphs_of_run(run)
+    except DumpError as error:
+        return RunSummary(str(folder), error=str(error))
+    diverging = sum(graph.diverges for graph in graphs)
+    not_ok = sum(graph.verdict != "ok" for graph in graphs) - diverging
+    return RunSummary(str(folder), str(run.manifest.get("started", "")), len(graphs), diverging, not_ok)
+
+
+def dynamo_graphs_of_run(run: Run) -> list[DynamoGraphSummary]:
+    """Dynamo's graphs, in the order they were compiled.
+
+    Raises:
+        DumpError: the manifest is damaged.
+    """
+    with run.reading_manifest():
+        return [_dynamo_graph(entry) for entry in run.manifest["dynamo_graphs"]]
+
+
+def _dynamo_graph(entry: Mapping[str, Any]) -> DynamoGraphSummary:
+    begin, end = entry["where"] or {}, entry["end"] or {}
+    return DynamoGraphSummary(
+        int(entry["index"]),
+        str(begin.get("function", "")),
+        _place(begin),
+        _place(end),
+        str(end.get("reason", "")),
+        str(entry["given_up"] or ""),
+        sum(result["milliseconds"] for result in entry["passes"]) / 1e3,
+    )
+
+
+def _place(entry: Mapping[str, Any]) -> str:
+    if not entry.get("file"):
+        return ""
+    return f"{entry['file']}:{entry['line']}" if entry["line"] else str(entry["file"])
+
+
+def graphs_of_run(run: Run) -> list[GraphSummary]:
+    """What was compiled, in the order of the numbers.
+
+    Raises:
+        DumpError: the manifest is damaged.
+    """
+    found = []
+    for graph in run.graphs:
+        entry = graph.entry
+        with run.reading_manifest():
+            worst = entry["worst"] or {}
+            ours, eager = worst.get("onnx") or {}, worst.get("eager") or {}
+            found.append(
+                GraphSummary(
+                    graph.index,
+                    graph.direction,
+                    graph.short_reference,
+                    int(entry["nodes"]),
+                    float(entry["share_on_onnx"]),
+                    len(graph.regions),
+                    int(entry["runs"]),
+                    {str(name): float(taken) for name, taken in entry["seconds"].items()},
+                    str(worst.get("value", "")),
+                    ours.get("max_abs"),
+                    eager.get("max_abs"),
+                    int(ours.get("nonfinite", 0)),
+                    graph.verdict,
+                    str(entry["note"]),
+                )
+            )
+    return found

@@ -1,0 +1,208 @@
+"""ONNX models from files, as large as they may be: weights in files beside a model stay there until one is read.
+
+::
+
+    model = load_model("model.onnx")       # its local functions are inlined
+    model.initializers["layer.weight"]     # from the file beside it, not copied into memory
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from .reading import DumpError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+
+Sizes: TypeAlias = "tuple[int | str | None, ...]"
+"""A shape of a model: a symbolic dimension is its name, or ``None`` if it has none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InputType:
+    """What an input of a model takes.
+
+    Attributes:
+        name: its name.
+        dtype: of its elements, ``bfloat16`` and ``float8…`` as those of ``ml_dtypes``; ``None`` if it is no tensor.
+        shape: ``None`` if the model does not say.
+        described: the type in words.
+    """
+
+    name: str
+    dtype: np.dtype | None
+    shape: Sizes | None
+    described: str
+
+
+@dataclasses.dataclass(frozen=True)
+class OnnxModel:
+    """A model whose external data is not loaded.
+
+    Attributes:
+        proto: the model, its local functions inlined.
+        folder: where its external data is.
+        name: for messages and tables.
+    """
+
+    proto: onnx.ModelProto
+    folder: Path
+    name: str
+
+    @functools.cached_property
+    def inputs(self) -> list[InputType]:
+        """What must be given; inputs with a default value are among the initializers."""
+        defaults = {item.name for item in self.proto.graph.initializer}
+        return [_input_type(item) for item in self.proto.graph.input if item.name not in defaults]
+
+    @property
+    def outputs(self) -> list[str]:
+        """The names of what it returns."""
+        return [item.name for item in self.proto.graph.output]
+
+    @property
+    def initializers(self) -> Mapping[str, np.ndarray]:
+        """The values of the initializers, each read when it is asked for.
+
+        Raises:
+            DumpError: at reading, its file is not there, or too short.
+        """
+        return _Initializers(self)
+
+    @property
+    def external(self) -> list[str]:
+        """The initializers whose values are in other files."""
+        return [item.name for item in self.proto.graph.initializer if is_external(item)]
+
+    def with_proto(self, proto: onnx.ModelProto) -> OnnxModel:
+        """Another model with the same external data."""
+        return dataclasses.replace(self, proto=proto)
+
+    def copy(self) -> OnnxModel:
+        """The same model, for changes."""
+        import onnx
+
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        return self.with_proto(proto)
+
+
+class _Initializers(Mapping[str, "np.ndarray"]):
+    def __init__(self, model: OnnxModel) -> None:
+        self._model = model
+        self._by_name = {item.name: item for item in model.proto.graph.initializer}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return _value_of(self._by_name[name], self._model)
+
+
+def is_external(tensor: onnx.TensorProto) -> bool:
+    """Whether a tensor's values are in another file."""
+    return bool(tensor.data_location == tensor.EXTERNAL)
+
+
+def load_model(path: str | os.PathLike[str], name: str | None = None) -> OnnxModel:
+    """A model from a file.
+
+    Args:
+        path: ``model.onnx``; more than 2 GB of weights are in files beside it.
+        name: for messages and tables; the path by default.
+
+    Raises:
+        DumpError: the file is not there, or no model.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+    from onnx.inliner import inline_local_functions
+
+    path = Path(path)
+    try:
+        proto = onnx.load_model(path, load_external_data=False)
+    except OSError as error:
+        raise DumpError(f"{path} cannot be read: {error.strerror}") from None
+    except DecodeError as error:
+        raise DumpError(f"{path} is no ONNX model, or damaged: {error}") from None
+    if not proto.graph.output:
+        raise DumpError(f"{path} is no ONNX model: it has no graph with outputs")
+    if proto.functions:
+        proto = inline_local_functions(proto)
+    return OnnxModel(proto, path.parent, str(path) if name is None else name)
+
+
+def _input_type(item: onnx.ValueInfoProto) -> InputType:
+    import onnx
+
+    if item.type.WhichOneof("value") != "tensor_type":
+        kind = item.type.WhichOneof("value") or "value of no known type"
+        return InputType(item.name, None, None, kind.replace("_type", ""))
+    tensor = item.type.tensor_type
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+    shape: Sizes | None = None
+    if tensor.HasField("shape"):
+        shape = tuple(_size(dimension) for dimension in tensor.shape.dim)
+    return InputType(item.name, dtype, shape, f"{type_name(dtype)} {shape_text(shape)}")
+
+
+def _size(dimension: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    if dimension.HasField("dim_value"):
+        return int(dimension.dim_value)
+    return str(dimension.dim_param) or None
+
+
+def type_name(dtype: np.dtype) -> str:
+    """``float32``; ``string`` for numpy's objects."""
+    return "string" if dtype.kind in "OSU" else dtype.name
+
+
+def shape_text(shape: Sequence[int | str | None] | None) -> str:
+    """``2x3``, with ``?`` for sizes without a name; ``scalar``; ``any shape``."""
+    if shape is None:
+        return "any shape"
+    return "x".join("?" if size is None else str(size) for size in shape) or "scalar"
+
+
+def _value_of(tensor: onnx.TensorProto, model: OnnxModel) -> np.ndarray:
+    """The values of an initializer; those of another file as a view of that file."""
+    import onnx
+
+    if not is_external(tensor):
+        return onnx.numpy_helper.to_array(tensor)
+    import numpy as np
+
+    where = {entry.key: entry.value for entry in tensor.external_data}
+    path = (model.folder / where.get("location", "")).resolve()
+    if not path.is_relative_to(model.folder.resolve()):
+        raise DumpError(f"{model.name}: the values of {tensor.name} are outside the model's folder, in {path}")
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    if _is_packed(tensor):
+        return onnx.numpy_helper.to_array(tensor, base_dir=str(model.folder))
+    shape = tuple(tensor.dims)
+    try:
+        count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if not count:
+            return np.empty(shape, dtype)
+        mapped = np.memmap(path, np.uint8, "r", int(where.get("offset", "0")), (count,))
+    except (OSError, ValueError) as error:
+        raise DumpError(f"{model.name}: the values of {tensor.name} cannot be read from {path}: {error}") from None
+    return np.asarray(mapped).view(dtype).reshape(shape)
+
+
+def _is_packed(tensor: onnx.TensorProto) -> bool:
+    """Whether a byte holds several elements."""
+    import onnx
+
+    name = onnx.TensorProto.DataType.Name(tensor.data_type)
+    return name.endswith(("INT4", "INT2", "FLOAT4E2M1"))

@@ -1,0 +1,266 @@
+"""What changed between two stages of a graph, node by node.
+
+Nodes are matched by name, as values keep their names from stage to stage; inputs also by what the user calls them. A
+node of the same name that comes from another line of the user's code is another node. Of what is left, nodes with the
+same operator and arguments are the same under another name. The order of the nodes is not compared.
+
+An FX graph and the ONNX models of its regions are matched by the same names: an ONNX value bears the name of the FX
+node whose result it is, ``name__0`` and ``name__1`` where it has several.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+from .graph_text import GraphNode
+from .reading import DumpedGraph, Run
+from .stage_graphs import FX_STAGES, StageGraph, stage_graphs
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A node that is not the same in both stages.
+
+    Attributes:
+        kind: ``translated``: from an FX node to an ONNX node.
+        before, after: it in each stage; ``None`` where it is not.
+        what: of a changed node: ``kind``, ``operator``, ``arguments``, ``type``; of a translated one ``type`` if that
+            is another.
+        note: why, where that is known.
+    """
+
+    kind: Literal["added", "removed", "changed", "renamed", "translated"]
+    before: GraphNode | None
+    after: GraphNode | None
+    what: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def node(self) -> GraphNode:
+        """It in the later stage that has it."""
+        node = self.after or self.before
+        assert node is not None
+        return node
+
+    @property
+    def source(self) -> str:
+        """The line of the user's code that it comes from, ``file:line``, or empty."""
+        return next((node.source for node in (self.after, self.before) if node is not None and node.source), "")
+
+
+@dataclasses.dataclass(frozen=True)
+class StageDiff:
+    """What changed.
+
+    Attributes:
+        before, after: the files that are compared.
+        same: how many nodes are the same.
+        changes: the others, in the order of the later stage; what was removed follows what was before it.
+        region: the region, where the stages of one are compared.
+    """
+
+    before: str
+    after: str
+    same: int
+    changes: Sequence[Change]
+    region: int | None = None
+
+    def count(self, kind: str) -> int:
+        """How many changes are of a kind."""
+        return sum(change.kind == kind for change in self.changes)
+
+
+def diff_stages(run: Run, graph: DumpedGraph, before: str, after: str) -> list[StageDiff]:
+    """What changed between two stages: one for the graph; of two ONNX stages one for each region.
+
+    Args:
+        run: the run.
+        graph: a graph of it.
+        before, after: names of stages.
+
+    Raises:
+        DumpError: the graph did not go through one of them, or a file cannot be read.
+    """
+    left, right = stage_graphs(run, graph, before), stage_graphs(run, graph, after)
+    if before not in FX_STAGES and after not in FX_STAGES:
+        found = []
+        for one, other in zip(left, right, strict=True):
+            same, changes = diff_nodes(one.nodes, other.nodes)
+            found.append(StageDiff(one.file, other.file, same, changes, one.region))
+        return found
+    same, changes = diff_nodes(_joined(left), _joined(right))
+    if (before in FX_STAGES) != (after in FX_STAGES):
+        reasons = {item["node"]: f"runs in PyTorch: {item['reason']}" for item in graph.entry["in_pytorch"]}
+        changes = [dataclasses.replace(change, note=_note(change, reasons)) for change in changes]
+    files = [" and ".join(item.file for item in items) for items in (left, right)]
+    return [StageDiff(files[0], files[1], same, changes)]
+
+
+def _note(change: Change, reasons: Mapping[str, str]) -> str:
+    """Why a node is in one of an FX graph and its ONNX models only."""
+    if change.kind not in ("added", "removed"):
+        return ""
+    node = change.node
+    return reasons.get(node.name, "") or (f"for {node.origin}" if node.origin else "")
+
+
+def _joined(graphs: Sequence[StageGraph]) -> list[GraphNode]:
+    """The nodes of all regions as those of one graph; what one hands to another is no input or output of it."""
+    if len(graphs) == 1:
+        return graphs[0].nodes
+    taken: set[str] = set()
+    found = []
+    computed = {name for graph in graphs for node in graph.nodes if node.kind == "node" for name in node.results}
+    for graph in graphs:
+        names: dict[str, str] = {}
+        for node in graph.nodes:
+            if node.kind == "input" and (node.name in computed or node.name in taken):
+                continue
+            if node.kind == "output":
+                continue
+            results = []
+            for name in node.results:
+                names[name] = f"region_{graph.region}/{name}" if name in taken else name
+                taken.add(names[name])
+                results.append(names[name])
+            arguments = tuple(names.get(argument, argument) for argument in node.arguments)
+            found.append(dataclasses.replace(node, results=tuple(results), arguments=arguments))
+    return found
+
+
+def diff_nodes(before: Sequence[GraphNode], after: Sequence[GraphNode]) -> tuple[int, list[Change]]:
+    """How many nodes are the same, and the others, each with what changed."""
+    is_translation = any(node.origin for node in before) != any(node.origin for node in after)
+    renamed: dict[str, str] = {}
+    if is_translation:
+        # A region returns what other regions and PyTorch read, not what the graph returns.
+        before, after = ([node for node in nodes if node.kind != "output"] for nodes in (before, after))
+        before, left_out = _without_unpacking(before, after)
+        after, right_out = _without_unpacking(after, before)
+        renamed = {**left_out, **{name: getitem for getitem, name in right_out.items()}}
+    pairs = _by_name(before, after)
+    for i, j in pairs.items():
+        renamed.update(zip(before[i].results, after[j].results, strict=False))
+    _by_content(before, after, pairs, renamed)
+
+    changes: list[Change] = []
+    same = 0
+    earlier = {j: i for i, j in pairs.items()}
+    gone = [i for i in range(len(before)) if i not in pairs]
+    for j, node in enumerate(after):
+        if j not in earlier:
+            changes.append(Change("added", None, node))
+            continue
+        while gone and gone[0] < earlier[j]:
+            changes.append(Change("removed", before[gone.pop(0)], None))
+        change = _change(before[earlier[j]], node, renamed, is_translation=is_translation)
+        if change is None:
+            same += 1
+        else:
+            changes.append(change)
+    return same, [*changes, *(Change("removed", before[i], None) for i in gone)]
+
+
+def _without_unpacking(
+    nodes: Sequence[GraphNode], others: Sequence[GraphNode]
+) -> tuple[list[GraphNode], dict[str, str]]:
+    """The nodes without those that take one of several results, which in the other graph has a name of its own."""
+    names = {name for node in others for name in node.results}
+    unpacked = {
+        node.name: f"{node.arguments[0]}__{node.arguments[1]}"
+        for node in nodes
+        if node.operator == "getitem" and f"{node.arguments[0]}__{node.arguments[1]}" in names
+    }
+    return [node for node in nodes if node.name not in unpacked], unpacked
+
+
+def _by_name(before: Sequence[GraphNode], after: Sequence[GraphNode]) -> dict[int, int]:
+    """The indices of the nodes that have the same name, those before to those after."""
+    places: dict[str, int] = {}
+    for i, node in enumerate(before):
+        for name in _names(node):
+            places.setdefault(name, i)
+    found: dict[int, int] = {}
+    for j, node in enumerate(after):
+        for name in _names(node):
+            i = places.get(name, -1)
+            if i < 0 or i in found:
+                continue
+            one = before[i]
+            if (one.kind == "output") == (node.kind == "output") and _may_be_same(one, node):
+                found[i] = j
+                break
+    return found
+
+
+def _names(node: GraphNode) -> Iterator[str]:
+    """What a node may be called in another stage, what is most certain first."""
+    if node.user_name:
+        yield node.user_name
+    yield from node.results
+    for name in node.results:
+        if match := re.fullmatch(r"(.+)__\d+", name):
+            yield match[1]
+
+
+def _may_be_same(one: GraphNode, other: GraphNode) -> bool:
+    if one.user_name and other.user_name and one.user_name != other.user_name:
+        return False
+    return not (one.source and other.source) or one.source == other.source
+
+
+def _by_content(
+    before: Sequence[GraphNode], after: Sequence[GraphNode], pairs: dict[int, int], renamed: dict[str, str]
+) -> None:
+    """Adds to ``pairs`` and ``renamed`` what has the same operator and arguments under another name."""
+    places: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    matched = set(pairs.values())
+    for j, node in enumerate(after):
+        if j not in matched and node.kind == "node":
+            places.setdefault((node.operator, node.arguments), []).append(j)
+    for i, node in enumerate(before):  # what it reads was renamed before it
+        if i in pairs or node.kind != "node":
+            continue
+        alike = places.get((node.operator, _renamed(node.arguments, renamed)), [])
+        for j in alike:
+            if _may_be_same(node, after[j]) and len(node.results) == len(after[j].results):
+                pairs[i] = j
+                renamed.update(zip(node.results, after[j].results, strict=True))
+                alike.remove(j)
+                break
+
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+def _renamed(arguments: Sequence[str], names: Mapping[str, str]) -> tuple[str, ...]:
+    """Arguments as the later stage would write them; a name may be within a list."""
+    return tuple(
+        names[item] if item in names else _WORD.sub(lambda found: names.get(found[0], found[0]), item)
+        for item in arguments
+    )
+
+
+def _change(before: GraphNode, after: GraphNode, renamed: Mapping[str, str], *, is_translation: bool) -> Change | None:
+    """How a node differs from what it was, or ``None`` if it does not."""
+    types = [tuple(map(_without_strides, node.types)) if is_translation else node.types for node in (before, after)]
+    has_other_type = any(one and other and one != other for one, other in zip(types[0], types[1], strict=False))
+    what = ["type"] if has_other_type else []
+    if is_translation and before.kind == after.kind == "node":
+        return Change("translated", before, after, tuple(what))
+    if before.kind != after.kind:
+        what.insert(0, "kind")
+    elif before.operator != after.operator:
+        what.insert(0, "operator")
+    elif _renamed(before.arguments, renamed) != after.arguments:
+        what.insert(0, "arguments")
+    if what:
+        return Change("changed", before, after, tuple(what))
+    return None if before.results == after.results or is_translation else Change("renamed", before, after)
+
+
+def _without_strides(type_: str) -> str:
+    return re.sub(r"\]\[.*\]$", "]", type_)

@@ -1,0 +1,209 @@
+"""The commands ``ls``, ``show``, ``diff``: what they print, exit codes, without PyTorch; the shell's completion."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dumped import dump_of_two_graphs
+
+from dynamo_backends.cli import main
+from dynamo_backends.dumps.reading import find_run
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return dump_of_two_graphs(tmp_path_factory.mktemp("dump"))
+
+
+Printed = pytest.CaptureFixture[str]
+
+
+def test_ls(dump: Path, capsys: Printed) -> None:
+    assert main(["ls", str(dump)]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^ +0  forward  \S*model\.py:3  \S*model\.py:5  graph break: ", printed, re.M)
+    assert re.search(r"^ +1  forward  .*  the end of the function$", printed, re.M)
+    assert re.search(r"^1/forward +\d\.\d{3} +\d\.\d{3} ", printed, re.M), "compile time"
+    assert re.search(r"^1/forward +4 +75\.0% +1 +\S+e-\d\d +\S+e-\d\d +ok$", printed, re.M)
+    assert "run_" not in printed.split("\n\n", 1)[1], "one run: they are not listed"
+    assert printed.endswith(f"try: dynamo-backends show 0/forward -d {dump}\n")
+
+
+def test_ls_lists_the_runs_and_the_graphs_of_the_latest(dump: Path, tmp_path: Path, capsys: Printed) -> None:
+    run = find_run(dump).folder
+    shutil.copytree(run, tmp_path / "run_1")
+    shutil.copytree(run, tmp_path / "run_2")
+    (tmp_path / "run_3").mkdir()
+    (tmp_path / "latest").symlink_to("run_2")
+    assert main(["ls", "-d", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"run_1 +\d{4}-\d\d-\d\dT\S+Z +4 +0 +0", printed)
+    assert re.search(r"run_3 +no manifest\.json", printed)
+    assert f"\n{tmp_path / 'run_2'}\n" in printed
+    assert main(["ls", str(tmp_path / "run_1"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["run"] == str(tmp_path / "run_1") and found["runs"] == []
+    assert [graph["reference"] for graph in found["graphs"]] == ["0/forward", "0/backward", "1/forward", "1/backward"]
+
+
+def test_a_graph_that_diverges_is_exit_code_1(dump: Path, tmp_path: Path, capsys: Printed) -> None:
+    shutil.copytree(find_run(dump).folder, tmp_path / "run")
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    manifest["graphs"][1]["verdict"] = "diverges at mm_1 (model.py:7)"
+    manifest["dynamo_graphs"][0]["given_up"] = "Dynamo traces the function again"
+    (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest))
+    assert main(["ls", str(tmp_path / "run")]) == 1
+    printed = capsys.readouterr().out
+    assert "given up: Dynamo traces the function again" in printed
+    assert printed.endswith(f"try: dynamo-backends bisect 0/backward -d {tmp_path / 'run'}\n")
+    assert main(["ls", str(tmp_path / "run"), "--json"]) == 1
+
+
+def test_tables_fit_a_terminal(dump: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(dump.parent)
+    assert main(["ls", dump.name]) == 0
+    assert main(["show", "1/forward", "-d", dump.name]) == 0
+    tables = capsys.readouterr().out.split("class GraphModule")[0].splitlines()
+    assert len(tables) > 30 and max(map(len, tables)) <= 80
+
+
+def test_show(dump: Path, capsys: Printed) -> None:
+    assert main(["show", "1/forward", "-d", str(dump)]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^dynamo +4  graph_001/dynamo\.py$", printed, re.M)
+    assert re.search(r"^pre_grad +4  as dynamo$", printed, re.M)
+    assert re.search(r"^session +\d  graph_001/forward/region_\{0,1\}/model\.session\.onnx$", printed, re.M)
+    assert "# File: " in printed and "torch.ops.aten.sort.stable" in printed
+    assert " = None" not in printed
+    assert "\x1b" not in printed, "no terminal"
+    assert printed.endswith(f"try: dynamo-backends diff 1/forward aten post_grad -d {dump}\n")
+
+
+def test_show_a_stage(dump: Path, capsys: Printed) -> None:
+    assert main(["show", "1/forward", "--stage", "onnx", "-d", str(dump)]) == 0
+    printed = capsys.readouterr().out
+    assert "onnx, region 0: 1 node  graph_001/forward/region_0/model.onnx\n" in printed
+    assert re.search(r"^tanh: f32\[3, 4\] = Tanh\(\w+\)  # .*/model\.py:6$", printed, re.M)
+    assert main(["show", "0", "--stage", "joint", "-d", str(dump)]) == 0
+    assert capsys.readouterr().out.count("def forward") == 1, "the forward and the backward share it"
+    assert main(["show", "0", "-s", "aten", "-d", str(dump), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [item["graph"] for item in found] == ["graph_000/forward", "graph_000/backward"]
+    assert "aten.addmm.default" in [node["operator"] for node in found[0]["graphs"][0]["nodes"]]
+
+
+def test_colours(dump: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
+    show = ["show", "0/forward", "--stage", "aten", "-d", str(dump)]
+    diff = ["diff", "0/forward", "aten", "onnx", "-d", str(dump)]
+    texts = []
+    for command in (show, diff):
+        for name, value, coloured in (("FORCE_COLOR", "1", True), ("NO_COLOR", "1", False)):
+            monkeypatch.setenv(name, value)
+            assert main(command) == 0
+            printed = capsys.readouterr().out
+            assert ("\x1b[" in printed) == coloured
+            texts.append(re.sub(r"\x1b\[[\d;]*m", "", printed))
+        monkeypatch.delenv("NO_COLOR")
+        assert texts[-1] == texts[-2]
+
+
+def test_diff(dump: Path, capsys: Printed) -> None:
+    assert main(["diff", "1/forward", "post_grad", "onnx", "-d", str(dump)]) == 0
+    printed = capsys.readouterr().out
+    assert re.match(r"graph_001/forward/\w+\.py -> .*region_1/model\.onnx: .*2 translated", printed)
+    assert "model.py:6: return torch.tanh(torch.sort(torch.tanh(x), stable=True).values)\n" in printed
+    assert re.search(r"^- sort = aten\.sort\.stable\(.*  # runs in PyTorch: no translation to ONNX$", printed, re.M)
+    assert re.search(r"^> tanh: .* = aten\.tanh\.default\(\w+\)\n  tanh: f32\[3, 4\] = Tanh\(\w+\)$", printed, re.M)
+    assert printed.endswith(f"try: dynamo-backends show 1/forward --stage onnx -d {dump}\n")
+    assert main(["diff", "0", "dynamo", "joint", "-d", str(dump), "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert {change["kind"] for change in found["changes"]} >= {"added", "removed", "renamed"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "0", "--stage", "onx"], "Did you mean 'onnx'"),
+        (["diff", "0", "aten", "post_grd"], "Did you mean 'post_grad'"),
+        (["show"], "GRAPH"),
+    ],
+)
+def test_misspelt_stages(arguments: list[str], message: str, capsys: Printed) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["ls"], ["show", "0"], ["diff", "0", "aten", "onnx"]])
+def test_folders_that_are_no_dump(command: list[str], tmp_path: Path, capsys: Printed) -> None:
+    assert main([*command, "-d", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"dynamo-backends {command[0]}: ") and "is no dump" in said
+
+
+def test_a_graph_that_is_not_there(dump: Path, capsys: Printed) -> None:
+    assert main(["show", "graph_001/foward", "-d", str(dump)]) == 2
+    assert "there are graph_001/forward" in capsys.readouterr().err
+
+
+WITHOUT_TORCH = """
+import sys
+from dynamo_backends.cli import main
+code = main(sys.argv[1:])
+assert not {"torch", "onnxruntime", "transformers"} & set(sys.modules)
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("command", [["ls"], ["show", "0", "-s", "onnx"], ["diff", "0/forward", "aten", "session"]])
+def test_a_dump_is_read_without_pytorch(command: list[str], dump: Path) -> None:
+    called = [sys.executable, "-c", WITHOUT_TORCH, *command, "-d", str(dump)]
+    done = subprocess.run(called, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def _completed(line: str, folder: Path) -> list[str]:
+    """What the shell offers after a line; see ``argcomplete``."""
+    answer = folder / "answer.txt"
+    environment = {
+        **os.environ,
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+    }
+    command = [sys.executable, "-m", "dynamo_backends"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return [item.strip() for item in answer.read_text().split("\n") if item]
+
+
+def test_the_shell_completes_commands_options_stages_and_graphs(dump: Path, tmp_path: Path) -> None:
+    assert _completed("dynamo-backends sh", tmp_path) == ["show"]
+    assert _completed("dynamo-backends demo --len", tmp_path) == ["--length"]
+    assert _completed("dynamo-backends show 0 --stage onnx_", tmp_path) == ["onnx_optimized"]
+    graphs = _completed(f"dynamo-backends show -d {dump} 1", tmp_path)
+    assert graphs == ["1", "1/forward", "1/backward"]
+    assert _completed(f"dynamo-backends diff -d {dump} graph_000/f", tmp_path) == ["graph_000/forward"]
+    assert _completed(f"dynamo-backends show -d {tmp_path} 1", tmp_path) == [], "no dump"
+
+
+def test_bash_completes() -> None:
+    """With the line that docs/command_line.md gives."""
+    script = 'eval "$(register-python-argcomplete dynamo-backends)"\ncomplete -p dynamo-backends\n'
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env={**os.environ, "PATH": path})
+    assert done.returncode == 0, done.stderr
+    assert "_python_argcomplete" in done.stdout

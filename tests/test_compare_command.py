@@ -1,0 +1,716 @@
+"""``dynamo-backends compare`` and ``replay``: hand-built models, exported ones, and graphs of dumps."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, parser
+from onnx.reference import ReferenceEvaluator
+
+from dynamo_backends.cli import main
+from dynamo_backends.dumps.comparing import Comparison, compare, compare_targets, digest, targets_of
+from dynamo_backends.dumps.differences import Difference, difference
+from dynamo_backends.dumps.feeds import made_up, match, read_feeds
+from dynamo_backends.dumps.models import OnnxModel, load_model
+from dynamo_backends.dumps.reading import DumpError, find_run
+from dynamo_backends.dumps.replaying import Variant, replay
+from dynamo_backends.dumps.running import Runtime, run_model
+
+HEAD = '<ir_version: 10, opset_import: ["": 21]>'
+X = np.linspace(-2, 3, 6, dtype=np.float32).reshape(2, 3)
+
+
+def model(text: str, tmp_path: Path, name: str = "model", head: str = HEAD, **initializers: np.ndarray) -> OnnxModel:
+    """A model of onnx's text form, saved and loaded."""
+    proto = parser.parse_model(head + text)
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(value, key) for key, value in initializers.items())
+    path = tmp_path / f"{name}.onnx"
+    onnx.save(proto, path)
+    return load_model(path, name)
+
+
+def compared(first: OnnxModel, second: OnnxModel, runtime: Runtime | None = None, **feeds: np.ndarray) -> Comparison:
+    return compare(first, second, feeds, runtime or Runtime())
+
+
+def marks(comparison: Comparison) -> list[tuple[str, str]]:
+    return [(row.mark, row.name) for row in comparison.rows]
+
+
+CHAIN = "g (float[2,3] x) => (float[2,3] y) { a = Relu(x) \n b = Exp(a) \n y = Sub(b, a) }"
+
+
+@pytest.mark.parametrize("runtime", [Runtime(), Runtime("reference"), Runtime(optimize=True)])
+def test_a_model_is_equal_to_itself(tmp_path: Path, runtime: Runtime) -> None:
+    first = model(CHAIN, tmp_path)
+    found = compared(first, first, runtime, x=X)
+    assert found.ok and found.verdict == "ok"
+    assert [mark for mark, _ in marks(found)] == ["="] * 5
+    assert [(row.first.kind, row.first.operator) for row in found.rows if row.first] == [
+        ("input", ""),
+        ("result", "Relu"),
+        ("result", "Exp"),
+        ("result", "Sub"),
+        ("output", "Sub"),
+    ]
+
+
+@pytest.mark.parametrize("runtime", [Runtime(), Runtime("reference")])
+def test_the_first_row_that_diverges_is_named(tmp_path: Path, runtime: Runtime) -> None:
+    swapped = CHAIN.replace("Exp(a)", "Exp(c)").replace("b =", "c = Neg(a) \n b =")
+    found = compared(model(CHAIN, tmp_path, "first"), model(swapped, tmp_path, "second"), runtime, x=X)
+    assert not found.ok
+    assert found.verdict.startswith("diverges at b (Exp): off by 20")
+    assert ("+", "c") in marks(found)
+
+
+def test_names_of_another_exporter(tmp_path: Path) -> None:
+    """All names but the outputs' are others, the weight is an initializer here and an input there, operators differ."""
+    weight = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+    first = model(
+        "g (float[2,3] x, float[3,4] w) => (float[2,4] y) { p = MatMul(x, w) \n q = Relu(p) \n y = Add(q, q) }",
+        tmp_path,
+        "first",
+    )
+    second = model(
+        "g (float[2,3] in) => (float[2,4] out) { val_1 = Gemm(in, weight) \n val_2 = Relu(val_1) \n "
+        "val_3 = Identity(val_2) \n out = Add(val_2, val_3) }",
+        tmp_path,
+        "second",
+        weight=weight,
+    )
+    found = compared(first, second, x=X)
+    assert found.ok
+    pairs = {row.first.name: row.second.name for row in found.rows if row.first and row.second}
+    assert pairs == {"x": "in", "w": "weight", "p": "val_1", "q": "val_2", "y": "out"}
+    assert ("+", "val_3") in marks(found)
+    assert "inputs of the first model that the second has as initializers: w" in found.notes
+    back = compared(second, first, **{"in": X})
+    assert back.ok and "inputs of the second model that the first has as initializers: w" in back.notes
+
+
+def test_weights_with_equal_types_are_matched_by_content(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    one, other = (generator.standard_normal((3, 3)).astype(np.float32) for _ in range(2))
+    text = "g (float[2,3] x) => (float[2,3] y) { p = MatMul(x, FIRST) \n y = MatMul(p, SECOND) }"
+    first = model(text.replace("FIRST", "a").replace("SECOND", "b"), tmp_path, "first", a=one, b=other)
+    second = model(text.replace("FIRST", "c").replace("SECOND", "d"), tmp_path, "second", d=other, c=one)
+    assert {(item.partner, item.name, item.how) for item in match(first, {}, second)} == {
+        ("x", "x", "name"),
+        ("a", "c", "content"),
+        ("b", "d", "content"),
+    }
+    assert compared(first, second, x=X).ok
+
+
+def test_a_stale_weight_is_what_is_named(tmp_path: Path) -> None:
+    weight = np.eye(3, dtype=np.float32)
+    text = "g (float[2,3] x) => (float[2,3] y) { p = MatMul(x, weight) \n y = Tanh(p) }"
+    first = model(text, tmp_path, "first", weight=weight)
+    found = compared(first, model(text, tmp_path, "second", weight=weight * 1.01), x=X)
+    assert found.verdict.startswith("diverges at weight (initializer): off by 0.01")
+
+
+def test_what_is_computed_in_another_order_is_aligned(tmp_path: Path) -> None:
+    branches = {name: f"{name}0 = {op}(x) \n {name}1 = Mul({name}0, x)" for name, op in (("a", "Sin"), ("b", "Exp"))}
+    text = "g (float[2,3] x) => (float[2,3] y) {{ {} \n {} \n y = Add(a1, b1) }}"
+    first = model(text.format(branches["a"], branches["b"]), tmp_path, "first")
+    renamed = text.format(branches["b"], branches["a"]).replace("a0", "v1").replace("a1", "v2").replace("b0", "v3")
+    found = compared(first, model(renamed.replace("b1", "v4"), tmp_path, "second"), x=X)
+    pairs = {row.first.name: row.second.name for row in found.rows if row.first and row.second}
+    assert pairs == {"x": "x", "a0": "v1", "a1": "v2", "b0": "v3", "b1": "v4", "y": "y"}
+
+
+def test_accidental_names_are_not_believed(tmp_path: Path) -> None:
+    """Exporters count values; here most names that both have are of other shapes."""
+    first = model(
+        "g (float[2,3] x) => (float[3] y) { val_1 = Exp(x) \n val_2 = Transpose(val_1) \n val_3 = Neg(x) \n "
+        "val_4 = Add(val_1, val_3) \n y = ReduceSum<keepdims=0>(val_4, axis) }",
+        tmp_path,
+        "first",
+        axis=np.array([0]),
+    )
+    second = model(
+        "g (float[2,3] x) => (float[3] y) { val_0 = Neg(x) \n val_1 = Transpose(x) \n val_2 = Exp(x) \n "
+        "val_3 = Sub(val_2, x) \n val_4 = Mul(x, x) \n y = ReduceMax<keepdims=0>(val_3, axis) }",
+        tmp_path,
+        "second",
+        axis=np.array([0]),
+    )
+    found = compared(first, second, x=X)
+    pairs = {row.first.name: row.second.name for row in found.rows if row.first and row.second}
+    assert pairs["val_1"] == "val_2" and pairs["val_3"] == "val_0" and pairs["val_4"] == "val_3"
+    assert found.verdict.startswith("diverges at y")
+
+
+def test_a_wrong_constant(tmp_path: Path) -> None:
+    """Where names mean the same, a number of another value is what is wrong; else it is another number."""
+    text = (
+        "g (float[2,3] x) => (float[2,3] y) { k = Constant<value: tensor = float {VALUE}>() \n a = Mul(x, k) \n "
+        "y = Tanh(a) }"
+    )
+    first = model(text.replace("VALUE", "2.0"), tmp_path, "first")
+    second = model(text.replace("VALUE", "2.5"), tmp_path, "second")
+    assert compared(first, second, x=X).verdict.startswith("diverges at k (Constant): off by 0.5")
+    other = model(
+        "g (float[2,3] x) => (float[2,3] y) { b = Add(x, x) \n y = Tanh(b) }", tmp_path, "other", k=np.array(7, "f")
+    )
+    found = compared(first, other, x=X)
+    assert found.ok and ("-", "k") in marks(found) and ("+", "k") in marks(found)
+
+
+def layers(number: int, fault: float = 0.0) -> torch.nn.Module:
+    """A residual network; one layer in the middle may be wrong by a factor."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            self.norm, self.inner = torch.nn.LayerNorm(16), torch.nn.Linear(16, 16)
+            self.factor = factor
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.nn.functional.gelu(self.inner(self.norm(x)))
+            return x + (y * self.factor if self.factor != 1 else y)
+
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(Layer(1 + fault * (i == number // 2)) for i in range(number)))
+
+
+def export(module: torch.nn.Module, path: Path, **options: object) -> OnnxModel:
+    torch.onnx.export(module.eval(), (torch.randn(4, 16),), path, dynamo=True, verbose=False, **options)
+    return load_model(path, path.stem)
+
+
+@pytest.mark.parametrize("fault", [1e-2, 1e-4])
+def test_a_factor_in_the_middle_of_twelve_layers(tmp_path: Path, fault: float) -> None:
+    first = export(layers(12), tmp_path / "first.onnx")
+    second = export(layers(12, fault), tmp_path / "second.onnx")
+    feeds = made_up(first, sizes={}, seed=0)
+    found = compare(first, second, feeds, Runtime())
+    assert not found.ok and found.first_different is not None and found.first_different.first is not None
+    # The first value behind the seventh GELU: its residual addition.
+    gelus = [row.first.name for row in found.rows if row.first and row.first.operator == "Gelu"]
+    after = [row for row in found.rows if row.first and row.first.operator == "Add"]
+    assert len(gelus) == 12
+    assert found.first_different.first.name == after[6].first.name  # type: ignore[union-attr]
+    assert compare(first, first, feeds, Runtime(optimize=True)).ok
+
+
+def test_opsets_local_functions_and_optimized_forms_agree(tmp_path: Path) -> None:
+    first = export(layers(2), tmp_path / "first.onnx", opset_version=18)
+    second = export(layers(2), tmp_path / "second.onnx", opset_version=23, optimize=False)
+    assert first.proto.opset_import[0].version != second.proto.opset_import[0].version
+    for runtime in (Runtime(), Runtime(optimize=True), Runtime("reference")):
+        assert compare(first, second, {}, runtime).ok
+    function = (
+        HEAD.replace("]>", ', "my": 1]>')
+        + "g (float[2,3] x) => (float[2,3] y) { y = my.f(x) } "
+        + '<domain: "my", opset_import: ["": 21]> f (v) => (w) { a = Relu(v) \n b = Exp(a) \n w = Sub(b, a) }'
+    )
+    path = tmp_path / "function.onnx"
+    onnx.save(parser.parse_model(function), path)
+    found = compared(model(CHAIN, tmp_path), load_model(path), x=X)
+    assert [mark for mark, _ in marks(found)] == ["="] * 5, "the values in the function are rows too"
+
+
+def test_our_export_against_that_of_pytorch(tmp_path: Path) -> None:
+    module = layers(3)
+    options = {"dump_dir": str(tmp_path / "dump")}
+    with torch.no_grad():
+        torch.compile(module, backend="onnx_debug", options=options)(torch.randn(4, 16))
+    export(module, tmp_path / "exported.onnx")
+    [ours] = targets_of("0", str(tmp_path / "dump"))
+    [exported] = targets_of(str(tmp_path / "exported.onnx"), None)
+    for one, other in ((ours, exported), (exported, ours)):
+        found = compare_targets(one, other, Runtime())
+        assert found.verdict == "ok"
+        aligned = [row for row in found.rows if row.first and row.second and row.first.kind == "result"]
+        assert len(aligned) == 12, "layer norm, linear, GELU and addition of each layer"
+
+
+def test_float16_against_float32(tmp_path: Path) -> None:
+    first = model(CHAIN, tmp_path, "first")
+    half = (
+        "g (float[2,3] x) => (float[2,3] y) { h = Cast<to=10>(x) \n a = Relu(h) \n b = Exp(a) \n c = Sub(b, a) \n "
+        "y = Cast<to=1>(c) }"
+    )
+    second = model(half, tmp_path, "second")
+    for found in (compared(first, second, x=X), compared(second, first, x=X)):
+        assert found.ok, "the rounding is float16's"
+        assert next(row for row in found.rows if row.name == "y" and row.first.kind == "output").mark == "~"  # type: ignore[union-attr]
+    wrong = model(half.replace("Sub(b, a)", "Add(b, a)"), tmp_path, "wrong")
+    assert not compared(first, wrong, x=X).ok
+
+
+def test_an_input_of_another_precision_is_the_same_input(tmp_path: Path) -> None:
+    first = model(CHAIN, tmp_path, "first")
+    second = model(CHAIN.replace("float[", "double["), tmp_path, "second")
+    assert compared(first, second, x=X).ok and compared(second, first, x=X.astype(np.float64)).ok
+
+
+def test_small_errors_in_ordinary_operators_are_not_rounding(tmp_path: Path) -> None:
+    first = model("g (float[64] x) => (float[64] y) { y = Gelu(x) }", tmp_path, "first")
+    second = model('g (float[64] x) => (float[64] y) { y = Gelu<approximate="tanh">(x) }', tmp_path, "second")
+    x = np.random.default_rng(0).standard_normal(64).astype(np.float32)
+    found = compared(first, second, x=x)
+    assert found.verdict.startswith("diverges at y (Gelu)")
+
+
+def test_cancellation_is_rounding(tmp_path: Path) -> None:
+    """Large terms cancel: what is left is all rounding, and moves with it."""
+    text = "g (float[64] x) => (float[64] y) {{ a = Add(x, c) \n b = {} \n y = Sub(b, c) }}"
+    x = np.random.default_rng(0).standard_normal(64).astype(np.float32) * 1e-3
+    big = np.full(64, 1234.567, np.float32)
+    first = model(text.format("Mul(a, k)"), tmp_path, "first", c=big, k=np.array([1.0], np.float32))
+    second = model(text.format("Exp(l)").replace("b =", "l = Log(a) \n b ="), tmp_path, "second", c=big)
+    found = compared(first, second, x=x)
+    assert found.ok
+    row = found.outputs[0]
+    assert row.difference is not None and row.difference.relative > 1e-3
+
+
+def test_nan_in_one_only_diverges(tmp_path: Path) -> None:
+    first = model("g (float[2,3] x) => (float[2,3] y) { a = Abs(x) \n y = Sqrt(a) }", tmp_path, "first")
+    second = model("g (float[2,3] x) => (float[2,3] y) { a = Identity(x) \n y = Sqrt(a) }", tmp_path, "second")
+    found = compared(first, second, x=X)
+    assert found.verdict.startswith("diverges at a")
+    nothing = model("g (float[2,3] x) => (float[2,3] y) { y = Sqrt(x) }", tmp_path, "nothing")
+    assert compared(nothing, nothing, x=X).ok, "NaN is NaN"
+
+
+EXOTIC = {
+    "bfloat16": ("g (float[2,3] x) => (bfloat16[2,3] y) { y = Cast<to=16>(x) }", "bfloat16"),
+    "float8": ("g (float[2,3] x) => (float8e4m3fn[2,3] y) { y = Cast<to=17>(x) }", "float8_e4m3fn"),
+    "int4": ("g (float[2,3] x) => (int4[2,3] y) { y = Cast<to=22>(x) }", "int4"),
+    "bool": ("g (float[2,3] x) => (bool[2,3] y) { y = Greater(x, x) }", "bool"),
+    "string": ("g (float[2,3] x) => (string[2,3] y) { y = Cast<to=8>(x) }", "string"),
+    "double": ("g (float[2,3] x) => (double[2,3] y) { y = Cast<to=11>(x) }", "float64"),
+}
+
+
+@pytest.mark.parametrize("runtime", [Runtime(), Runtime("reference")], ids=["ort", "reference"])
+@pytest.mark.parametrize("name", EXOTIC)
+def test_all_types_of_tensors(tmp_path: Path, name: str, runtime: Runtime) -> None:
+    text, dtype = EXOTIC[name]
+    first = model(text, tmp_path, "first")
+    found = compared(first, first, runtime, x=X)
+    assert found.ok and found.outputs[0].first is not None and found.outputs[0].first.type == dtype
+    changed = (
+        text.replace("{ y = ", "{ z = Mul(x, x) \n y = ").replace("(x) }", "(z) }").replace("(x, x) }", "(z, x) }")
+    )
+    assert not compared(first, model(changed, tmp_path, "second"), runtime, x=X).ok
+
+
+def test_inputs_of_all_types(tmp_path: Path) -> None:
+    numbers = np.array([1, -2, 0.5, 3], dtype=np.float32)
+    for onnx_name, dtype in (
+        ("bfloat16", ml_dtypes.bfloat16),
+        ("float8e5m2", ml_dtypes.float8_e5m2),
+        ("float16", "f2"),
+    ):
+        first = model(f"g ({onnx_name}[4] x) => (float[4] y) {{ y = Cast<to=1>(x) }}", tmp_path)
+        run = run_model(first, {"x": numbers.astype(dtype)}, Runtime())
+        np.testing.assert_array_equal(run.outputs["y"], numbers)  # type: ignore[arg-type]
+        assert compared(first, first).ok, "made up"
+    text = model("g (string[2] x) => (string[2] y) { y = Identity(x) }", tmp_path)
+    assert compared(text, text, x=np.array(["a", "é"], dtype=object)).ok
+
+
+def test_sequences_and_optionals(tmp_path: Path) -> None:
+    text = "g (float[2,3] x) => (seq(float[2,3]) y) { a = Relu(x) \n y = SequenceConstruct(a, x) }"
+    first = model(text, tmp_path, "first")
+    found = compared(first, first, x=X)
+    assert found.ok and found.outputs[0].first is not None and found.outputs[0].first.type == "sequence of 2"
+    longer = model(text.replace("(a, x)", "(a, x, x)"), tmp_path, "longer")
+    assert compared(first, longer, x=X).verdict.startswith("diverges at y (SequenceConstruct): 2 and 3 elements")
+    given = model("g (seq(float[2,3]) x) => (int64 y) { y = SequenceLength(x) }", tmp_path, "given")
+    with pytest.raises(DumpError, match="the input x .sequence. cannot be made up"):
+        compared(given, given)
+
+
+def test_shapes_that_differ(tmp_path: Path) -> None:
+    first = model("g (float[2,3] x) => (float[2,3] y) { y = Relu(x) }", tmp_path, "first")
+    second = model(
+        "g (float[2,3] x) => (float[2,1] y) { y = ReduceMax(x, one) }", tmp_path, "second", one=np.array([1])
+    )
+    found = compared(first, second, x=X)
+    assert found.verdict == "diverges at y (Relu): float32 2x3 and float32 2x1"
+
+
+def test_symbolic_dimensions_and_indices(tmp_path: Path) -> None:
+    text = (
+        "g (int64[batch, n] ids, float[batch, k] x) => (float y) { low = Less(ids, zero) \n"
+        " where = Where(low, zero, ids) \n e = Gather(table, where) \n s = ReduceSum<keepdims=0>(e) \n "
+        "t = ReduceSum<keepdims=0>(x) \n y = Add(s, t) }"
+    )
+    first = model(text, tmp_path, table=np.ones((7, 2), np.float32), zero=np.array(0))
+    feeds = made_up(first, sizes={"batch": 5, "n": 40}, seed=0)
+    assert {name: value.shape for name, value in feeds.items()} == {"ids": (5, 40), "x": (5, 3)}  # type: ignore[union-attr]
+    ids = feeds["ids"]
+    assert isinstance(ids, np.ndarray) and ids.min() == 0 and ids.max() == 6, "indices of a table of seven rows"
+    shaped = model("g (float[2,3] x, int64[1] s) => (float[n] y) { y = Reshape(x, s) }", tmp_path)
+    with pytest.raises(DumpError, match="the values of s are a shape"):
+        made_up(shaped, sizes={}, seed=0)
+
+
+def test_stored_inputs(tmp_path: Path) -> None:
+    first = model("g (float[2,3] x, float[2,3] z) => (float[2,3] y) { y = Sub(x, z) }", tmp_path)
+    folder = tmp_path / "test_data_set_0"
+    folder.mkdir()
+    for i, (name, value) in enumerate((("x", X), ("z", X + 1))):
+        (folder / f"input_{i}.pb").write_bytes(onnx.numpy_helper.from_array(value, name).SerializeToString())
+    np.savez(tmp_path / "named.npz", x=X, z=X + 1)
+    np.savez(tmp_path / "numbered.npz", X, X + 1)
+    pb = [folder / "input_0.pb", folder / "input_1.pb"]
+    for paths in ([folder], [tmp_path], pb, [tmp_path / "named.npz"], [tmp_path / "numbered.npz"]):
+        feeds = read_feeds(paths, first)
+        np.testing.assert_array_equal(run_model(first, feeds, Runtime()).outputs["y"], np.full((2, 3), -1))  # type: ignore[arg-type]
+    np.savez(tmp_path / "pickled.npz", x=np.array([{}], dtype=object))
+    with pytest.raises(DumpError, match="pickled.npz cannot be read.*allow_pickle"):
+        read_feeds([tmp_path / "pickled.npz"], first)
+    with pytest.raises(DumpError, match="nothing.pb does not exist"):
+        read_feeds([tmp_path / "nothing.pb"], first)
+    with pytest.raises(DumpError, match="the input z is float32 2x3, its value int64 2x3"):
+        run_model(first, {"x": X, "z": np.ones((2, 3), np.int64)}, Runtime())
+    with pytest.raises(DumpError, match=r"no value for z \(float32 2x3\)"):
+        run_model(first, {"x": X}, Runtime())
+
+
+def external(name: str, sizes: list[int], location: str) -> TensorProto:
+    """A float32 initializer in another file."""
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=sizes, data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", location), ("offset", "0"), ("length", str(int(np.prod(sizes)) * 4))):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, value
+    return tensor
+
+
+def test_more_than_two_gigabytes(tmp_path: Path) -> None:
+    """A sparse file: neither the disk nor the memory ever holds it."""
+    rows, width = 600_000, 1024
+    proto = parser.parse_model(HEAD + "g (int64[3] i) => (float[3,1024] y) { e = Gather(w, i) \n y = Exp(e) }")
+    proto.graph.initializer.append(external("w", [rows, width], "w.data"))
+    onnx.save(proto, tmp_path / "large.onnx")
+    with open(tmp_path / "w.data", "wb") as file:
+        file.truncate(rows * width * 4)
+    assert (tmp_path / "w.data").stat().st_size > 2**31
+    first = load_model(tmp_path / "large.onnx", "large")
+    feeds = {"i": np.array([0, 7, rows - 1])}
+    for name in ("ort", "reference"):
+        run = run_model(first, feeds, Runtime(name))
+        np.testing.assert_array_equal(run.outputs["y"], np.ones((3, width)))  # type: ignore[arg-type]
+    assert digest(first.initializers["w"]) == "AAAA"
+    with pytest.raises(DumpError, match="cannot be read from"):
+        (tmp_path / "w.data").unlink()
+        _ = first.initializers["w"]
+
+
+def test_external_data_outside_of_the_folder_is_not_read(tmp_path: Path) -> None:
+    proto = parser.parse_model(HEAD + "g (float[2] x) => (float[2] y) { y = Add(x, w) }")
+    proto.graph.initializer.append(external("w", [2], "../secret"))
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (tmp_path / "secret").write_bytes(b"12345678")
+    onnx.save(proto, inner / "model.onnx")
+    with pytest.raises(DumpError, match="outside the model's folder"):
+        _ = load_model(inner / "model.onnx").initializers["w"]
+
+
+def test_operators_that_the_reference_does_not_have(tmp_path: Path) -> None:
+    head = HEAD.replace("]>", ', "com.microsoft": 1]>')
+    known = model(
+        "g (float[2,3] x) => (float[2,2] y) { y = com.microsoft.FusedMatMul<transB=1>(x, x) }", tmp_path, "known", head
+    )
+    plain = model("g (float[2,3] x) => (float[2,2] y) { t = Transpose(x) \n y = MatMul(x, t) }", tmp_path, "plain")
+    assert compared(known, plain, Runtime("reference"), x=X).ok, "onnx-array-api has this one"
+    unknown = model(
+        "g (float[2,3] x) => (float[2,3] y) { y = com.microsoft.BiasGelu(x, b) }",
+        tmp_path,
+        "unknown",
+        head,
+        b=np.zeros(3, np.float32),
+    )
+    with pytest.raises(DumpError, match="the reference evaluator has no com.microsoft::BiasGelu; use --runtime ort"):
+        compared(unknown, unknown, Runtime("reference"), x=X)
+    assert compared(unknown, unknown, x=X).ok
+
+
+def test_scatter_elements_of_onnx_array_api_is_still_wrong(tmp_path: Path) -> None:
+    """It takes the reduction ``mul`` for none; when this fails, ``running._evaluator`` can use it."""
+    from onnx_array_api.reference import ExtendedReferenceEvaluator
+
+    text = 'g (float[3] x, int64[1] i, float[1] u) => (float[3] y) { y = ScatterElements<reduction="mul">(x, i, u) }'
+    scatter = model(text, tmp_path)
+    feeds = {"x": np.full(3, 2, np.float32), "i": np.array([1]), "u": np.array([5], np.float32)}
+    for name in ("ort", "reference"):
+        np.testing.assert_array_equal(run_model(scatter, feeds, Runtime(name)).outputs["y"], [2, 10, 2])  # type: ignore[arg-type]
+    theirs = ExtendedReferenceEvaluator(scatter.proto).run(None, feeds)
+    np.testing.assert_array_equal(theirs[0], [2, 5, 2])
+
+
+def test_gather_elements_of_onnx_is_still_wrong(tmp_path: Path) -> None:
+    """Of more than 64 rows, or with fewer indices; when this fails, ``running._evaluator`` can use it."""
+    text = "g (float[100,2] x, int64[100,2] i) => (float[100,2] y) { y = GatherElements<axis=0>(x, i) }"
+    gather = model(text, tmp_path)
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((100, 2)).astype(np.float32)
+    i = generator.integers(-100, 100, (100, 2))
+    for name in ("ort", "reference"):
+        found = run_model(gather, {"x": x, "i": i}, Runtime(name)).outputs["y"]
+        np.testing.assert_array_equal(found, np.take_along_axis(x, i, 0))  # type: ignore[arg-type]
+    with pytest.raises((ValueError, IndexError)):
+        ReferenceEvaluator(gather.proto).run(None, {"x": x, "i": i})
+    text = text.replace("int64[100,2]", "int64[3,1]").replace("float[100,2] y", "float[3,1] y")
+    smaller = model(text, tmp_path, "smaller")
+    few = np.array([[5], [0], [39]])
+    for name in ("ort", "reference"):
+        found = run_model(smaller, {"x": x, "i": few}, Runtime(name)).outputs["y"]
+        np.testing.assert_array_equal(found, x[few[:, 0], :1])  # type: ignore[arg-type]
+
+
+def test_a_long_table_shows_where_it_diverges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = [f"v{i + 1} = Sin(v{i})" for i in range(300)]
+    text = "g (float[4] v0) => (float[4] v300) {{ {} }}"
+    model(text.format("\n".join(steps)), tmp_path, "first")
+    steps[150] = "v151 = Cos(v150)"
+    model(text.format("\n".join(steps)), tmp_path, "second")
+    one, other = tmp_path / "first.onnx", tmp_path / "second.onnx"
+    code, out, _ = command(capsys, "compare", one, other)
+    lines = [line for line in out.splitlines() if " result " in line]
+    assert code == 1 and 25 <= len(lines) <= 35 and any(line.startswith("!>") and "v151" in line for line in lines)
+    assert "results: 150 =" in out and "rows that say less are left out" in out
+    code, out, _ = command(capsys, "compare", one, other, "--all")
+    assert len([line for line in out.splitlines() if " result " in line]) == 300
+    code, out, _ = command(capsys, "compare", one, one)
+    assert code == 0 and "results: 300 =" in out
+
+
+def test_optimized_forms_are_what_is_shown(tmp_path: Path) -> None:
+    text = (
+        "g (float[2,8] x) => (float[2,8] y) { d = Div(x, r) \n e = Erf(d) \n a = Add(e, one) \n m = Mul(x, a) \n "
+        "y = Mul(m, half) }"
+    )
+    constants = {"r": np.array(2**0.5, "f"), "one": np.array(1, "f"), "half": np.array(0.5, "f")}
+    gelu = model(text, tmp_path, **constants)
+    x = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)
+    plain, optimized = compared(gelu, gelu, x=x), compared(gelu, gelu, Runtime(optimize=True), x=x)
+    assert "Erf" in {row.first.operator for row in plain.rows if row.first}
+    assert {row.first.operator for row in optimized.rows if row.first} >= {"Gelu"}
+    assert "Erf" not in {row.first.operator for row in optimized.rows if row.first}
+
+
+def test_random_numbers_are_said_to_differ(tmp_path: Path) -> None:
+    text = "g (float[64] x) => (float[64] y) { r = RandomNormalLike(x) \n y = Add(x, r) }"
+    first = model(text, tmp_path)
+    assert any(note.startswith("RandomNormalLike draws other numbers") for note in compared(first, first).notes)
+
+
+def test_thousands_of_nodes_are_aligned_in_seconds(tmp_path: Path) -> None:
+    """5,000 against 2,500 of other names: the edit distance has no more than it can look at."""
+
+    def chain(number: int, prefix: str, step: str) -> str:
+        names = ["x", *(f"{prefix}{i}" for i in range(number))]
+        nodes = [
+            f"{b} = {step if i % 2 else 'Tanh'}({a})" for i, (a, b) in enumerate(zip(names, names[1:], strict=False))
+        ]
+        return f"g (float[4] x) => (float[4] y) {{ {chr(10).join(nodes)} \n y = Identity({names[-1]}) }}"
+
+    first = model(chain(5000, "a", "Identity"), tmp_path, "first")
+    second = model(chain(5000, "b", "Abs").replace("Abs", "Identity", 1000), tmp_path, "second")
+    start = time.process_time()
+    found = compared(first, second, x=np.full(4, 0.5, np.float32))
+    assert time.process_time() - start < 20
+    assert found.ok
+    assert sum(row.second is None for row in found.rows) < 2600
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (np.array([1.0, np.nan]), np.array([1.0, np.nan]), Difference(0, 1, 0, 0)),
+        (np.array([1.0, np.inf]), np.array([1.0, -np.inf]), Difference(0, 1, 1, 1)),
+        (np.array([1.0, -3e38], "f"), np.array([1.5, -3e38], "f"), Difference(0.5, 1.5, 1, 0)),
+        (np.array([], "f"), np.array([], "f"), Difference()),
+        (np.array([True, False]), np.array([True, True]), Difference(1, 1, 1)),
+        (np.array([2**62], "i8"), np.array([2**62 + 1], "i8"), Difference(0, 2.0**62, 1)),
+        (np.array([1 + 2j], "c8"), np.array([1 + 3j], "c8"), Difference(1, 3, 1)),
+    ],
+)
+def test_differences(first: np.ndarray, second: np.ndarray, expected: Difference) -> None:
+    found = difference(first, second)
+    assert (found.max_abs, found.scale, found.differing, found.nonfinite) == (
+        expected.max_abs,
+        expected.scale,
+        expected.differing,
+        expected.nonfinite,
+    )
+    assert found.is_explained(Difference()) == (expected.differing == 0)
+
+
+# The commands.
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of one module, each with a trained graph and one for inference; the second has another activation."""
+    folder = tmp_path_factory.mktemp("dumps")
+    script = """
+import sys, torch
+torch.manual_seed(0)
+layer = torch.nn.Sequential(torch.nn.Embedding(20, 8), torch.nn.Linear(8, 16), torch.nn.LayerNorm(16))
+activation = {"one": torch.tanh, "two": torch.sigmoid}[sys.argv[1]]
+def step(i, x): return torch.sort(activation(layer(i))).values * x
+compiled = torch.compile(step, backend="onnx_debug", options={"dump_dir": sys.argv[1]})
+inputs = torch.randint(0, 20, (2, 5)), torch.randn(16)
+compiled(*inputs).sum().backward()
+with torch.no_grad():
+    compiled(*inputs)
+"""
+    for name in ("one", "two"):
+        subprocess.run([sys.executable, "-c", script, name], cwd=folder, check=True, timeout=300)
+    return folder
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = main([str(item) for item in arguments])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_compare_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model(CHAIN, tmp_path, "first")
+    model(CHAIN.replace("Sub(b, a)", "Add(a, b)"), tmp_path, "second")
+    one, other = tmp_path / "first.onnx", tmp_path / "second.onnx"
+    code, out, _ = command(capsys, "compare", one, one)
+    assert code == 0 and "note: made up (seed 0): x" in out and "ok: all outputs are equal" in out
+    code, out, _ = command(capsys, "compare", one, other)
+    assert code == 1 and "diverges at y (Sub): off by" in out
+    assert any(line.startswith("!>") and "Sub" in line and "Add" in line for line in out.splitlines())
+    assert "try: dynamo-backends compare" in out
+    code, out, _ = command(capsys, "compare", one, other, "--json")
+    [found] = json.loads(out)
+    assert code == 1 and found["first_different"]["first"]["name"] == "y" and not found["ok"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing.onnx", "{one}"], "nothing.onnx does not exist"),
+        (["{text}", "{one}"], "is no ONNX model"),
+        (["{one}", "{one}", "--provider", "cudda"], "unknown execution provider 'cudda'.*CPUExecutionProvider"),
+        (["{one}", "{one}", "--dim", "batch"], "--dim batch: expected a name and a size"),
+        (["{one}", "{one}", "--inputs", "feeds.npz"], "feeds.npz cannot be read"),
+        (["{one}", "{one}", "--runtime", "reference", "--provider", "cpu"], "--provider is for --runtime ort"),
+        (["{one}", "{foreign}"], "ONNX Runtime refuses the model"),
+    ],
+)
+def test_what_compare_cannot_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: Sequence[str], message: str
+) -> None:
+    model(CHAIN, tmp_path, "one")
+    model(
+        "g (float[2,3] x) => (float[2,3] y) { y = my.What(x) }", tmp_path, "foreign", HEAD.replace("]>", ', "my": 1]>')
+    )
+    (tmp_path / "text.onnx").write_text("this is no model at all, but a text of some length")
+    names = {name: str(tmp_path / f"{name}.onnx") for name in ("one", "text", "foreign")}
+    code, out, err = command(capsys, "compare", *(item.format(**names) for item in arguments))
+    assert code == 2 and re.search(message, err), err
+    assert "Traceback" not in err and not out
+
+
+def test_compare_graphs_of_dumps(dumps: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = (find_run(dumps / name).folder for name in ("one", "two"))
+    code, out, _ = command(capsys, "compare", "0/forward", "0/forward", "-d", dumps / "one")
+    assert code == 0 and "ok: all outputs are equal" in out
+    code, out, _ = command(capsys, "compare", one / "graph_000/forward/region_0", two / "graph_000/forward/region_0")
+    assert code == 1
+    assert re.search(r"diverges at \w+ \((Tanh|Sigmoid)\)|not comparable", out)
+    code, out, _ = command(
+        capsys, "compare", one / "graph_001", two / "graph_001", "--inputs", two / "graph_001/inference/region_0"
+    )
+    assert code == 2, "the graphs have two regions each"
+    names = [folder / "graph_001/inference/region_0" for folder in (one, two)]
+    code, out, _ = command(capsys, "compare", *names, "--inputs", names[1])
+    assert code == 1 and re.search(r"diverges at \w+ \(Tanh\): off by", out), out
+    code, out, _ = command(capsys, "compare", "1", "1", "-d", dumps / "one", "--stage", "onnx_optimized", "--optimize")
+    assert code == 0
+    code, _, err = command(capsys, "compare", "0/forward", "1/nothing", "-d", dumps / "one")
+    assert code == 2 and "no graph '1/nothing'" in err
+
+
+VARIANTS: list[list[str]] = [[], ["--no-optimize"], ["--opset", "24"], ["--provider", "cpu"]]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=" ".join)
+def test_replay(dumps: Path, capsys: pytest.CaptureFixture[str], variant: list[str]) -> None:
+    for graph in ("0", "graph_000/backward", "1"):
+        code, out, err = command(capsys, "replay", graph, "-d", dumps / "one", *variant)
+        assert code == 0, out + err
+        assert "try: dynamo-backends" in out
+    code, out, _ = command(capsys, "replay", "0", "-d", dumps / "one", "--json", *variant)
+    found = json.loads(out)
+    assert {item["verdict"] for item in found} == {"ok"} and len(found) >= 2
+
+
+def test_replay_as_it_ran_gives_the_same_bits(dumps: Path) -> None:
+    run = find_run(dumps / "one")
+    for graph, region in [*run.regions_of("0"), *run.regions_of("1")]:
+        replayed = replay(graph, region, Variant())
+        assert [item.mark for item in replayed.outputs] == ["="] * len(replayed.outputs)
+
+
+def test_replay_finds_outputs_that_were_others(dumps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(find_run(dumps / "one").folder, tmp_path / "run_one")
+    region = find_run(tmp_path / "run_one").graphs_of("1")[0].regions[0]
+    path = region.folder / "test_data_set_0" / "output_0.pb"
+    tensor = onnx.load_tensor(path)
+    value = np.array(onnx.numpy_helper.to_array(tensor))
+    value.flat[3] += 1e-3
+    path.unlink()
+    path.write_bytes(onnx.numpy_helper.from_array(value, tensor.name).SerializeToString())
+    code, out, _ = command(capsys, "replay", "1", "-d", tmp_path / "run_one")
+    assert code == 1 and f"diverges at the output {tensor.name}: off by 0.001" in out
+    assert "try: dynamo-backends bisect 1" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--opset", "999"], "this version of onnx knows opsets 1 to"),
+        (["--opset", "6"], "onnx's version converter cannot make opset 6 of it"),
+        (["--provider", "TensorrtExecutionProvider"], "unknown execution provider.*CPUExecutionProvider"),
+    ],
+)
+def test_what_replay_cannot_do(
+    dumps: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    code, _, err = command(capsys, "replay", "1", "-d", dumps / "one", *arguments)
+    assert code == 2 and re.search(message, err), err
+
+
+@pytest.mark.parametrize("arguments", [["compare", "0/forward", "0/forward"], ["replay", "0"], ["compare", "--help"]])
+def test_no_pytorch_is_imported(dumps: Path, arguments: list[str]) -> None:
+    script = f"""
+import sys
+sys.modules["torch"] = None  # an import fails
+from dynamo_backends.cli import main
+try:
+    code = main({arguments!r} + (["-d", "one"] if "--help" not in {arguments!r} else []))
+except SystemExit as end:
+    code = end.code
+sys.exit(code)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=dumps, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
