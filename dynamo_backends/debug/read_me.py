@@ -22,6 +22,7 @@ graph_000/               one graph of Dynamo; a graph break or a recompile makes
       model.onnx             the translation; model.optimized.onnx after our passes; model.session.onnx as it ran
       test_data_set_0/       what it took and returned, in ONNX's test layout
       repro.py               runs it on that again, with onnxruntime and numpy alone
+      culprit/               of a node that is wrong by itself: what it is given, and what PyTorch makes of it
     refused/             models that ONNX Runtime refused, and what it said
 
 A stage that changed nothing has no file: manifest.json names the stage it is the same as. Files with the same content

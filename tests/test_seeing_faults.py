@@ -1,0 +1,229 @@
+"""Faults planted one at a time: the manifest, the command line and the report each name the right node and the user's
+line at first sight. ``test_planted_faults.py`` has more kinds of faults, and looks at the verdict alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import compiled
+from onnxscript import opset18 as op
+from torch import fx, nn
+
+from dynamo_backends.cli import main
+from dynamo_backends.exporter.converters import CONVERTERS
+from dynamo_backends.runtime import watch
+from passes import Pass, PassContext, register, unregister
+
+aten = torch.ops.aten
+
+
+class Layered(nn.Module):
+    """Twelve layers alike, of which the seventh has lines of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(12))
+
+    def seventh(self, y: torch.Tensor) -> torch.Tensor:
+        activated = F.silu(y)  # seventh: activated
+        centered = activated - y  # seventh: centered
+        scaled = centered * 0.75  # seventh: scaled
+        return torch.where(scaled > -1e9, scaled.sinh(), y)  # seventh: returned
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i, layer in enumerate(self.layers):
+            x = layer(x)  # the layer
+            x = self.seventh(x) if i == 6 else F.silu(x) - x
+        return x
+
+
+def line_of(text: str) -> str:
+    lines = Path(__file__).read_text().splitlines()
+    return f"{Path(__file__).name}:{1 + next(i for i, line in enumerate(lines) if text in line)}"
+
+
+@pytest.fixture
+def planted() -> Iterator[Callable[[Pass], None]]:
+    names: list[str] = []
+
+    def plant(item: Pass) -> None:
+        register(item)
+        names.append(item.name)
+
+    yield plant
+    for name in names:
+        unregister(name)
+
+
+def run(model: Callable[..., torch.Tensor], dump: Path, *inputs: torch.Tensor, **settings: object) -> None:
+    function = compiled(model, backend="onnx_debug", options={"dump_dir": str(dump), "compare": "every"}, **settings)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for x in inputs or (torch.randn(4, 8),):
+            function(x)
+
+
+def assert_seen(dump: Path, node: str, line: str, capsys: pytest.CaptureFixture[str], said: str = "") -> None:
+    """The fault is named by the manifest, by ``ls`` and by the report.
+
+    Args:
+        dump: the dump folder.
+        node: a pattern of the node's name.
+        line: the user's ``file:line``.
+        capsys: pytest's.
+        said: what the verdict says besides.
+    """
+    manifest = json.loads((dump / "latest" / "manifest.json").read_text())
+    (wrong,) = [graph for graph in manifest["graphs"] if graph["verdict"] != "ok"]
+    assert re.search(rf"\bat {node} \(\S*{re.escape(line)}\)", wrong["verdict"]) and said in wrong["verdict"], wrong
+    capsys.readouterr()
+    assert main(["ls", str(dump)]) == 1
+    listed = " ".join(capsys.readouterr().out.split())
+    assert re.search(rf"\b{node}\b", listed) and line in listed
+    assert main(["report", str(dump)]) == 1
+    page = (dump / "latest" / "report.html").read_text()
+    assert re.search(rf"\b{node}\b", page) and line in page and wrong["verdict"].split(" at ")[0] in page
+
+
+def test_a_translation_is_off_in_one_of_twelve_layers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(CONVERTERS, aten.sinh.default, lambda x: op.Mul(op.Sinh(x), 1.01))
+    run(Layered(), tmp_path)
+    assert_seen(tmp_path, "sinh", line_of("seventh: returned"), capsys)
+
+
+def test_a_pass_swaps_operands(
+    planted: Callable[[Pass], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def swap(module: fx.GraphModule, context: PassContext) -> int:
+        node = module.graph.find_nodes(op="call_function", target=aten.sub.Tensor)[6]
+        node.args = (node.args[1], node.args[0])
+        context.matches.append(node.name)
+        return 1
+
+    planted(Pass("post_grad.swap", "Planted by a test.", swap))
+    run(Layered(), tmp_path)
+    assert_seen(tmp_path, "sub_6", line_of("seventh: centered"), capsys, "pass post_grad.swap")
+
+
+def test_a_constant_is_folded_wrongly(
+    planted: Callable[[Pass], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fold(model: ir.Model, context: PassContext) -> int:
+        for node in model.graph:
+            if any(value.name == "mul" for value in node.outputs):
+                wrong = ir.node("Constant", [], {"value": ir.tensor(np.float32(0.76))})
+                model.graph.insert_before(node, [wrong])
+                node.replace_input_with(1, wrong.outputs[0])
+                return 1
+        return 0
+
+    planted(Pass("onnx.fold_wrongly", "Planted by a test.", fold))
+    run(Layered(), tmp_path)
+    assert_seen(tmp_path, "mul", line_of("seventh: scaled"), capsys, "pass onnx.fold_wrongly")
+
+
+def test_a_weight_is_stale(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch.Watch, "changed", lambda self, tensors: ([], []))  # nothing is noticed any more
+    model = Layered()
+    function = compiled(model, backend="onnx_debug", options={"dump_dir": str(tmp_path), "compare": "every"})
+    with torch.no_grad():
+        function(torch.randn(4, 8))
+        model.layers[6].weight.mul_(1.1)
+        function(torch.randn(4, 8))
+    assert_seen(tmp_path, "t_6", line_of("the layer"), capsys, "has an old value of layers.6.weight")
+
+
+def test_an_operator_is_wrong_only_in_the_optimized_session(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create = onnxruntime.InferenceSession
+
+    def optimize_badly(model: bytes, options: onnxruntime.SessionOptions, **kwargs: object) -> object:
+        if options.graph_optimization_level != onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL:
+            changed = onnx.load_model_from_string(model)
+            for node in changed.graph.node:
+                if "sinh" in node.output:
+                    node.op_type = "Tan"
+            model = changed.SerializeToString()
+        return create(model, options, **kwargs)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", optimize_badly)
+    run(Layered(), tmp_path)
+    assert_seen(tmp_path, "sinh", line_of("seventh: returned"), capsys, "ONNX Runtime's optimizers")
+
+
+def test_a_nan_is_born_and_masked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Masked(Layered):
+        def seventh(self, y: torch.Tensor) -> torch.Tensor:
+            root = torch.expm1(y)  # seventh: root
+            return torch.nan_to_num(root, nan=0.0) * 0.0
+
+    monkeypatch.setitem(CONVERTERS, aten.expm1.default, lambda x: op.Sqrt(op.Neg(op.Abs(op.Add(x, 10.0)))))
+    run(Masked(), tmp_path)
+    assert_seen(tmp_path, "expm1", line_of("seventh: root"), capsys)
+
+
+def test_a_dtype_is_wrong(
+    planted: Callable[[Pass], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def narrow(module: fx.GraphModule, context: PassContext) -> int:
+        (node,) = module.graph.find_nodes(op="call_function", target=aten.sinh.default)
+        value = node.meta["val"]
+        with module.graph.inserting_after(node):
+            whole = module.graph.call_function(aten._to_copy.default, (node,), {"dtype": torch.int32})
+        with module.graph.inserting_after(whole):
+            back = module.graph.call_function(aten._to_copy.default, (whole,), {"dtype": torch.float32})
+        node.replace_all_uses_with(back, lambda user: user is not whole)
+        whole.meta, back.meta = {**node.meta, "val": value.int()}, dict(node.meta)
+        context.matches.append(node.name)
+        return 1
+
+    planted(Pass("post_grad.narrow", "Planted by a test.", narrow))
+    run(Layered(), tmp_path)
+    assert_seen(tmp_path, r"\w*", line_of("seventh: returned"), capsys, "pass post_grad.narrow")
+
+
+def test_a_gradient_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(CONVERTERS, aten.cosh.default, lambda x: op.Mul(op.Cosh(x), 1.01))
+    function = compiled(Layered(), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
+    function(torch.randn(4, 8)).sum().backward()
+    assert_seen(tmp_path, "cosh", line_of("seventh: returned"), capsys)
+
+
+def test_an_error_shows_only_for_the_second_shape(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong_for_many_rows(x: ir.Value) -> object:
+        rows = op.Cast(op.Gather(op.Shape(x), 0), to=1)
+        return op.Add(op.Sinh(x), op.Mul(op.Relu(op.Sub(rows, 5.0)), 0.01))
+
+    monkeypatch.setitem(CONVERTERS, aten.sinh.default, wrong_for_many_rows)
+    run(Layered(), tmp_path, torch.randn(4, 8), torch.randn(7, 8), dynamic=True)
+    assert_seen(tmp_path, "sinh", line_of("seventh: returned"), capsys)
+
+
+def test_what_is_inaccurate_in_eager_too_is_not_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def cancelling(x: torch.Tensor) -> torch.Tensor:
+        return ((x + 1e5) - 1e5).exp() * torch.logsumexp(x * 1e4, 0)
+
+    run(cancelling, tmp_path)
+    assert main(["ls", str(tmp_path)]) == 0
+    assert "ok" in capsys.readouterr().out
