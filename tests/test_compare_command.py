@@ -20,7 +20,8 @@ import torch
 from onnx import TensorProto, parser
 from onnx.reference import ReferenceEvaluator
 
-from dynamo_backends.cli import main
+from dynamo_backends.cli import build_parser, main
+from dynamo_backends.cli.compare import complete_models
 from dynamo_backends.dumps.comparing import Comparison, compare, compare_targets, digest, targets_of
 from dynamo_backends.dumps.differences import Difference, difference
 from dynamo_backends.dumps.feeds import made_up, match, read_feeds
@@ -730,7 +731,8 @@ def test_no_pytorch_is_imported(dumps: Path, arguments: list[str]) -> None:
     script = f"""
 import sys
 sys.modules["torch"] = None  # an import fails
-from dynamo_backends.cli import main
+from dynamo_backends.cli import build_parser, main
+from dynamo_backends.cli.compare import complete_models
 try:
     code = main({arguments!r} + (["-d", "one"] if "--help" not in {arguments!r} else []))
 except SystemExit as end:
@@ -751,8 +753,8 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     run = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 300}
     subprocess.run([sys.executable, "page.py"], check=True, **run)  # type: ignore[call-overload]
     arguments = prompt.removeprefix("$ dynamo-backends ").split()
-    done = subprocess.run([sys.executable, "-m", "dynamo_backends.cli", *arguments], **run)  # type: ignore[call-overload]
-    assert done.returncode == 1
+    done = subprocess.run([sys.executable, "-m", "dynamo_backends", *arguments], **run)  # type: ignore[call-overload]
+    assert done.returncode == 1, done.stderr
 
     def without_figures(text: str) -> list[str]:
         """Another processor rounds otherwise, and so do the digests."""
@@ -761,10 +763,19 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     assert without_figures(done.stdout) == without_figures(shown)
 
 
+def test_models_and_graphs_are_completed(dumps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "after.onnx").touch()
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "models").mkdir()
+    arguments = argparse.Namespace(dump=str(dumps / "one"))
+    assert {"after.onnx", "models/", "0/forward", "1"} <= set(complete_models("", arguments))
+    assert "notes.txt" not in complete_models("", arguments)
+    assert complete_models("af", arguments)[0] == "after.onnx"
+
+
 @pytest.mark.parametrize("name", ["compare", "replay"])
 def test_all_switches_are_documented(name: str) -> None:
-    from dynamo_backends.cli import build_parser
-
     page = (Path(__file__).parent.parent / "docs" / "command_line.md").read_text(encoding="utf-8")
     section = page[page.index(f"## {name}:") :].partition("\n## ")[0]
     [commands] = [item for item in build_parser([name])._actions if isinstance(item, argparse._SubParsersAction)]

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .common import add_dump_arguments, fit_table, print_json, reporting_errors
+from .common import add_dump_arguments, complete_graphs, fit_table, print_json, reporting_errors
 
 if TYPE_CHECKING:
     from ..dumps.comparing import Comparison, Row, Side
@@ -35,8 +35,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], su
         "A and B are files, or graphs of a dump: 0/forward, graph_000/forward/region_1, or the path of one. Exit code "
         "1 if an output differs by more than rounding explains.",
     )
-    parser.add_argument("first", metavar="A", help="a model: a file, a graph of the dump, or the path of one")
-    parser.add_argument("second", metavar="B", help="the other model")
+    first = parser.add_argument("first", metavar="A", help="a model: a file, a graph of the dump, or the path of one")
+    second = parser.add_argument("second", metavar="B", help="the other model")
+    for action in (first, second):
+        action.completer = complete_models  # type: ignore[attr-defined]
     parser.add_argument(
         "--inputs",
         nargs="+",
@@ -59,6 +61,18 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], su
     add_runtime_arguments(parser)
     add_dump_arguments(parser)
     parser.set_defaults(run=run)
+
+
+def complete_models(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
+    """The models and folders that a path begins, and the graphs of the dump; see ``argcomplete``."""
+    from pathlib import Path
+
+    folder, slash, begun = prefix.rpartition("/")
+    start = Path(folder + slash or ".")
+    found = sorted(start.glob("*")) if start.is_dir() else []
+    files = [f"{path}/" if path.is_dir() else str(path) for path in found if path.is_dir() or path.suffix == ".onnx"]
+    near = [path for path in files if Path(path).name.startswith(begun)]
+    return near + complete_graphs(prefix, parsed_args)
 
 
 def add_runtime_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .common import add_dump_arguments, fit_table, print_json, reporting_errors
+from .common import add_dump_arguments, add_graph_argument, fit_table, print_json, reporting_errors
 
 if TYPE_CHECKING:
     from ..dumps.replaying import Replayed, Variant
@@ -30,7 +30,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], su
         "with the outputs that it holds: the very model and settings that ran, but for what is given here. Exit code 1 "
         "if an output differs by more than rounding explains.",
     )
-    parser.add_argument("graph", metavar="GRAPH", help="a graph of the dump: 0, 0/forward, graph_000/forward/region_1")
+    add_graph_argument(parser)
     parser.add_argument("--provider", metavar="NAME", help="execution provider: cpu, cuda or CUDAExecutionProvider …")
     parser.add_argument("--opset", type=int, metavar="N", help="convert the model to this opset first")
     parser.add_argument(
