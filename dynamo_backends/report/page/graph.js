@@ -89,7 +89,7 @@ class GraphPage {
     this.made = data.rows.map((values, i) => {
       const row = {i, readers: []};
       this.fields.forEach((field, j) => { row[field] = kinds.has(field) ? measured(values[j]) : values[j]; });
-      row.place = row.region !== null ? `region ${row.region}` : row.operator === "placeholder" ? "input" : "PyTorch";
+      row.place = row.region !== null ? `region ${row.region}` : row.operator === "placeholder" || row.operator === "get_attr" ? "input" : "PyTorch";
       row.text = [row.name, row.user_name, row.operator, row.module, row.source, row.dtype, row.complaint].join(" ").toLowerCase();
       return row;
     });
@@ -102,8 +102,9 @@ class GraphPage {
 
   comparison() {
     const rows = this.rows();
-    const grid = new Grid({
-      label: `Values of ${this.summary.name}`, rows, columns: comparisonColumns(),
+    const isTaken = (row) => row.operator === "placeholder" || row.operator === "get_attr";
+    const grid = new Grid({ // what was computed comes first
+      label: `Values of ${this.summary.name}`, rows: [...rows.filter((row) => !isTaken(row)), ...rows.filter(isTaken)], columns: comparisonColumns(),
       rowClass: (row) => (row === this.culprit ? "bad" : row.mark === "!" || row.mark === "?" ? "suspect" : ""),
       onselect: (row) => this.chosen(row), onopen: (row) => this.open(row),
     });
