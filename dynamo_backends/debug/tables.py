@@ -17,7 +17,8 @@ _LEGEND = """\
 mark: '=' eager's bits   '~' another rounding   '!' wrong by itself   '?' different each time   ' ' not compared
 onnx, eager: largest absolute error against float64, each on its own upstream values (propagated)
 session: the same in the session that really ran, where its model still has the value
-local: the node alone on eager's inputs, onnx | eager against float64 on the same; ulp: onnx's, in last places
+local: the node alone on eager's inputs, onnx | eager against float64 on the same, or against eager (| 0) where that is
+       no more than rounding; ulp: onnx's, in last places
 """
 
 
