@@ -205,13 +205,16 @@ def _in_process(name: str, arguments: argparse.Namespace, mode: str) -> dict[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", choices=[*MODELS, []], default=MODELS, metavar="MODEL", help=str(MODELS))
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)} (default: all)")
     parser.add_argument("--layers", type=int, default=4, help="of all but the demo's (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch and ONNX Runtime (default: %(default)s)")
     parser.add_argument("--phases", action="store_true", help="what the time of the comparison is spent on")
     parser.add_argument("--processor-time", action="store_true", help="where other work is on the machine; one thread")
     parser.add_argument("--mode", choices=_MODES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    arguments.models = arguments.models or MODELS
+    if unknown := set(arguments.models) - set(MODELS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
     if arguments.mode:
         clock = time.process_time if arguments.processor_time else time.perf_counter
         print(json.dumps(measure(arguments.models[0], arguments.layers, arguments.threads, arguments.mode, clock)))

@@ -6,6 +6,7 @@ import collections
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -261,3 +262,27 @@ def test_repeating_changes_nothing_for_the_user(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5))
     settings = {"backend": "onnx_debug", "options": {"dump_dir": str(tmp_path), "compare": "every"}}
     assert_same_as_eager(model, torch.randn(4, 8), settings=settings, calls=2)
+
+
+class CountedSession:
+    """Counts its calls, by the number of threads."""
+
+    def __init__(self, threads: int, calls: list[int]) -> None:
+        self.threads = threads
+        self._calls = calls
+
+    def __call__(self, args: object) -> list[torch.Tensor]:
+        self._calls.append(self.threads)
+        return [torch.ones(3)]
+
+    def with_threads(self, threads: int) -> CountedSession:
+        return CountedSession(threads, self._calls)
+
+
+@pytest.mark.parametrize(("threads", "expected"), [(1, [1, 2]), (2, [2, 2, 2, 2, 1])])
+def test_one_thread_has_no_races(threads: int, expected: list[int]) -> None:
+    calls: list[int] = []
+    session: Any = CountedSession(threads, calls)
+    region: Any = None
+    assert not repeat.repeat_region(region, session, [], [torch.ones(3)]).unstable
+    assert calls == expected

@@ -134,9 +134,7 @@ def test_a_constant_is_folded_wrongly(
     assert_seen(tmp_path, "mul", line_of("seventh: scaled"), capsys, "pass onnx.fold_wrongly")
 
 
-def test_a_weight_is_stale(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_weight_is_stale(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(watch.Watch, "changed", lambda self, tensors: ([], []))  # nothing is noticed any more
     model = Layered()
     function = compiled(model, backend="onnx_debug", options={"dump_dir": str(tmp_path), "compare": "every"})
@@ -179,9 +177,7 @@ def test_a_nan_is_born_and_masked(
     assert_seen(tmp_path, "expm1", line_of("seventh: root"), capsys)
 
 
-def test_a_dtype_is_wrong(
-    planted: Callable[[Pass], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dtype_is_wrong(planted: Callable[[Pass], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def narrow(module: fx.GraphModule, context: PassContext) -> int:
         (node,) = module.graph.find_nodes(op="call_function", target=aten.sinh.default)
         value = node.meta["val"]

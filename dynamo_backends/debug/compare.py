@@ -378,11 +378,18 @@ class _Lockstep:
             return
         found = self._replay.repeat_node(node, [self._eager[arg] for arg in node.all_input_nodes])
         present = [i for i, item in enumerate(results) if item is not None]  # an absent result has no ONNX value
+        several = isinstance(self._eager[node], (tuple, list))
+        again = self._local(node) if found else None
         for position, instability in found.items():
-            rows[present[position]].local_instability = instability
+            i = present[position]
+            rows[i].local_instability = instability
+            value, eager = again[i] if again is not None else None, results[i]
+            if isinstance(value, torch.Tensor) and isinstance(eager, torch.Tensor) and not rows[i].complaint:
+                # what is unstable is judged by eager's own error
+                self._compare_local_in_float64(rows[i], node, i if several else None, value, dense(eager))
         for i, row in rows.items():
             if row.locally_explained and not row.in_model_explained and row.session_instability is None:
-                row.session_instability = self._repeat_exposed(node, i if len(results) > 1 else None, region)
+                row.session_instability = self._repeat_exposed(node, i if several else None, region)
 
     def _repeat_exposed(self, node: fx.Node, index: int | None, region: Region) -> Instability | None:
         """How a value that is wrong in its region's model, though its node is right alone, comes out another time."""
@@ -488,8 +495,12 @@ class _Lockstep:
         nothing = dataclasses.replace(EQUAL, scale=row.eager.scale if row.eager is not None else 0.0)
         row.local_eager = nothing
         row.local_onnx = nothing if torch.equal(value, eager) else distance(value, widen(eager))
-        if is_explained(row.local_onnx, nothing, row.torch_dtype):
-            return
+        if not is_explained(row.local_onnx, nothing, row.torch_dtype):
+            self._compare_local_in_float64(row, node, index, value, eager)
+
+    def _compare_local_in_float64(
+        self, row: Row, node: fx.Node, index: int | None, value: torch.Tensor, eager: torch.Tensor
+    ) -> None:
         reference = self._reference(node)
         if index is not None:
             reference = reference[index]  # type: ignore[index]

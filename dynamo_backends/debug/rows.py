@@ -34,8 +34,9 @@ class Row:
         equals_eager: the runtime's propagated value is eager's, bit for bit.
         onnx: propagated distance to exact.
         eager: eager's distance to exact.
-        local_onnx: distance of the node alone, on eager's inputs, to float64 on these inputs.
-        local_eager: eager's distance to the same.
+        local_onnx: distance of the node alone, on eager's inputs, to eager if that is no more than rounding, else to
+            float64 on these inputs.
+        local_eager: eager's distance to the same: nothing, or the error that it has.
         in_model_onnx: distance of the node in the region's model, on the runtime's own upstream values, to float64 on
             these; looked at where the propagated value is not explained by eager's error.
         in_model_eager: eager's distance to the same.

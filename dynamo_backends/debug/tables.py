@@ -21,7 +21,8 @@ value    the FX node, 'name__1' for the second of several results; '>' what the 
 onnx, eager
          largest absolute error against float64, each on its own upstream values (propagated)
 session  the same in the session that really ran, where its model still has the value
-local    the node alone on eager's inputs: onnx | eager, against float64 on the same inputs
+local    the node alone on eager's inputs: onnx | eager, against float64 on the same inputs, or against eager (| 0)
+         where that is no more than rounding
 ulp      the local error of onnx in units in the last place
 region   which ONNX model computes it; 'PyTorch': it does not run on ONNX Runtime
 source   the line; of a library's '<' the line of your own files that led there; what is wrong with a type follows
