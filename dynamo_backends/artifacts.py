@@ -18,7 +18,7 @@ from torch import fx
 from torch.autograd import forward_ad
 
 from .errors import SessionError, WrongResultError, first_line
-from .events import count
+from .events import count, is_tried
 from .layout import Layout
 from .reasons import Reason
 
@@ -208,6 +208,8 @@ class RunnableRegion:
 
     def _rescue(self, args: Sequence[object], error: SessionError) -> Sequence[object]:
         """Runs the region in PyTorch after the session failed on these arguments; PyTorch's own error wins."""
+        if is_tried():
+            raise error
         results = self.in_pytorch(*args)
         is_wrong = isinstance(error, WrongResultError)
         count("wrong_results" if is_wrong else "runtime_failures")

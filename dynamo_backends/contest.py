@@ -25,7 +25,7 @@ from passes.engine.locks import Lock
 
 from .artifacts import GraphName, Runner
 from .errors import first_line
-from .events import count
+from .events import count, trying
 from .numerics.distance import dense, distance, is_carried, is_explained
 from .runtime.heap import give_back
 
@@ -110,6 +110,7 @@ class Contest:
         self._runners: dict[str, Runner] = {}
         self._times: dict[str, list[float]] = {}
         self._out: dict[str, str] = {}
+        self._told: dict[str, list[str]] = {name: [] for name in candidates}
         self._compared: set[str] = set()
         self._winner: Runner | None = None
 
@@ -160,7 +161,8 @@ class Contest:
             logger.info("%s: %s compiles it", self._graph, name)
             started = time.perf_counter()
             try:
-                self._runners[name] = build()
+                with trying(self._told[name]):
+                    self._runners[name] = build()
             except Exception as error:  # whatever a compiler raises: the model runs without it
                 self._drop(name, f"it cannot be compiled: {type(error).__name__}: {first_line(str(error))}")
             else:
@@ -196,7 +198,8 @@ class Contest:
         if name == self._reference:
             return self._runners[name](args)
         try:
-            return self._runners[name](args)
+            with trying(self._told[name]):
+                return self._runners[name](args)
         except Exception as error:  # whatever it raises: the reference runs the model, and may raise its own
             self._drop(name, f"it failed: {type(error).__name__}: {first_line(str(error))}")
             return None
@@ -250,6 +253,8 @@ class Contest:
         self._winner = self._after_the_contest
         count(f"contest_won {winner}")
         logger.info("%s runs by %s: %s", self._graph, winner, outcome)
+        for text in self._told[winner]:
+            logger.warning("%s", text)
         self._ended(outcome)
         self._exact, self._ended = None, _nobody_hears  # they hold the graph
 

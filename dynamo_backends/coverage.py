@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 
 from .artifacts import GraphName, Split
-from .events import count
+from .events import count, tell
 from .reasons import Reason
 
 logger = logging.getLogger(__name__)
@@ -50,11 +50,5 @@ class Report:
             rest = (
                 f"the rest on ONNX Runtime in {self.regions} region{plural}" if self.regions else "none on ONNX Runtime"
             )
-            logger.warning(
-                "%s: %d of %d operators run in PyTorch, %s: %s",
-                name,
-                in_pytorch,
-                self.on_onnx + in_pytorch,
-                rest,
-                "; ".join(telling),
-            )
+            operators = f"{in_pytorch} of {self.on_onnx + in_pytorch} operators"
+            tell(logger, f"{name}: {operators} run in PyTorch, {rest}: {'; '.join(telling)}")

@@ -29,10 +29,12 @@ from dynamo_backends.artifacts import GraphName
 from dynamo_backends.cache.graphs import CachedGraphs
 from dynamo_backends.cache.store import Record
 from dynamo_backends.contest import Contest, Outcome
+from dynamo_backends.errors import SessionError
 from dynamo_backends.exporter.decompose import decompose
 from dynamo_backends.fused_fallback import compile_groups
 from dynamo_backends.options import parse_options
 from dynamo_backends.placing import INDUCTOR, ONNX, PYTORCH
+from dynamo_backends.runtime.binding import BoundSession
 
 aten = torch.ops.aten
 
@@ -400,6 +402,22 @@ def test_what_fails_or_is_wrong_is_out(other: Callable[..., Any], why: str) -> N
     assert why in outcome.out["other"]
     assert list(outcome.milliseconds) == ["reference"]
     assert why in str(outcome)
+
+
+def test_a_session_that_fails_is_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """PyTorch does not help a candidate out, and nobody is warned of what may never be used."""
+
+    def fail(self: BoundSession, args: object) -> object:
+        raise SessionError("not today")
+
+    monkeypatch.setattr(BoundSession, "__call__", fail)
+    layer = torch.nn.Linear(4, 4)
+    function = compiled(lambda x: torch.sort(layer(x), stable=True).values.tanh(), options={"placement": "measured"})
+    for _ in range(6):
+        function(torch.randn(2, 4)).sum().backward()
+    assert counted("contest_out ONNX Runtime") == 2  # forward and backward
+    assert counted("runtime_failures") == 0
+    assert "run in PyTorch" not in caplog.text and "not today" not in caplog.text
 
 
 def test_what_cannot_be_built_is_out() -> None:
