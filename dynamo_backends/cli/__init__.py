@@ -14,6 +14,10 @@
     dynamo-backends bench bert resnet50     # how fast, against eager, inductor and torch.onnx.export
     dynamo-backends compare a.onnx b.onnx   # two ONNX models side by side, run on the same inputs
     dynamo-backends replay 0/forward        # runs a dumped model again on the dumped inputs
+    dynamo-backends profile 0/forward       # where the time of a dumped graph goes
+    dynamo-backends nan 0                   # where NaN and infinities come from
+    dynamo-backends precision 0             # what of a float16 graph must stay in float32
+    dynamo-backends determinism 0           # what differs from run to run
     dynamo-backends cache --clear           # removes the compiled graphs on disk
     dynamo-backends --version
 

@@ -92,8 +92,8 @@ def _region(graph: DumpedGraph, found: RegionPrecision, strict: bool) -> str:
         named = ", ".join(module or "the model itself" for module in modules)
         lines += [
             f"to apply: compute these lines in float32, in {named}:",
-            "    with torch.autocast(x.device.type, enabled=False):",
-            "        ... x.float() ...",
+            "of values and weights take .float(), give the result its dtype back with .to(dtype), and under autocast",
+            "    with torch.autocast(device_type, enabled=False):",
         ]
     else:
         lines.append(f"try: dynamo-backends bisect {graph.reference}")
