@@ -7,17 +7,18 @@
     dynamo-backends ls                      # the runs and graphs of a dump
     dynamo-backends show 0 --stage onnx     # the graph of a stage
     dynamo-backends diff 0 joint aten       # what changed between two stages
-    dynamo-backends report --open           # a run to look at, in the browser
+    dynamo-backends report --open           # all of it as a page
+    dynamo-backends bisect 0                # where the fault of a graph lives, cut out
+    dynamo-backends replay 0/forward        # runs a dumped model again on the dumped inputs
+    dynamo-backends compare a.onnx b.onnx   # two ONNX models side by side, run on the same inputs
+    dynamo-backends nan 0                   # where NaN and infinities are born
+    dynamo-backends precision 0             # which nodes must stay in float32
+    dynamo-backends determinism 0           # which nodes differ from run to run
+    dynamo-backends profile 0               # where the time goes
     dynamo-backends passes                  # all passes, with what they do
     dynamo-backends passes onnx_debug       # what they did in the last run dumped there
     dynamo-backends bisect python train.py  # which pass and match makes the script fail
     dynamo-backends bench bert resnet50     # how fast, against eager, inductor and torch.onnx.export
-    dynamo-backends compare a.onnx b.onnx   # two ONNX models side by side, run on the same inputs
-    dynamo-backends replay 0/forward        # runs a dumped model again on the dumped inputs
-    dynamo-backends profile 0/forward       # where the time of a dumped graph goes
-    dynamo-backends nan 0                   # where NaN and infinities come from
-    dynamo-backends precision 0             # what of a float16 graph must stay in float32
-    dynamo-backends determinism 0           # what differs from run to run
     dynamo-backends cache --clear           # removes the compiled graphs on disk
     dynamo-backends --version
 
@@ -44,16 +45,16 @@ COMMANDS = {
     "show": "show the graph of a stage",
     "diff": "show what changed between two stages of a graph, node by node",
     "report": "write report.html, a run to look at in a browser",
-    "passes": "list the passes, or show what they did in a dump",
     "bisect": "find where the fault of a dumped graph lives and cut it out, or the pass that makes a script fail",
-    "compare": "run two ONNX models on the same inputs and show their values side by side",
     "replay": "run a dumped model again on the dumped inputs, also elsewhere or otherwise",
-    "cache": "show the cache of compiled graphs, or clear it",
-    "profile": "show where the time of a dumped graph goes: by operator, by module and by node",
+    "compare": "run two ONNX models on the same inputs and show their values side by side",
     "nan": "find the first node of a dumped graph with NaN or infinity that its inputs did not have",
     "precision": "find the nodes of a float16 or bfloat16 graph that must stay in float32",
     "determinism": "find the nodes of a dumped graph whose values differ from run to run",
+    "profile": "show where the time of a dumped graph goes: by operator, by module and by node",
+    "passes": "list the passes, or show what they did in a dump",
     "bench": "measure backends against each other on models: latency, first result, memory; and are they right",
+    "cache": "show the cache of compiled graphs, or clear it",
 }
 """The subcommands, each with what it does in the list of ``--help``."""
 
