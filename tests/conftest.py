@@ -9,6 +9,7 @@ A test says what it compiles and with what it calls it; ``assert_same_as_eager``
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -17,6 +18,7 @@ import torch
 from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_flatten, tree_leaves
 
+from dynamo_backends import pipeline
 from dynamo_backends.aliases import is_view
 from dynamo_backends.exporter.sums_at_indices import SUMS_AT_INDICES
 
@@ -36,10 +38,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 @pytest.fixture(autouse=True)
 def clean_compiler() -> Iterator[None]:
-    """Each test starts with nothing compiled, nothing counted and the same random numbers."""
+    """Each test starts with nothing compiled, nothing counted, the same random numbers, and graph 0."""
     threads = torch.get_num_threads()
     torch._dynamo.reset()
     counters.clear()
+    pipeline._graph_numbers = itertools.count()
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()

@@ -745,7 +745,7 @@ sys.exit(code)
 
 def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     page = (Path(__file__).parent.parent / "docs" / "command_line.md").read_text(encoding="utf-8")
-    section = page[page.index("## compare:") : page.index("## replay:")]
+    section = page.split("\n## compare:")[1].split("\n## ")[0]
     [script] = re.findall(r"^```python\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
     [block] = re.findall(r"^```text\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
     prompt, _, shown = block.partition("\n")

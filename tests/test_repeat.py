@@ -68,7 +68,7 @@ def test_an_operator_that_differs_each_time_is_named(tmp_path: Path, monkeypatch
     said = f"diverges at sinh ({where}): not deterministic: aten.sinh.default, with 2 threads, run to run"
     assert graph["verdict"] == said
     assert graph["repeated"] == {"0": {"differing_outputs": 1, "failure": ""}}
-    (path,) = (tmp_path / "latest").rglob("region_0/side_by_side.json")
+    (path,) = (tmp_path / "latest").rglob("side_by_side.json")
     rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]}
     assert {name for name, row in rows.items() if row["mark"] == "?"} == {"sinh"}
     assert rows["cos"]["session_instability"]["threads"] == 2
