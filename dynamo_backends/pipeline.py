@@ -290,9 +290,17 @@ class Pipeline:
 
 def _may_change(module: fx.GraphModule) -> bool:
     """Whether a pass of the stage ``pre_grad`` may find what it looks for; asked without importing the passes."""
-    looked_for = set(LOOKED_FOR.values())
-    found = any(getattr(node.target, "__name__", "") in looked_for for node in module.graph.nodes)
-    return found or not are_only_built_in()
+    looked_for = {name: readers for functions in LOOKED_FOR.values() for name, readers in functions.items()}
+    for node in module.graph.nodes:
+        readers = looked_for.get(_called(node))
+        if readers is not None and (not readers or any(_called(user) in readers for user in node.users)):
+            return True
+    return not are_only_built_in()
+
+
+def _called(node: fx.Node) -> str:
+    """The name of the function or method that a node calls."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
 def _next_graph_number() -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 ORDER = (
     "pre_grad.interpolate",
+    "pre_grad.activations",
     "joint.remove_noops",
     "joint.fold_uniform_constants",
     "joint.canonical_aten",
@@ -34,5 +35,9 @@ ORDER = (
     "onnx.remove_unused",
 )
 
-LOOKED_FOR = {"pre_grad.interpolate": "interpolate"}
-"""Of each pass of the stage ``pre_grad``, the function it looks for: who finds none in a graph need not import it."""
+LOOKED_FOR: dict[str, dict[str, tuple[str, ...]]] = {
+    "pre_grad.interpolate": {"interpolate": ()},
+    "pre_grad.activations": {"tanh": ("add", "mul"), "erf": ("add", "mul"), "sigmoid": ("mul",)},
+}
+"""Of each pass of the stage ``pre_grad``, the functions it looks for, and where that tells, those that must read their
+result: who finds none in a graph need not import it."""
