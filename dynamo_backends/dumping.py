@@ -67,6 +67,7 @@ def dump(folder: str | os.PathLike[str]) -> Iterator[Path]:
         yield Path(block.folder)
     finally:
         _current.reset(token)
-        for observer in block.observers:
-            observer.close()
+        with contextlib.ExitStack() as closing:  # all are closed, also where one cannot write
+            for observer in reversed(block.observers):
+                closing.callback(observer.close)
         block.observers.clear()

@@ -21,9 +21,11 @@ from test_planted_faults import Damped, Perceptron, line_of, planted, scale, sca
 from torch import nn
 
 from dynamo_backends.cli import main
-from dynamo_backends.dumps import failing
+from dynamo_backends.dumps import candidates, failing
 from dynamo_backends.dumps.bisecting import MEMORY, Bisection, bisect
 from dynamo_backends.dumps.candidates import PLAIN, Runner
+from dynamo_backends.dumps.closeness import allowed_error
+from dynamo_backends.dumps.cut_folder import run_repro
 from dynamo_backends.dumps.cutting import Parts, feeds_of
 from dynamo_backends.dumps.optimizers import OPTIMIZERS
 from dynamo_backends.dumps.reading import SCHEMA_VERSION, DumpError, find_run, read_tensor
@@ -581,3 +583,27 @@ def test_a_session_that_held_old_weights(tmp_path: Path) -> None:
     found = bisected(dump)
     assert found.place == "unknown" and "in a fresh process" in found.cause
     assert any("stale weight" in line for line in found.advice)
+
+
+def test_a_candidate_that_takes_too_long_is_said_to_and_not_to_have_crashed_by_a_signal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "model.onnx")  # nobody writes to it: it is read for ever
+    monkeypatch.setattr(candidates, "_LONGEST", 5.0)
+    with Runner() as runner:
+        outcome = runner.run(tmp_path / "model.onnx", None, PLAIN)
+    assert (outcome.kind, outcome.message) == ("crashed", "it did not end in 5 seconds")
+
+
+def test_values_of_eight_bits_are_rounded_too() -> None:
+    assert allowed_error(TensorProto.FLOAT8E4M3FN, 2.0) == 0.25
+    assert allowed_error(TensorProto.BFLOAT16, 1.0) == 4 * 2.0**-7
+    assert allowed_error(TensorProto.INT64, 100.0) == 0.0
+
+
+def test_a_repro_that_python_cannot_run_confirms_no_crash(tmp_path: Path) -> None:
+    (tmp_path / "repro.py").write_text("import there_is_no_such_module\n")
+    fresh = run_repro(tmp_path)
+    assert fresh.ends == "not run" and "there_is_no_such_module" in fresh.said
+    (tmp_path / "repro.py").write_text("import os; os.abort()\n")
+    assert run_repro(tmp_path).ends == "crashed"

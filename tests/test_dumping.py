@@ -16,6 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 import dynamo_backends
 from dynamo_backends import decomposition_table, onnx_compiler
+from dynamo_backends.dumping import current_block
 from dynamo_backends.dumps.reading import find_run
 
 
@@ -130,3 +131,23 @@ def test_another_thread_is_not_in_the_block(tmp_path: Path) -> None:
         onnxrt(torch.cos)(torch.randn(3))
     [file] = tmp_path.glob("run_*/graph_*/dynamo.py")
     assert "torch.cos(" in file.read_text()
+
+
+def test_all_observers_are_closed_where_one_cannot_write(tmp_path: Path) -> None:
+    closed = []
+
+    class Observer:
+        def __init__(self, name: str, *, fails: bool) -> None:
+            self.name = name
+            self.fails = fails
+
+        def close(self) -> None:
+            closed.append(self.name)
+            if self.fails:
+                raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space"), dynamo_backends.dump(tmp_path):
+        block = current_block()
+        assert block is not None
+        block.observers += [Observer("first", fails=True), Observer("second", fails=False)]
+    assert closed == ["first", "second"]

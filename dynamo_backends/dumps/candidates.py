@@ -100,7 +100,13 @@ class Runner:
     def _ask(self, request: dict[str, Any]) -> Outcome:
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
-        timer = threading.Timer(_LONGEST, process.kill)
+        took_too_long = threading.Event()
+
+        def end() -> None:
+            took_too_long.set()
+            process.kill()
+
+        timer = threading.Timer(_LONGEST, end)
         timer.start()
         try:
             process.stdin.write(json.dumps(request) + "\n")
@@ -113,6 +119,8 @@ class Runner:
         if not line:
             code = process.wait()
             self._stop()
+            if took_too_long.is_set():
+                return Outcome("crashed", f"it did not end in {_LONGEST:g} seconds")
             return Outcome("crashed", f"the process ended by signal {-code}" if code < 0 else f"exit code {code}")
         answer = json.loads(line)
         if answer["kind"] != "ran":

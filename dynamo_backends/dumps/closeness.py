@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 
 from ..numerics.rounding import FACTOR, rounding_units
-
-_EPSILONS = {1: 2.0**-23, 10: 2.0**-10, 11: 2.0**-52, 14: 2.0**-23, 15: 2.0**-52, 16: 2.0**-7}
-"""By ONNX's number of a dtype."""
-
-_NAMES = {1: "float32", 10: "float16", 11: "float64", 14: "complex64", 15: "complex128", 16: "bfloat16"}
+from .differences import epsilon, kind_of
 
 
 def allowed_error(number: int, scale: float, reference: float = 0.0) -> float:
@@ -20,9 +17,10 @@ def allowed_error(number: int, scale: float, reference: float = 0.0) -> float:
         scale: the largest magnitude of the right value.
         reference: the error of a computation in that dtype that is known to be right.
     """
-    if number not in _EPSILONS:
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(number)
+    if kind_of(dtype) not in ("float", "complex"):
         return reference
-    return FACTOR * reference + rounding_units(_NAMES[number]) * _EPSILONS[number] * scale
+    return FACTOR * reference + rounding_units(dtype.name) * epsilon(dtype) * scale
 
 
 def rounded(exact: np.ndarray, number: int) -> np.ndarray:

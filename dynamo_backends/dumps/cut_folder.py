@@ -87,7 +87,8 @@ class Fresh:
     """What ``repro.py`` said in a process of its own.
 
     Attributes:
-        ends: as ``Piece.ends``; ``right`` if it does not show the fault.
+        ends: as ``Piece.ends``; ``right`` if it does not show the fault,
+            ``not run`` if Python ends it before that.
         said: the last line.
     """
 
@@ -111,6 +112,8 @@ def run_repro(folder: Path) -> Fresh:
         for line in lines:
             if ended.returncode == 1 and line.startswith(f"{end}:"):
                 return Fresh(end, line)
+    if ended.returncode in (1, 2):  # an uncaught exception, onnxruntime is not there for instance; or no model or data
+        return Fresh("not run", ended.stderr.strip()[-300:])
     return Fresh("right" if ended.returncode == 0 else "crashed", said)
 
 

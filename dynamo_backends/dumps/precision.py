@@ -24,6 +24,7 @@ from ..numerics.rounding import FACTOR, rounding_units
 from .models import OnnxModel
 from .nonfinite import rows_of
 from .reading import DumpedGraph, DumpedRegion, DumpError
+from .reducing import smallest
 from .sessions import Session
 
 if TYPE_CHECKING:
@@ -249,24 +250,8 @@ class _Region:
         return right
 
     def _smallest(self, names: Sequence[str]) -> list[str]:
-        """Delta debugging (Zeller and Hildebrandt, 2002): no node of the result can be left out."""
-        current, parts = list(names), 2
-        while len(current) > 1 and self._tried < MOST_SESSIONS:
-            size = math.ceil(len(current) / parts)
-            pieces = [current[i : i + size] for i in range(0, len(current), size)]
-            smaller = next((piece for piece in pieces if self._suffices(piece)), None)
-            if smaller is not None:
-                current, parts = smaller, 2
-                continue
-            if len(pieces) > 2:
-                rest = next((part for part in _without(current, pieces) if self._suffices(part)), None)
-                if rest is not None:
-                    current, parts = rest, max(parts - 1, 2)
-                    continue
-            if size == 1:
-                break
-            parts = min(parts * 2, len(current))
-        return current
+        """No node of the result can be left out, unless there were too many sessions."""
+        return smallest(names, lambda some: self._tried < MOST_SESSIONS and self._suffices(some))
 
     def _described(self, fx_node: str) -> WideNode:
         last = [node for node in self._model.graph if _fx_node(node) == fx_node][-1]
@@ -274,11 +259,6 @@ class _Region:
         return WideNode(
             fx_node, properties.get("aten_op", ""), properties.get("module", ""), properties.get("source", "")
         )
-
-
-def _without(current: Sequence[str], pieces: Sequence[Sequence[str]]) -> list[list[str]]:
-    """What is left of all without each of the pieces."""
-    return [[name for name in current if name not in set(piece)] for piece in pieces]
 
 
 _SINGLE = ("Erf", "Gelu", "FastGelu", "QuickGelu", "BiasGelu", "Conv", "ConvTranspose", "Resize", "GridSample")
