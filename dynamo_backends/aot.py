@@ -142,8 +142,8 @@ _STATIC = "_dynamo_static_input_type"
 
 
 def argument_names(module: fx.GraphModule) -> list[UserName]:
-    """What the user calls each argument of one of Dynamo's graphs: its lifted attributes, then its placeholders, which
-    are told their names, too."""
+    """What the user calls what one of Dynamo's graphs is called with. Its lifted attributes are not among them: they
+    come first, and AOTAutograd's descriptors do not count them. The placeholders are told their names, too."""
     placeholders = module.graph.find_nodes(op="placeholder")
     names = _distinct(
         [
@@ -151,7 +151,8 @@ def argument_names(module: fx.GraphModule) -> list[UserName]:
             *(UserName(_source_of(node), _STATIC in node.meta.get("tensor_dict", {})) for node in placeholders),
         ]
     )
-    for node, name in zip(placeholders, names[len(names) - len(placeholders) :], strict=True):
+    names = names[len(names) - len(placeholders) :]
+    for node, name in zip(placeholders, names, strict=True):
         set_user_name(node, name)
     return names
 
@@ -162,11 +163,8 @@ def argument_names_of_frame() -> list[UserName]:
     frame = _translator()
     if frame is None:
         return []
-    context = TracingContext.try_get()
     placeholders = frame.output.graph.find_nodes(op="placeholder")
-    lifted = len(context.params_flat or ()) if context is not None else 0  # these have no names here
-    names = [UserName(_source_of(node), _STATIC in node.meta.get("tensor_dict", {})) for node in placeholders]
-    return _distinct([UserName("", is_static=True)] * lifted + names)
+    return _distinct([UserName(_source_of(node), _STATIC in node.meta.get("tensor_dict", {})) for node in placeholders])
 
 
 def _source_of(placeholder: fx.Node) -> str:

@@ -515,3 +515,16 @@ def test_a_read_me_says_what_is_where(compiled: Callable[..., Any], tmp_path: Pa
         name = path.relative_to(run.folder).as_posix()
         is_named = path.name in text or path.suffix in (".pb", ".diff") or path.name == "README.txt"
         assert is_named, f"{name} is not explained"
+
+
+def test_names_of_a_compiled_optimizer_step(tmp_path: Path) -> None:
+    """Dynamo lifts the parameters, which come before what the step is called with."""
+    layer = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=torch.tensor(0.1))
+    for parameter in layer.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.compile(optimizer.step, backend="onnx_debug", options={"dump_dir": str(tmp_path)})()
+    [graph] = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    names = list(graph["names"].values())
+    assert graph["verdict"] == "ok"
+    assert names[2:] == ["param_groups[0]['lr']", *(f"param_groups[0]['params'][{i}].grad" for i in range(2))]

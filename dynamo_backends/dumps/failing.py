@@ -25,6 +25,9 @@ from .exact import exact_outputs
 from .reading import DumpError
 from .repro import error_of, plain
 
+_LONGEST = 600
+"""Seconds that a command of the user may take for one model."""
+
 _NOT_STARTED = (126, 127)
 """Exit codes of a shell that cannot start a command."""
 
@@ -216,7 +219,11 @@ class Command:
                 word.replace("{model}", str(path)).replace("{folder}", name) for word in shlex.split(self._command)
             ]
             try:
-                ended = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                ended = subprocess.run(
+                    words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=_LONGEST
+                )
+            except subprocess.TimeoutExpired:
+                raise DumpError(f"--check: {words[0]} did not end in {_LONGEST} seconds") from None
             except OSError as error:
                 raise DumpError(f"--check: {words[0]} cannot be started: {error.strerror}") from None
             if ended.returncode in _NOT_STARTED:
