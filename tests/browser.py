@@ -1,6 +1,6 @@
 """A headless Chromium for tests of pages: Debian's packages ``chromium`` and ``chromium-driver``.
 
-``.ci/run`` installs them and sets ``DYNAMO_BACKENDS_NEEDS_CHROMIUM``, with which a test fails where it would be
+``.ci/run`` installs them and sets ``NEEDS_CHROMIUM``, with which a test fails where it would be
 skipped.
 """
 
@@ -18,7 +18,7 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 
-NEEDED = "DYNAMO_BACKENDS_NEEDS_CHROMIUM"
+NEEDED = "NEEDS_CHROMIUM"
 
 
 class Browser:
