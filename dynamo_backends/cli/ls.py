@@ -64,6 +64,9 @@ def _list(given: str | None, *, as_json: bool) -> int:
         )
         return code
     sys.stdout.write(f"{short_path(str(dumped.folder))}\n\n{graphs_text(dynamo_graphs, graphs)}")
+    for graph in graphs:
+        if graph.diverges:  # a narrow terminal cuts it in the table
+            print(f"\n{graph.reference} {graph.verdict}")
     if graphs:
         wrong = next((graph for graph in graphs if graph.diverges), None)
         print("\n" + try_next(["bisect", wrong.reference] if wrong else ["show", graphs[0].reference], given))
