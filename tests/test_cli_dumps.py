@@ -53,7 +53,9 @@ def test_ls_lists_the_runs_and_the_graphs_of_the_latest(dump: Path, tmp_path: Pa
     assert [graph["reference"] for graph in found["graphs"]] == ["0/forward", "0/backward", "1/forward", "1/backward"]
 
 
-def test_a_graph_that_diverges_is_exit_code_1(dump: Path, tmp_path: Path, capsys: Printed) -> None:
+def test_a_graph_that_diverges_is_exit_code_1(
+    dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
     shutil.copytree(find_run(dump).folder, tmp_path / "run")
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     manifest["graphs"][1]["verdict"] = "diverges at mm_1 (model.py:7)"
@@ -62,9 +64,26 @@ def test_a_graph_that_diverges_is_exit_code_1(dump: Path, tmp_path: Path, capsys
     assert main(["ls", str(tmp_path / "run")]) == 1
     printed = capsys.readouterr().out
     assert "given up: Dynamo traces the function again" in printed
-    assert "\n\n0/backward diverges at mm_1 (model.py:7)\n\ntry:" in printed, "in full, whatever the terminal cuts"
+    assert "the first run of each graph" not in printed, "there was one"
     assert printed.endswith(f"try: dynamo-backends bisect 0/backward -d {tmp_path / 'run'}\n")
     assert main(["ls", str(tmp_path / "run"), "--json"]) == 1
+    capsys.readouterr()
+    manifest["graphs"][1]["runs"] = 2
+    manifest["graphs"][1]["verdict"] = "diverges at mm_1 (somewhere/in/a/folder/model.py:7)"
+    (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["ls", str(tmp_path / "run")]) == 1
+    printed = capsys.readouterr().out
+    assert "\n\n0/backward diverges at mm_1 (somewhere/in/a/folder/model.py:7)\n" in printed, "the table cut it"
+    assert "the first run of each graph is compared" in printed
+
+
+@pytest.mark.parametrize("command", [["profile", "0"], ["determinism", "0", "--runs", "1"], ["replay", "0"]])
+def test_what_to_try_next_names_the_dump(command: list[str], dump: Path, capsys: Printed) -> None:
+    assert main([*command, "-d", str(dump)]) == 0
+    hints = re.findall(r"try: .*", capsys.readouterr().out)
+    assert hints and all(f"-d {dump}" in hint for hint in hints)
 
 
 def test_tables_fit_a_terminal(dump: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..dumps.reading import find_run
-from .common import add_dump_arguments, complete_graphs, fit_table, print_json, reporting_errors, short_path
+from .common import add_dump_arguments, complete_graphs, fit_table, print_json, reporting_errors, short_path, try_next
 from .parser import Parser
 
 _GRAPH = re.compile(r"((.*/)?graph_\d+|\d+)(/(inference|forward|backward))?(/region_\d+)?/?")
@@ -108,7 +108,7 @@ def _bisect_graph(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(_as_json(found))
     else:
-        sys.stdout.write(_text(found))
+        sys.stdout.write(_text(found, arguments.dump))
     return 0 if found.place == "nothing" and found.verdict in (None, "ok") else 1
 
 
@@ -122,7 +122,7 @@ def _as_json(found) -> dict[str, object]:  # type: ignore[no-untyped-def]  # its
     return fields
 
 
-def _text(found) -> str:  # type: ignore[no-untyped-def]  # see above
+def _text(found, dump: str | None) -> str:  # type: ignore[no-untyped-def]  # see above
     verdicts = {found.graph: found.verdict, **found.others}
     lines = [f"{graph}: {verdict or 'no run was compared'}" for graph, verdict in verdicts.items()]
     rows = [(trial.what, trial.outcome, trial.value, _size(trial)) for trial in found.trials]
@@ -142,7 +142,11 @@ def _text(found) -> str:  # type: ignore[no-untyped-def]  # see above
             lines.append(f"it does NOT fail in a fresh process ({cut.said}): it proves nothing")
     resumed = f", {found.resumed} answers kept of an earlier start" if found.resumed else ""
     lines.append(f"{found.sessions} sessions{resumed}")
-    lines += ["try: " + line.replace(os.getcwd().rstrip("/") + "/", "") for line in found.advice]
+    for line in found.advice:
+        if line.startswith("dynamo-backends "):
+            lines.append(try_next(line.split()[1:], dump))
+        else:
+            lines.append("try: " + line.replace(os.getcwd().rstrip("/") + "/", ""))
     return "\n".join(lines) + "\n"
 
 
