@@ -53,7 +53,9 @@ def test_ls_lists_the_runs_and_the_graphs_of_the_latest(dump: Path, tmp_path: Pa
     assert [graph["reference"] for graph in found["graphs"]] == ["0/forward", "0/backward", "1/forward", "1/backward"]
 
 
-def test_a_graph_that_diverges_is_exit_code_1(dump: Path, tmp_path: Path, capsys: Printed) -> None:
+def test_a_graph_that_diverges_is_exit_code_1(
+    dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
     shutil.copytree(find_run(dump).folder, tmp_path / "run")
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     manifest["graphs"][1]["verdict"] = "diverges at mm_1 (model.py:7)"
@@ -62,8 +64,26 @@ def test_a_graph_that_diverges_is_exit_code_1(dump: Path, tmp_path: Path, capsys
     assert main(["ls", str(tmp_path / "run")]) == 1
     printed = capsys.readouterr().out
     assert "given up: Dynamo traces the function again" in printed
+    assert "the first run of each graph" not in printed, "there was one"
     assert printed.endswith(f"try: dynamo-backends bisect 0/backward -d {tmp_path / 'run'}\n")
     assert main(["ls", str(tmp_path / "run"), "--json"]) == 1
+    capsys.readouterr()
+    manifest["graphs"][1]["runs"] = 2
+    manifest["graphs"][1]["verdict"] = "diverges at mm_1 (somewhere/in/a/folder/model.py:7)"
+    (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["ls", str(tmp_path / "run")]) == 1
+    printed = capsys.readouterr().out
+    assert "\n\n0/backward diverges at mm_1 (somewhere/in/a/folder/model.py:7)\n" in printed, "the table cut it"
+    assert "the first run of each graph is compared" in printed
+
+
+@pytest.mark.parametrize("command", [["profile", "0"], ["determinism", "0", "--runs", "1"], ["replay", "0"]])
+def test_what_to_try_next_names_the_dump(command: list[str], dump: Path, capsys: Printed) -> None:
+    assert main([*command, "-d", str(dump)]) == 0
+    hints = re.findall(r"try: .*", capsys.readouterr().out)
+    assert hints and all(f"-d {dump}" in hint for hint in hints)
 
 
 def test_tables_fit_a_terminal(dump: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
@@ -230,3 +250,33 @@ def test_the_documented_commands_print_what_the_page_says(tmp_path: Path) -> Non
         assert done.returncode == 0, done.stderr
         printed, said = _comparable(done.stdout), _comparable(expected)
         assert printed == said or printed.startswith(said + "\n"), command
+
+
+def test_passes_of_a_dump(dump: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
+    assert main(["passes", "-d", str(dump), "--json"]) == 0
+    found = {item["name"]: item for item in json.loads(capsys.readouterr().out)}
+    assert found["onnx.lift_constants"]["fired"] >= 1 and found["onnx.lift_constants"]["undone"] == []
+    missed = next(name for name, item in found.items() if item["near_misses"])
+    assert main(["passes", str(dump), "--why", missed, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["near_misses"]) == found[missed]["near_misses"]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["passes", str(dump)]) == 0
+    table, _, hint = capsys.readouterr().out.partition("\n\n")
+    assert max(map(len, table.splitlines())) <= 80
+    assert hint == f"try: dynamo-backends passes --why {missed} -d {dump}\n"
+    monkeypatch.chdir(dump.parent)
+    assert main(["passes", "--why", missed]) == 0, "the only dump here"
+    assert main(["passes", "--why", "onnx.lift_constant", "-d", str(dump)]) == 2
+    assert "Did you mean 'onnx.lift_constants'" in capsys.readouterr().err
+
+
+def test_all_passes_as_json(capsys: Printed) -> None:
+    assert main(["passes", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"stage", "name", "default", "sentence"} == set(found[0])
+
+
+def test_bisect_of_a_number_says_what_became_of_forward_and_backward(dump: Path, capsys: Printed) -> None:
+    assert main(["bisect", "0", "-d", str(dump)]) == 0
+    assert capsys.readouterr().out.startswith("graph_000/forward: ok\ngraph_000/backward: ok\n")

@@ -17,6 +17,7 @@ import argparse
 import dataclasses
 import importlib
 import math
+import os
 import re
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..dumps.reading import find_run
-from .common import add_dump_arguments, complete_graphs, fit_table, print_json, reporting_errors
+from .common import add_dump_arguments, complete_graphs, fit_table, print_json, reporting_errors, short_path, try_next
 from .parser import Parser
 
 _GRAPH = re.compile(r"((.*/)?graph_\d+|\d+)(/(inference|forward|backward))?(/region_\d+)?/?")
@@ -107,7 +108,7 @@ def _bisect_graph(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(_as_json(found))
     else:
-        sys.stdout.write(_text(found))
+        sys.stdout.write(_text(found, arguments.dump))
     return 0 if found.place == "nothing" and found.verdict in (None, "ok") else 1
 
 
@@ -121,8 +122,9 @@ def _as_json(found) -> dict[str, object]:  # type: ignore[no-untyped-def]  # its
     return fields
 
 
-def _text(found) -> str:  # type: ignore[no-untyped-def]  # see above
-    lines = [f"{found.graph}: {found.verdict or 'no run was compared'}"]
+def _text(found, dump: str | None) -> str:  # type: ignore[no-untyped-def]  # see above
+    verdicts = {found.graph: found.verdict, **found.others}
+    lines = [f"{graph}: {verdict or 'no run was compared'}" for graph, verdict in verdicts.items()]
     rows = [(trial.what, trial.outcome, trial.value, _size(trial)) for trial in found.trials]
     if rows:
         lines += ["", fit_table(rows, ("switched off, or looked at", "outcome", "value", "off by"))]
@@ -133,14 +135,18 @@ def _text(found) -> str:  # type: ignore[no-untyped-def]  # see above
     if found.cut is not None:
         cut = found.cut
         shown = ", ".join(cut.operators[:8]) + (", ..." if len(cut.operators) > 8 else "")
-        lines.append(f"cut: {len(cut.operators)} of {cut.of} nodes ({shown}) in {cut.folder}")
+        lines.append(f"cut: {len(cut.operators)} of {cut.of} nodes ({shown}) in {short_path(str(cut.folder))}")
         if cut.confirmed:
             lines.append(f"in a fresh process it fails in the same way: {cut.said}")
         else:
             lines.append(f"it does NOT fail in a fresh process ({cut.said}): it proves nothing")
     resumed = f", {found.resumed} answers kept of an earlier start" if found.resumed else ""
     lines.append(f"{found.sessions} sessions{resumed}")
-    lines += [f"try: {line}" for line in found.advice]
+    for line in found.advice:
+        if line.startswith("dynamo-backends "):
+            lines.append(try_next(line.split()[1:], dump))
+        else:
+            lines.append("try: " + line.replace(os.getcwd().rstrip("/") + "/", ""))
     return "\n".join(lines) + "\n"
 
 

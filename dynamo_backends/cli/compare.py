@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .common import add_dump_arguments, complete_graphs, fit_table, print_json, reporting_errors
+from .common import add_dump_arguments, complete_graphs, fit_table, print_json, reporting_errors, try_next
 
 if TYPE_CHECKING:
     from ..dumps.comparing import Comparison, Row, Side
@@ -271,14 +271,14 @@ def _worst(comparison: Comparison) -> str:
 
 
 def _hint(arguments: argparse.Namespace, comparisons: Sequence[Comparison]) -> None:
-    command = f"dynamo-backends compare {arguments.first} {arguments.second}"
+    command = ["compare", arguments.first, arguments.second]
     if not all(item.ok for item in comparisons) and arguments.runtime == "ort":
-        hint = f"{command} --runtime reference"
+        hint = [*command, "--runtime", "reference"]
     elif not arguments.optimize:
-        hint = f"{command} --optimize"
+        hint = [*command, "--optimize"]
     else:
         return
-    sys.stdout.write(f"try: {hint}\n")
+    print(try_next(hint, arguments.dump))
 
 
 def _as_json(comparison: Comparison) -> dict[str, object]:

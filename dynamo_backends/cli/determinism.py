@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .common import add_dump_arguments, add_graph_argument, fit_table, print_json, reporting_errors
+from .common import add_dump_arguments, add_graph_argument, fit_table, print_json, reporting_errors, try_next
 
 if TYPE_CHECKING:
     from ..dumps.determinism import RegionDeterminism, UnstableValue
@@ -44,11 +44,11 @@ def _determinism(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json([{"graph": graph.reference, "regions": [item.as_json() for item in all_]} for graph, all_ in found])
     else:
-        sys.stdout.write("\n".join(_text(graph, all_, arguments.runs) for graph, all_ in found))
+        sys.stdout.write("\n".join(_text(graph, all_, arguments.runs, arguments.dump) for graph, all_ in found))
     return int(not all(item.is_stable for _, all_ in found for item in all_))
 
 
-def _text(graph: DumpedGraph, regions: Sequence[RegionDeterminism], runs: int) -> str:
+def _text(graph: DumpedGraph, regions: Sequence[RegionDeterminism], runs: int, dump: str | None) -> str:
     if not regions:
         return f"{graph.name}: nothing of it ran on ONNX Runtime\n"
     values = [(item, "node", value) for item in regions for value in item.values]
@@ -56,10 +56,8 @@ def _text(graph: DumpedGraph, regions: Sequence[RegionDeterminism], runs: int) -
     threads, other = regions[0].threads
     how = f"{runs + 1} runs with {_threads(threads)}, one with {other}"
     if not values:
-        return (
-            f"{graph.name}: the same bits each time, {how}\n"
-            f"A race is a matter of chance. try: dynamo-backends determinism {graph.reference} --runs {10 * runs}\n"
-        )
+        more = try_next(["determinism", graph.reference, "--runs", str(10 * runs)], dump)
+        return f"{graph.name}: the same bits each time, {how}\nA race is a matter of chance. {more}\n"
     lines = []
     culprit = next((value for _, kind, value in values if kind == "node" and not value.is_rounding), None)
     if culprit is not None:
@@ -90,7 +88,7 @@ def _text(graph: DumpedGraph, regions: Sequence[RegionDeterminism], runs: int) -
     ]
     lines.append(fit_table(rows, ["what", "value", "operator", "differs in", "by up to", "is", "module", "source"]))
     if culprit is not None:
-        lines += ["", f"try: dynamo-backends determinism {graph.reference} --threads 1"]
+        lines += ["", try_next(["determinism", graph.reference, "--threads", "1"], dump)]
     return "\n".join(lines) + "\n"
 
 

@@ -63,7 +63,13 @@ def _list(given: str | None, *, as_json: bool) -> int:
             }
         )
         return code
-    sys.stdout.write(f"{short_path(str(dumped.folder))}\n\n{graphs_text(dynamo_graphs, graphs)}")
+    text = graphs_text(dynamo_graphs, graphs)
+    sys.stdout.write(f"{short_path(str(dumped.folder))}\n\n{text}")
+    for graph in graphs:
+        if graph.diverges and str(graph.verdict) not in text:  # a narrow terminal cut it
+            print(f"\n{graph.reference} {graph.verdict}")
+    if dumped.manifest.get("options", {}).get("compare") == "first" and any(graph.runs > 1 for graph in graphs):
+        print("\nthe first run of each graph is compared, options={'compare': 'every'} compares all")
     if graphs:
         wrong = next((graph for graph in graphs if graph.diverges), None)
         print("\n" + try_next(["bisect", wrong.reference] if wrong else ["show", graphs[0].reference], given))

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .common import add_dump_arguments, add_graph_argument, fit_table, print_json, reporting_errors
+from .common import add_dump_arguments, add_graph_argument, fit_table, print_json, reporting_errors, try_next
 
 if TYPE_CHECKING:
     from ..dumps.nonfinite import Birth, Nonfinite
@@ -44,11 +44,11 @@ def _nan(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json([{"graph": graph.reference, **item.as_json()} for graph, item in found])
     else:
-        sys.stdout.write("\n".join(_text(graph, item) for graph, item in found))
+        sys.stdout.write("\n".join(_text(graph, item, arguments.dump) for graph, item in found))
     return int(any(item.births for _, item in found))
 
 
-def _text(graph: DumpedGraph, found: Nonfinite) -> str:
+def _text(graph: DumpedGraph, found: Nonfinite, dump: str | None) -> str:
     lines = []
     if found.births:
         lines += _first(graph, found.births[0])
@@ -65,7 +65,7 @@ def _text(graph: DumpedGraph, found: Nonfinite) -> str:
         names = ", ".join(found.given[:_MOST]) + (f" and {more} more" if more > 0 else "")
         lines += ["", f"given to the graph: {names}"]
     if found.births:
-        lines += ["", f"try: dynamo-backends show {graph.reference} --stage aten"]
+        lines += ["", try_next(["show", graph.reference, "--stage", "aten"], dump)]
     return "\n".join(lines) + "\n"
 
 

@@ -17,10 +17,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import tabulate
-
 from ..dumps.reading import find_run
 from ..spelling import unknown_name
+from .common import add_dump_arguments, fit_table, print_json, reporting_errors, try_next
 
 if TYPE_CHECKING:
     from passes.engine.manager import Pass
@@ -33,32 +32,54 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], su
         help=summary,
         description="Lists all passes; with a dump folder of onnx_debug, shows what each did there.",
     )
-    parser.add_argument("dump", nargs="?", help="a dump folder (its latest run), a run folder, or a manifest.json")
+    parser.add_argument(
+        "folder", nargs="?", metavar="DUMP", help="the same as -d: what they did there; without it, all there are"
+    )
+    add_dump_arguments(parser)
     parser.add_argument("--why", metavar="NAME", help="the near misses of this pass: why it did not match (more)")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints what was asked for. Exit code 2 if the dump or the pass is not there."""
-    try:
-        if arguments.dump is None:
-            if arguments.why is not None:
-                raise ValueError("--why needs a dump: dynamo-backends passes DUMP --why NAME")
-            text = list_text()
+    given = arguments.folder or arguments.dump
+    return reporting_errors("passes", lambda: _show(given, arguments.why, as_json=arguments.json))
+
+
+def _show(given: str | None, why: str | None, *, as_json: bool) -> int:
+    if given is None and why is None:
+        if as_json:
+            keys = ("stage", "name", "default", "sentence")
+            print_json([{key: getattr(item, key) for key in keys} for item in _all_passes()])
         else:
-            manifest = find_run(arguments.dump).manifest
-            text = why_text(manifest, arguments.why) if arguments.why is not None else report_text(manifest)
-    except (OSError, ValueError) as error:
-        sys.stderr.write(f"dynamo-backends passes: {error}\n")
-        return 2
-    sys.stdout.write(text)
+            sys.stdout.write(list_text())
+        return 0
+    manifest = find_run(given).manifest
+    if why is not None:
+        text = why_text(manifest, why)  # raises, if there is no such pass
+        if as_json:
+            results = [run for run in _runs(manifest) if run.result["name"] == why]
+            misses = [{"graph": run.graph, **miss} for run in results for miss in run.result["refusals"]]
+            fired = sum(run.result["fired"] for run in results)
+            print_json({"name": why, "fired": fired, "near_misses": misses})
+        else:
+            sys.stdout.write(text)
+        return 0
+    done = _done(manifest)
+    if as_json:
+        print_json([dataclasses.asdict(item) for item in done])
+        return 0
+    sys.stdout.write(report_text(manifest))
+    missed = next((item.name for item in done if item.near_misses), None)
+    if missed is not None:
+        print("\n" + try_next(["passes", "--why", missed], given))
     return 0
 
 
 def list_text() -> str:
     """All passes in the order they run."""
     rows = [(item.stage, item.name, "on" if item.default else "off", item.sentence) for item in _all_passes()]
-    table = tabulate.tabulate(rows, headers=("stage", "pass", "default", "what it does"))
+    table = fit_table(rows, ("stage", "pass", "default", "what it does"))
     return f"{table}\n\nSwitch them with options={{'passes': {{'disable': ['joint.*'], 'enable': [...]}}}}.\n"
 
 
@@ -91,29 +112,65 @@ def _runs(manifest: Mapping[str, Any]) -> Iterator[_Run]:
                 yield _Run(f"{label} region {region['index']}", result)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Done:
+    """What one pass did, over all graphs of a run."""
+
+    name: str
+    graphs: int
+    fired: int
+    nodes_before: int
+    nodes_after: int
+    milliseconds: float
+    near_misses: int
+    undone: list[dict[str, str]]
+    """``graph`` and ``reason`` of each time."""
+
+
+def _done(manifest: Mapping[str, Any]) -> list[_Done]:
+    runs: dict[str, list[_Run]] = {}
+    for run in _runs(manifest):
+        runs.setdefault(run.result["name"], []).append(run)
+    found = []
+    for name, of_pass in runs.items():
+        kept = [run.result for run in of_pass if not run.result["undone"]]
+        found.append(
+            _Done(
+                name,
+                len(of_pass),
+                sum(result["fired"] for result in kept),
+                sum(result["nodes_before"] for result in kept),
+                sum(result["nodes_after"] for result in kept),
+                sum(run.result["milliseconds"] for run in of_pass),
+                sum(len(run.result["refusals"]) for run in of_pass),
+                [{"graph": run.graph, "reason": run.result["undone"]} for run in of_pass if run.result["undone"]],
+            )
+        )
+    return found
+
+
 def report_text(manifest: Mapping[str, Any]) -> str:
     """What each pass did, over all graphs of a run, and which were undone."""
-    runs = list(_runs(manifest))
-    if not runs:
+    done = _done(manifest)
+    if not done:
         return "No pass ran: nothing was compiled, or all passes were turned off.\n"
-    rows = []
-    for name in dict.fromkeys(run.result["name"] for run in runs):
-        results = [run.result for run in runs if run.result["name"] == name]
-        kept = [result for result in results if not result["undone"]]
-        fired = sum(result["fired"] for result in kept)
-        before, after = (sum(result[key] for result in kept) for key in ("nodes_before", "nodes_after"))
-        milliseconds = sum(result["milliseconds"] for result in results)
-        missed = sum(len(result["refusals"]) for result in results)
-        undone = len(results) - len(kept)
-        rows.append((name, len(results), fired, before, after, f"{milliseconds:.1f}", missed or "", undone or ""))
-    headers = ("pass", "graphs", "fired", "nodes before", "after", "ms", "near misses", "undone")
-    text = tabulate.tabulate(rows, headers=headers) + "\n"
-    for run in runs:
-        if run.result["undone"]:
-            text += f"\n{run.result['name']} on {run.graph} was undone: {run.result['undone']}\n"
-    missed_passes = [row[0] for row in rows if row[6]]
-    if missed_passes:
-        text += f"\nNear misses: --why {missed_passes[0]}\n"
+    rows = [
+        (
+            item.name,
+            item.graphs,
+            item.fired,
+            item.nodes_before,
+            item.nodes_after,
+            f"{item.milliseconds:.1f}",
+            item.near_misses or "",
+            len(item.undone) or "",
+        )
+        for item in done
+    ]
+    text = fit_table(rows, ("pass", "graphs", "fired", "nodes", "after", "ms", "near misses", "undone")) + "\n"
+    for item in done:
+        for undone in item.undone:
+            text += f"\n{item.name} on {undone['graph']} was undone: {undone['reason']}\n"
     return text
 
 

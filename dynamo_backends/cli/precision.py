@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .common import add_dump_arguments, add_graph_argument, fit_table, print_json, reporting_errors
+from .common import add_dump_arguments, add_graph_argument, fit_table, print_json, reporting_errors, try_next
 
 if TYPE_CHECKING:
     from ..dumps.precision import RegionPrecision, ResultError
@@ -48,7 +48,7 @@ def _precision(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json([{"graph": graph.reference, "regions": [item.as_json() for item in all_]} for graph, all_ in found])
     else:
-        sys.stdout.write("\n".join(_text(graph, all_, arguments.strict) for graph, all_ in found))
+        sys.stdout.write("\n".join(_text(graph, all_, arguments.strict, arguments.dump) for graph, all_ in found))
     return int(any(item.outcome not in ("ok", "not low") for _, all_ in found for item in all_))
 
 
@@ -56,20 +56,19 @@ def _say(said: str) -> None:
     sys.stderr.write(said + "\n")
 
 
-def _text(graph: DumpedGraph, regions: Sequence[RegionPrecision], strict: bool) -> str:
+def _text(graph: DumpedGraph, regions: Sequence[RegionPrecision], strict: bool, dump: str | None) -> str:
     if not regions:
         return f"{graph.name}: nothing of it ran on ONNX Runtime\n"
     if all(item.outcome == "not low" for item in regions):
         return f"{graph.name}: nothing of it is in float16 or bfloat16 on ONNX Runtime\n"
-    return "\n".join(_region(graph, item, strict) for item in regions if item.outcome != "not low")
+    return "\n".join(_region(graph, item, strict, dump) for item in regions if item.outcome != "not low")
 
 
-def _region(graph: DumpedGraph, found: RegionPrecision, strict: bool) -> str:
+def _region(graph: DumpedGraph, found: RegionPrecision, strict: bool, dump: str | None) -> str:
     where = f"{graph.name}, region_{found.region}"
     if found.outcome == "ok":
-        hint = (
-            "" if strict else f"\ntry: dynamo-backends precision {graph.reference} --strict   # without eager's excuse"
-        )
+        command = try_next(["precision", graph.reference, "--strict"], dump)
+        hint = "" if strict else f"\n{command}   # without eager's excuse"
         return f"{where}: the verdict is ok as it is, {found.candidates} nodes are in low precision{hint}\n"
     lines = []
     if found.outcome == "not precision":
@@ -96,7 +95,7 @@ def _region(graph: DumpedGraph, found: RegionPrecision, strict: bool) -> str:
             "    with torch.autocast(device_type, enabled=False):",
         ]
     else:
-        lines.append(f"try: dynamo-backends bisect {graph.reference}")
+        lines.append(try_next(["bisect", graph.reference], dump))
     return "\n".join(lines) + "\n"
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .common import add_dump_arguments, add_graph_argument, fit_table, print_json, reporting_errors
+from .common import add_dump_arguments, add_graph_argument, fit_table, print_json, reporting_errors, try_next
 
 if TYPE_CHECKING:
     from ..dumps.operator_times import GroupTime, OperatorTime, RegionTimes
@@ -83,8 +83,8 @@ def _print(graph: DumpedGraph, times: Sequence[RegionTimes], arguments: argparse
     sys.stdout.write(f"\n{_title('by node', len(slowest), top)}{_nodes(slowest[:top])}\n\n")
     known = next((row for row in slowest if row.fx_nodes), None)
     if known is not None:
-        shown = f"dynamo-backends show {graph.reference} --stage aten"
-        sys.stdout.write(f"try: {shown}   # the slowest is {known.fx_nodes[-1]}\n")
+        shown = try_next(["show", graph.reference, "--stage", "aten"], arguments.dump)
+        sys.stdout.write(f"{shown}   # the slowest is {known.fx_nodes[-1]}\n")
 
 
 def _title(text: str, rows: int, top: int) -> str:

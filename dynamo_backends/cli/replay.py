@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .common import add_dump_arguments, add_graph_argument, fit_table, print_json, reporting_errors
+from .common import add_dump_arguments, add_graph_argument, fit_table, print_json, reporting_errors, try_next
 
 if TYPE_CHECKING:
     from ..dumps.replaying import Replayed, Variant
@@ -59,7 +59,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         print_json([_as_json(item) for item in replayed])
     else:
         sys.stdout.write(replay_text(replayed))
-        sys.stdout.write(f"try: dynamo-backends {_hint(arguments, variant, replayed)}\n")
+        print(try_next(_hint(arguments, variant, replayed), arguments.dump))
     return 0 if all(item.ok for item in replayed) else 1
 
 
@@ -95,13 +95,13 @@ def replay_text(replayed: Sequence[Replayed]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _hint(arguments: argparse.Namespace, variant: Variant, replayed: Sequence[Replayed]) -> str:
+def _hint(arguments: argparse.Namespace, variant: Variant, replayed: Sequence[Replayed]) -> list[str]:
     """What to do next."""
     if not all(item.ok for item in replayed):
-        return f"bisect {arguments.graph}"
+        return ["bisect", arguments.graph]
     if not variant.text:
-        return f"replay {arguments.graph} --no-optimize"
-    return f"replay {arguments.graph}"
+        return ["replay", arguments.graph, "--no-optimize"]
+    return ["replay", arguments.graph]
 
 
 def _as_json(item: Replayed) -> dict[str, object]:

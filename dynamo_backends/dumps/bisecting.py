@@ -116,6 +116,7 @@ class Bisection:
         advice: what to do next.
         sessions: how many were made.
         resumed: how many answers came from an earlier bisection that was stopped.
+        others: the verdicts of the other graphs that were meant: ``0`` is a forward and a backward.
     """
 
     graph: str
@@ -129,6 +130,7 @@ class Bisection:
     advice: list[str] = dataclasses.field(default_factory=list)
     sessions: int = 0
     resumed: int = 0
+    others: dict[str, str | None] = dataclasses.field(default_factory=dict)
 
 
 def bisect(
@@ -167,6 +169,7 @@ def bisect(
         else:
             found = work.of_verdict()
     found.sessions = runner.count
+    found.others = {item.reference: item.verdict for item in graphs if item is not graph}
     return found
 
 
