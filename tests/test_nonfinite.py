@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -243,3 +244,9 @@ def test_elements_with_what_they_are_made_of() -> None:
         {"index": [1, 0], "value": "nan", "inputs": {"column": 6.0, "flags": 1.0}},
         {"index": [0, 0], "value": "inf", "inputs": {"column": 5.0, "flags": 1.0}},
     ]
+
+
+def test_the_extent_of_float8() -> None:
+    value = torch.tensor([1.5, -2.0, math.nan]).to(torch.float8_e4m3fn)
+    assert extent(value) == Extent(-2.0, 1.5, nan=1)
+    assert extent(torch.zeros(0, dtype=torch.float8_e5m2)) == Extent(None, None)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import operator
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,7 +23,7 @@ from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
 from dynamo_backends import onnx_compiler
-from dynamo_backends.debug import captured, manifest
+from dynamo_backends.debug import captured, manifest, observer
 from dynamo_backends.exporter import decompositions
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.runtime import watch
@@ -733,3 +735,74 @@ def test_a_stale_weight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         function(torch.randn(5, 8))
     assert "the session that ran has an old value of" in only_verdict(tmp_path)
     assert "down.weight" in only_verdict(tmp_path)
+
+
+def test_a_wrong_node_reads_what_its_translation_does_not_need(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The gradient of a layer norm is given the bias, which the ONNX model computes nowhere."""
+    target = aten.native_layer_norm_backward.default
+    right = CONVERTERS[target]
+
+    @functools.wraps(right)
+    def wrong(*args: object, **kwargs: object) -> object:
+        results = right(*args, **kwargs)
+        assert isinstance(results, tuple)
+        return tuple(op.Mul(item, 1.02) if item is not None else None for item in results)
+
+    class Normalized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.affine, self.weight = nn.Parameter(torch.randn(2, 8)), nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            normal = F.layer_norm(x @ self.weight, (8,), self.affine[0], self.affine[1])  # a view as bias
+            return torch.cos(normal @ self.weight)
+
+    monkeypatch.setitem(CONVERTERS, target, wrong)
+    found = verdicts(Normalized(), (4, 8), "training", tmp_path)
+    assert found["forward"] == "ok"
+    assert found["backward"].startswith("diverges at native_layer_norm_backward")
+    assert line_of("a view as bias") in found["backward"]
+
+
+def test_a_reference_that_cannot_be_made_does_not_end_the_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def fail(*args: object) -> object:
+        raise KeyError("select")
+
+    monkeypatch.setattr(observer, "reference_of", fail)
+    monkeypatch.setitem(CONVERTERS, aten.sinh.default, lambda x: op.Mul(op.Sinh(x), 1.01))
+    function = compiled(lambda x: x.sinh(), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
+    with torch.no_grad():
+        function(torch.ones(3))
+    assert "no reference of sinh is dumped: KeyError: 'select'" in caplog.text
+    assert only_verdict(tmp_path).startswith("diverges at sinh")
+
+
+class _TanhGelu(torch.autograd.Function):
+    """As in the model Bloom: GELU written out, in a function of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * x.sigmoid()
+
+
+def test_a_right_pass_in_the_graph_of_a_higher_order_operator_is_not_accused(tmp_path: Path) -> None:
+    class Activated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = _TanhGelu.apply(self.up(x))
+            return result
+
+    assert verdicts(Activated(), (4, 8), "training", tmp_path) == {"forward": "ok", "backward": "ok"}
+    (run,) = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"][:1]
+    assert "pre_grad.activations" in json.dumps(run)

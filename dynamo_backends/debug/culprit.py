@@ -50,13 +50,7 @@ def reference_of(
         node for node in compiled.region.nodes if value in value_names(node) and node.target is not operator.getitem
     )
     inside = replay.region_values(compiled, [actual[item.node] for item in compiled.region.inputs])
-    given: Environment = {}
-    for argument in node.all_input_nodes:
-        if argument.target is operator.getitem and isinstance(argument.args[0], fx.Node):
-            found = inside.get((argument.args[0], argument.args[1]))
-        else:
-            found = inside.get((argument, None))
-        given[argument] = actual[argument] if found is None else found
+    given: Environment = {argument: _value(argument, inside, actual) for argument in node.all_input_nodes}
     eager = run_eager(node, given)
     exact = run_exact(node, {key: pytree.tree_map(widen, item) for key, item in given.items()}, eager)
     return NodeReference(
@@ -64,6 +58,26 @@ def reference_of(
         _by_name(node, eager),
         _by_name(node, exact),
     )
+
+
+def _value(
+    node: fx.Node, inside: Mapping[tuple[fx.Node, int | None], object], actual: Mapping[fx.Node, object]
+) -> object:
+    """The value of a node of a region, or of one before it.
+
+    What nothing in the model needs is not in it, such as the bias that the gradient of a normalization is given:
+    PyTorch computes it from what is.
+    """
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        assert isinstance(node.args[1], int)
+        found = inside.get((node.args[0], node.args[1]))
+    else:
+        found = inside.get((node, None))
+    if found is not None:
+        return found
+    if node in actual:
+        return actual[node]
+    return run_eager(node, {item: _value(item, inside, actual) for item in node.all_input_nodes})
 
 
 def _by_name(node: fx.Node, results: object) -> dict[str, torch.Tensor]:

@@ -98,7 +98,7 @@ def _first(
     namesakes = {node.name: node for node in before.graph.nodes}
     for node in after.graph.nodes:
         same = namesakes.get(node.name)
-        if same is None or node.op == "output" or is_uninitialized(node):
+        if same is None or node.op == "output" or is_uninitialized(node) or _is_subgraph(after, node):
             continue
         new.reach(node)
         old.reach(same)
@@ -117,6 +117,11 @@ def _first(
         if said:
             return ours.name, source_line(ours) or source_line(theirs), said
     return None
+
+
+def _is_subgraph(module: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether a node reads the graph of a higher-order operator, whose results tell what a pass made of it."""
+    return node.op == "get_attr" and isinstance(attribute(module, str(node.target)), torch.nn.Module)
 
 
 class _Steps:

@@ -246,6 +246,9 @@ class DebugObserver(Observer):
         except SessionError as error:
             logger.info("no reference of %s is dumped: %s", blame.value, error)
             return
+        except Exception as error:  # a fault of the comparison must not end the user's run
+            logger.warning("no reference of %s is dumped: %s: %s", blame.value, type(error).__name__, error)
+            return
         limit = self._options.tensor_limit
         for kind, values in (("input", reference.inputs), ("eager", reference.eager), ("exact", reference.exact)):
             for i, (name, value) in enumerate(values.items()):

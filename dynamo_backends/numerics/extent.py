@@ -36,6 +36,8 @@ def extent(value: object) -> Extent | None:
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
         return None
     dense_value = dense(value).detach()
+    if dense_value.dtype.is_floating_point and dense_value.dtype.itemsize == 1:
+        dense_value = dense_value.float()  # PyTorch has no minimum, and no selection, of float8
     return _extent(torch.view_as_real(dense_value.resolve_conj()) if value.is_complex() else dense_value)
 
 
