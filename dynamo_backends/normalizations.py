@@ -1,5 +1,5 @@
 """The statistics that normalizations save for their gradients: of a half input with float32 weights, as autocasting
-leaves them, PyTorch's kernels return float32, and its fake tensors foretell the half (2.13 to 2.15).
+leaves them, PyTorch's kernels return float32, and its fake tensors foretell the half (seen in 2.13).
 
 What is compiled by its fake tensors would return, or expect, something else than the kernel. So a compiler is given the
 normalization of a float32 input between casts, which computes the same, and graphs that PyTorch may run are told what

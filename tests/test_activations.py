@@ -92,6 +92,7 @@ def test_low_precision_and_transforms() -> None:
     x = torch.randn(4, 8)
     for dtype in (torch.bfloat16, torch.float16):
         result = compiled(lambda x: gelu(x))(x.to(dtype))
+        # float64 beside it: bfloat16 has eight bits, of which some roundings take two
         torch.testing.assert_close(result.double(), gelu(x.to(dtype).double()), atol=2e-2, rtol=2e-2)
         assert result.dtype is dtype
     assert_same_as_eager(torch.vmap(swish), x)

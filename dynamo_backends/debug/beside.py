@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import logging
 import weakref
 from collections.abc import Iterable, Sequence
 
@@ -24,6 +25,8 @@ from ..numerics.exact import Environment, attribute, run_eager, run_exact, widen
 from ..numerics.randomness import PrivateRandomness
 from ..numerics.twice import Results
 from ..regions import is_ordered
+
+logger = logging.getLogger(__name__)
 
 FLOAT64_ROUNDING = 1e-14
 """Relative to the largest value: what another order of operations may change in float64. In a deep graph a right pass
@@ -86,7 +89,10 @@ class Beside:
             done.append(node.name)
             try:
                 self._values[node] = self._value(node, trunk)
-            except Exception:  # whatever it is, the stage is then looked at in full, where it shows and is said
+            except (
+                Exception
+            ) as error:  # whatever it is, the stage is then looked at in full, where it shows and is said
+                logger.debug("%s is looked at in full: %s: %s", node.name, type(error).__name__, error)
                 self._failed = True
                 self._values.clear()
                 return [*done, *(left.name for left in self._nodes)]

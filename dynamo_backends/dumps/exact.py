@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import onnx_ir as ir
 
 from .candidates import PLAIN, Feeds, Runner
 from .cutting import feeds_of
 from .repro import plain
+
+logger = logging.getLogger(__name__)
 
 _LOW = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _MOST_NODES = 64
@@ -41,7 +45,8 @@ def _by_reference(model: ir.Model, arrays: dict[str, np.ndarray]) -> dict[str, n
         with np.errstate(all="ignore"):
             evaluator = ExtendedReferenceEvaluator(ir.to_proto(model))
             results = evaluator.run(None, arrays)
-    except Exception:  # it raises whatever its operators do: it cannot tell what is right, and ONNX Runtime is asked
+    except Exception as error:  # it raises whatever its operators do: it cannot tell, and ONNX Runtime is asked
+        logger.info("the reference evaluator fails, ONNX Runtime is asked: %s: %s", type(error).__name__, error)
         return None
     return {str(value.name): np.asarray(item) for value, item in zip(model.graph.outputs, results, strict=True)}
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     import onnx
     import onnxruntime
 
-RUNTIMES = ("ort", "reference")
-
 _SILENT = 4
 
 _LARGEST_MOVED = 2**28
