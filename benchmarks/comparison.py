@@ -32,7 +32,7 @@ import tabulate
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])  # not this folder: its passes.py is not the package
 
-BATCH, TOKENS, VOCABULARY, WIDTH = 2, 128, 4096, 768
+BATCH, TOKENS, VOCABULARY = 2, 128, 4096
 MODELS = ("demo", "bert", "llama", "gpt2", "resnet")
 _MODES = ("eager", "never", "first")
 _EAGER_RUNS = 3
@@ -41,8 +41,8 @@ Step = Callable[[Callable[..., Any]], None]
 """Calls a model, compiled or not, forward and backward."""
 
 
-def build(name: str, layers: int) -> tuple[Any, Step]:
-    """A model of random weights, 768 wide, and its training step; the demo's has one layer, 512 wide."""
+def build(name: str, layers: int, width: int) -> tuple[Any, Step]:
+    """A model of random weights and its training step; the demo's has one layer, 512 wide."""
     import torch
     import transformers as tf
 
@@ -53,8 +53,8 @@ def build(name: str, layers: int) -> tuple[Any, Step]:
         arguments = llama.inputs("model")
         return module, lambda call: _discard(llama.step(module, call, arguments, backward=True, mixed=False))
     torch.manual_seed(0)
-    inner, heads = 4 * WIDTH, WIDTH // 64
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": layers}
+    inner, heads = 4 * width, width // 64
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": width, "num_hidden_layers": layers}
     sizes |= {"num_attention_heads": heads, "intermediate_size": inner}
     tokens = {"input_ids": torch.randint(3, VOCABULARY, (BATCH, TOKENS))}
     if name == "bert":
@@ -62,7 +62,7 @@ def build(name: str, layers: int) -> tuple[Any, Step]:
     elif name == "llama":
         module, inputs = tf.LlamaForCausalLM(tf.LlamaConfig(**sizes, use_cache=False)), tokens
     elif name == "gpt2":
-        config = tf.GPT2Config(vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=layers, n_head=heads, use_cache=False)
+        config = tf.GPT2Config(vocab_size=VOCABULARY, n_embd=width, n_layer=layers, n_head=heads, use_cache=False)
         module, inputs = tf.GPT2LMHeadModel(config), tokens
     else:
         each = max(layers // 4, 1)
@@ -140,6 +140,7 @@ def _watch_comparison(phases: Phases) -> None:
     phases.watch(replay.Replay, "repeat_node", "node by node: nodes again")
     phases.watch(captured.Call, "judge_forward", "captured graph")
     phases.watch(captured.Call, "judge_backward", "captured graph")
+    phases.watch(captured.Call, "differentiate", "captured graph")
     phases.watch(captured.Call, "_wrong_decomposition", "decompositions")
     phases.watch(captured.Call, "judge_joint", "stage joint")
     phases.watch(judge.Judge, "_post_grad", "stage post_grad")
@@ -151,7 +152,7 @@ def _watch_comparison(phases: Phases) -> None:
         phases.watch(module, "distance", "distances")
 
 
-def measure(name: str, layers: int, threads: int, mode: str, clock: Callable[[], float]) -> dict[str, Any]:
+def measure(name: str, layers: int, width: int, threads: int, mode: str, clock: Callable[[], float]) -> dict[str, Any]:
     """What one process does: ``mode`` is ``eager``, or the option ``compare``."""
     import torch
     import torch._dynamo
@@ -159,7 +160,7 @@ def measure(name: str, layers: int, threads: int, mode: str, clock: Callable[[],
     from dynamo_backends.bench.memory import highest
 
     torch.set_num_threads(threads)
-    module, step = build(name, layers)
+    module, step = build(name, layers, width)
     if mode == "eager":
         seconds = [_seconds(clock, lambda: step(module)) for _ in range(1 + _EAGER_RUNS)]
         return {"seconds": min(seconds[1:]), "peak": highest()}
@@ -195,7 +196,8 @@ def _seconds(clock: Callable[[], float], work: Callable[[], object]) -> float:
 
 def _in_process(name: str, arguments: argparse.Namespace, mode: str) -> dict[str, Any]:
     threads = str(arguments.threads)
-    command = [sys.executable, __file__, name, "--layers", str(arguments.layers), "--threads", threads, "--mode", mode]
+    command = [sys.executable, __file__, name, "--layers", str(arguments.layers), "--width", str(arguments.width)]
+    command += ["--threads", threads, "--mode", mode]
     if arguments.processor_time:
         command.append("--processor-time")
     environment = {**os.environ, "DYNAMO_BACKENDS_CACHE": "0", "OMP_NUM_THREADS": threads}
@@ -207,6 +209,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)} (default: all)")
     parser.add_argument("--layers", type=int, default=4, help="of all but the demo's (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=768, help="of the transformers (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch and ONNX Runtime (default: %(default)s)")
     parser.add_argument("--phases", action="store_true", help="what the time of the comparison is spent on")
     parser.add_argument("--processor-time", action="store_true", help="where other work is on the machine; one thread")
@@ -217,7 +220,8 @@ def main() -> None:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
     if arguments.mode:
         clock = time.process_time if arguments.processor_time else time.perf_counter
-        print(json.dumps(measure(arguments.models[0], arguments.layers, arguments.threads, arguments.mode, clock)))
+        model = arguments.models[0], arguments.layers, arguments.width
+        print(json.dumps(measure(*model, arguments.threads, arguments.mode, clock)))
         return
     rows = []
     for name in arguments.models:

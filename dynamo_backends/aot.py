@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
+import linecache
+import os
 import re
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,7 +45,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .artifacts import Runner
 from .errors import first_line
-from .exporter.locations import UserName, function_name, set_user_name, user_name
+from .exporter.locations import Frame, UserName, function_name, is_user_file, set_call, set_user_name, user_name
 from .first_call import synthetic
 from .normalizations import tell_statistics
 
@@ -168,16 +173,30 @@ def argument_names_of_frame() -> list[UserName]:
 
 
 def _source_of(placeholder: fx.Node) -> str:
-    """``L['self']._modules['fc']._parameters['weight']`` as ``fc.weight``, ``L['batch']['ids']`` as ``batch['ids']``.
+    """What the user calls what Dynamo calls by its way from the variables ``L`` and ``G`` of the frame::
 
-    What came in ``*args`` of a module, or in ``**kwargs``, has the name of the parameter.
+        L['self']._modules['fc']._parameters['weight']    fc.weight, also where the method calls its object otherwise
+        L['model'].scale                                  model.scale
+        G['batch']['ids']                                 batch['ids']
+        G['__import_package_dot_module'].scale            package.module.scale
+        L['inner'].__closure__[0].cell_contents.weight    layer.weight: as the function inner calls it
+        L['inner'].__defaults__[0]                        bias: a parameter of the function inner
+
+    What came in ``*args`` of a module, in ``**kwargs`` or bound by ``functools.partial`` has the name of the parameter.
     """
     source = getattr(placeholder.meta.get("grapharg"), "source", None)
     if source is None:
         return ""
-    text = re.sub(r"\._(?:modules|parameters|buffers)\['([^']*)'\]", r".\1", str(source.name))
-    text = re.sub(r"^[LG]\['([^']*)'\]", r"\1", text)
     frame = _translator()
+    text = str(source.name)
+    text = re.sub(r"dict\(type\((.*?)\)\.__dict__\)\['(\w+)'\]", r"\1.\2", text)  # an attribute of a class
+    if frame is not None:
+        text = _of_functions(text, frame)
+    text = re.sub(r"\._(?:modules|parameters|buffers)\['([^']*)'\]", r".\1", text)
+    text = re.sub(r"\.__dict__\['(\w+)'\]", r".\1", text)
+    text = re.sub(r"\.__(?:self|func)__\b", "", text)
+    text = re.sub(r"^G\['__import_(\w+)'\]", lambda found: found[1].replace("_dot_", "."), text)
+    text = re.sub(r"^[LG]\['([^']*)'\]", r"\1", text).removeprefix("__main__.")
     if frame is None:
         return text.removeprefix("self.")
     code = frame.f_code
@@ -190,7 +209,9 @@ def _source_of(placeholder: fx.Node) -> str:
         return by_keyword[1] + text[by_keyword.end() :]
     wrapped = _wrapped(frame)
     if wrapped is None:
-        return text.removeprefix("self.")
+        return text.removeprefix(f"{_receiver(frame)}.").removeprefix("self.")
+    if isinstance(wrapped, functools.partial) and text.startswith("fn."):
+        return _bound(text.removeprefix("fn."), wrapped)
     by_position = re.match(rf"{varargs}\[(\d+)\]", text)
     if by_position is not None:
         positional = _positional_parameters(wrapped)
@@ -199,12 +220,93 @@ def _source_of(placeholder: fx.Node) -> str:
     return text.removeprefix("fn.")
 
 
+_FUNCTION = re.compile(
+    r"(?P<function>.+?)\.(?:__closure__\[(?P<cell>\d+)\]\.cell_contents|__defaults__\[(?P<default>\d+)\]"
+    r"|__kwdefaults__\['(?P<keyword>\w+)'\])"
+)
+
+
+def _of_functions(text: str, frame: InstructionTranslator) -> str:
+    """A way through a variable that a function has from outside of it, or through a default of its parameters, as one
+    that begins with the function's own name of it."""
+    value: object = None
+    while (found := _FUNCTION.match(text)) is not None:
+        function = _value_of(found["function"], frame, value)
+        code = getattr(function, "__code__", None)
+        if code is None:
+            return text
+        if found["cell"] is not None:
+            name = code.co_freevars[int(found["cell"])]
+            value = function.__closure__[int(found["cell"])].cell_contents  # type: ignore[attr-defined]
+        elif found["default"] is not None:
+            defaults = function.__defaults__  # type: ignore[attr-defined]
+            name = code.co_varnames[: code.co_argcount][int(found["default"]) - len(defaults)]
+            value = defaults[int(found["default"])]
+        else:
+            name = found["keyword"]
+            value = function.__kwdefaults__[name]  # type: ignore[attr-defined]
+        text = f"L[{name!r}]{text[found.end() :]}"
+    return text
+
+
+_STEP = re.compile(r"\.(?P<attribute>\w+)|\['(?P<key>[^']*)'\]|\[(?P<index>\d+)\]")
+
+
+def _value_of(way: str, frame: InstructionTranslator, known: object) -> object:
+    """What is at the end of a way; ``None`` where it cannot be followed.
+
+    Args:
+        way: attributes and items, from a variable of the frame.
+        frame: the frame.
+        known: what the variable is, if that is known already.
+    """
+    root = re.match(r"([LG])\['([^']*)'\]", way)
+    if root is None:
+        return None
+    value = known if known is not None else (frame.f_locals if root[1] == "L" else frame.f_globals).get(root[2])
+    at = root.end()
+    while (step := _STEP.match(way, at)) is not None:
+        try:
+            if step["attribute"] is not None:
+                value = inspect.getattr_static(value, step["attribute"])
+            else:
+                value = value[step["key"] if step["key"] is not None else int(step["index"])]  # type: ignore[index]
+        except (AttributeError, KeyError, IndexError, TypeError):
+            return None
+        at = step.end()
+    return value if at == len(way) else None
+
+
+def _receiver(frame: InstructionTranslator) -> str:
+    """What the method that a frame is, or goes on with after a graph break, calls its object; else ``self``."""
+    code = frame.f_code
+    for name in code.co_varnames[: code.co_argcount]:  # after a graph break, others may come before it
+        method = getattr(type(frame.f_locals.get(name)), function_name(code.co_name), None)
+        own = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
+        if own is not None and own.co_filename == code.co_filename and own.co_varnames[:1] == (name,):
+            return name
+    return "self"
+
+
+def _bound(text: str, function: functools.partial[Any]) -> str:
+    """A way from a ``functools.partial``: to what it binds, or into the object that it calls."""
+    if (keyword := re.match(r"keywords\['(\w+)'\]", text)) is not None:
+        return keyword[1] + text[keyword.end() :]
+    positional = _positional_parameters(function.func)
+    position = re.match(r"args\[(\d+)\]", text)
+    if position is not None and int(position[1]) < len(positional):
+        return positional[int(position[1])] + text[position.end() :]
+    return text.removeprefix("func.")
+
+
 def _wrapped(frame: InstructionTranslator) -> Callable[..., Any] | None:
     """The function that a frame of Dynamo's own only calls, such as the ``forward`` of a module of ``torch.nn`` that is
     compiled by itself; ``None`` if the frame is the user's."""
     function = frame.f_locals.get("fn") if frame.f_code.co_filename == external_utils.__file__ else None
     if isinstance(function, torch.nn.Module):
         function = function.forward
+    if isinstance(function, functools.partial) and isinstance(function.func, torch.nn.Module):
+        function = functools.partial(function.func.forward, *function.args, **function.keywords)
     return function if callable(function) else None
 
 
@@ -343,6 +445,31 @@ def frame_being_compiled() -> CompiledFrame | None:
         end.filename if end is not None else code.co_filename,
         (end.lineno or 0) if end is not None else 0,
     )
+
+
+def call_being_compiled() -> Frame | None:
+    """The user's line that called what Dynamo is compiling in this thread: the innermost frame in the user's own files
+    on the way from Dynamo outwards; ``None`` outside of Dynamo, or where no user's file called it."""
+    pytorch, is_dynamo = os.path.join(os.path.dirname(torch.__file__), ""), False
+    if _translator() is None:
+        return None
+    for frame, line in traceback.walk_stack(sys._getframe()):
+        file = frame.f_code.co_filename
+        is_dynamo = is_dynamo or file.startswith(pytorch)
+        if is_dynamo and is_user_file(file):
+            return Frame(file, line, function_name(frame.f_code.co_name), linecache.getline(file, line).strip())
+    return None
+
+
+def name_call(module: fx.GraphModule) -> None:
+    """Tells the nodes of the graph that Dynamo is compiling the user's line that called it, if their own lines are all
+    of libraries: the function that it is a part of is a library's."""
+    frame = _translator()
+    if frame is None or is_user_file(frame.f_code.co_filename):
+        return
+    call = call_being_compiled()
+    if call is not None:
+        set_call(module, call)
 
 
 def why_given_up(error: Exception) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 from torch.autograd import forward_ad
 
+from . import watchers
 from .errors import SessionError, WrongResultError, first_line
 from .events import count, is_tried
 from .layout import Layout
@@ -171,6 +172,8 @@ class RunnableRegion:
         self._has_told_of_tangents = False
 
     def __call__(self, *args: object) -> Sequence[object]:
+        if watchers.is_watched and watchers.watch_this_thread():
+            return watchers.call(self, args)
         return self._run(self.session, args)
 
     def run_to_compare(self, args: Sequence[object]) -> tuple[Sequence[object], BoundSession | None]:

@@ -32,7 +32,7 @@ from .artifacts import (
 from .coverage import Report
 from .errors import KernelFaultError, SessionError, TranslationError, UnsupportedOperatorError
 from .events import count
-from .exporter.locations import source_line
+from .exporter.locations import where
 from .exporter.results import sizes_of
 from .exporter.translate import fold_constants, translate
 from .freezing import constants_of
@@ -251,7 +251,7 @@ class OnnxLowering:
             return
         for node, reason in split.coverage.in_pytorch.items():
             if not reason.by_design:
-                raise UnsupportedOperatorError(node.name, str(node.target), source_line(node), reason)
+                raise UnsupportedOperatorError(node.name, str(node.target), where(node), reason)
 
 
 @contextlib.contextmanager

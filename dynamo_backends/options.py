@@ -270,7 +270,8 @@ class Options:
     compare: str = option(
         "first",
         Form(_one_of(COMPARISONS)),
-        "Which runs onnx_debug compares with eager and float64: 'first' of each graph, 'every' or 'never'.",
+        "Which runs onnx_debug compares with eager and float64: 'first' of each graph and each new set of its sizes, "
+        "'every' or 'never'.",
     )
     tensor_limit: int = option(
         16 * 2**20,

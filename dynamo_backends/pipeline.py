@@ -138,6 +138,7 @@ class Pipeline:
         self, graph: GraphName, module: fx.GraphModule, example_inputs: Sequence[object]
     ) -> Callable[..., object]:
         names = aot.argument_names(module)
+        aot.name_call(module)
         self.observer.stage("dynamo", graph, module)
         has_passes = self.observer.explains or _may_change(module)
         self.observer.passes(graph, self.compiler.pre_grad(graph, module, example_inputs) if has_passes else [])

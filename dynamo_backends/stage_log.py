@@ -109,7 +109,7 @@ def _text(stage: str, artifact: object) -> str:
             [*lines, *(f"in PyTorch: {node.name} = {node.target}: {reason}" for node, reason in in_pytorch)]
         )
     if isinstance(artifact, CompiledRegion):
-        from .dumps.graph_text import model_text  # not before a model is to be shown
+        from .graph_text import model_text  # not before a model is to be shown
 
         return model_text(artifact.model if stage == "onnx" else artifact.optimized_model)
     return ""
@@ -119,6 +119,6 @@ def _text_of_bytes(model: bytes) -> str:
     import onnx
     import onnx_ir as ir
 
-    from .dumps.graph_text import model_text
+    from .graph_text import model_text
 
     return model_text(ir.from_proto(onnx.load_model_from_string(model)))

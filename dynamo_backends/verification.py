@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .collectives import is_collective
 from .errors import SessionError
 from .events import count
-from .exporter.locations import source_line
+from .exporter.locations import where
 from .first_call import synthetic
 from .numerics.differences import same_number
 from .numerics.distance import Distance, distance, is_explained
@@ -233,7 +233,7 @@ def _error(after: Distance, before: Distance) -> str:
 
 
 def _at(node: fx.Node, said: str) -> str:
-    return f"{node.name} ({source_line(node) or 'no source line'}): {said}"
+    return f"{node.name} ({where(node) or 'no source line'}): {said}"
 
 
 def _source_of(model: ir.Model, name: str) -> str:

@@ -51,7 +51,7 @@ def _probabilities(
 ) -> torch.Tensor:
     scores = torch.matmul(query, key.transpose(-2, -1))
     if scale != 1.0:
-        scores = scores * scale
+        scores = scores.mul_(scale)
     if upcast and (bias is None or bias.dtype is torch.float32):
         scores = scores.float()
     if hidden is not None and fill_first:
@@ -139,10 +139,10 @@ def _attention_backward(
     grad_probabilities = torch.matmul(grad, value.transpose(-2, -1))
     if kept is not None:
         grad_probabilities = grad_probabilities * kept * kept_scale
-    products = grad_probabilities * probabilities
-    grad_scores = products - probabilities * products.sum(-1, keepdim=True)
+    products = grad_probabilities.mul_(probabilities)  # scores are large: in the memory that is there
+    grad_scores = products.sub_(probabilities.mul_(products.sum(-1, keepdim=True)))
     if hidden is not None:
-        grad_scores = grad_scores.masked_fill(hidden, 0.0)
+        grad_scores = grad_scores.masked_fill_(hidden, 0.0)
     scaled = grad_scores * scale if scale != 1.0 else grad_scores
     grad_query, grad_key = torch.matmul(scaled, key), torch.matmul(scaled.transpose(-2, -1), query)
     results = grad_query, grad_key, grad_value, grad_scores

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -98,6 +101,30 @@ def test_low_precision_and_transforms() -> None:
     assert_same_as_eager(torch.vmap(swish), x)
     assert_same_as_eager(torch.func.grad(lambda x: gelu(x).sum()), x)
     assert_same_as_eager(lambda x: gelu(x.t()), x)
+
+
+class Activation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return FORMULAS["gelu_fast"](x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * FORMULAS["swish"](ctx.saved_tensors[0])
+
+
+@pytest.mark.parametrize("function", [FORMULAS["erf, methods"], Activation.apply], ids=["methods", "autograd.Function"])
+def test_nothing_is_left_of_what_was_written_out(function: Function, tmp_path: Path) -> None:
+    """Before AOTAutograd, and in the bodies of a function of the user's."""
+    graph = compiled(lambda x: function(x) * 2, backend="onnx_debug", options={"dump_dir": str(tmp_path)})
+    x = torch.randn(4, 8).requires_grad_()
+    result = graph(x)
+    result.sum().backward()
+    torch.testing.assert_close(result, function(x) * 2)
+    (file,) = (tmp_path / "latest").glob("graph_*/pre_grad.py")
+    code = "\n".join(line.partition("#")[0] for line in file.read_text().splitlines())
+    assert "gelu(" in code and not re.search(r"tanh\(|erf\(|sigmoid\(|\*\* 3|\.add\(|\.mul\(| \+ ", code), code
 
 
 def test_gradients_of_gradients_are_refused_or_right() -> None:

@@ -29,7 +29,9 @@ def graph_of(body: Body) -> fx.GraphModule:
 
 
 def call(graph: fx.Graph, name: str, target: object, *args: object) -> fx.Node:
-    return graph.create_node("call_function", target, args, name=name)  # type: ignore[arg-type]
+    node = graph.create_node("call_function", target, args, name=name)  # type: ignore[arg-type]
+    node.meta["val"] = X
+    return node
 
 
 def model(activation: Body) -> fx.GraphModule:
@@ -48,15 +50,19 @@ WRONG = model(lambda graph, x, w: call(graph, "triple", aten.mul.Tensor, x, 3.0)
 
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The nodes that are computed in eager, in order."""
+    """The nodes that are computed in float64, in order."""
+    return watched(monkeypatch, "run_exact_beside")
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, function: str) -> list[str]:
     names: list[str] = []
-    run_eager = beside.run_eager
+    run = getattr(beside, function)
 
-    def counted(node: fx.Node, environment: object) -> object:
+    def counted(node: fx.Node, *args: object) -> object:
         names.append(node.name)
-        return run_eager(node, environment)  # type: ignore[arg-type]
+        return run(node, *args)
 
-    monkeypatch.setattr(beside, "run_eager", counted)
+    monkeypatch.setattr(beside, function, counted)
     return names
 
 
@@ -86,10 +92,26 @@ def test_what_follows_of_a_wrong_rewrite_is_computed() -> None:
     assert not beside.is_same(first.exact[0], other.exact[0])
 
 
-def test_results_are_float64_and_eager(computed: list[str]) -> None:
-    first, _ = both(PLAIN, PLAIN)
-    torch.testing.assert_close(first.eager[0], (X @ W * 2.0) @ W @ W)
+def test_results_are_float64_and_eager_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_eager = watched(monkeypatch, "run_eager")
+    first, other = both(PLAIN, REWRITTEN)
     assert isinstance(first.exact[0], torch.Tensor) and first.exact[0].dtype is torch.float64
+    assert in_eager == []
+    torch.testing.assert_close(first.eager[0], (X @ W * 2.0) @ W @ W)
+    assert in_eager == ["first", "double", "second", "third"]
+    assert other is not None and torch.equal(other.eager[0], first.eager[0]) and len(in_eager) == 4  # type: ignore[arg-type]
+
+
+def test_what_float64_must_not_decide_is_eagers() -> None:
+    """The sign of a product that is 0 in float32 only."""
+
+    def is_positive(graph: fx.Graph, x: fx.Node, w: fx.Node) -> fx.Node:
+        return call(graph, "sign", aten.gt.Scalar, call(graph, "square", aten.mul.Tensor, x, x), 0.0)
+
+    graph = graph_of(is_positive)
+    graph.graph.find_nodes(op="call_function", target=aten.gt.Scalar)[0].meta["val"] = X > 0
+    results = compute(graph, [torch.full_like(X, 1e-30), W], torch.get_rng_state(), [])
+    assert results.exact[0] is results.eager[0] and not results.exact[0].any()  # type: ignore[attr-defined]
 
 
 def test_an_argument_that_is_returned_is_one_value() -> None:

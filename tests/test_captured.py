@@ -41,7 +41,7 @@ def wrong(function: Callable[..., object], args: Sequence[object], *results: obj
     """What is said of these results of a function whose arguments are left as they are."""
     finding = call_of(function, *args).judge_forward(results, args)
     assert (finding.culprit, finding.because, finding.unchecked) == (None, "", [])
-    return finding.wrong
+    return [str(item) for item in finding.wrong]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_an_input_that_the_graph_changes_is_a_result() -> None:
     args = [X.clone()]
     call = call_of(lambda x: x.add_(1) * 2, *args)
     (said,) = call.judge_forward([(X + 1) * 2], args).wrong
-    assert said.startswith("the input x (no source line): off float64 by 1, ")
+    assert str(said).startswith("the input x (no source line): off float64 by 1, ")
     assert call.judge_forward([(X + 1) * 2], [X + 1]) == Finding()
 
 
@@ -100,13 +100,13 @@ def test_a_wrong_pass_of_the_captured_graph() -> None:
     right = symbolic(lambda x: 2 * torch.sin(x))
     _, call = captured(before, right, after).compared(lambda *args: None, [X])
     culprit = call.judge_forward([X.sin() * 2], [X]).culprit
-    assert culprit is not None and culprit.cause == "pass pre_grad.pass_1"
+    assert culprit is not None and str(culprit.cause) == "pass pre_grad.pass_1"
     whole = captured(before, right)
     _, call = whole.compared(lambda *args: None, [X])
     assert call.judge_forward([X.sin() * 2], [X]) == Finding()
     whole.pre_grad.end("pre_grad", after)  # changed by nobody who says so
     culprit = call.judge_forward([X.sin() * 2], [X]).culprit
-    assert culprit is not None and culprit.cause == "stage pre_grad"
+    assert culprit is not None and str(culprit.cause) == "stage pre_grad"
 
 
 def gradients(call: Call, results: Sequence[object], found: dict[int, object]) -> Finding:
@@ -123,9 +123,9 @@ def test_gradients() -> None:
     found = gradients(call, [X.sin() * X], {0: X.cos()})
     assert found.because == "its forward diverges"
     (said,) = found.wrong
-    assert said.startswith("the gradient of x (no source line): off float64 by ")
+    assert str(said).startswith("the gradient of x (no source line): off float64 by ")
     (said,) = gradients(call, [X.sin() * X], {0: None}).wrong
-    assert said == "the gradient of x (no source line): None instead of a tensor of shape (3,)"
+    assert str(said) == "the gradient of x (no source line): None instead of a tensor of shape (3,)"
 
 
 def test_gradients_of_complex_numbers() -> None:
@@ -163,9 +163,8 @@ def test_a_call_without_arguments_in_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         _, call = whole.compared(lambda: None, [])
     assert call.judge_forward([half], []) == Finding()
-    assert call.judge_forward([full], []).wrong == [
-        "mm (no source line): dtype torch.float32 instead of torch.bfloat16"
-    ]
+    (said,) = call.judge_forward([full], []).wrong
+    assert str(said) == "mm (no source line): dtype torch.float32 instead of torch.bfloat16"
     _, call = whole.compared(lambda: None, [])
     with torch.autocast("cpu", torch.bfloat16):
         assert call.judge_forward([full], []) == Finding()
@@ -178,7 +177,7 @@ def test_a_wrong_pass_of_the_captured_graph_that_gradients_show() -> None:
     _, call = captured(before, after).compared(lambda *args: None, [x])
     assert call.judge_forward([X.sin()], [x]) == Finding()
     culprit = call.judge_backward({0: torch.ones(3)}, {0: X.cos()}).culprit
-    assert culprit is not None and (culprit.node, culprit.cause) == ("the gradient of x", "pass pre_grad.pass_0")
+    assert culprit is not None and (culprit.node, str(culprit.cause)) == ("the gradient of x", "pass pre_grad.pass_0")
 
 
 def test_what_was_traced() -> None:
@@ -192,7 +191,7 @@ def test_what_was_traced() -> None:
     call.traced = Results({0: X.sin(), 1: X.exp() * 2}, {**exact, 1: exact[1] * 2})
     culprit = call.judge_forward([X.sin(), X.exp()], [X]).culprit
     assert culprit is not None
-    assert (culprit.node, culprit.source, culprit.cause) == ("exp", "", "AOTAutograd's trace")
+    assert (culprit.node, culprit.source, str(culprit.cause)) == ("exp", "", "AOTAutograd's trace")
     assert culprit.said.startswith("off float64 by 2.46")
 
 
@@ -212,7 +211,7 @@ def test_a_wrong_decomposition_in_the_backward(monkeypatch: pytest.MonkeyPatch) 
     assert call.judge_forward([torch.nn.functional.silu(X * 2), 3], [X * 2, 3]) == Finding()
     call.traced = Results({("gradient", 0): right * 1.01}, {("gradient", 0): exact["gradient", 0] * 1.01})
     culprit = call.judge_backward(tangents, {0: right}).culprit
-    assert culprit is not None and culprit.cause == "decomposition of aten.silu_backward.default"
+    assert culprit is not None and str(culprit.cause) == "decomposition of aten.silu_backward.default"
 
 
 # Which backward belongs to which call
@@ -220,7 +219,6 @@ def test_a_wrong_decomposition_in_the_backward(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_backward_is_known_by_what_it_is_handed() -> None:
     whole = captured(symbolic(lambda x: (x.sin(),)))
-    assert whole.awaits_backward is False
     calls = []
     tensors = [X.clone() for _ in range(6)]
     for i, tensor in enumerate(tensors):
@@ -228,16 +226,13 @@ def test_a_backward_is_known_by_what_it_is_handed() -> None:
         call.save({"x": tensor, "size": i, "state_of_the_forward": i, "sparse": tensor.to_sparse()})
         whole.keep_for_backward(call)
         calls.append(call)
-    assert whole.awaits_backward
     assert whole.call_of({"x": tensors[0], "size": 0}) is None  # four are kept
     assert whole.call_of({"x": tensors[3], "size": 4}) is None
     assert whole.call_of({"x": tensors[3].clone(), "size": 3}) is None
     assert whole.call_of({"x": tensors[3][:1], "size": 3}) is None
     assert whole.call_of({"x": 3, "size": 3}) is None
     assert whole.call_of({"unknown": 3}) is None
-    assert whole.awaits_backward
     assert whole.call_of({"x": tensors[3], "size": 3, "state": None}) is calls[3]
-    assert not whole.awaits_backward
     assert whole.call_of({"x": tensors[3], "size": 3}) is None
     tensors[4].add_(1)
     assert whole.call_of({"x": tensors[4], "size": 4}) is None
@@ -277,7 +272,7 @@ def test_attributes_are_arguments_of_the_captured_graph() -> None:
     assert torch.equal(module.seen, X), "the comparison has not changed it once more"
     module.seen.zero_()
     (said,) = call.judge_forward([X * 3], [X]).wrong
-    assert said.startswith("the input seen (no source line): off float64 by 0.9")
+    assert str(said).startswith("the input seen (no source line): off float64 by 0.9")
     whole.drop()
     assert whole.pre_grad.attributes == []
 
@@ -321,7 +316,7 @@ def test_results_and_gradients_of_the_stage_joint() -> None:
     assert finding == Finding() and results is not None
     assert list(results.eager) == list(results.exact) == [0] and torch.equal(results.eager[0], X.sin())  # type: ignore[arg-type]
     finding, results = graphs.judge({name: X}, [X], state, gradients=True)
-    assert finding.culprit is not None and finding.culprit.cause == "pass joint.planted"
+    assert finding.culprit is not None and str(finding.culprit.cause) == "pass joint.planted"
     assert results is not None and list(results.eager) == [("gradient", 0)]
     finding, results = graphs.judge({}, [X], state, gradients=True)
     assert (finding.unchecked, results) == (
@@ -337,7 +332,7 @@ def test_results_and_gradients_of_the_stage_joint() -> None:
     (said,) = graphs.judge({}, [X], state, gradients=False)[0].unchecked
     assert f"{first}, which they were given, is not handed to this graph" in said
     finding, _ = joint(before, before, end=after).judge({name: X}, [X], state, gradients=True)
-    assert finding.culprit is not None and finding.culprit.cause == "stage joint"
+    assert finding.culprit is not None and str(finding.culprit.cause) == "stage joint"
     graphs = joint(before)
     assert graphs.judge({first: X}, (), state, gradients=False) == (Finding(), None)  # nothing to compare with
     finding, results = graphs.judge({}, [X], state, gradients=False)

@@ -3,31 +3,117 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dynamo_backends.cli.common import add_dump_arguments, fit_table, print_json, reporting_errors
+from dynamo_backends.cli import COMMANDS, build_parser, main
+from dynamo_backends.cli.common import add_dump_arguments, print_json, reporting_errors, try_next
 from dynamo_backends.dumps.reading import DumpError
+from dynamo_backends.tables import fit_table
+
+Printed = pytest.CaptureFixture[str]
 
 
-@pytest.mark.parametrize("error", [DumpError("no dump here"), ValueError("no dump here"), OSError("no dump here")])
-def test_what_the_user_can_mend_is_a_line_and_exit_code_2(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+def raising(error: BaseException) -> Callable[[], int]:
     def work() -> int:
         raise error
 
-    assert reporting_errors("ls", work) == 2
-    assert capsys.readouterr().err == "dynamo-backends ls: no dump here\n"
+    return work
 
 
-def test_other_errors_are_ours_and_keep_their_traceback() -> None:
-    def work() -> int:
-        raise KeyError("ours")
+@pytest.mark.parametrize("error", [DumpError("no dump here"), ValueError("no dump here"), OSError("no dump here")])
+def test_what_the_user_can_mend_is_a_line_and_exit_code_2(error: Exception, capsys: Printed) -> None:
+    assert reporting_errors(["ls"], raising(error)) == 2
+    assert capsys.readouterr() == ("", "dynamo-backends ls: no dump here\n")
+    assert reporting_errors(["ls", "--json"], raising(error)) == 2
+    assert capsys.readouterr() == ('{\n  "error": "no dump here"\n}\n', "dynamo-backends ls: no dump here\n")
 
-    with pytest.raises(KeyError):
-        reporting_errors("ls", work)
-    assert reporting_errors("ls", lambda: 1) == 1
+
+def test_other_errors_are_ours_and_keep_their_traceback(capsys: Printed) -> None:
+    """Their exit code is not 1, which says that a graph diverges."""
+    assert reporting_errors(["ls", "--json"], raising(KeyError("ours"))) == 2
+    printed = capsys.readouterr()
+    assert "Traceback" in printed.err and "in work" in printed.err
+    assert json.loads(printed.out)["error"] == "a fault of dynamo-backends: KeyError: 'ours'"
+    assert reporting_errors(["ls"], lambda: 1) == 1
+
+
+def test_interrupted(capsys: Printed) -> None:
+    assert reporting_errors(["nan", "0", "--json"], raising(KeyboardInterrupt())) == 2
+    assert capsys.readouterr() == ('{\n  "error": "interrupted"\n}\n', "dynamo-backends nan: interrupted\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_wrong_arguments_are_json_too(command: str, capsys: Printed) -> None:
+    wanted = ["--json", "-"] if command == "bench" else ["--json"]
+    before = ["0"] if command == "bisect" else []
+    with pytest.raises(SystemExit) as caught:
+        main([command, *before, *wanted, "--there-is-no-such-option"])
+    assert caught.value.code == 2
+    printed = capsys.readouterr()
+    assert list(json.loads(printed.out)) == ["error"]
+    assert json.loads(printed.out)["error"] in printed.err and "usage: " in printed.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bisect", "no-such-program", "--json"],
+        ["bench", "nothing", "--json", "found.json"],
+        ["ls", "--jso"],
+    ],
+)
+def test_whose_json_it_is(arguments: list[str], tmp_path: Path, monkeypatch: Any, capsys: Printed) -> None:
+    """A command that is bisected has options of its own; ``bench`` writes a file; an option can be shortened."""
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert (capsys.readouterr().out != "") == (arguments[0] == "ls")
+
+
+def test_what_a_bisected_command_gave_as_json(capsys: Printed) -> None:
+    assert main(["bisect", "--json", sys.executable, "-c", "--json"]) == 1, "its own --json is no expression"
+    assert "fails with backend 'eager' already" in json.loads(capsys.readouterr().out)["found"]
+
+
+@pytest.mark.parametrize("command", ["profile", "determinism"])
+def test_less_than_one_thread(command: str, capsys: Printed) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([command, "0", "--threads", "-1"])
+    assert "expected a number from 1, got '-1'" in capsys.readouterr().err
+
+
+def test_nothing_to_list_is_json(tmp_path: Path, monkeypatch: Any, capsys: Printed) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in (
+        ["ls"],
+        ["show", "0"],
+        ["report"],
+        ["bisect", "0"],
+        ["compare", "0", "1"],
+        ["compare", "a.onnx", "b"],
+    ):
+        assert main([*command, "--json"]) == 2
+        printed = capsys.readouterr()
+        assert printed.err.endswith(f"{json.loads(printed.out)['error']}\n"), command
+
+
+def test_a_hint_names_the_dump_for_a_shell() -> None:
+    for folder, hint in (
+        (None, "try: dynamo-backends show 0"),
+        ("a dump", "try: dynamo-backends show 0 -d 'a dump'"),
+        ("-x", "try: dynamo-backends show 0 --dump=-x"),
+    ):
+        assert try_next(argparse.Namespace(dump=folder), "show", "0") == hint
+        words = shlex.split(hint.removeprefix("try: "))[1:]
+        assert build_parser().parse_args(words).dump == folder
 
 
 def test_output_that_nobody_reads_to_its_end() -> None:
@@ -37,7 +123,7 @@ def test_output_that_nobody_reads_to_its_end() -> None:
         "def work():\n"
         "    for i in range(100000): sys.stdout.write(f'{i}\\n')\n"
         "    return 1\n"
-        "sys.exit(reporting_errors('ls', work))"
+        "sys.exit(reporting_errors(['ls'], work))"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -47,6 +133,22 @@ def test_output_that_nobody_reads_to_its_end() -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 0
+
+
+def test_what_the_terminals_encoding_does_not_have() -> None:
+    """Widths of columns stay, and the bytes of a file name are what they were."""
+    code = (
+        "import sys\n"
+        "from dynamo_backends.cli.common import reporting_errors\n"
+        "sys.exit(reporting_errors(['ls'], lambda: print('cut\\u2026 f32\\u2192f16 \\u00e9 \\udcff') or 0))"
+    )
+    for encoding, expected in (
+        ("ascii", rb"cut. f32>f16 \xe9 " + b"\xff\n"),
+        ("utf-8", "cut… f32→f16 é ".encode() + b"\xff\n"),
+    ):
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+        assert (done.returncode, done.stdout, done.stderr) == (0, expected, b"")
 
 
 ROWS = [
@@ -67,6 +169,16 @@ def test_a_table_is_cut_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None
         assert (table == whole) == (width == 200)
     assert "model.py:12" in table and "…" in table, "a path keeps its end"
     assert "diverges" in table, "a sentence keeps its start"
+    for width in (40, 34):
+        monkeypatch.setenv("COLUMNS", str(width))
+        table = fit_table(ROWS, HEADERS)
+        assert max(map(len, table.splitlines())) <= width
+        assert ("verdict" in table) == (width == 40), "names of columns are cut last"
+    monkeypatch.setenv("COLUMNS", "30")
+    first, second = fit_table(ROWS, HEADERS).split("\n\n")
+    assert first.splitlines()[:3] == ["graph    graph_000/forward", f"where    {ROWS[0][1]}", "nodes    120"]
+    assert "nodes" not in second, "it is empty there"
+    monkeypatch.setenv("COLUMNS", "80")
     assert fit_table([], HEADERS).splitlines()[0].split() == list(HEADERS)
 
 
@@ -80,5 +192,10 @@ def test_common_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     add_dump_arguments(parser)
     assert vars(parser.parse_args([])) == {"dump": None, "json": False}
     assert vars(parser.parse_args(["-d", "folder", "--json"])) == {"dump": "folder", "json": True}
+    parser = argparse.ArgumentParser()
+    add_dump_arguments(parser, positional=True)
+    for given in (["folder"], ["-d", "folder"]):
+        assert parser.parse_args(given).dump == "folder"
+    assert parser.parse_args([]).dump is None
     print_json({"a": [1]})
     assert capsys.readouterr().out == '{\n  "a": [\n    1\n  ]\n}\n'

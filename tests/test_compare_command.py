@@ -17,18 +17,22 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from dumped import make_dump
 from onnx import TensorProto, parser
 from onnx.reference import ReferenceEvaluator
 
 from dynamo_backends.cli import build_parser, main
 from dynamo_backends.cli.compare import complete_models
-from dynamo_backends.dumps.comparing import Comparison, compare, compare_targets, digest, targets_of
+from dynamo_backends.dumps.aligning import digest
+from dynamo_backends.dumps.comparing import Comparison, compare, compare_targets
 from dynamo_backends.dumps.differences import Difference, difference
-from dynamo_backends.dumps.feeds import made_up, match, read_feeds
+from dynamo_backends.dumps.feeds import made_up, read_feeds
+from dynamo_backends.dumps.matching import match
 from dynamo_backends.dumps.models import OnnxModel, load_model
 from dynamo_backends.dumps.reading import DumpError, find_run
 from dynamo_backends.dumps.replaying import Variant, replay
 from dynamo_backends.dumps.running import Runtime, run_model
+from dynamo_backends.dumps.targets import targets_of
 
 HEAD = '<ir_version: 10, opset_import: ["": 21]>'
 X = np.linspace(-2, 3, 6, dtype=np.float32).reshape(2, 3)
@@ -438,7 +442,7 @@ def test_more_than_two_gigabytes(tmp_path: Path) -> None:
         run = run_model(first, feeds, Runtime(name))
         np.testing.assert_array_equal(run.outputs["y"], np.ones((3, width)))  # type: ignore[arg-type]
     assert digest(first.initializers["w"]) == "AAAA"
-    with pytest.raises(DumpError, match="cannot be read from"):
+    with pytest.raises(DumpError, match="cannot be read"):
         (tmp_path / "w.data").unlink()
         _ = first.initializers["w"]
 
@@ -782,3 +786,48 @@ def test_all_switches_are_documented(name: str) -> None:
     switches = {item for action in commands.choices[name]._actions for item in action.option_strings}
     missing = {item for item in switches - {"-h", "--help"} if f"`{item}" not in section}
     assert not missing
+
+
+def test_models_without_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a data set beside them, which has no inputs, and without."""
+    for name, number in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
+        folder = tmp_path / name
+        folder.mkdir()
+        constant = HEAD + f"g () => (float[1] y) {{ x = Constant <value_floats = [{number}]> () \n y = Exp(x) }}"
+        onnx.save(parser.parse_model(constant), folder / "model.onnx")
+    for i in range(2):
+        paths = [tmp_path / name / "model.onnx" for name in "abc"]
+        assert command(capsys, "compare", paths[0], paths[1])[0] == 0
+        code, out, _ = command(capsys, "compare", paths[0], paths[2])
+        assert code == 1 and "diverges at " in out
+        if i == 0:
+            (tmp_path / "a" / "test_data_set_0").mkdir()
+            output = onnx.numpy_helper.from_array(np.exp(np.ones(1, np.float32)), "y")
+            (tmp_path / "a" / "test_data_set_0" / "output_0.pb").write_bytes(output.SerializeToString())
+
+
+SPLIT = """
+import sys, torch
+torch.manual_seed(0)
+layer = torch.nn.Linear(4, 4).requires_grad_(False)
+def function(x):
+    y = layer(x).tanh()
+    if "split" in sys.argv[0]:
+        y = torch.sort(y, stable=True).values
+    return layer(y).exp().sin()
+torch.compile(function, backend="onnx_debug", options={"dump_dir": "split" if "split" in sys.argv[0] else "whole"})(
+    torch.ones(3, 4))
+"""
+
+
+def test_graphs_with_other_numbers_of_regions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What can be aligned is compared, and what cannot is named."""
+    make_dump(tmp_path, SPLIT)
+    make_dump(tmp_path, SPLIT, "split.py")
+    whole, split = (tmp_path / name / "latest" / "graph_000" for name in ("whole", "split"))
+    code, out, err = command(capsys, "compare", whole, split)
+    assert code in (0, 1) and not err
+    assert "left out, as B has 2 models and the other 1: graph_000/inference/region_" in out
+    code, out, err = command(capsys, "compare", split, whole, "--json")
+    found = json.loads(out)
+    assert code in (0, 1) and len(found) == 2 and found[1]["left_out"].startswith("graph_000/inference/region_")

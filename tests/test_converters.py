@@ -365,3 +365,11 @@ def test_torchlib_is_read_as_pytorchs_registry_reads_it(opset: int) -> None:
         wanted = [item.onnx_function for item in entries if not item.is_complex]
         found = torch_internals.torchlib_function(entries[0].fx_target, opset)
         assert found is (wanted[0] if wanted and not torch_internals._needs_the_exporter(wanted[0]) else None), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_truncation_keeps_the_sign_of_a_zero(dtype: torch.dtype) -> None:
+    x = torch.tensor([-0.5, 0.5, -0.0, 0.0, -1.5, float("nan"), float("-inf"), float("inf"), 7.9], dtype=dtype)
+    found = compiled(torch.trunc)(x)
+    torch.testing.assert_close(found, x.trunc(), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(found.signbit()[:5], x.trunc().signbit()[:5])

@@ -15,13 +15,14 @@ from dynamo_backends.cli import main
 from dynamo_backends.dumps.determinism import find_unstable
 from dynamo_backends.dumps.reading import DumpedGraph, find_run
 from dynamo_backends.exporter.converters import CONVERTERS
+from dynamo_backends.exporter.locations import short_file
 
 aten = torch.ops.aten
 
 
 def line_of(text: str) -> str:
     lines = Path(__file__).read_text().splitlines()
-    return f"{__file__}:{1 + next(i for i, line in enumerate(lines) if text in line)}"
+    return f"{short_file(__file__)}:{1 + next(i for i, line in enumerate(lines) if text in line)}"
 
 
 def only_graph(dump: Path) -> DumpedGraph:

@@ -23,6 +23,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "norm": lambda x, y: torch.linalg.vector_norm(x, 3.3) + y,
     "constants": lambda x, y: torch.full_like(x, 0.1) * y + torch.arange(0.0, 0.4, 0.1, dtype=torch.float64),
     "clamp": lambda x, y: x.clamp(0.1, 0.3) + y.masked_fill(x > 0, 0.1) + torch.lerp(x, y, 0.1),
+    "logarithms": lambda x, y: (x.abs() + 1).log2() + (y.abs() + 0.1).log10(),
     "normalization": lambda x, y: F.layer_norm(x, (4,), eps=1e-3) + F.batch_norm(y, None, None, training=True),
 }
 

@@ -8,12 +8,16 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
+from dumped import graph_entry, region_entry, write_manifest
 
 from dynamo_backends import pipeline
-from dynamo_backends.dumps.reading import SCHEMA_VERSION, DumpError, Run, find_run
+from dynamo_backends.cli import main
+from dynamo_backends.dumps.models import load_ir, load_model
+from dynamo_backends.dumps.reading import SCHEMA_VERSION, DumpError, find_run
 
 
 @pytest.fixture(scope="module")
@@ -125,19 +129,35 @@ def test_folders_that_are_no_dump(tmp_path: Path, content: str | None, message: 
         find_run(run)
 
 
+_STAGE = {"name": "onnx", "file": None, "nodes": 1, "same_as": 3}
+
+
 @pytest.mark.parametrize(
-    "entry",
+    ("entry", "said"),
     [
-        {},
-        {"index": "x", "direction": "forward", "folder": "a", "regions": [], "verdict": None},
-        {"index": 0, "direction": "forward", "folder": "../..", "regions": [], "verdict": None},
-        {"index": 0, "direction": "forward", "folder": "/etc", "regions": [], "verdict": None},
+        ({"index": 0}, r"graphs\[0\] has no 'direction'"),
+        (graph_entry(index="x"), r"graphs\[0\]\.index is 'x', expected a whole number"),
+        (graph_entry(direction="sideways"), r"graphs\[0\]\.direction is 'sideways', expected one of backward"),
+        (graph_entry(names=[]), r"graphs\[0\]\.names is \[\], expected an object"),
+        (graph_entry(names={"x": 3}), r"graphs\[0\]\.names\['x'\] is 3, expected text"),
+        (graph_entry(runs=True), r"graphs\[0\]\.runs is True, expected a whole number"),
+        (graph_entry(verdict=1), r"graphs\[0\]\.verdict is 1, expected null or text"),
+        (graph_entry(blame={"kind": "node", "name": ""}), r"graphs\[0\]\.blame has no 'value'"),
+        (graph_entry(regions=[3]), r"graphs\[0\]\.regions\[0\] is 3, expected an object"),
+        (
+            graph_entry(regions=[region_entry(stages=[_STAGE])]),
+            r"regions\[0\]\.stages\[0\]\.same_as is 3, expected",
+        ),
+        (graph_entry(regions=[region_entry(session="x")]), r"regions\[0\]\.session is 'x', expected an object"),
+        (graph_entry(folder="../.."), r"'\.\./\.\.' is outside the run folder"),
+        (graph_entry(folder="/etc"), "'/etc' is outside the run folder"),
+        (graph_entry(folder="a\0b"), "is outside the run folder"),
     ],
-    ids=["empty", "no number", "above the run", "elsewhere"],
 )
-def test_damaged_entries_of_a_manifest(tmp_path: Path, entry: dict[str, object]) -> None:
-    with pytest.raises(DumpError, match="damaged"):
-        _ = Run(tmp_path, {"schema_version": SCHEMA_VERSION, "graphs": [entry]}).graphs
+def test_damaged_entries_of_a_manifest(tmp_path: Path, entry: dict[str, object], said: str) -> None:
+    write_manifest(tmp_path, entry)
+    with pytest.raises(DumpError, match=rf"manifest\.json is damaged: .*{said}"):
+        _ = find_run(tmp_path).graphs
 
 
 def test_damaged_and_missing_tensors(dump: Path, tmp_path: Path) -> None:
@@ -156,3 +176,34 @@ def test_damaged_and_missing_tensors(dump: Path, tmp_path: Path) -> None:
     region.model.unlink()
     with pytest.raises(DumpError, match="incomplete"):
         _ = region.model
+
+
+@pytest.mark.parametrize("command", ["replay", "bisect", "compare", "show", "profile"])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_model_that_was_cut_is_named(
+    dump: Path, tmp_path: Path, command: str, share: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the verdict of the graph is ``ok``."""
+    shutil.copytree(find_run(dump).folder, tmp_path / "run")
+    region = find_run(tmp_path / "run").graphs[0].regions[0]
+    path = region.model if command in ("compare", "show") else region.optimized_model
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+    more = {"compare": ["0"], "show": ["--stage", "onnx"]}.get(command, [])
+    assert main([command, "0", *more, "-d", str(tmp_path / "run")]) == 2
+    assert f"{path} is no ONNX model, or damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("size", "said"), [(None, "No such file"), (7, "is cut: it has 7 of at least 8 bytes")])
+def test_weights_in_a_file_that_is_not_whole(dump: Path, tmp_path: Path, size: int | None, said: str) -> None:
+    weight = onnx.TensorProto(name="w", dims=[2], data_type=1, data_location=onnx.TensorProto.EXTERNAL)
+    weight.external_data.add(key="location", value="w.data")
+    info = [onnx.helper.make_tensor_value_info(name, 1, [2]) for name in "xy"]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["x", "w"], ["y"])], "g", info[:1], info[1:], [weight])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    if size is not None:
+        (tmp_path / "w.data").write_bytes(bytes(size))
+    for read in (load_model, load_ir):
+        with pytest.raises(DumpError, match=f"model.onnx is no ONNX model, or damaged: .*w.data.*{said}"):
+            read(tmp_path / "model.onnx")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from dynamo_backends.cli import main
 
 PROGRAM = """
 import os, sys, threading, torch
@@ -82,13 +85,31 @@ def test_a_forked_child_runs_what_its_parent_compiled() -> None:
     assert run(PROGRAM, "onnxrt", "") == "done\n"
 
 
-def test_a_forked_child_writes_to_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_a_forked_child_writes_to_a_folder_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(PROGRAM, "onnx_debug", str(tmp_path)) == "done\n"
     manifests = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("run_*/manifest.json")}
     assert len(manifests) == 3
     parent = next(name for name, manifest in manifests.items() if manifest["forked_from"] is None)
     child = next(name for name, manifest in manifests.items() if manifest["forked_from"] == parent)
     grandchild = next(name for name, manifest in manifests.items() if manifest["forked_from"] == child)
+    files_in = {name: [graph["files_in"] for graph in manifest["graphs"]] for name, manifest in manifests.items()}
+    assert files_in == {parent: [None], child: [parent, None], grandchild: [parent, child]}
+    assert main(["ls", str(tmp_path / grandchild)]) == 0
+    listed = capsys.readouterr().out
+    assert f"compiled 0/inference: its files are in {tmp_path / parent}" in listed
+    assert f"compiled 1/inference: its files are in {tmp_path / child}" in listed
+    for command in (
+        ["show", "0"],
+        ["show", "1", "--stage", "onnx"],
+        ["show", "0", "--stage", "dynamo"],
+        ["replay", "1"],
+    ):
+        assert main([*command, "-d", str(tmp_path / grandchild)]) == 0, command
+    assert main(["report", str(tmp_path / grandchild)]) == 0
+    shutil.rmtree(tmp_path / parent)
+    capsys.readouterr()
+    assert main(["show", "0", "-d", str(tmp_path / grandchild)]) == 2
+    assert parent in capsys.readouterr().err
     runs = {name: [(graph["verdict"], graph["runs"]) for graph in manifests[name]["graphs"]] for name in manifests}
     assert runs == {parent: [("ok", 2)], child: [("ok", 3), ("ok", 1)], grandchild: [("ok", 1), (None, 0)]}
 

@@ -20,6 +20,7 @@ from dynamo_backends.cli import main
 from dynamo_backends.dumps.nonfinite import Nonfinite, find_nonfinite
 from dynamo_backends.dumps.reading import DumpedGraph, DumpError, find_run
 from dynamo_backends.exporter.converters import CONVERTERS
+from dynamo_backends.exporter.locations import short_file
 from dynamo_backends.numerics.extent import Extent, extent, nonfinite_elements
 
 aten = torch.ops.aten
@@ -27,7 +28,7 @@ aten = torch.ops.aten
 
 def line_of(text: str) -> str:
     lines = Path(__file__).read_text().splitlines()
-    return f"{__file__}:{1 + next(i for i, line in enumerate(lines) if text in line)}"
+    return f"{short_file(__file__)}:{1 + next(i for i, line in enumerate(lines) if text in line)}"
 
 
 def dumped(function: Callable[..., object], dump: Path, *arguments: object) -> Nonfinite:

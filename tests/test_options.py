@@ -23,6 +23,7 @@ from dynamo_backends import (
 )
 from dynamo_backends import options as options_module
 from dynamo_backends.backends import AotCompiler
+from dynamo_backends.exporter.locations import short_file
 from dynamo_backends.options import Form, Options, most_threads, option, parse_options
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.versions import MINIMUM_OPSET, maximum_opset
@@ -162,7 +163,7 @@ def test_fallback_error_names_node_line_and_remedy() -> None:
     line = unsupported.__code__.co_firstlineno + 1
     for part in (
         "_linalg_eigh",
-        f"{__file__}:{line}",
+        f"{short_file(__file__)}:{line}",
         "no translation to ONNX",
         "Remove options={'fallback': 'error'}",
     ):

@@ -26,6 +26,7 @@ from dynamo_backends import onnx_compiler
 from dynamo_backends.debug import captured, manifest, observer
 from dynamo_backends.exporter import decompositions
 from dynamo_backends.exporter.converters import CONVERTERS
+from dynamo_backends.exporter.locations import short_file
 from dynamo_backends.runtime import watch
 from passes import Pass, PassContext, register, unregister
 
@@ -71,7 +72,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 def line_of(text: str) -> str:
     lines = Path(__file__).read_text().splitlines()
-    return f"{__file__}:{1 + next(i for i, line in enumerate(lines) if text in line)}"
+    return f"{short_file(__file__)}:{1 + next(i for i, line in enumerate(lines) if text in line)}"
 
 
 def verdicts(
@@ -224,7 +225,7 @@ def test_a_pass_that_changes_a_number(stage: str, planted: Callable[[Pass], None
     with torch.no_grad():
         compiled(function, backend="onnx_debug", dynamic=True, options=options)(torch.randn(3, 4))
     (graph,) = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
-    assert graph["verdict"].endswith(f"({line_of('a size that is')}): pass {stage}.wrong")
+    assert graph["verdict"].endswith(f"({line_of('a size that is')}): pass {stage}.wrong, with x 3x4")
     assert graph["note"] == "11 instead of 10"
 
 
@@ -651,7 +652,7 @@ def test_what_never_was_compared_is_said(tmp_path: Path) -> None:
         last = function(torch.randn(2, 4))
     assert counted("compared_runs") == 4
     last.sum().backward()
-    manifest._flush_all()
+    manifest.flush_manifests()
     graphs = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
     (backward,) = (graph for graph in graphs if graph["direction"] == "backward")
     assert (backward["verdict"], backward["unchecked"]) == (None, ["its runs: none of them was compared"])
@@ -720,7 +721,7 @@ def test_a_call_that_cannot_be_copied_runs_all_the_same(
     with torch.no_grad():
         torch.testing.assert_close(function(torch.ones(3)), torch.ones(3).sin())
     assert "a call is not compared: NotImplementedError: no copies of these" in caplog.text
-    manifest._flush_all()
+    manifest.flush_manifests()
     (graph,) = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
     assert (graph["verdict"], graph["unchecked"]) == (None, ["its runs: none of them was compared"])
 

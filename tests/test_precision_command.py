@@ -18,6 +18,7 @@ from dynamo_backends.cli import main
 from dynamo_backends.dumps.precision import RegionPrecision, find_precision
 from dynamo_backends.dumps.reading import DumpedGraph, find_run
 from dynamo_backends.dumps.widening import widened
+from dynamo_backends.exporter.locations import short_file
 
 
 def line_of(text: str) -> int:
@@ -90,7 +91,7 @@ def test_no_node_of_the_set_can_be_left_out(tmp_path: Path) -> None:
     found = only(find_precision(graph, strict=True))
     names = [node.fx_node for node in found.nodes]
     assert names
-    rows = {row["name"]: row for row in precision.rows_of(graph)}
+    rows = {row["name"]: row for row in graph.rows()}
     search = precision._Region(graph, graph.regions[0], rows, True, lambda said: None)
     search.find()
     assert all(item.is_right for item in search._errors(names))
@@ -120,7 +121,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["precision", graph.reference, "-d", str(tmp_path), "--strict"]) == 1
     shown, progress = capsys.readouterr()
     assert "must stay in float32, and none of them can be left out" in shown
-    assert "torch.autocast" in shown and "in float32, in second" in shown and f"{__file__}:" in shown
+    assert "torch.autocast" in shown and "in float32, in second" in shown and f"{short_file(__file__)}:" in shown
     assert "nodes in float32: right" in progress
     assert main(["precision", graph.reference, "-d", str(tmp_path), "--strict", "--json"]) == 1
     (said,) = json.loads(capsys.readouterr().out)

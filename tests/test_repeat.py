@@ -21,6 +21,7 @@ from onnxscript import opset18 as op
 from dynamo_backends.debug import repeat
 from dynamo_backends.exporter import decompositions, known_wrong
 from dynamo_backends.exporter.converters import CONVERTERS
+from dynamo_backends.exporter.locations import short_file
 from dynamo_backends.runtime import kernels, oracle
 from dynamo_backends.runtime.session import Session
 from passes import Pass, PassContext, register, unregister
@@ -49,7 +50,7 @@ def comparison_of(function: Callable[..., object], dump: Path, *args: object, **
 def line_of(text: str) -> str:
     """``file:line`` of the first line of this file that has ``text``."""
     lines = Path(__file__).read_text().splitlines()
-    return f"{__file__}:{1 + next(i for i, line in enumerate(lines) if text in line)}"
+    return f"{short_file(__file__)}:{1 + next(i for i, line in enumerate(lines) if text in line)}"
 
 
 def noisy_sinh(x: ir.Value) -> object:
@@ -102,7 +103,7 @@ def test_a_race_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         _, backward = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
         if backward["verdict"] != "ok":
             break
-    assert backward["verdict"].startswith(f"diverges at embedding_dense_backward ({__file__}:")
+    assert backward["verdict"].startswith(f"diverges at embedding_dense_backward ({short_file(__file__)}:")
     assert ": not deterministic: aten.embedding_dense_backward.default, with 2 threads" in backward["verdict"]
 
 
@@ -157,7 +158,7 @@ def test_a_session_that_differs_where_no_node_does(tmp_path: Path, other_model: 
     """The kernel is one that only ONNX Runtime's optimized model has: the region's result is named."""
     other_model(lambda session, threads: session.settings.optimize, sinh_gets_noise)
     (graph,) = comparison_of(sinh_in_the_middle, tmp_path, torch.randn(50))
-    assert graph["verdict"].startswith(f"diverges at cos ({__file__}:")
+    assert graph["verdict"].startswith(f"diverges at cos ({short_file(__file__)}:")
     assert ": not deterministic: aten.cos.default, with 2 threads, run to run" in graph["verdict"]
     assert (
         "no node of region_0 by itself gave other results in ten runs: it is ONNX Runtime's optimizers" in graph["note"]

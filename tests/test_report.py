@@ -23,6 +23,7 @@ from torch import fx, nn
 
 from dynamo_backends.cli import main
 from dynamo_backends.dumps.reading import Run, find_run
+from dynamo_backends.exporter.locations import short_file
 from dynamo_backends.report import gather, render, write_page
 from passes import Pass, PassContext, register, unregister
 
@@ -54,7 +55,7 @@ class Model(nn.Module):
         return torch.tanh(torch.sort(x, dim=-1, stable=True).values)
 
 
-LINE = f"{__file__}:{1 + Path(__file__).read_text().splitlines().index('                x = F.hardswish(x)  # the line of the fault')}"  # noqa: E501
+LINE = f"{short_file(__file__)}:{1 + Path(__file__).read_text().splitlines().index('                x = F.hardswish(x)  # the line of the fault')}"  # noqa: E501
 
 
 def scale_hardswish(module: fx.GraphModule, context: PassContext) -> int:
@@ -354,15 +355,67 @@ def test_it_can_be_read_in_light_and_dark(browser: Browser, page: Path, faulty: 
     assert shown == f"rgb({', '.join(str(int(colours['bg'][i : i + 2], 16)) for i in (1, 3, 5))})"
 
 
-@pytest.mark.parametrize("width", [1280, 700])
+@pytest.mark.parametrize("width", [1280, 700, 390])
 def test_it_fits_the_window(browser: Browser, page: Path, run: Run, width: int) -> None:
-    for graph in run.graphs:
-        for tab in TABS:
-            browser.open(page, f"{graph.reference}/{tab}", width=width)
-            assert browser.run("return document.documentElement.scrollWidth") <= width
-            wide = "const box = document.getElementById('content'); return [box.scrollWidth, box.clientWidth]"
-            scrolled, shown = browser.run(wide)
-            assert scrolled <= shown, tab
+    for fragment in ["", *(f"{graph.reference}/{tab}" for graph in run.graphs for tab in TABS)]:
+        browser.open(page, fragment, width=width)
+        assert browser.run("return document.documentElement.scrollWidth") <= width
+        wide = "const box = document.getElementById('content'); return [box.scrollWidth, box.clientWidth]"
+        scrolled, shown = browser.run(wide)
+        assert scrolled <= shown, fragment
+        sideways = (
+            "return [...document.querySelectorAll('.grid')].filter((box) => box.scrollWidth > box.clientWidth).length"
+        )
+        assert browser.run(sideways) == 0 or width < 1280, fragment
+
+
+LONG = "graph break: Unsupported Tensor.item() call with capture_scalar_outputs=False: Dynamo does not support it"
+
+
+@pytest.mark.parametrize("width", [1920, 1280, 390])
+def test_nothing_of_the_overview_is_cut(browser: Browser, run: Run, tmp_path: Path, width: int) -> None:
+    """But for the third line of a reason, which the page of the graph has in full."""
+    dumped = copied(run, tmp_path)
+    manifest = json.loads((dumped.folder / "manifest.json").read_text())
+    for item in manifest["dynamo_graphs"]:
+        item["where"] = {
+            "function": "transformers_wrapper",
+            "file": "/home/user/models/modeling_with_a_name.py",
+            "line": 1,
+        }
+        item["end"] = {"reason": LONG, "file": "/home/user/models/modeling_with_a_name.py", "line": 2}
+    manifest["graphs"][0]["verdict"] = "not comparable: the memory of empty_like is not written yet"
+    (dumped.folder / "manifest.json").write_text(json.dumps(manifest))
+    browser.open(write_page(gather(find_run(dumped.folder), times=False), tmp_path / "page.html"), width=width)
+    cells = browser.run("""
+        return [...document.querySelectorAll(".grid .row > *, .grid .row button")]
+            .filter((cell) => cell.scrollWidth > cell.clientWidth).map((cell) => cell.textContent)""")
+    assert cells == []
+    assert LONG in browser.text(".grid .body")
+    assert "not comparable the memory of empty_like" in browser.text(".grid .body")
+
+
+def test_a_run_of_which_nothing_was_compiled(browser: Browser, run: Run, tmp_path: Path) -> None:
+    dumped = copied(run, tmp_path)
+    manifest = json.loads((dumped.folder / "manifest.json").read_text())
+    (dumped.folder / "manifest.json").write_text(json.dumps({**manifest, "graphs": []}))
+    browser.open(write_page(gather(find_run(dumped.folder)), tmp_path / "page.html"))
+    assert browser.text("h1") == "No graph was compiled" and "onnx_debug" in browser.text(".notice")
+    assert browser.run("return document.querySelector('.grid')") is None
+
+
+def test_on_paper_is_all_of_a_page(browser: Browser, page: Path, faulty: str) -> None:
+    """What scrolls on the screen is not cut at the end of the first sheet."""
+    browser.open(page, f"{faulty}/time", height=300)
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        cut = browser.run("""
+            const scrolls = (box) => getComputedStyle(box).overflowY !== "visible";
+            const isCut = (box) => scrolls(box) || box.scrollHeight > box.clientHeight + 1;
+            return ["content", "panel"].filter((name) => isCut(document.getElementById(name)));""")
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert cut == []
 
 
 # Many nodes.
@@ -402,7 +455,8 @@ def enlarge(run: Run) -> None:
         {"name": name, "file": f"{entry['folder']}/{name}.py", "same_as": None, "nodes": NODES}
         for name in ("aten", "post_grad")
     ]
-    entry.update(nodes=NODES, verdict=table["verdict"], blame={"value": f"relu_{NODES // 2}"})
+    blame = {"value": f"relu_{NODES // 2}", "region": 0, "kind": "node", "name": "", "source": ""}
+    entry.update(nodes=NODES, verdict=table["verdict"], blame=blame)
     nodes = [helper.make_node("Relu", [reads[i]], [name], name=f"node_{name}") for i, name in enumerate(names)]
     for name, node in zip(names, nodes, strict=True):
         node.metadata_props.add(key="fx_node", value=name)
@@ -427,22 +481,19 @@ def large(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str
 
 @pytest.mark.parametrize("place", ["overview", "comparison"])
 def test_five_thousand_nodes_open_in_two_seconds(browser: Browser, large: tuple[Path, str], place: str) -> None:
+    """The page's own time, in seconds of a processor: other processes on the machine, the start of the browser and its
+    driver's answers do not count. Nothing comes after the page was loaded, so there is no other time to wait."""
     page, reference = large
-    took = []
-    for _ in range(3):  # another process may have the cores for a moment
-        browser.open(page, f"{reference}/comparison/relu_{NODES - 7}" if place == "comparison" else "")
-        # From the start of the navigation until the rows were painted, and answered.
-        took.append(
-            browser.wait("""
-            requestAnimationFrame(() => requestAnimationFrame(() => {
-                const row = document.querySelector(".grid .body .row");
-                row.click();
-                done(row.getAttribute("aria-selected") === "true" ? performance.now() : Infinity);
-            }))""")
-        )
-        if took[-1] < 2000:
-            break
-    assert min(took) < 2000, took
+    browser.measure()
+    browser.open(page, f"{reference}/comparison/relu_{NODES - 7}" if place == "comparison" else "")
+    answered = browser.run("""
+        const row = document.querySelector(".grid .body .row");
+        row.click();
+        return row.getAttribute("aria-selected") === "true";""")
+    assert answered, "it is there, and answers, as soon as it is loaded"
+    browser.wait("requestAnimationFrame(() => requestAnimationFrame(done))")
+    took = browser.seconds()
+    assert 0 < took < 2
     if place == "comparison":
         assert browser.run("return document.querySelector('#panel .grid').ariaRowCount") == str(NODES + 1)
         assert browser.run("return document.querySelectorAll('#panel .row').length") < 150
@@ -483,7 +534,9 @@ def test_five_thousand_nodes_scroll_smoothly(browser: Browser, large: tuple[Path
 def test_the_picture_of_a_large_graph_is_that_around_the_culprit(browser: Browser, large: tuple[Path, str]) -> None:
     page, reference = large
     browser.open(page, f"{reference}/picture")
-    assert browser.run("return document.querySelectorAll('#panel g.node').length") == 24
+    drawn = "const look = () => { const n = document.querySelectorAll('#panel g.node').length; "
+    drawn += "if (n) done(n); else setTimeout(look, 20); }; look();"
+    assert browser.wait(drawn) == 24
     assert f"relu_{NODES // 2}" in browser.text("#panel g.node.wrong title")
 
 

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,7 +21,10 @@ from onnxscript import opset18 as op
 from torch import fx, nn
 
 from dynamo_backends.cli import main
+from dynamo_backends.debug.captured import Call, Finding
+from dynamo_backends.dumps.reading import find_run
 from dynamo_backends.exporter.converters import CONVERTERS
+from dynamo_backends.exporter.locations import short_file
 from dynamo_backends.runtime import watch
 from passes import Pass, PassContext, register, unregister
 
@@ -66,7 +70,7 @@ def planted() -> Iterator[Callable[[Pass], None]]:
 
 
 def run(model: Callable[..., torch.Tensor], dump: Path, *inputs: torch.Tensor, **settings: object) -> None:
-    function = compiled(model, backend="onnx_debug", options={"dump_dir": str(dump), "compare": "every"}, **settings)
+    function = compiled(model, backend="onnx_debug", options={"dump_dir": str(dump)}, **settings)
     torch.manual_seed(0)
     with torch.no_grad():
         for x in inputs or (torch.randn(4, 8),):
@@ -201,7 +205,108 @@ def test_a_gradient_is_wrong(
     monkeypatch.setitem(CONVERTERS, aten.cosh.default, lambda x: op.Mul(op.Cosh(x), 1.01))
     function = compiled(Layered(), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
     function(torch.randn(4, 8)).sum().backward()
-    assert_seen(tmp_path, "cosh", line_of("seventh: returned"), capsys)
+    assert_seen(
+        tmp_path, "cosh", line_of("seventh: returned"), capsys, "grad of layers.6.bias, grad of layers.6.weight"
+    )
+
+
+def twice_the_last(operator: object) -> Callable[[fx.GraphModule, PassContext], int]:
+    """A pass that doubles what the last node of an operator computes, with a node of which nobody says where it is."""
+
+    def double(module: fx.GraphModule, context: PassContext) -> int:
+        node = list(module.graph.find_nodes(op="call_function", target=operator))[-1]
+        with module.graph.inserting_after(node):
+            doubled = module.graph.call_function(aten.mul.Scalar, (node, 2.0))
+        node.replace_all_uses_with(doubled, lambda user: user is not doubled)
+        doubled.meta = {"val": node.meta["val"]}
+        return 1
+
+    return double
+
+
+def test_a_gradient_is_wrong_after_a_joint_pass(
+    planted: Callable[[Pass], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planted(Pass("joint.double", "Planted by a test.", twice_the_last(aten.mm.default)))
+    function = compiled(Layered(), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
+    function(torch.randn(4, 8)).sum().backward()
+    said = "pass joint.double, on the way to grad of layers.0.weight"
+    assert_seen(tmp_path, r"\w*", line_of("the layer"), capsys, said)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.sinh().asinh() * 2  # the backward of their own
+
+
+def test_a_gradient_is_wrong_in_a_function_of_the_users(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(CONVERTERS, aten.asinh.default, lambda x: op.Mul(op.Asinh(x), 1.01))
+    layer = nn.Linear(8, 8)
+    function = compiled(lambda x: Doubled.apply(layer(x)), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
+    function(torch.randn(4, 8)).sum().backward()
+    assert_seen(tmp_path, "asinh", line_of("the backward of their own"), capsys, "grad of layer.bias")
+
+
+def test_a_gradient_has_the_line_where_its_parameter_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No node and no stage explains it: the backward returns what it should not."""
+    judge = Call.judge_backward
+
+    def tampered(self: Call, tangents: Any, gradients: dict[int, Any]) -> Finding:
+        return judge(self, tangents, {key: value * 1.01 for key, value in gradients.items()})
+
+    monkeypatch.setattr(Call, "judge_backward", tampered)
+    function = compiled(Layered(), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
+    function(torch.randn(4, 8)).sum().backward()
+    assert_seen(tmp_path, r"the gradient of layers\.0\.weight", line_of("the layer"), capsys)
+    (graph,) = [graph for graph in find_run(tmp_path).graphs if graph.verdict != "ok"]
+    assert graph.entry["blame"]["user_name"] == "grad of layers.0.weight"
+
+
+def test_a_model_of_pytorch_has_the_line_that_calls_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(CONVERTERS, aten.tanh.default, lambda x: op.Mul(op.Tanh(x), 1.01))
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    function = compiled(model, backend="onnx_debug", options={"dump_dir": str(tmp_path)})
+    with torch.no_grad():
+        function(torch.randn(4, 8))  # the model is called
+    assert_seen(tmp_path, "tanh", line_of("the model is called"), capsys)
+    (graph,) = find_run(tmp_path).manifest["dynamo_graphs"]
+    assert graph["where"]["file"] == "torch/nn/modules/container.py"
+    called = graph["called_from"]
+    assert graph["where"]["place"].endswith(f", called from {called['file']}:{called['line']}")
+    assert f"{Path(called['file']).name}:{called['line']}" == line_of("the model is called")
+
+
+def test_a_model_of_a_library_has_its_line_and_the_line_that_calls_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = tmp_path / "site-packages" / "a_model_of_others.py"
+    package.parent.mkdir()
+    package.write_text(
+        "import torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return torch.sinh(x)\n"
+    )
+    monkeypatch.syspath_prepend(str(package.parent))
+    from a_model_of_others import Model  # type: ignore[import-not-found]
+
+    monkeypatch.setitem(CONVERTERS, aten.sinh.default, lambda x: op.Mul(op.Sinh(x), 1.01))
+    function = compiled(Model(), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
+    function(torch.randn(4, 8))  # the library is called
+    (graph,) = find_run(tmp_path).graphs
+    own = f"{short_file(str(Path(__file__).parent))}/{line_of('the library is called')}"
+    place = f"a_model_of_others.py:5, called from {own}"
+    assert graph.verdict == f"diverges at sinh ({place})" and graph.entry["blame"]["source"] == place
+    assert place in (graph.folder / "side_by_side.txt").read_text()
+    assert "a_model_of_others.py:5 in forward" in (graph.folder.parent / "dynamo.py").read_text()
 
 
 def test_an_error_shows_only_for_the_second_shape(

@@ -15,6 +15,7 @@
     dynamo-backends precision 0             # which nodes must stay in float32
     dynamo-backends determinism 0           # which nodes differ from run to run
     dynamo-backends profile 0               # where the time goes
+    dynamo-backends op run FOLDER --compare # a captured operator again
     dynamo-backends passes                  # all passes, with what they do
     dynamo-backends passes onnx_debug       # what they did in the last run dumped there
     dynamo-backends bisect python train.py  # which pass and match makes the script fail
@@ -22,10 +23,10 @@
     dynamo-backends cache --clear           # removes the compiled graphs on disk
     dynamo-backends --version
 
-Each subcommand is a module with ``add_parser``, which is imported when the subcommand is asked for. It imports what
-takes time, PyTorch above all, when it does its work: ``--help`` and wrong arguments are answered at once. Exit codes: 0
-all is right, 1 something is wrong with what was computed, 2 the command could not do its work (bad arguments, a missing
-package).
+Each subcommand is a module (see ``common``), which is imported when the subcommand is asked for. It imports what takes
+time, PyTorch above all, when it does its work: ``--help`` and wrong arguments are answered at once. Exit codes: 0 all
+is right, 1 something is wrong with what was computed, 2 the command could not do its work (bad arguments, a missing
+package), which ``--json`` says as ``{"error": …}``.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
+from .common import reporting_errors
 from .parser import Parser
 
 COMMANDS = {
@@ -52,6 +54,7 @@ COMMANDS = {
     "precision": "find the nodes of a float16 or bfloat16 graph that must stay in float32",
     "determinism": "find the nodes of a dumped graph whose values differ from run to run",
     "profile": "show where the time of a dumped graph goes: by operator, by module and by node",
+    "op": "list and run operators that op_tools captured",
     "passes": "list the passes, or show what they did in a dump",
     "bench": "measure backends against each other on models: latency, first result, memory; and are they right",
     "cache": "show the cache of compiled graphs, or clear it",
@@ -66,6 +69,7 @@ _WITHOUT_TORCH = (
     "diff",
     "ls",
     "nan",
+    "op",
     "passes",
     "precision",
     "profile",
@@ -90,10 +94,13 @@ def build_parser(complete: Sequence[str] = tuple(COMMANDS)) -> argparse.Argument
     parser.add_argument("--version", action="version", version=f"%(prog)s {metadata.version('dynamo-backends')}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     for name, summary in COMMANDS.items():
-        if name in complete:
-            importlib.import_module(f".{name}", __name__).add_parser(commands, summary)
-        else:
+        if name not in complete:
             commands.add_parser(name, help=summary)
+            continue
+        module = importlib.import_module(f".{name}", __name__)
+        subparser = commands.add_parser(name, help=summary, description=module.DESCRIPTION)
+        module.add_arguments(subparser)
+        subparser.set_defaults(run=module.run)
     return parser
 
 
@@ -110,7 +117,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         import argcomplete
 
         argcomplete.autocomplete(build_parser())
-    argv = sys.argv[1:] if argv is None else argv
+    words = sys.argv[1:] if argv is None else argv
+    return reporting_errors(words, lambda: _main(words))
+
+
+def _main(argv: Sequence[str]) -> int:
     parser = build_parser(argv[:1])
     arguments = parser.parse_args(argv)
     if arguments.command is None:  # not the parser's own complaint, which would hide one of a misspelt option

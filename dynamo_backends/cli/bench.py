@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import sys
 import textwrap
@@ -29,25 +28,24 @@ from ..bench.measuring import TIMED, Bench, Settings
 from ..bench.models import MODELS
 from ..bench.plot import check_plot, plot
 from ..bench.table import table
+from .common import positive
 
 BACKENDS = "eager,inductor,onnxrt,onnx_export"
 TOKENS = Case.tokens
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
-    """Adds the subcommand ``bench``, with its line in the list of them."""
-    parser = commands.add_parser(
-        "bench",
-        help=summary,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=textwrap.fill(
-            "Measures backends on models: time to first result, latency, overhead of a call, memory, and whether the "
-            "results are right, against eager and float64. Each backend runs in a process of its own; they take "
-            "turns. A wrong result has no time.",
-            100,
-        ),
-        epilog=_epilog(),
-    )
+DESCRIPTION = textwrap.fill(
+    "Measures backends on models: time to first result, latency, overhead of a call, memory, and whether the "
+    "results are right, against eager and float64. Each backend runs in a process of its own; they take "
+    "turns. A wrong result has no time.",
+    100,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's arguments."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _epilog()
     parser.add_argument(
         "models",
         nargs="+",
@@ -69,12 +67,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], su
     )
     parser.add_argument("--dynamic", action="store_true", help="several sizes in turn, compiled with dynamic=True")
     parser.add_argument("--cache", choices=CACHES, help="with --decode: one kind of cache only")
-    parser.add_argument("--beams", type=_positive, default=1, metavar="N", help="with --decode: beams (default: 1)")
-    parser.add_argument("--tokens", type=_positive, metavar="N", help=f"with --decode: how many (default: {TOKENS})")
-    parser.add_argument("--threads", type=_positive, metavar="N", help="of PyTorch and of each session")
-    parser.add_argument("--rounds", type=_positive, default=9, metavar="N", help="of timing (default: %(default)s)")
+    parser.add_argument("--beams", type=positive, default=1, metavar="N", help="with --decode: beams (default: 1)")
+    parser.add_argument("--tokens", type=positive, metavar="N", help=f"with --decode: how many (default: {TOKENS})")
+    parser.add_argument("--threads", type=positive, metavar="N", help="of PyTorch and of each session")
+    parser.add_argument("--rounds", type=positive, default=9, metavar="N", help="of timing (default: %(default)s)")
     parser.add_argument(
-        "--starts", type=_positive, default=1, metavar="N", help="processes whose first result is timed (default: 1)"
+        "--starts", type=positive, default=1, metavar="N", help="processes whose first result is timed (default: 1)"
     )
     parser.add_argument(
         "--again", action="store_true", help="time the first result of another process with the caches of the first too"
@@ -89,12 +87,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], su
         help="options of onnxrt, onnx_debug and fx_debug, written as in the environment",
     )
     parser.add_argument(
-        "--timeout", type=_positive, default=600, metavar="SECONDS", help="for each thing a process does (default: 600)"
+        "--timeout", type=positive, default=600, metavar="SECONDS", help="for each thing a process does (default: 600)"
     )
     parser.add_argument("--json", metavar="FILE", help="write all that was found; - is standard output")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a picture; needs matplotlib")
     parser.add_argument("--verbose", action="store_true", help="show what the processes wrote to standard error")
-    parser.set_defaults(run=functools.partial(_run, parser))
 
 
 def _epilog() -> str:
@@ -115,20 +112,9 @@ def _epilog() -> str:
     )
 
 
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1, got {text!r}")
-    return int(text)
-
-
-def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
-    try:
-        found = _measured(arguments)
-    except UsageError as error:
-        parser.error(str(error))
-    except KeyboardInterrupt:
-        sys.stderr.write("dynamo-backends bench: interrupted\n")
-        return 2
+def run(arguments: argparse.Namespace) -> int:
+    """Measures and prints; see ``exit_code``."""
+    found = _measured(arguments)
     text = table(found)
     if arguments.json == "-":
         sys.stdout.write(json.dumps(found, indent=1) + "\n")

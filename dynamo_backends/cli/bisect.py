@@ -17,40 +17,43 @@ import argparse
 import dataclasses
 import importlib
 import math
-import os
 import re
+import shlex
+import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..dumps.reading import find_run
-from .common import add_dump_arguments, complete_graphs, fit_table, print_json, reporting_errors, short_path, try_next
+from ..tables import fit_table
+from .common import GRAPH, add_dump_arguments, complete_graphs, print_json, run_with, short_path, try_next
 from .parser import Parser
 
-_GRAPH = re.compile(r"((.*/)?graph_\d+|\d+)(/(inference|forward|backward))?(/region_\d+)?/?")
+_OUR_COMMAND = re.compile(r"\bdynamo-backends ((?:bisect|determinism|passes|replay) .*)")
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
-    """Adds the subcommand ``bisect``, with its line in the list of them."""
-    parser = commands.add_parser(
-        "bisect",
-        help=summary,
-        usage="dynamo-backends bisect [-d FOLDER] [--check COMMAND] [--refused] [-o FOLDER] [--json] GRAPH\n"
-        "       dynamo-backends bisect COMMAND ...",
-        description="GRAPH (0, graph_000, graph_000/backward): says where the fault of a dumped graph lives "
-        "(decomposition, pass, translation, ONNX Runtime optimizer, kernel), and cuts out the smallest model that "
-        "still has it, with its inputs and a repro.py that needs onnxruntime and numpy only. Stopped and started "
-        "again, it goes on where it was. COMMAND (python train.py): runs it again and again until PyTorch's bisector "
-        "knows which backend, which stage of passes and which match makes it fail; it compiles with torch.compile and "
-        "exits with 0 if its results are right.",
-        epilog="Exit codes: 0 nothing fails, 1 the fault was found or something diverges, 2 the command cannot do its "
-        "work.",
+DESCRIPTION = (
+    "GRAPH (0, graph_000, graph_000/backward): says where the fault of a dumped graph lives "
+    "(decomposition, pass, translation, ONNX Runtime optimizer, kernel), and cuts out the smallest model that "
+    "still has it, with its inputs and a repro.py that needs onnxruntime and numpy only. Stopped and started "
+    "again, it goes on where it was. COMMAND (python train.py): runs it again and again until PyTorch's bisector "
+    "knows which backend, which stage of passes and which match makes it fail; it compiles with torch.compile and "
+    "exits with 0 if its results are right."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's arguments."""
+    parser.usage = (
+        "dynamo-backends bisect [-d FOLDER] [--check COMMAND] [--refused] [-o FOLDER] [--json] GRAPH\n"
+        "       dynamo-backends bisect COMMAND ..."
+    )
+    parser.epilog = (
+        "Exit codes: 0 nothing fails, 1 the fault was found or something diverges, 2 the command cannot do its work."
     )
     _add_options(parser)
     target = parser.add_argument("target", nargs=argparse.REMAINDER, metavar="GRAPH | COMMAND ...")
     target.completer = complete_graphs  # type: ignore[attr-defined]
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -72,14 +75,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Exit code 1 if something fails, 0 if nothing does, 2 if the work cannot be done."""
     target = arguments.target
     if not target:
-        sys.stderr.write(
-            "dynamo-backends bisect: which graph, or which command? For example: dynamo-backends bisect "
-            "graph_000/forward, or dynamo-backends bisect python train.py\n"
+        raise ValueError(
+            "which graph, or which command? For example: dynamo-backends bisect graph_000/forward, or "
+            "dynamo-backends bisect python train.py"
         )
-        return 2
-    if _GRAPH.fullmatch(target[0]):
-        return reporting_errors("bisect", lambda: _bisect_graph(_parsed_again(arguments)))
-    return reporting_errors("bisect", lambda: _bisect_command(target))
+    if GRAPH.fullmatch(target[0]):
+        return _bisect_graph(_parsed_again(arguments))
+    return _bisect_command(target, as_json=arguments.json)
 
 
 def _parsed_again(arguments: argparse.Namespace) -> argparse.Namespace:
@@ -97,18 +99,25 @@ def _parsed_again(arguments: argparse.Namespace) -> argparse.Namespace:
 def _bisect_graph(arguments: argparse.Namespace) -> int:
     from ..dumps.bisecting import bisect
 
-    found = bisect(
-        find_run(arguments.dump),
-        arguments.target[0],
-        output=Path(arguments.output) if arguments.output else None,
-        check=arguments.check,
-        refused=arguments.refused,
-        progress=lambda text: print(text, file=sys.stderr, flush=True),
-    )
+    run = run_with(arguments, arguments.target[0])
+    try:
+        found = bisect(
+            run,
+            arguments.target[0],
+            output=Path(arguments.output) if arguments.output else None,
+            check=arguments.check,
+            refused=arguments.refused,
+            progress=lambda text: print(text, file=sys.stderr, flush=True),
+        )
+    except OSError as error:
+        if arguments.output or error.filename is None:
+            raise
+        raise OSError(f"{error.filename}: {error.strerror}; -o FOLDER writes what is cut out elsewhere") from error
+    hints = [hint for line in found.advice for hint in _hints(line, arguments, run.folder)]
     if arguments.json:
-        print_json(_as_json(found))
+        print_json({**_as_json(found), "advice": hints})
     else:
-        sys.stdout.write(_text(found, arguments.dump))
+        sys.stdout.write("\n".join([_text(found), *hints]) + "\n")
     return 0 if found.place == "nothing" and found.verdict in (None, "ok") else 1
 
 
@@ -122,7 +131,7 @@ def _as_json(found) -> dict[str, object]:  # type: ignore[no-untyped-def]  # its
     return fields
 
 
-def _text(found, dump: str | None) -> str:  # type: ignore[no-untyped-def]  # see above
+def _text(found) -> str:  # type: ignore[no-untyped-def]  # see above
     verdicts = {found.graph: found.verdict, **found.others}
     lines = [f"{graph}: {verdict or 'no run was compared'}" for graph, verdict in verdicts.items()]
     rows = [(trial.what, trial.outcome, trial.value, _size(trial)) for trial in found.trials]
@@ -141,13 +150,23 @@ def _text(found, dump: str | None) -> str:  # type: ignore[no-untyped-def]  # se
         else:
             lines.append(f"it does NOT fail in a fresh process ({cut.said}): it proves nothing")
     resumed = f", {found.resumed} answers kept of an earlier start" if found.resumed else ""
-    lines.append(f"{found.sessions} sessions{resumed}")
-    for line in found.advice:
-        if line.startswith("dynamo-backends "):
-            lines.append(try_next(line.split()[1:], dump))
-        else:
-            lines.append("try: " + line.replace(os.getcwd().rstrip("/") + "/", ""))
-    return "\n".join(lines) + "\n"
+    lines.append(f"{found.sessions} session{'s' * (found.sessions != 1)}{resumed}")
+    return "\n".join(lines)
+
+
+def _hints(line: str, arguments: argparse.Namespace, folder: Path) -> Iterator[str]:
+    """A line of advice, with what is to be run as it runs in a shell: our commands name the dump, paths are quoted."""
+    if line.startswith("python "):
+        yield "try: " + shlex.join(["python", short_path(line.removeprefix("python "))])
+        return
+    prose, command = line, ""
+    match = _OUR_COMMAND.search(line)
+    if match is not None:
+        prose, command = line[: match.start()].rstrip("; :"), match[1]
+    if prose:
+        yield "try: " + prose
+    if command:
+        yield try_next(arguments, *command.replace(f" {folder} ", " ").split())
 
 
 def _size(trial) -> str:  # type: ignore[no-untyped-def]  # see above
@@ -156,7 +175,11 @@ def _size(trial) -> str:  # type: ignore[no-untyped-def]  # see above
     return f"{trial.error:.3g}" if math.isfinite(trial.error) else "NaN, infinity or shape"
 
 
-def _bisect_command(command: Sequence[str]) -> int:
+def _bisect_command(command: Sequence[str], *, as_json: bool) -> int:
+    if shutil.which(command[0]) is None:
+        raise ValueError(
+            f"{command[0]} is neither a graph (0, graph_000, graph_000/forward) nor a command that can be started"
+        )
     importlib.import_module("dynamo_backends.installation")
     from passes.engine.manager import bisect_command
 
@@ -166,14 +189,9 @@ def _bisect_command(command: Sequence[str]) -> int:
         "w", prefix="dynamo_backends_bisect_", suffix=".log", delete=False, encoding="utf-8"
     ) as log:
         sys.stderr.write(f"what the command and PyTorch's bisector print goes to {log.name}\n")
-        try:
-            found = bisect_command(command, BACKEND, log.file)
-        except FileNotFoundError:
-            raise ValueError(
-                f"{command[0]} is neither a graph (0, graph_000, graph_000/forward) nor a command that can be started"
-            ) from None
-    if found is None:
-        sys.stdout.write("no issue found: the command succeeds with every backend up to ours\n")
-        return 0
-    sys.stdout.write(found + "\n")
-    return 1
+        found = bisect_command(command, BACKEND, log.file)
+    if as_json:
+        print_json({"found": found})
+    else:
+        print(found or "no issue found: the command succeeds with every backend up to ours")
+    return 0 if found is None else 1

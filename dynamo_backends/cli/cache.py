@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
+from .common import add_json_argument, print_json
 
-def add_parser(commands: argparse._SubParsersAction, summary: str) -> None:
-    """Adds the subcommand."""
-    parser = commands.add_parser(
-        "cache",
-        help=summary,
-        description="Shows the cache of compiled graphs. The folder is that of the environment variables "
-        "DYNAMO_BACKENDS_CACHE_DIR and XDG_CACHE_HOME, as in torch.compile.",
-    )
+DESCRIPTION = (
+    "Shows the cache of compiled graphs. The folder is that of the environment variables "
+    "DYNAMO_BACKENDS_CACHE_DIR and XDG_CACHE_HOME, as in torch.compile."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's arguments."""
     parser.add_argument("--clear", action="store_true", help="remove all compiled graphs")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
+    add_json_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -25,27 +24,23 @@ def run(arguments: argparse.Namespace) -> int:
     from ..cache.graphs import store_of
     from ..options import parse_options
 
-    try:
-        options = parse_options()
-        store = store_of(options)
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"dynamo-backends cache: {error}\n")
-        return 2
+    options = parse_options()
+    store = store_of(options)
     usage = store.clear() if arguments.clear else store.usage()
     left = store.usage()
     if arguments.clear and left.entries:
-        sys.stderr.write(f"dynamo-backends cache: {left.entries} entries of {store.folder} could not be removed\n")
-        return 2
+        raise OSError(f"{left.entries} entries of {store.folder} could not be removed")
     if arguments.json:
-        shown = {
-            "folder": str(store.folder),
-            "entries": usage.entries,
-            "bytes": usage.bytes,
-            "most_bytes": store.size,
-            "is_on": options.cache,
-            "cleared": arguments.clear,
-        }
-        sys.stdout.write(json.dumps(shown, indent=2) + "\n")
+        print_json(
+            {
+                "folder": str(store.folder),
+                "entries": usage.entries,
+                "bytes": usage.bytes,
+                "most_bytes": store.size,
+                "is_on": options.cache,
+                "cleared": arguments.clear,
+            }
+        )
     elif arguments.clear:
         sys.stdout.write(f"removed {_entries(usage.entries)}, {_size(usage.bytes)}, from {store.folder}\n")
     else:

@@ -1,14 +1,15 @@
-"""What the subcommands share: the arguments that name a dump, tables that fit the terminal, errors without a traceback.
+"""What the subcommands share: the arguments that name a dump, hints, errors.
 
-::
+A subcommand is a module with ``DESCRIPTION``, ``add_arguments(parser)`` and ``run(arguments)``, which returns the exit
+code and raises ``ValueError`` or ``OSError`` for what its user can mend::
 
-    def add_parser(commands, summary):
-        parser = commands.add_parser("ls", help=summary)
-        add_dump_arguments(parser)
-        parser.set_defaults(run=run)
+    DESCRIPTION = "Says where NaN and infinities come from."
+
+    def add_arguments(parser):
+        add_graph_arguments(parser)
 
     def run(arguments):
-        return reporting_errors("ls", lambda: _list(arguments))
+        return for_each_graph(arguments, find_nonfinite, text=_text, is_wrong=_is_wrong)
 
 Nothing here imports PyTorch.
 """
@@ -16,29 +17,48 @@ Nothing here imports PyTorch.
 from __future__ import annotations
 
 import argparse
+import codecs
+import io
 import json
 import os
 import re
 import shlex
-import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import TextIO
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, TextIO, TypeVar
 
-from ..dumps.reading import DumpError, find_run
-
-_GAP = 2
-"""Spaces that tabulate puts between two columns."""
-
-_NARROWEST = 8
-"""Columns are cut to this width, and no further."""
-
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*(e[-+]?\d+)?( ?%| m?s)?|nan|inf)|-|", re.IGNORECASE)
-"""What is aligned at the right: numbers, with the units that our tables have, and the marks of nothing."""
+from ..dumps.listing import dynamo_graphs_of_run
+from ..dumps.reading import DumpedGraph, DumpError, Run, find_run
+from .parser import UsageError
 
 
-def add_dump_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds ``-d/--dump FOLDER``, which names the dump (``arguments.dump``, a string or ``None``), and ``--json``."""
+class HasJson(Protocol):
+    """What a command found of a graph, or of a region."""
+
+    def as_json(self) -> Mapping[str, object]:
+        """Its values, for ``json``."""
+
+
+Found = TypeVar("Found", bound=HasJson | Sequence[HasJson])
+
+GRAPH = re.compile(r"(?:(?:.*/)?graph_)?(\d+)(?:/(?:inference|forward|backward))?(?:/region_\d+)?/?")
+"""How a graph of a dump, or a region of it, is named; the group is the number of Dynamo's graph."""
+
+_LISTED = 6
+"""Graphs that an error names."""
+
+
+def add_dump_arguments(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:
+    """Adds ``-d/--dump FOLDER``, which names the dump (``arguments.dump``, a string or ``None``), and ``--json``.
+
+    Args:
+        parser: the subcommand's.
+        positional: whether the dump can be given as an argument without ``-d``, too.
+    """
+    if positional:
+        parser.add_argument("dump", nargs="?", default=argparse.SUPPRESS, metavar="DUMP", help="the same as -d")
     parser.add_argument(
         "-d",
         "--dump",
@@ -46,13 +66,42 @@ def add_dump_arguments(parser: argparse.ArgumentParser) -> None:
         help="the dump: a folder given as dump_dir (its latest run), or a run folder in it; by default onnx_debug, "
         "or else the only dump folder here",
     )
+    add_json_argument(parser)
+
+
+def add_json_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--json``."""
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def add_graph_argument(parser: argparse.ArgumentParser, *, name: str = "graph") -> None:
-    """Adds the positional argument ``GRAPH``, one of a dump, which the shell completes."""
-    action = parser.add_argument(name, metavar=name.upper(), help="a graph: 0, graph_000, 0/backward, or its folder")
+def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the positional argument ``GRAPH``, which the shell completes, and those of its dump."""
+    action = parser.add_argument("graph", metavar="GRAPH", help="a graph: 0, graph_000, 0/backward, or its folder")
     action.completer = complete_graphs  # type: ignore[attr-defined]
+    add_dump_arguments(parser)
+
+
+def add_repeat_arguments(parser: argparse.ArgumentParser, runs: int) -> None:
+    """Adds ``--runs``, ``runs`` by default, and ``--threads``, of what runs the regions of a graph again."""
+    parser.add_argument(
+        "--runs",
+        type=int,
+        default=runs,
+        metavar="N",
+        help="how often each region runs (default: %(default)s)",
+    )
+    parser.add_argument("--threads", type=positive, metavar="N", help="of ONNX Runtime (default: as in the dumped run)")
+
+
+def positive(text: str) -> int:
+    """A number from 1, of an argument.
+
+    Raises:
+        argparse.ArgumentTypeError: it is something else.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1, got {text!r}")
+    return int(text)
 
 
 def complete_graphs(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
@@ -67,26 +116,130 @@ def complete_graphs(prefix: str, parsed_args: argparse.Namespace, **_: object) -
     return list(dict.fromkeys(name for forms in both_forms for name in forms))
 
 
-def reporting_errors(command: str, work: Callable[[], int]) -> int:
-    """Runs a command's work; what its user can mend is a message on standard error, not a traceback.
+def run_with(arguments: argparse.Namespace, reference: str) -> Run:
+    """The run that a command is about, which has a graph.
 
     Args:
-        command: the subcommand's name, for the message.
+        arguments: the command's. Where ``dump`` is not given, and the graph is named by the path of its folder, that
+            is the dump from now on.
+        reference: the graph, as the user named it.
+
+    Raises:
+        DumpError: there is no dump, or no such graph in it; if Dynamo gave the graph up, the message says why.
+    """
+    if arguments.dump is None and "/" in reference and Path(reference).is_dir():
+        arguments.dump = str(find_run(reference).folder)
+    run = find_run(arguments.dump)
+    try:
+        run.graphs_of(reference)
+    except DumpError as error:
+        match = GRAPH.fullmatch(reference)
+        for graph in dynamo_graphs_of_run(run):
+            if match is not None and graph.index == int(match[1]) and graph.given_up:
+                begins = f" ({graph.function}, {short_path(graph.begins)})" if graph.begins else ""
+                raise DumpError(
+                    f"Dynamo gave up graph {graph.index}{begins}, and nothing of it was compiled: {graph.given_up}. "
+                    f"{_graphs_of(run)}"
+                ) from error
+        raise
+    return run
+
+
+def _graphs_of(run: Run) -> str:
+    names = [graph.short_reference for graph in run.graphs]
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"There are {', '.join(names[:_LISTED])}{more}" if names else "There is no other graph"
+
+
+def for_each_graph(
+    arguments: argparse.Namespace,
+    find: Callable[[DumpedGraph], Found],
+    *,
+    text: Callable[[DumpedGraph, Found], str],
+    is_wrong: Callable[[Found], bool] = lambda _: False,
+) -> int:
+    """Does the work of a command for each graph that is meant, and prints what was found.
+
+    Args:
+        arguments: the command's, with ``graph``, ``dump`` and ``json``.
+        find: the work, which gives one object, or one for each region.
+        text: what is printed of a graph.
+        is_wrong: whether what was found is exit code 1.
+    """
+    graphs = run_with(arguments, arguments.graph).graphs_of(arguments.graph)
+    found = [(graph, find(graph)) for graph in graphs]
+    if arguments.json:
+        print_json([{"graph": graph.reference, **_as_json(item)} for graph, item in found])
+    else:
+        texts = [text(graph, item) for graph, item in found]
+        if not any("try: " in said for said in texts):
+            texts[-1] += try_next(arguments, "report", "--open") + "\n"
+        sys.stdout.write("\n".join(texts))
+    return int(any(is_wrong(item) for _, item in found))
+
+
+def _as_json(found: HasJson | Sequence[HasJson]) -> Mapping[str, object]:
+    return {"regions": [item.as_json() for item in found]} if isinstance(found, Sequence) else found.as_json()
+
+
+def reporting_errors(argv: Sequence[str], work: Callable[[], int]) -> int:
+    """Runs a command; what its user can mend is a message on standard error, and with ``--json`` an object with
+    ``error`` on standard output, too.
+
+    Args:
+        argv: the command's name and its arguments.
         work: does it, and returns the exit code.
 
     Returns:
-        The exit code of ``work``; 2 if it raised ``DumpError`` or another ``ValueError``, or an ``OSError``.
+        The exit code of ``work``; 2 if it raised ``DumpError`` or another ``ValueError``, or an ``OSError``, if it was
+        interrupted, and, after a traceback, if it failed otherwise: 1 says that something is wrong in the dump.
+
+    Raises:
+        UsageError: the arguments are wrong; it ends the process with exit code 2.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_ANY_ENCODING)
     try:
         code = work()
         sys.stdout.flush()
     except BrokenPipeError:  # ``| head`` has seen enough
         _discard_output()
         return 0
+    except UsageError as error:  # the parser has said it
+        _print_error(argv, error.said)
+        raise
     except (ValueError, OSError) as error:  # DumpError is a ValueError
-        sys.stderr.write(f"dynamo-backends {command}: {error}\n")
-        return 2
+        return _failed(argv, str(error))
+    except KeyboardInterrupt:
+        return _failed(argv, "interrupted")
+    except Exception as error:  # ours; Python would end with the exit code that says that something diverges
+        traceback.print_exc()
+        return _failed(argv, f"a fault of dynamo-backends: {type(error).__name__}: {error}")
     return code
+
+
+def _failed(argv: Sequence[str], message: str) -> int:
+    _print_error(argv, message)
+    sys.stderr.write(f"{' '.join(['dynamo-backends', *argv[:1]])}: {message}\n")
+    return 2
+
+
+def _print_error(argv: Sequence[str], message: str) -> None:
+    """``{"error": …}``, where JSON goes to standard output."""
+    if _asks_for_json(argv):
+        print_json({"error": message})
+        sys.stdout.flush()
+
+
+def _asks_for_json(argv: Sequence[str]) -> bool:
+    """Whether there is a ``--json`` among arguments that may be wrong, and were not parsed therefore."""
+    if argv[:1] == ["bench"]:  # its --json names a file
+        return "--json=-" in argv or ("--json", "-") in zip(argv, argv[1:], strict=False)
+    words = list(argv)
+    if argv[:1] == ["bisect"] and not any(map(GRAPH.fullmatch, argv)):  # the command that is bisected has its own
+        words = words[: next((i for i, word in enumerate(words) if i and not word.startswith("-")), len(words))]
+    return any(word.startswith("--j") and "--json".startswith(word) for word in words)
 
 
 def print_json(value: object) -> None:
@@ -94,14 +247,18 @@ def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
-def try_next(arguments: Sequence[str], dump: str | None) -> str:
-    """The line that says what to do next: ``try: dynamo-backends show 0 -d FOLDER``.
+def try_next(arguments: argparse.Namespace, *words: str, note: str = "") -> str:
+    """The line that says what to do next, which runs as it is printed: ``try: dynamo-backends show 0 -d FOLDER``.
 
     Args:
-        arguments: the command's.
-        dump: the dump as it was given, ``None`` for the default one.
+        arguments: those of the command that says it; the dump that they name is named again.
+        words: the next command's name and arguments.
+        note: a remark behind it.
     """
-    return "try: " + shlex.join(["dynamo-backends", *arguments, *(["-d", dump] if dump is not None else [])])
+    dump: list[str] = []
+    if arguments.dump is not None:
+        dump = [f"--dump={arguments.dump}"] if arguments.dump.startswith("-") else ["-d", arguments.dump]
+    return "try: " + shlex.join(["dynamo-backends", *words, *dump]) + (f"   # {note}" if note else "")
 
 
 def short_path(path: str) -> str:
@@ -117,51 +274,22 @@ def is_coloured(stream: TextIO) -> bool:
     return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
 
 
-def fit_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
-    """A table without a newline at its end; on a terminal, cut to its width.
-
-    The widest columns are cut first, cells with ``…`` at their end, paths at their start.
-
-    Args:
-        rows: the cells; ``None`` is an empty one.
-        headers: a name for each column.
-    """
-    import tabulate
-
-    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    if sys.stdout.isatty():
-        cells = _cut(cells, headers, shutil.get_terminal_size().columns)
-    aligned = ["right" if _is_of_numbers(row[i] for row in cells) else "left" for i in range(len(headers))]
-    # As rows: tabulate's own header makes each column two wider than its name.
-    rule = ["-" * width for width in _widths(cells, headers)]
-    return tabulate.tabulate([headers, rule, *cells], tablefmt="plain", colalign=aligned, disable_numparse=True)
+_ASCII = {"…": ".", "→": ">"}
 
 
-def _is_of_numbers(cells: Iterable[str]) -> bool:
-    return all(_NUMBER.fullmatch(cell) for cell in cells)
+def _encode_anyhow(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Each character of ours that a stream cannot have as one that it has, so that tables keep their width; bytes of
+    file names that are no text as they are; all else as Python writes it in a string."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    character = error.object[error.start]
+    if "\udc80" <= character <= "\udcff":
+        return character.encode("utf-8", "surrogateescape"), error.start + 1
+    return _ASCII.get(character) or ascii(character)[1:-1], error.start + 1
 
 
-def _cut(cells: Sequence[Sequence[str]], headers: Sequence[str], width: int) -> list[list[str]]:
-    """The cells, of which the longest are shortened until the table fits, or no column can give more."""
-    widths = _widths(cells, headers)
-    least = [max(len(header), _NARROWEST) for header in headers]
-    while sum(widths) + _GAP * (len(widths) - 1) > width:
-        i = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
-        if widths[i] <= least[i]:
-            break
-        widths[i] -= 1
-    return [[_shortened(cell, width) for cell, width in zip(row, widths, strict=True)] for row in cells]
-
-
-def _widths(cells: Sequence[Sequence[str]], headers: Sequence[str]) -> list[int]:
-    return [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
-
-
-def _shortened(text: str, width: int) -> str:
-    if len(text) <= width:
-        return text
-    is_path = "/" in text and " " not in text
-    return "…" + text[len(text) - width + 1 :] if is_path else text[: width - 1] + "…"
+_ANY_ENCODING = "dynamo_backends"
+codecs.register_error(_ANY_ENCODING, _encode_anyhow)
 
 
 def _discard_output() -> None:

@@ -13,12 +13,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import add_dump_arguments, complete_graphs, fit_table, print_json, reporting_errors, try_next
+from ..tables import fit_table
+from .common import GRAPH, add_dump_arguments, complete_graphs, print_json, run_with, try_next
 
 if TYPE_CHECKING:
-    from ..dumps.comparing import Comparison, Row, Side
+    from ..dumps.comparing import Comparison
+    from ..dumps.rows import Row, Side
     from ..dumps.running import Runtime
 
 _MOST_ROWS = 200
@@ -26,15 +29,15 @@ _AROUND = 15
 """Rows before and behind the first different one that are shown of a longer table."""
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
-    """Adds the subcommand ``compare``, with its line in the list of them."""
-    parser = commands.add_parser(
-        "compare",
-        help=summary,
-        description="Runs two ONNX models on the same inputs, aligns their values, and names the first that diverges. "
-        "A and B are files, or graphs of a dump: 0/forward, graph_000/forward/region_1, or the path of one. Exit code "
-        "1 if an output differs by more than rounding explains.",
-    )
+DESCRIPTION = (
+    "Runs two ONNX models on the same inputs, aligns their values, and names the first that diverges. "
+    "A and B are files, or graphs of a dump: 0/forward, graph_000/forward/region_1, or the path of one. Exit code "
+    "1 if an output differs by more than rounding explains."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's arguments."""
     first = parser.add_argument("first", metavar="A", help="a model: a file, a graph of the dump, or the path of one")
     second = parser.add_argument("second", metavar="B", help="the other model")
     for action in (first, second):
@@ -60,13 +63,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], su
     parser.add_argument("--all", action="store_true", help=f"all rows of a table of more than {_MOST_ROWS}")
     add_runtime_arguments(parser)
     add_dump_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def complete_models(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
     """The models and folders that a path begins, and the graphs of the dump; see ``argcomplete``."""
-    from pathlib import Path
-
     folder, slash, begun = prefix.rpartition("/")
     start = Path(folder + slash or ".")
     found = sorted(start.glob("*")) if start.is_dir() else []
@@ -90,33 +90,32 @@ def add_runtime_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 1 if an output differs by more than rounding explains, 2 if the models cannot be compared."""
-    return reporting_errors("compare", lambda: _compare(arguments))
+    from ..dumps.comparing import compare_targets
+    from ..dumps.targets import paired, targets_of
 
-
-def _compare(arguments: argparse.Namespace) -> int:
-    from ..dumps.comparing import compare_targets, targets_of
-
+    for reference in (arguments.first, arguments.second):
+        if GRAPH.fullmatch(reference) and not Path(reference).exists():
+            run_with(arguments, reference)  # says what is the matter where Dynamo gave it up
     sizes = dict(map(_size, arguments.dim))
     first = targets_of(arguments.first, arguments.dump, arguments.stage)
     second = targets_of(arguments.second, arguments.dump, arguments.stage)
-    if len(first) != len(second):
-        raise ValueError(
-            f"A has {len(first)} models ({', '.join(item.name for item in first)}) and B {len(second)} "
-            f"({', '.join(item.name for item in second)}); name one of each"
-        )
     if arguments.inputs and len(first) > 1:
         raise ValueError(f"--inputs is for one model, A has {len(first)}: {', '.join(item.name for item in first)}")
+    pairs, left_out = paired(first, second)
     runtime = _runtime(arguments)
     inputs = [_inputs(item, arguments.dump) for item in arguments.inputs]
     comparisons = [
-        compare_targets(one, other, runtime, inputs=inputs, sizes=sizes, seed=arguments.seed)
-        for one, other in zip(first, second, strict=True)
+        compare_targets(one, other, runtime, inputs=inputs, sizes=sizes, seed=arguments.seed) for one, other in pairs
     ]
     if arguments.json:
-        print_json([_as_json(item) for item in comparisons])
+        print_json([*map(_as_json, comparisons), *({"left_out": item.name} for item in left_out)])
     else:
         for item in comparisons:
             sys.stdout.write(comparison_text(item, everything=arguments.all))
+        if left_out:
+            which, more, fewer = ("A", first, second) if len(first) > len(second) else ("B", second, first)
+            names = ", ".join(item.name for item in left_out)
+            print(f"left out, as {which} has {len(more)} models and the other {len(fewer)}: {names}")
         _hint(arguments, comparisons)
     return 0 if all(item.ok for item in comparisons) else 1
 
@@ -130,9 +129,7 @@ def _size(text: str) -> tuple[str, int]:
 
 def _inputs(path: str, dump: str | None) -> str:
     """A path, or the data of a region of the dump."""
-    from pathlib import Path
-
-    from ..dumps.comparing import targets_of
+    from ..dumps.targets import targets_of
 
     if Path(path).exists() or path.endswith((".pb", ".npz")):
         return path
@@ -143,7 +140,8 @@ def _inputs(path: str, dump: str | None) -> str:
 
 
 def _runtime(arguments: argparse.Namespace) -> Runtime:
-    from ..dumps.running import Runtime, Settings, available_provider
+    from ..dumps.execution import Settings, available_provider
+    from ..dumps.running import Runtime
 
     settings = Settings()
     if arguments.provider is not None:
@@ -155,7 +153,7 @@ def _runtime(arguments: argparse.Namespace) -> Runtime:
 
 def comparison_text(comparison: Comparison, *, everything: bool) -> str:
     """The table of a comparison, its legend, its notes, and the verdict."""
-    from ..dumps.comparing import LEGEND
+    from ..dumps.differences import LEGEND
 
     rows, left_out = _shown(comparison, everything)
     headers = ("", "kind", "type", "shape", "digest", "operator", "name", "operator of B", "name in B", "difference")
@@ -198,7 +196,7 @@ def _share(row: Row) -> float:
 
 def _counts(rows: Sequence[Row]) -> list[str]:
     """For each kind of value, how many rows have which mark."""
-    from ..dumps.comparing import LEGEND
+    from ..dumps.differences import LEGEND
 
     found: dict[str, dict[str, int]] = {}
     for row in rows:
@@ -271,14 +269,19 @@ def _worst(comparison: Comparison) -> str:
 
 
 def _hint(arguments: argparse.Namespace, comparisons: Sequence[Comparison]) -> None:
-    command = ["compare", arguments.first, arguments.second]
+    """The same comparison, run in another way."""
+    words = ["compare", arguments.first, arguments.second]
+    words += ["--inputs", *arguments.inputs] if arguments.inputs else []
+    for item in arguments.dim:
+        words += ["--dim", item]
+    words += ["--seed", str(arguments.seed)] if arguments.seed else []
+    words += ["--stage", arguments.stage] if arguments.stage != "onnx" else []
     if not all(item.ok for item in comparisons) and arguments.runtime == "ort":
-        hint = [*command, "--runtime", "reference"]
+        print(try_next(arguments, *words, "--runtime", "reference"))
     elif not arguments.optimize:
-        hint = [*command, "--optimize"]
-    else:
-        return
-    print(try_next(hint, arguments.dump))
+        words += ["--runtime", arguments.runtime] if arguments.runtime != "ort" else []
+        words += ["--provider", arguments.provider] if arguments.provider is not None else []
+        print(try_next(arguments, *words, "--optimize"))
 
 
 def _as_json(comparison: Comparison) -> dict[str, object]:

@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import copy
 import dataclasses
-import functools
 import importlib.util
 import json
 import time
@@ -58,15 +57,15 @@ class Timed:
     best_seconds: float
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
-    """Adds ``demo`` to the subcommands, with its line in the list of them."""
-    parser = commands.add_parser(
-        "demo",
-        help=summary,
-        description="Builds a Llama (one layer, random weights, nothing downloaded), runs it eagerly, "
-        "through onnxrt and through onnx_debug, and prints for each graph how near to float64 ONNX Runtime "
-        "and eager PyTorch come. Exit code 0: every graph is ok.",
-    )
+DESCRIPTION = (
+    "Builds a Llama (one layer, random weights, nothing downloaded), runs it eagerly, "
+    "through onnxrt and through onnx_debug, and prints for each graph how near to float64 ONNX Runtime "
+    "and eager PyTorch come. Exit code 0: every graph is ok."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's arguments."""
     parser.add_argument("--part", choices=PARTS, default="model", help="how much of it (default: %(default)s)")
     parser.add_argument("--no-backward", action="store_true", help="forward only, without gradients")
     parser.add_argument("--mixed", action="store_true", help="autocast to bfloat16")
@@ -83,7 +82,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], su
         help=f"tokens in a sequence, at most 2048 (default: {LENGTH}, with --mixed {LENGTH_MIXED})",
     )
     parser.add_argument("--dump-dir", metavar="DIR", help="where the dump goes (default: the backends')")
-    parser.set_defaults(run=functools.partial(_run, parser))
 
 
 def _length(text: str) -> int:
@@ -92,20 +90,18 @@ def _length(text: str) -> int:
     return int(text)
 
 
-def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the demo. Exit code 1 if something is wrong, 2 if it cannot be run."""
     from ..debug.dump_folder import dump_folder
     from ..options import parse_options
 
     given = {"opset": arguments.opset, "dump_dir": arguments.dump_dir}
-    try:
-        options = parse_options({name: value for name, value in given.items() if value is not None})
-    except ValueError as error:
-        parser.error(str(error))
+    options = parse_options({name: value for name, value in given.items() if value is not None})
     if importlib.util.find_spec("transformers") is None:
-        parser.error(f"the demo needs transformers, which is not installed: {INSTALL}")
+        raise ValueError(f"the demo needs transformers, which is not installed: {INSTALL}")
     folder = dump_folder(options.dump_dir)
     if folder.location is None:  # said why
-        parser.error(f"the demo reads its verdicts from the dump, and {options.dump_dir!r} cannot be written")
+        raise OSError(f"the demo reads its verdicts from the dump, and {options.dump_dir!r} cannot be written")
     return Demo(arguments, options, folder.location).run()
 
 

@@ -3,52 +3,44 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .common import add_dump_arguments, add_graph_argument, fit_table, print_json, reporting_errors, try_next
+from ..tables import fit_table
+from .common import add_graph_arguments, add_repeat_arguments, for_each_graph, try_next
 
 if TYPE_CHECKING:
     from ..dumps.determinism import RegionDeterminism, UnstableValue
     from ..dumps.reading import DumpedGraph
 
 
-def add_parser(commands: argparse._SubParsersAction, summary: str) -> None:
-    """Adds the subcommand."""
-    parser = commands.add_parser(
-        "determinism",
-        help=summary,
-        description="Runs the regions of a dumped graph again and again on their recorded inputs, and names the nodes "
-        "whose values differ from run to run, or with another number of threads. Exit code 1 if one differs by more "
-        "than rounding.",
-    )
-    add_graph_argument(parser)
-    add_dump_arguments(parser)
-    parser.add_argument("--runs", type=int, default=10, metavar="N", help="how often each runs again (default: 10)")
-    parser.add_argument("--threads", type=int, metavar="N", help="of ONNX Runtime (default: as in the dumped run)")
-    parser.set_defaults(run=run)
+DESCRIPTION = (
+    "Runs the regions of a dumped graph again and again on their recorded inputs, and names the nodes "
+    "whose values differ from run to run, or with another number of threads. Exit code 1 if one differs by more "
+    "than rounding."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's arguments."""
+    add_graph_arguments(parser)
+    add_repeat_arguments(parser, 10)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Shows what differs; returns the exit code."""
-    return reporting_errors("determinism", lambda: _determinism(arguments))
-
-
-def _determinism(arguments: argparse.Namespace) -> int:
     from ..dumps.determinism import find_unstable
-    from ..dumps.reading import find_run
 
-    graphs = find_run(arguments.dump).graphs_of(arguments.graph)
-    found = [(graph, find_unstable(graph, runs=arguments.runs, threads=arguments.threads)) for graph in graphs]
-    if arguments.json:
-        print_json([{"graph": graph.reference, "regions": [item.as_json() for item in all_]} for graph, all_ in found])
-    else:
-        sys.stdout.write("\n".join(_text(graph, all_, arguments.runs, arguments.dump) for graph, all_ in found))
-    return int(not all(item.is_stable for _, all_ in found for item in all_))
+    return for_each_graph(
+        arguments,
+        lambda graph: find_unstable(graph, runs=arguments.runs, threads=arguments.threads),
+        text=lambda graph, regions: _text(graph, regions, arguments),
+        is_wrong=lambda regions: not all(item.is_stable for item in regions),
+    )
 
 
-def _text(graph: DumpedGraph, regions: Sequence[RegionDeterminism], runs: int, dump: str | None) -> str:
+def _text(graph: DumpedGraph, regions: Sequence[RegionDeterminism], arguments: argparse.Namespace) -> str:
+    runs = arguments.runs
     if not regions:
         return f"{graph.name}: nothing of it ran on ONNX Runtime\n"
     values = [(item, "node", value) for item in regions for value in item.values]
@@ -56,7 +48,8 @@ def _text(graph: DumpedGraph, regions: Sequence[RegionDeterminism], runs: int, d
     threads, other = regions[0].threads
     how = f"{runs + 1} runs with {_threads(threads)}, one with {other}"
     if not values:
-        more = try_next(["determinism", graph.reference, "--runs", str(10 * runs)], dump)
+        same = [] if arguments.threads is None else ["--threads", str(arguments.threads)]
+        more = try_next(arguments, "determinism", graph.reference, "--runs", str(10 * runs), *same)
         return f"{graph.name}: the same bits each time, {how}\nA race is a matter of chance. {more}\n"
     lines = []
     culprit = next((value for _, kind, value in values if kind == "node" and not value.is_rounding), None)
@@ -76,9 +69,7 @@ def _text(graph: DumpedGraph, regions: Sequence[RegionDeterminism], runs: int, d
             kind,
             value.fx_node or value.value,
             value.operator,
-            f"{value.differing_runs} of {runs}"
-            if value.other_threads == value.threads
-            else f"{value.other_threads} threads",
+            _runs(value, runs),
             f"{value.difference.max_abs:.2e}",
             "rounding" if value.is_rounding else "more",
             value.module,
@@ -88,7 +79,7 @@ def _text(graph: DumpedGraph, regions: Sequence[RegionDeterminism], runs: int, d
     ]
     lines.append(fit_table(rows, ["what", "value", "operator", "differs in", "by up to", "is", "module", "source"]))
     if culprit is not None:
-        lines += ["", try_next(["determinism", graph.reference, "--threads", "1"], dump)]
+        lines += ["", try_next(arguments, "determinism", graph.reference, "--threads", "1")]
     return "\n".join(lines) + "\n"
 
 
@@ -96,7 +87,7 @@ def _runs(value: UnstableValue, runs: int) -> str:
     """In which runs a value differs."""
     if value.other_threads == value.threads:
         return f"{value.differing_runs} of {runs}"
-    return f"that with {_threads(value.other_threads)}"
+    return _threads(value.other_threads)
 
 
 def _threads(number: int) -> str:

@@ -13,15 +13,14 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 
-from ..dumps.reading import DumpedGraph, find_run
+from ..dumps.reading import DumpedGraph
 from ..dumps.stage_diff import Change, StageDiff, diff_stages
 from ..dumps.stage_graphs import STAGES
 from .common import (
-    add_dump_arguments,
-    add_graph_argument,
+    add_graph_arguments,
     is_coloured,
     print_json,
-    reporting_errors,
+    run_with,
     short_path,
     try_next,
 )
@@ -30,30 +29,24 @@ _MARKS = {"added": "+", "removed": "-", "changed": "~", "translated": ">", "rena
 _COLOURS = {"added": "\x1b[32m", "removed": "\x1b[31m", "changed": "\x1b[33m", "translated": "\x1b[36m", "renamed": ""}
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
-    """Adds the subcommand ``diff``, with its line in the list of them."""
-    parser = commands.add_parser(
-        "diff",
-        help=summary,
-        description="Shows what changed between two stages of a graph, node by node: + added, - removed, ~ another "
-        "operator, type or arguments, > translated from FX to ONNX, = the same under another name. Nodes are matched "
-        "by name and by the line of the user's code, not by their order.",
-    )
-    add_graph_argument(parser)
+DESCRIPTION = (
+    "Shows what changed between two stages of a graph, node by node: + added, - removed, ~ another "
+    "operator, type or arguments, > translated from FX to ONNX, = the same under another name. Nodes are matched "
+    "by name and by the line of the user's code, not by their order."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's arguments."""
+    add_graph_arguments(parser)
     listed = f"one of {', '.join(STAGES)}"
     parser.add_argument("before", choices=STAGES, metavar="STAGE", help=listed)
     parser.add_argument("after", choices=STAGES, metavar="STAGE", help="the other")
-    add_dump_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the changes. Exit code 0 also if there are some, 2 if there is no such graph or stage."""
-    return reporting_errors("diff", lambda: _diff(arguments))
-
-
-def _diff(arguments: argparse.Namespace) -> int:
-    run = find_run(arguments.dump)
+    run = run_with(arguments, arguments.graph)
     found: list[tuple[DumpedGraph, StageDiff]] = []
     for graph in run.graphs_of(arguments.graph):
         for item in diff_stages(run, graph, arguments.before, arguments.after):
@@ -64,7 +57,7 @@ def _diff(arguments: argparse.Namespace) -> int:
         return 0
     for i, (_, item) in enumerate(found):
         sys.stdout.write(("\n" if i else "") + diff_text(item, coloured=is_coloured(sys.stdout)))
-    print("\n" + try_next(["show", found[0][0].short_reference, "--stage", arguments.after], arguments.dump))
+    print("\n" + try_next(arguments, "show", found[0][0].short_reference, "--stage", arguments.after))
     return 0
 
 

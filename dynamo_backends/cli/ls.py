@@ -23,37 +23,31 @@ from ..dumps.listing import (
     runs_in,
 )
 from ..dumps.reading import default_folder, find_run
-from .common import add_dump_arguments, fit_table, print_json, reporting_errors, short_path, try_next
+from ..tables import fit_table
+from .common import add_dump_arguments, print_json, short_path, try_next
+
+DESCRIPTION = (
+    "Lists the runs of a dump, and the graphs of one: where each is in the user's code and why it ends "
+    "there, compile time by stage, operators, the share that runs on ONNX, the worst error and the verdict. Exit "
+    "code 1: a graph diverges."
+)
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
-    """Adds the subcommand ``ls``, with its line in the list of them."""
-    parser = commands.add_parser(
-        "ls",
-        help=summary,
-        description="Lists the runs of a dump, and the graphs of one: where each is in the user's code and why it ends "
-        "there, compile time by stage, operators, the share that runs on ONNX, the worst error and the verdict. Exit "
-        "code 1: a graph diverges.",
-    )
-    parser.add_argument("folder", nargs="?", metavar="DUMP", help="the same as -d")
-    add_dump_arguments(parser)
-    parser.set_defaults(run=run)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's arguments."""
+    add_dump_arguments(parser, positional=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the tables. Exit code 1 if a graph of the run that is shown diverges, 2 if there is none."""
-    return reporting_errors("ls", lambda: _list(arguments.folder or arguments.dump, as_json=arguments.json))
-
-
-def _list(given: str | None, *, as_json: bool) -> int:
-    folder = Path(given) if given is not None else default_folder()
+    folder = Path(arguments.dump) if arguments.dump is not None else default_folder()
     runs = [] if (folder / "manifest.json").exists() else runs_in(folder)
-    if len(runs) > 1 and not as_json:
+    if len(runs) > 1 and not arguments.json:
         print(runs_text(runs) + "\n")
     dumped = find_run(folder)
     dynamo_graphs, graphs = dynamo_graphs_of_run(dumped), graphs_of_run(dumped)
     code = 1 if any(graph.diverges for graph in graphs) else 0
-    if as_json:
+    if arguments.json:
         print_json(
             {
                 "run": str(dumped.folder),
@@ -68,11 +62,14 @@ def _list(given: str | None, *, as_json: bool) -> int:
     for graph in graphs:
         if graph.diverges and str(graph.verdict) not in text:  # a narrow terminal cut it
             print(f"\n{graph.reference} {graph.verdict}")
-    if dumped.manifest.get("options", {}).get("compare") == "first" and any(graph.runs > 1 for graph in graphs):
-        print("\nthe first run of each graph is compared, options={'compare': 'every'} compares all")
+    for forker in dict.fromkeys(graph.files_in for graph in graphs if graph.files_in is not None):
+        inherited = ", ".join(graph.reference for graph in graphs if graph.files_in == forker)
+        print(f"\nthe process that forked this one compiled {inherited}: its files are in {short_path(forker)}")
+    if any(0 < graph.compared_runs < graph.runs for graph in graphs):
+        print("\n" + _uncompared_text(graphs))
     if graphs:
         wrong = next((graph for graph in graphs if graph.diverges), None)
-        print("\n" + try_next(["bisect", wrong.reference] if wrong else ["show", graphs[0].reference], given))
+        print("\n" + try_next(arguments, *(("bisect", wrong.reference) if wrong else ("show", graphs[0].reference))))
     return code
 
 
@@ -111,15 +108,25 @@ def graphs_text(dynamo_graphs: Sequence[DynamoGraphSummary], graphs: Sequence[Gr
                 graph.reference,
                 graph.nodes,
                 f"{graph.share_on_onnx:.1%}",
-                graph.runs,
+                f"{graph.compared_runs} of {graph.runs}",
                 _error(graph),
                 "-" if graph.eager_error is None else f"{graph.eager_error:.1e}",
                 graph.verdict or "not compared",
             )
             for graph in graphs
         ]
-        text += fit_table(rows, ("graph", "nodes", "on ONNX", "runs", "worst error", "eager's", "verdict")) + "\n"
+        text += fit_table(rows, ("graph", "nodes", "on ONNX", "compared", "worst error", "eager's", "verdict")) + "\n"
     return text
+
+
+def _uncompared_text(graphs: Sequence[GraphSummary]) -> str:
+    """Which runs were not compared, and how they would be."""
+    others = [graph for graph in graphs if graph.runs_at_other_sizes]
+    said = "of runs at the same sizes the first is compared"
+    if others:
+        listed = ", ".join(f"{graph.runs_at_other_sizes} of {graph.reference}" for graph in others)
+        said = f"not compared, at sizes of which no run was: {listed}"
+    return f"{said}; options={{'compare': 'every'}} compares all runs"
 
 
 def _reason(item: DynamoGraphSummary) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .common import add_dump_arguments, add_graph_argument, fit_table, print_json, reporting_errors, try_next
+from ..tables import fit_table
+from .common import add_graph_arguments, for_each_graph, try_next
 
 if TYPE_CHECKING:
     from ..dumps.nonfinite import Birth, Nonfinite
@@ -17,38 +17,30 @@ _MOST = 10
 """Rows of a table; --json has all."""
 
 
-def add_parser(commands: argparse._SubParsersAction, summary: str) -> None:
-    """Adds the subcommand."""
-    parser = commands.add_parser(
-        "nan",
-        help=summary,
-        description="Says where NaN and infinities come from in the compared run of a graph, also where they are "
-        "masked later, and whether eager has them too. Exit code 1 if one is born in a node.",
-    )
-    add_graph_argument(parser)
-    add_dump_arguments(parser)
-    parser.set_defaults(run=run)
+DESCRIPTION = (
+    "Says where NaN and infinities come from in the compared run of a graph, also where they are "
+    "masked later, and whether eager has them too. Exit code 1 if one is born in a node."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's arguments."""
+    add_graph_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Shows where NaN and infinities come from; returns the exit code."""
-    return reporting_errors("nan", lambda: _nan(arguments))
-
-
-def _nan(arguments: argparse.Namespace) -> int:
     from ..dumps.nonfinite import find_nonfinite
-    from ..dumps.reading import find_run
 
-    graphs = find_run(arguments.dump).graphs_of(arguments.graph)
-    found = [(graph, find_nonfinite(graph)) for graph in graphs]
-    if arguments.json:
-        print_json([{"graph": graph.reference, **item.as_json()} for graph, item in found])
-    else:
-        sys.stdout.write("\n".join(_text(graph, item, arguments.dump) for graph, item in found))
-    return int(any(item.births for _, item in found))
+    return for_each_graph(
+        arguments,
+        find_nonfinite,
+        text=lambda graph, found: _text(graph, found, arguments),
+        is_wrong=lambda found: bool(found.births),
+    )
 
 
-def _text(graph: DumpedGraph, found: Nonfinite, dump: str | None) -> str:
+def _text(graph: DumpedGraph, found: Nonfinite, arguments: argparse.Namespace) -> str:
     lines = []
     if found.births:
         lines += _first(graph, found.births[0])
@@ -65,7 +57,7 @@ def _text(graph: DumpedGraph, found: Nonfinite, dump: str | None) -> str:
         names = ", ".join(found.given[:_MOST]) + (f" and {more} more" if more > 0 else "")
         lines += ["", f"given to the graph: {names}"]
     if found.births:
-        lines += ["", try_next(["show", graph.reference, "--stage", "aten"], dump)]
+        lines += ["", try_next(arguments, "show", graph.reference, "--stage", "aten")]
     return "\n".join(lines) + "\n"
 
 

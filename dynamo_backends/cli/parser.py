@@ -5,7 +5,19 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
+
+
+class UsageError(SystemExit):
+    """The arguments are wrong, which was said on standard error; it ends the process with exit code 2.
+
+    Attributes:
+        said: what is wrong, without the usage.
+    """
+
+    def __init__(self, said: str) -> None:
+        super().__init__(2)
+        self.said = said
 
 
 class Parser(argparse.ArgumentParser):
@@ -25,6 +37,17 @@ class Parser(argparse.ArgumentParser):
             hints = [hint for name in unknown if name.startswith("-") and (hint := _hint(name.split("=")[0], options))]
             self.error(f"unrecognized arguments: {' '.join(unknown)}{''.join(hints)}")
         return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Says what is wrong, and how the command is used.
+
+        Raises:
+            UsageError: always.
+        """
+        try:
+            super().error(message)
+        except SystemExit:
+            raise UsageError(message) from None
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

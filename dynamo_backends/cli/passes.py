@@ -19,42 +19,34 @@ from typing import TYPE_CHECKING, Any
 
 from ..dumps.reading import find_run
 from ..spelling import unknown_name
-from .common import add_dump_arguments, fit_table, print_json, reporting_errors, try_next
+from ..tables import fit_table
+from .common import add_dump_arguments, print_json, try_next
 
 if TYPE_CHECKING:
     from passes.engine.manager import Pass
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
-    """Adds the subcommand ``passes``, with its line in the list of them."""
-    parser = commands.add_parser(
-        "passes",
-        help=summary,
-        description="Lists all passes; with a dump folder of onnx_debug, shows what each did there.",
-    )
-    parser.add_argument(
-        "folder", nargs="?", metavar="DUMP", help="the same as -d: what they did there; without it, all there are"
-    )
-    add_dump_arguments(parser)
+DESCRIPTION = "Lists all passes; with a dump folder of onnx_debug, shows what each did there."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's arguments."""
+    add_dump_arguments(parser, positional=True)
     parser.add_argument("--why", metavar="NAME", help="the near misses of this pass: why it did not match (more)")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints what was asked for. Exit code 2 if the dump or the pass is not there."""
-    given = arguments.folder or arguments.dump
-    return reporting_errors("passes", lambda: _show(given, arguments.why, as_json=arguments.json))
-
-
-def _show(given: str | None, why: str | None, *, as_json: bool) -> int:
-    if given is None and why is None:
+    why, as_json = arguments.why, arguments.json
+    if arguments.dump is None and why is None:
         if as_json:
             keys = ("stage", "name", "default", "sentence")
             print_json([{key: getattr(item, key) for key in keys} for item in _all_passes()])
         else:
             sys.stdout.write(list_text())
         return 0
-    manifest = find_run(given).manifest
+    dumped = find_run(arguments.dump)
+    manifest = {"dynamo_graphs": dumped.dynamo_graphs, "graphs": [graph.entry for graph in dumped.graphs]}
     if why is not None:
         text = why_text(manifest, why)  # raises, if there is no such pass
         if as_json:
@@ -72,7 +64,7 @@ def _show(given: str | None, why: str | None, *, as_json: bool) -> int:
     sys.stdout.write(report_text(manifest))
     missed = next((item.name for item in done if item.near_misses), None)
     if missed is not None:
-        print("\n" + try_next(["passes", "--why", missed], given))
+        print("\n" + try_next(arguments, "passes", "--why", missed))
     return 0
 
 

@@ -8,67 +8,60 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .common import add_dump_arguments, add_graph_argument, fit_table, print_json, reporting_errors, try_next
+from ..tables import fit_table
+from .common import add_graph_arguments, for_each_graph, try_next
 
 if TYPE_CHECKING:
     from ..dumps.precision import RegionPrecision, ResultError
     from ..dumps.reading import DumpedGraph
 
 
-def add_parser(commands: argparse._SubParsersAction, summary: str) -> None:
-    """Adds the subcommand."""
-    parser = commands.add_parser(
-        "precision",
-        help=summary,
-        description="For a float16 or bfloat16 graph whose verdict is not ok: the smallest set of nodes that must "
-        "compute in float32 for its results to be right. Exit code 1 if there is one, or if precision does not explain "
-        "the verdict.",
-    )
-    add_graph_argument(parser)
-    add_dump_arguments(parser)
+DESCRIPTION = (
+    "For a float16 or bfloat16 graph whose verdict is not ok: the smallest set of nodes that must "
+    "compute in float32 for its results to be right. Exit code 1 if there is one, or if precision does not explain "
+    "the verdict."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's arguments."""
+    add_graph_arguments(parser)
     parser.add_argument(
         "--strict",
         action="store_true",
         help="also where the verdict is ok because eager is as inaccurate: results must be those of float64, rounded",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Shows the nodes; returns the exit code."""
-    return reporting_errors("precision", lambda: _precision(arguments))
-
-
-def _precision(arguments: argparse.Namespace) -> int:
     from ..dumps.precision import find_precision
-    from ..dumps.reading import find_run
 
-    graphs = find_run(arguments.dump).graphs_of(arguments.graph)
-    found = [(graph, find_precision(graph, strict=arguments.strict, progress=_say)) for graph in graphs]
-    if arguments.json:
-        print_json([{"graph": graph.reference, "regions": [item.as_json() for item in all_]} for graph, all_ in found])
-    else:
-        sys.stdout.write("\n".join(_text(graph, all_, arguments.strict, arguments.dump) for graph, all_ in found))
-    return int(any(item.outcome not in ("ok", "not low") for _, all_ in found for item in all_))
+    return for_each_graph(
+        arguments,
+        lambda graph: find_precision(graph, strict=arguments.strict, progress=_say),
+        text=lambda graph, regions: _text(graph, regions, arguments),
+        is_wrong=lambda regions: any(item.outcome not in ("ok", "not low") for item in regions),
+    )
 
 
 def _say(said: str) -> None:
     sys.stderr.write(said + "\n")
 
 
-def _text(graph: DumpedGraph, regions: Sequence[RegionPrecision], strict: bool, dump: str | None) -> str:
+def _text(graph: DumpedGraph, regions: Sequence[RegionPrecision], arguments: argparse.Namespace) -> str:
     if not regions:
         return f"{graph.name}: nothing of it ran on ONNX Runtime\n"
     if all(item.outcome == "not low" for item in regions):
         return f"{graph.name}: nothing of it is in float16 or bfloat16 on ONNX Runtime\n"
-    return "\n".join(_region(graph, item, strict, dump) for item in regions if item.outcome != "not low")
+    return "\n".join(_region(graph, item, arguments) for item in regions if item.outcome != "not low")
 
 
-def _region(graph: DumpedGraph, found: RegionPrecision, strict: bool, dump: str | None) -> str:
+def _region(graph: DumpedGraph, found: RegionPrecision, arguments: argparse.Namespace) -> str:
     where = f"{graph.name}, region_{found.region}"
     if found.outcome == "ok":
-        command = try_next(["precision", graph.reference, "--strict"], dump)
-        hint = "" if strict else f"\n{command}   # without eager's excuse"
+        command = try_next(arguments, "precision", graph.reference, "--strict", note="without eager's excuse")
+        hint = "" if arguments.strict else f"\n{command}"
         return f"{where}: the verdict is ok as it is, {found.candidates} nodes are in low precision{hint}\n"
     lines = []
     if found.outcome == "not precision":
@@ -95,7 +88,7 @@ def _region(graph: DumpedGraph, found: RegionPrecision, strict: bool, dump: str 
             "    with torch.autocast(device_type, enabled=False):",
         ]
     else:
-        lines.append(try_next(["bisect", graph.reference], dump))
+        lines.append(try_next(arguments, "bisect", graph.reference))
     return "\n".join(lines) + "\n"
 
 

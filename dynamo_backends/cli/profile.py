@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .common import add_dump_arguments, add_graph_argument, fit_table, print_json, reporting_errors, try_next
+from ..tables import fit_table
+from .common import add_graph_arguments, add_repeat_arguments, for_each_graph, try_next
 
 if TYPE_CHECKING:
     from ..dumps.operator_times import GroupTime, OperatorTime, RegionTimes
@@ -17,55 +17,38 @@ _FX_NODES = 4
 """Of a fused node that are named in the table; --json has all."""
 
 
-def add_parser(commands: argparse._SubParsersAction, summary: str) -> None:
-    """Adds the subcommand."""
-    parser = commands.add_parser(
-        "profile",
-        help=summary,
-        description="Runs the regions of a dumped graph on their recorded inputs under ONNX Runtime's profiler, and "
-        "shows the time of each operator, module and node. Times are milliseconds a run.",
-    )
-    add_graph_argument(parser)
-    add_dump_arguments(parser)
-    parser.add_argument("--runs", type=int, default=20, metavar="N", help="how often each region runs (default: 20)")
-    parser.add_argument("--threads", type=int, metavar="N", help="of ONNX Runtime (default: as in the dumped run)")
+DESCRIPTION = (
+    "Runs the regions of a dumped graph on their recorded inputs under ONNX Runtime's profiler, and "
+    "shows the time of each operator, module and node. Times are milliseconds a run."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's arguments."""
+    add_graph_arguments(parser)
+    add_repeat_arguments(parser, 20)
     parser.add_argument("--top", type=int, default=15, metavar="N", help="rows of each table (default: 15; 0 for all)")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Shows the times; returns the exit code."""
-    return reporting_errors("profile", lambda: _profile(arguments))
-
-
-def _profile(arguments: argparse.Namespace) -> int:
     from ..dumps.operator_times import operator_times
-    from ..dumps.reading import find_run
 
-    run = find_run(arguments.dump)
-    graphs = run.graphs_of(arguments.graph)
-    found = [(graph, operator_times(graph, runs=arguments.runs, threads=arguments.threads)) for graph in graphs]
-    if arguments.json:
-        print_json([_as_json(graph, times) for graph, times in found])
-        return 0
-    for graph, times in found:
-        _print(graph, times, arguments)
-    return 0
+    return for_each_graph(
+        arguments,
+        lambda graph: operator_times(graph, runs=arguments.runs, threads=arguments.threads),
+        text=lambda graph, times: _text(graph, times, arguments),
+    )
 
 
-def _as_json(graph: DumpedGraph, times: Sequence[RegionTimes]) -> dict[str, object]:
-    return {"graph": graph.reference, "regions": [item.as_json() for item in times]}
-
-
-def _print(graph: DumpedGraph, times: Sequence[RegionTimes], arguments: argparse.Namespace) -> None:
+def _text(graph: DumpedGraph, times: Sequence[RegionTimes], arguments: argparse.Namespace) -> str:
     from ..dumps.operator_times import by_module, by_operator
 
     if not times:
-        sys.stdout.write(f"{graph.name}: nothing of it ran on ONNX Runtime\n")
-        return
+        return f"{graph.name}: nothing of it ran on ONNX Runtime\n"
     rows = [row for item in times for row in item.rows]
     threads, regions = times[0].threads, len(times)
-    sys.stdout.write(
+    text = (
         f"{graph.name}: {sum(row.milliseconds for row in rows):.3f} ms a run in {len(rows)} nodes, "
         f"{sum(item.milliseconds for item in times):.3f} ms with what ONNX Runtime does between them "
         f"({regions} region{'s' if regions > 1 else ''}, {threads} thread{'s' if threads > 1 else ''}, "
@@ -73,18 +56,19 @@ def _print(graph: DumpedGraph, times: Sequence[RegionTimes], arguments: argparse
     )
     in_pytorch = graph.entry.get("in_pytorch", ())
     if in_pytorch:
-        sys.stdout.write(f"operators that run in PyTorch, and are not measured: {len(in_pytorch)}\n")
-    top = arguments.top or len(rows)
+        text += f"operators that run in PyTorch, and are not measured: {len(in_pytorch)}\n"
+    top = arguments.top if arguments.top > 0 else len(rows)
     operators, modules = by_operator(times), by_module(times)
-    sys.stdout.write(f"\n{_title('by operator', len(operators), top)}{_groups(operators[:top], 'operator')}\n")
-    without = "by module, each without the modules in it"
-    sys.stdout.write(f"\n{_title(without, len(modules), top)}{_groups(modules[:top], 'module')}\n")
     slowest = sorted(rows, key=lambda row: -row.milliseconds)
-    sys.stdout.write(f"\n{_title('by node', len(slowest), top)}{_nodes(slowest[:top])}\n\n")
+    without = "by module, each without the modules in it"
+    text += f"\n{_title('by operator', len(operators), top)}{_groups(operators[:top], 'operator')}\n"
+    text += f"\n{_title(without, len(modules), top)}{_groups(modules[:top], 'module')}\n"
+    text += f"\n{_title('by node', len(slowest), top)}{_nodes(slowest[:top])}\n\n"
     known = next((row for row in slowest if row.fx_nodes), None)
     if known is not None:
-        shown = try_next(["show", graph.reference, "--stage", "aten"], arguments.dump)
-        sys.stdout.write(f"{shown}   # the slowest is {known.fx_nodes[-1]}\n")
+        note = f"the slowest is {known.fx_nodes[-1]}"
+        text += try_next(arguments, "show", graph.reference, "--stage", "aten", note=note) + "\n"
+    return text
 
 
 def _title(text: str, rows: int, top: int) -> str:

@@ -15,57 +15,51 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .common import add_dump_arguments, add_graph_argument, fit_table, print_json, reporting_errors, try_next
+from ..tables import fit_table
+from .common import add_graph_arguments, print_json, run_with, try_next
 
 if TYPE_CHECKING:
     from ..dumps.replaying import Replayed, Variant
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
-    """Adds the subcommand ``replay``, with its line in the list of them."""
-    parser = commands.add_parser(
-        "replay",
-        help=summary,
-        description="Runs the model of each region of a graph again on the inputs that the dump holds, and compares "
-        "with the outputs that it holds: the very model and settings that ran, but for what is given here. Exit code 1 "
-        "if an output differs by more than rounding explains.",
-    )
-    add_graph_argument(parser)
+DESCRIPTION = (
+    "Runs the model of each region of a graph again on the inputs that the dump holds, and compares "
+    "with the outputs that it holds: the very model and settings that ran, but for what is given here. Exit code 1 "
+    "if an output differs by more than rounding explains."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's arguments."""
+    add_graph_arguments(parser)
     parser.add_argument("--provider", metavar="NAME", help="execution provider: cpu, cuda or CUDAExecutionProvider …")
     parser.add_argument("--opset", type=int, metavar="N", help="convert the model to this opset first")
     parser.add_argument(
         "--runtime", choices=("ort", "reference"), default="ort", help="ONNX Runtime, or onnx's evaluator in Python"
     )
     parser.add_argument("--no-optimize", action="store_true", help="without ONNX Runtime's graph optimizations")
-    add_dump_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 1 if an output differs by more than rounding explains, 2 if a model cannot be run."""
-    return reporting_errors("replay", lambda: _replay(arguments))
-
-
-def _replay(arguments: argparse.Namespace) -> int:
-    from ..dumps.reading import find_run
     from ..dumps.replaying import Variant, replay
 
     if arguments.runtime == "reference" and arguments.provider is not None:
         raise ValueError("--provider is for --runtime ort; the reference evaluator has no execution providers")
     variant = Variant(arguments.provider, arguments.opset, arguments.runtime, not arguments.no_optimize)
-    found = find_run(arguments.dump).regions_of(arguments.graph)
+    found = run_with(arguments, arguments.graph).regions_of(arguments.graph)
     replayed = [replay(graph, region, variant) for graph, region in found]
     if arguments.json:
         print_json([_as_json(item) for item in replayed])
     else:
         sys.stdout.write(replay_text(replayed))
-        print(try_next(_hint(arguments, variant, replayed), arguments.dump))
+        print(try_next(arguments, *_hint(arguments, variant, replayed)))
     return 0 if all(item.ok for item in replayed) else 1
 
 
 def replay_text(replayed: Sequence[Replayed]) -> str:
     """A table of the outputs of all regions, its legend, and the verdict of each."""
-    from ..dumps.comparing import LEGEND
+    from ..dumps.differences import LEGEND
 
     headers = ("", "region", "output", "type", "difference", "largest value", "explained")
     rows = []

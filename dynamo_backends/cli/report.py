@@ -12,20 +12,18 @@ import argparse
 import sys
 from pathlib import Path
 
-from .common import add_dump_arguments, print_json, reporting_errors, short_path, try_next
+from .common import add_dump_arguments, print_json, short_path, try_next
+
+DESCRIPTION = (
+    "Writes report.html: the graphs of a run with their stages, what ran where and why, the comparison "
+    "as a table and a plot, and where the time goes. One file, which opens from disk and needs no network. Exit "
+    "code 1: a graph diverges."
+)
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
-    """Adds the subcommand ``report``, with its line in the list of them."""
-    parser = commands.add_parser(
-        "report",
-        help=summary,
-        description="Writes report.html: the graphs of a run with their stages, what ran where and why, the comparison "
-        "as a table and a plot, and where the time goes. One file, which opens from disk and needs no network. Exit "
-        "code 1: a graph diverges.",
-    )
-    parser.add_argument("folder", nargs="?", metavar="DUMP", help="the same as -d")
-    add_dump_arguments(parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's arguments."""
+    add_dump_arguments(parser, positional=True)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file (default: report.html of the run)")
     parser.add_argument("--open", action="store_true", help="open it in the browser")
     parser.add_argument(
@@ -34,22 +32,20 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], su
         action="store_false",
         help="do not run the models again to tell the time of each operator",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the report. Exit code 1 if a graph diverges, 2 if it cannot be written."""
-    return reporting_errors("report", lambda: _report(arguments))
-
-
-def _report(arguments: argparse.Namespace) -> int:
     from ..dumps.reading import find_run
     from ..report import gather, write_page
 
-    given = arguments.folder or arguments.dump
-    dumped = find_run(given)
+    dumped = find_run(arguments.dump)
     report = gather(dumped, times=arguments.times)
-    path = write_page(report, arguments.output or dumped.folder / "report.html")
+    path = arguments.output or dumped.folder / "report.html"
+    try:
+        write_page(report, path)
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error.strerror}; -o FILE names another file") from error
     if arguments.open:
         import webbrowser
 
@@ -66,5 +62,7 @@ def _report(arguments: argparse.Namespace) -> int:
         for notice in damaged:
             sys.stderr.write(f"dynamo-backends report: not shown: {notice}\n")
         if not arguments.open:
-            print("\n" + try_next(["report", "--open"], given))
+            same = [] if arguments.output is None else ["-o", str(arguments.output)]
+            same += [] if arguments.times else ["--no-times"]
+            print("\n" + try_next(arguments, "report", "--open", *same))
     return 1 if wrong else 0

@@ -13,54 +13,34 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-from ..dumps.reading import DumpedGraph, Run, find_run
+from ..dumps.reading import DumpedGraph, Run
 from ..dumps.stage_graphs import FX_STAGES, STAGES, Stage, StageGraph, stage_graphs, stages_of
+from ..tables import fit_table
 from .common import (
-    add_dump_arguments,
-    add_graph_argument,
-    fit_table,
+    add_graph_arguments,
     is_coloured,
     print_json,
-    reporting_errors,
+    run_with,
     try_next,
 )
 
+DESCRIPTION = (
+    "Shows the graph of a stage: FX graphs as Python, ONNX models as text, with types and the lines of "
+    "the user's code. Without --stage: which stages there are, and the last FX graph."
+)
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], summary: str) -> None:
-    """Adds the subcommand ``show``, with its line in the list of them."""
-    parser = commands.add_parser(
-        "show",
-        help=summary,
-        description="Shows the graph of a stage: FX graphs as Python, ONNX models as text, with types and the lines of "
-        "the user's code. Without --stage: which stages there are, and the last FX graph.",
-    )
-    add_graph_argument(parser)
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's arguments."""
+    add_graph_arguments(parser)
     parser.add_argument("-s", "--stage", choices=STAGES, metavar="STAGE", help=f"one of {', '.join(STAGES)}")
-    add_dump_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the graphs. Exit code 2 if there is no such graph or stage."""
-    return reporting_errors(
-        "show", lambda: _show(arguments.graph, arguments.stage, arguments.dump, as_json=arguments.json)
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Shown:
-    """What is shown of a graph."""
-
-    graph: DumpedGraph
-    stages: Sequence[Stage]
-    stage: str
-    graphs: Sequence[StageGraph]
-
-
-def _show(reference: str, stage: str | None, dump: str | None, *, as_json: bool) -> int:
-    run = find_run(dump)
-    shown = [_shown(run, graph, stage) for graph in run.graphs_of(reference)]
-    if as_json:
+    run, stage = run_with(arguments, arguments.graph), arguments.stage
+    shown = [_shown(run, graph, stage) for graph in run.graphs_of(arguments.graph)]
+    if arguments.json:
         print_json([_as_json(item) for item in shown])
         return 0
     is_first = True
@@ -77,8 +57,18 @@ def _show(reference: str, stage: str | None, dump: str | None, *, as_json: bool)
                 is_first = False
     pair = _neighbours(shown[0])
     if pair is not None:
-        print("\n" + try_next(["diff", shown[0].graph.short_reference, *pair], dump))
+        print("\n" + try_next(arguments, "diff", shown[0].graph.short_reference, *pair))
     return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shown:
+    """What is shown of a graph."""
+
+    graph: DumpedGraph
+    stages: Sequence[Stage]
+    stage: str
+    graphs: Sequence[StageGraph]
 
 
 def _shown(run: Run, graph: DumpedGraph, stage: str | None) -> _Shown:

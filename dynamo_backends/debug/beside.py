@@ -4,6 +4,9 @@ The graphs of a stage are much alike: a pass changes a few nodes. So one graph, 
 eager and in float64, and each of the others reads along. A node that is the same operator of the same values has the
 trunk's value. Any other is computed. Where its float64 value is that of its namesake in the trunk, but for float64's
 own rounding, it counts as the same value from there on: behind a pass that is right, the graphs are one again.
+
+What differs in float64 is looked at once more, in full. So float64 is all that is computed; eager's values follow when
+they are asked for, as where float64 must not decide.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import collections
 import dataclasses
 import logging
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -20,35 +23,65 @@ from torch.utils import _pytree as pytree
 
 from ..exporter.known_wrong import is_uninitialized
 from ..numerics.differences import is_discrete, same_number
-from ..numerics.distance import dense, distance
-from ..numerics.exact import Environment, attribute, run_eager, run_exact, widen
-from ..numerics.randomness import PrivateRandomness
-from ..numerics.twice import Results
+from ..numerics.distance import dense, is_same_in_float64
+from ..numerics.exact import Environment, attribute, run_eager, run_exact_beside, widen
+from ..numerics.randomness import PrivateRandomness, is_random
+from ..numerics.twice import Deferred, Results
 from ..regions import is_ordered
 
 logger = logging.getLogger(__name__)
-
-FLOAT64_ROUNDING = 1e-14
-"""Relative to the largest value: what another order of operations may change in float64. In a deep graph a right pass
-may change more, and then the nodes are looked at; a fault may be damped to little more."""
 
 
 class _CannotReadAlongError(RuntimeError):
     """A node must run once, and the trunk has no such node."""
 
 
+class Eager:
+    """A node's result in the model's dtype, computed when it is asked for.
+
+    Args:
+        node: a call node.
+        given: the results of what it reads.
+    """
+
+    def __init__(self, node: fx.Node | None, given: Mapping[fx.Node, Eager]) -> None:
+        self._node = node
+        self._given = given
+        self._value: object = None
+
+    @classmethod
+    def of(cls, value: object) -> Eager:
+        """A result that is known."""
+        known = cls(None, {})
+        known._value = value
+        return known
+
+    def __call__(self) -> object:
+        waiting = [self]
+        while waiting:  # not by recursion: graphs are deep
+            item = waiting[-1]
+            missing = [other for other in item._given.values() if other._node is not None]
+            if item._node is not None and not missing:
+                item._value = run_eager(item._node, {arg: other._value for arg, other in item._given.items()})
+                item._node, item._given = None, {}
+            if item._node is None:
+                waiting.pop()
+            waiting += missing
+        return self._value
+
+
 class _Value:
     """A node's result in eager and in float64. An argument's in float64 is made when it is asked for: it is twice its
     size, and all of them are there from the beginning."""
 
-    def __init__(self, number: int, eager: object, *exact: object) -> None:
+    def __init__(self, number: int, eager: Eager, *exact: object) -> None:
         self.number = number
         self.eager = eager
         self._exact: tuple[object, ...] = exact
 
     @property
     def exact(self) -> object:
-        return self._exact[0] if self._exact else pytree.tree_map(widen, self.eager)
+        return self._exact[0] if self._exact else pytree.tree_map(widen, self.eager())
 
     def keep_exact(self) -> object:
         """The same object from now on: what two graphs return is one value then, and needs no comparison."""
@@ -78,8 +111,9 @@ class Beside:
         if self._failed or self._nodes:
             return None
         leaves = pytree.tree_leaves(self._graph.graph.output_node().args[0], is_leaf=lambda x: x is None)
-        values = [self._values[leaf] if isinstance(leaf, fx.Node) else _Value(-1, leaf) for leaf in leaves]
-        return Results(dict(enumerate(v.eager for v in values)), dict(enumerate(v.keep_exact() for v in values)))
+        values = [self._values[leaf] if isinstance(leaf, fx.Node) else _Value(-1, Eager.of(leaf)) for leaf in leaves]
+        eager = Deferred(dict(enumerate(value.eager for value in values)))
+        return Results(eager, dict(enumerate(value.keep_exact() for value in values)))
 
     def advance(self, trunk: Trunk) -> list[str]:
         """Goes as far as the trunk's values lead; the names of the nodes that are done."""
@@ -114,8 +148,8 @@ class Beside:
             return known
         if is_ordered(node) or is_uninitialized(node):
             raise _CannotReadAlongError(f"{node.name} cannot be computed a second time")
-        eager = run_eager(node, {arg: self._values[arg].eager for arg in node.all_input_nodes})
-        exact = run_exact(node, {arg: self._values[arg].exact for arg in node.all_input_nodes}, eager)
+        eager = Eager(node, {arg: self._values[arg].eager for arg in node.all_input_nodes})
+        exact = run_exact_beside(node, {arg: self._values[arg].exact for arg in node.all_input_nodes}, eager)
         namesake = trunk.namesake(node.name)
         if namesake is not None and is_same(namesake.exact, exact):
             return namesake
@@ -140,7 +174,7 @@ class Trunk:
         self._by_number: weakref.WeakValueDictionary[int, _Value] = weakref.WeakValueDictionary()
         self._count = 0
 
-    def feed(self, node: fx.Node, eager: object, exact: object) -> None:
+    def feed(self, node: fx.Node, eager: Eager, exact: object) -> None:
         """The next node of the graph is computed."""
         if self._others:
             key = self.key(node, self._numbers)
@@ -168,14 +202,14 @@ class Trunk:
 
     def argument(self, value: object) -> _Value:
         key = _identity(value)
-        return self.known(key) or self.new(key, value)
+        return self.known(key) or self.new(key, Eager.of(value))
 
     def known(self, key: object) -> _Value | None:
         """The value of a node that is the same operator of the same values."""
         number = self._by_key.get(key)
         return None if number is None else self._by_number.get(number)
 
-    def new(self, key: object, eager: object, *exact: object) -> _Value:
+    def new(self, key: object, eager: Eager, *exact: object) -> _Value:
         number = self._by_key.get(key)
         if number is None:
             self._count += 1
@@ -243,10 +277,7 @@ def is_same(first: object, other: object) -> bool:
         old, new = dense(old), dense(new)
         if torch.equal(old, new):
             continue
-        if is_discrete(old):
-            return False
-        found = distance(new, old)
-        if found.nonfinite or found.max_abs > FLOAT64_ROUNDING * found.scale:
+        if is_discrete(old) or not is_same_in_float64(old, new):
             return False
     return True
 
@@ -264,7 +295,7 @@ def can_read_along(graph: fx.GraphModule) -> bool:
 def compute(
     graph: fx.GraphModule, arguments: Sequence[object], state: torch.Tensor, others: Sequence[Beside]
 ) -> Results:
-    """Computes a graph in eager and in float64, and the others beside it.
+    """Computes a graph in float64, and the others beside it.
 
     Args:
         graph: the trunk.
@@ -276,7 +307,7 @@ def compute(
         What the graph returns, by position.
     """
     trunk = Trunk(graph, others)
-    eager: Environment = {}
+    eager: dict[fx.Node, Eager] = {}
     exact: Environment = {}
     given = iter(arguments)
     randomness = PrivateRandomness(state)
@@ -285,18 +316,20 @@ def compute(
         if node.op == "output":
             break
         if node.op in ("placeholder", "get_attr"):
-            is_argument = node.op == "placeholder"
-            eager[node] = next(given) if is_argument else attribute(graph, str(node.target))
-            trunk.feed_argument(node, eager[node])
+            value = next(given) if node.op == "placeholder" else attribute(graph, str(node.target))
+            eager[node] = Eager.of(value)
+            trunk.feed_argument(node, value)
         else:
-            draws = randomness.draws
-            with randomness:
-                eager[node] = run_eager(node, eager)
+            eager[node] = Eager(node, {arg: eager[arg] for arg in node.all_input_nodes})
             for arg in node.all_input_nodes:
                 if arg not in exact:
-                    exact[arg] = pytree.tree_map(widen, eager[arg])
-            is_random = randomness.draws > draws
-            exact[node] = pytree.tree_map(widen, eager[node]) if is_random else run_exact(node, exact, eager[node])
+                    exact[arg] = pytree.tree_map(widen, eager[arg]())
+            if is_ordered(node) or is_random(node.target):  # numbers are drawn in the order of the graph
+                with randomness:
+                    value = eager[node]()
+                exact[node] = pytree.tree_map(widen, value)
+            else:
+                exact[node] = run_exact_beside(node, exact, eager[node])
             trunk.feed(node, eager[node], exact[node])
         for arg in node.all_input_nodes:
             users[arg] -= 1
@@ -305,6 +338,6 @@ def compute(
     leaves = pytree.tree_leaves(graph.graph.output_node().args[0], is_leaf=lambda x: x is None)
     for leaf in leaves:
         if isinstance(leaf, fx.Node) and leaf not in exact:
-            exact[leaf] = pytree.tree_map(widen, eager[leaf])
-    results = [(eager[leaf], exact[leaf]) if isinstance(leaf, fx.Node) else (leaf, leaf) for leaf in leaves]
-    return Results(dict(enumerate(one for one, _ in results)), dict(enumerate(wide for _, wide in results)))
+            exact[leaf] = pytree.tree_map(widen, eager[leaf]())
+    results = [(eager[leaf], exact[leaf]) if isinstance(leaf, fx.Node) else (Eager.of(leaf), leaf) for leaf in leaves]
+    return Results(Deferred(dict(enumerate(one for one, _ in results))), dict(enumerate(wide for _, wide in results)))

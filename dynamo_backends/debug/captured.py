@@ -20,14 +20,18 @@ from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .. import aot
+from ..dumps.blame import Cause, Kind
 from ..errors import first_line
 from ..exporter.decompositions import decomposition_table
 from ..exporter.locations import UserName, set_user_name
 from ..numerics.differences import discrete_difference, is_discrete, value_difference
 from ..numerics.distance import distance, is_carried
+from ..numerics.products import Products, SharedProducts
 from ..numerics.randomness import PrivateRandomness
 from ..numerics.twice import Results, Twice, copies
+from ..watchers import unseen
 from .beside import Beside
+from .choice import ChosenRun
 from .decomposed import find_wrong_decomposition
 from .stages import Culprit, StageGraphs, Step, beside, changed, copy_of, difference, interpret, name_of_result
 
@@ -43,18 +47,30 @@ _TURNED_IN_HALF = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
+class WrongResult:
+    """A result that is not right: what it is called, its line or ``""``, and in words how it is wrong."""
+
+    name: str
+    source: str
+    said: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.source or 'no source line'}): {self.said}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Finding:
     """What the captured graph says of a run.
 
     Attributes:
         culprit: the stage, pass or decomposition that is wrong, or ``None``.
-        wrong: in words, the results that are not right though no stage is to blame.
+        wrong: the results that are not right though no stage is to blame.
         because: what explains them, or ``""``.
         unchecked: what could not be compared, with the reason.
     """
 
     culprit: Culprit | None = None
-    wrong: list[str] = dataclasses.field(default_factory=list)
+    wrong: list[WrongResult] = dataclasses.field(default_factory=list)
     because: str = ""
     unchecked: list[str] = dataclasses.field(default_factory=list)
 
@@ -107,11 +123,8 @@ class JointGraphs(StageGraphs):
         judged = self._judged(gradients=gradients)
         self.gives_gradients = gradients
         culprit, first = self.culprit(arguments, state, judged, ends)
-        eager, exact = (
-            {self.results[judged[i]]: value for i, value in side.items() if isinstance(i, int)}
-            for side in (first.eager, first.exact)
-        )
-        return Finding(culprit, unchecked=self.unchecked), Results(eager, exact)
+        by_key = first.under({i: self.results[judged[i]] for i in first.exact if isinstance(i, int)})
+        return Finding(culprit, unchecked=self.unchecked), by_key
 
     def forward_ends(self, values: Mapping[str, object], given: Sequence[object]) -> tuple[Beside, Beside] | None:
         """The first and last graph, for their results, to read along with a forward; see ``judge``."""
@@ -191,7 +204,6 @@ class Captured:
 
     Attributes:
         pre_grad, joint: the graphs of these stages.
-        awaits_backward: whether a forward was compared, and none of its backwards yet.
     """
 
     def __init__(self, opset: int) -> None:
@@ -200,7 +212,6 @@ class Captured:
         self._opset = opset
         self._calls: collections.deque[Call] = collections.deque(maxlen=KEPT_CALLS)
         self._active = threading.local()
-        self.awaits_backward = False
 
     @property
     def call(self) -> Call | None:
@@ -210,7 +221,8 @@ class Captured:
     def compared(self, function: Callable[..., Any], arguments: Sequence[object]) -> tuple[Any, Call | None]:
         """Calls the compiled graph, and keeps what the captured one needs to run beside it; ``None`` if it cannot."""
         try:
-            call = Call(self, self.all_arguments(arguments))
+            with unseen():
+                call = Call(self, self.all_arguments(arguments))
         except Exception as error:  # a tensor of another's class may be copied in no way; the user's run goes on
             logger.warning("a call is not compared: %s: %s", type(error).__name__, first_line(str(error)))
             return function(*arguments), None
@@ -227,7 +239,6 @@ class Captured:
 
     def keep_for_backward(self, call: Call) -> None:
         self._calls.append(call)
-        self.awaits_backward = True
 
     def call_of(self, saved: Mapping[str, object]) -> Call | None:
         """The compared call that handed these values to its backward; each call is found once.
@@ -240,7 +251,6 @@ class Captured:
             common = saved.keys() & handed
             if (common or not saved) and all(_is_handed_over(handed[name], saved[name]) for name in common):
                 self._calls.remove(call)
-                self.awaits_backward = False
                 return call
         return None
 
@@ -286,8 +296,10 @@ class Call:
     Attributes:
         saved: by the name of the node, the values that the forward handed to the backward, to be known again.
         traced: what the first joint graph gave, if it was run.
+        products: of float64, that several graphs of the call compute.
         finish: makes the verdict on the graph that ran, from what is found in the results.
         fault: the verdict on the forward, if it is not ``ok``.
+        chosen: its sizes; ``None`` where nobody chose it.
     """
 
     def __init__(self, captured: Captured, arguments: Sequence[object]) -> None:
@@ -303,10 +315,13 @@ class Call:
             if torch.amp.is_autocast_available(device)
         }
         self._reference: Twice | None = None
+        self._gradients: tuple[Results, list[str]] | None = None
         self.saved: dict[str, object] | None = None
         self.traced: Results | None = None
+        self.products = Products()
         self.finish: Callable[[Finding], None] | None = None
         self.fault = ""
+        self.chosen: ChosenRun | None = None
 
     @property
     def state(self) -> torch.Tensor:
@@ -337,28 +352,36 @@ class Call:
             gradients: whether its gradients are judged, or its results.
             ends: what read along with a forward.
         """
-        finding, self.traced = self._captured.joint.judge(
-            values, self._arguments, self._state, gradients=gradients, ends=ends
-        )
+        with SharedProducts(self.products, adds=False):
+            finding, self.traced = self._captured.joint.judge(
+                values, self._arguments, self._state, gradients=gradients, ends=ends
+            )
+        if gradients:
+            self.products.clear()
         return finding
 
     def judge_forward(self, results: Sequence[object], arguments: Sequence[object]) -> Finding:
         """Compares what the compiled graph returned, and what it left in its arguments."""
         steps = self._captured.pre_grad.steps
-        self._reference = self._run(steps[0].graph)
+        self.products.next_round()
+        self._reference = self._run(steps[0].graph, self.products)
+        self.products.drop_earlier()
+        if self.saved is None:
+            self.products.clear()  # there is no backward
         reference = self._reference.outputs
         unchecked = _inexact(self._reference)
         culprit, before = self._pre_grad(steps, reference, self._outputs_of)
-        if culprit is None and self.traced is not None:
-            culprit = self._trace(before, self.traced, {})
+        traced, self.traced = self.traced, None
+        if culprit is None and traced is not None:
+            culprit = self._trace(before, traced, {})
         actual: dict[object, object] = dict(enumerate(results))
         given = self._captured.all_arguments(arguments)
         actual |= {("input", j): given[j] for j in _changed_inputs(reference)}
         wrong = _wrong(reference, actual, steps[0].graph) + self._wrongly_decided(results)
         return Finding(culprit, wrong, unchecked=unchecked + self._captured.pre_grad.unchecked)
 
-    def _wrongly_decided(self, results: Sequence[object]) -> list[str]:
-        """In words, the results without floating-point values of which more differ than rounding may turn."""
+    def _wrongly_decided(self, results: Sequence[object]) -> list[WrongResult]:
+        """The results without floating-point values of which more differ than rounding may turn."""
         assert self._reference is not None
         reference, graph = self._reference.outputs.eager, self._captured.pre_grad.first
         pairs = [
@@ -376,8 +399,7 @@ class Call:
             sure = eager == exact[i]  # where float64 differs from eager, rounding decides
             said = discrete_difference(eager[sure], value[sure], self._share_turned_by_rounding())
             if said and sure.sum() > 1:
-                name, source = name_of_result(graph, i)
-                found.append(f"{name} ({source or 'no source line'}): {said}")
+                found.append(WrongResult(*name_of_result(graph, i), said))
         return found
 
     def _share_turned_by_rounding(self) -> float:
@@ -388,6 +410,20 @@ class Call:
         )
         return _TURNED_IN_HALF if is_half else _TURNED
 
+    def differentiate(self, tangents: Mapping[object, torch.Tensor], of: Sequence[int]) -> None:
+        """Computes the gradients that a backward is judged by, and lets go of what autograd kept for them.
+
+        Args:
+            tangents: what the backward was given, see ``Twice.gradients``.
+            of: the positions of the captured graph's arguments that require a gradient.
+
+        Raises:
+            NotRepeatableError: see ``Twice.gradients``.
+        """
+        reference, self._reference = self._reference, None
+        assert reference is not None
+        self._gradients = _keyed(reference.gradients(tangents, of)), _inexact(reference)
+
     def judge_backward(self, tangents: Mapping[object, torch.Tensor], gradients: Mapping[int, object]) -> Finding:
         """Compares the gradients the compiled backward returned.
 
@@ -395,27 +431,30 @@ class Call:
             tangents: what the backward was given, see ``Twice.gradients``.
             gradients: by the position of the captured graph's argument, of those that require one.
         """
-        assert self._reference is not None
-        steps = self._captured.pre_grad.steps
         positions = list(gradients)
-        reference = _keyed(self._reference.gradients(tangents, positions))
-        unchecked = _inexact(self._reference)
+        if self._gradients is None:
+            self.differentiate(tangents, positions)
+        assert self._gradients is not None
+        reference, unchecked = self._gradients
+        self._gradients = None
+        steps = self._captured.pre_grad.steps
 
         def run(step: Step) -> Results:
             return _keyed(self._run(step.graph).gradients(tangents, positions))
 
         culprit, before = self._pre_grad(steps, reference, run)
-        if culprit is None and self.traced is not None:
-            culprit = self._trace(before, self.traced, tangents)
+        traced, self.traced = self.traced, None
+        if culprit is None and traced is not None:
+            culprit = self._trace(before, traced, tangents)
         actual: dict[object, object] = {("gradient", j): gradients[j] for j in positions}
         wrong = _wrong(reference, actual, steps[0].graph)
         return Finding(
             culprit, wrong, self.fault and f"its forward {self.fault}", unchecked + self._captured.pre_grad.unchecked
         )
 
-    def _run(self, graph: fx.GraphModule) -> Twice:
+    def _run(self, graph: fx.GraphModule, products: Products | None = None) -> Twice:
         with self._as_called():
-            return Twice(lambda *args: interpret(graph, args), self._arguments, self._state, self._leaves)
+            return Twice(lambda *args: interpret(graph, args), self._arguments, self._state, self._leaves, products)
 
     @contextlib.contextmanager
     def _as_called(self) -> Iterator[None]:
@@ -445,10 +484,7 @@ class Call:
     def _trace(self, before: Results, traced: Results, tangents: Mapping[object, torch.Tensor]) -> Culprit | None:
         """What AOTAutograd's trace changed: a decomposition, or the trace as a whole."""
         common = [key for key in before.exact if key in traced.exact]
-        before, traced = (
-            Results({key: item.eager[key] for key in common}, {key: item.exact[key] for key in common})
-            for item in (before, traced)
-        )
+        before, traced = (item.under({key: key for key in common}) for item in (before, traced))
         if not changed(before, traced):
             return None
         last = self._captured.pre_grad.steps[-1].graph
@@ -458,7 +494,7 @@ class Call:
         for key in common:
             said = difference(before, traced, key)
             if said:
-                return Culprit(*name_of_result(last, key), "AOTAutograd's trace", said)
+                return Culprit(*name_of_result(last, key), Cause(Kind.TRACE), said)
         return None
 
     def _wrong_decomposition(self, graph: fx.GraphModule, tangents: Mapping[object, torch.Tensor]) -> Culprit | None:
@@ -496,8 +532,8 @@ def _changed_inputs(results: Results) -> Iterator[int]:
     return (key[1] for key in results.eager if isinstance(key, tuple) and key[0] == "input")
 
 
-def _wrong(reference: Results, actual: Mapping[object, object], graph: fx.GraphModule) -> list[str]:
-    """In words, the results that are further from float64 than eager, rounding and its growth explain."""
+def _wrong(reference: Results, actual: Mapping[object, object], graph: fx.GraphModule) -> list[WrongResult]:
+    """The results that are further from float64 than eager, rounding and its growth explain."""
     found = []
     for key, value in actual.items():
         eager, exact = reference.eager.get(key), reference.exact.get(key)
@@ -512,6 +548,5 @@ def _wrong(reference: Results, actual: Mapping[object, object], graph: fx.GraphM
                 if is_carried(found_distance, value.dtype, beside(reference, key)):
                     said = ""
         if said:
-            name, source = name_of_result(graph, key)
-            found.append(f"{name} ({source or 'no source line'}): {said}")
+            found.append(WrongResult(*name_of_result(graph, key), said))
     return found

@@ -16,6 +16,7 @@ The outputs of the graph as it really ran are judged first. If all are as near t
 from __future__ import annotations
 
 import cmath
+import contextlib
 import dataclasses
 import operator
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from torch.utils import _pytree as pytree
 
 from .. import aot
 from ..artifacts import CompiledGraph, CompiledRegion, Region, is_operator
+from ..dumps.blame import Cause, Kind
 from ..errors import SessionError, first_line
 from ..exporter.known_wrong import is_uninitialized
 from ..exporter.locations import module_path, source_line, stack, user_name
@@ -34,9 +36,10 @@ from ..numerics.differences import largest
 from ..numerics.distance import EQUAL, Distance, dense, distance, is_carried, is_explained, nearer
 from ..numerics.exact import Environment, run_eager, run_exact, widen
 from ..numerics.extent import extent, nonfinite_elements
+from ..numerics.products import Products, SharedProducts
 from ..regions import is_ordered
 from ..runtime.binding import BoundSession
-from .beside import Beside, Trunk
+from .beside import Beside, Eager, Trunk
 from .repeat import Instability, RepeatedRegion, instability_of
 from .replay import Replay
 from .rows import OK, Blame, GraphComparison, Row, relative_error
@@ -88,7 +91,13 @@ class RunValues:
         return self.sessions.get(region.region.index, region.bound)
 
 
-def compare_run(graph: CompiledGraph, run: RunValues, replay: Replay, beside: Sequence[Beside] = ()) -> GraphComparison:
+def compare_run(
+    graph: CompiledGraph,
+    run: RunValues,
+    replay: Replay,
+    beside: Sequence[Beside] = (),
+    products: Products | None = None,
+) -> GraphComparison:
     """Compares one run of a graph with eager and float64.
 
     Args:
@@ -96,8 +105,9 @@ def compare_run(graph: CompiledGraph, run: RunValues, replay: Replay, beside: Se
         run: the values of the run.
         replay: the sessions that explain a region.
         beside: graphs of the same stages, which read along with eager and float64.
+        products: get the large products in float64, for the captured graph.
     """
-    lockstep = _Lockstep(graph, run, replay, beside)
+    lockstep = _Lockstep(graph, run, replay, beside, products)
     rows = list(lockstep.rows())
     comparison = _judge(graph, run, rows)
     again = [f"region_{i} was not run again: {item.failure}" for i, item in run.repeated.items() if item.failure]
@@ -143,8 +153,9 @@ def _stale(graph: CompiledGraph, run: RunValues, rows: list[Row]) -> GraphCompar
             for weight in node.all_input_nodes:
                 if weight in names:
                     reader = next(row for row in rows if row.name == value_names(node)[0])
-                    cause = f"the session that ran has an old value of {names[weight]}"
-                    return GraphComparison(f"{_diverges(reader)}: {cause}", _nearer_note(rows), rows)
+                    cause = Cause(Kind.STALE_WEIGHT, names[weight])
+                    verdict = f"{_diverges(reader)}: {cause}"
+                    return GraphComparison(verdict, _nearer_note(rows), rows, blame=_blame(reader, cause))
     return None
 
 
@@ -196,12 +207,12 @@ def _unstable(graph: CompiledGraph, run: RunValues, rows: list[Row]) -> GraphCom
 
 
 def _unstable_verdict(row: Row, found: Instability, where: str, rows: list[Row]) -> GraphComparison:
-    kind = "not deterministic" if found.between_runs else "depends on the number of threads"
+    cause = Cause(Kind.UNSTABLE, "runs" if found.between_runs else "threads")
     size, scale = found.difference.max_abs, found.difference.scale
     note = f"{where}: results {found} differ by {size:.3g}, at values up to {scale:.3g}"
     if found.difference.nonfinite:
         note += f", {found.difference.nonfinite} of them NaN or infinite in one only"
-    return GraphComparison(f"{_diverges(row)}: {kind}: {row.operator}, {found}", note, rows, blame=_blame(row, kind))
+    return GraphComparison(f"{_diverges(row)}: {cause}: {row.operator}, {found}", note, rows, blame=_blame(row, cause))
 
 
 def _rounds_by_threads(rows: list[Row], region: int | None) -> bool:
@@ -218,11 +229,12 @@ def _explain_without_culprit(rows: list[Row], faulty: list[Row]) -> GraphCompari
         return GraphComparison(OK, note, rows)
     first = next((row for row in rows if row.onnx is not None and not row.explained), worst)
     note = "every node by itself is right; the difference grows from rounding, for example by a comparison that flips"
-    return GraphComparison(_diverges(first), note, rows, blame=_blame(first, "rounding that grows"))
+    return GraphComparison(_diverges(first), note, rows, blame=_blame(first, Cause(Kind.ROUNDING)))
 
 
-def _blame(row: Row, cause: str = "") -> Blame:
-    return Blame(row.name, row.region, cause, row.source)
+def _blame(row: Row, cause: Cause | None = None) -> Blame:
+    own = Cause(Kind.PYTORCH if row.region is None else Kind.NODE)
+    return Blame(row.name, cause or own, row.region, row.where, row.user_name)
 
 
 def _region(graph: CompiledGraph, index: int) -> CompiledRegion:
@@ -230,9 +242,7 @@ def _region(graph: CompiledGraph, index: int) -> CompiledRegion:
 
 
 def _diverges(row: Row) -> str:
-    return f"diverges at {row.name} ({row.source or 'no source line'})" + (
-        f": {row.complaint}" if row.complaint else ""
-    )
+    return f"diverges at {row.name} ({row.where or 'no source line'})" + (f": {row.complaint}" if row.complaint else "")
 
 
 def _nearer_note(rows: Sequence[Row]) -> str:
@@ -255,7 +265,11 @@ class _Lockstep:
         run: RunValues,
         replay: Replay,
         beside: Sequence[Beside],
+        products: Products | None,
     ) -> None:
+        self._sharing: contextlib.AbstractContextManager[object] = (
+            contextlib.nullcontext() if products is None else SharedProducts(products, adds=True)
+        )
         self._graph = graph
         self._trunk = Trunk(graph.module, beside)
         self._run = run
@@ -324,8 +338,9 @@ class _Lockstep:
             for arg in node.all_input_nodes:
                 if arg not in self._exact:  # a weight in float64 is twice its size: from its first reader on
                     self._exact[arg] = pytree.tree_map(widen, self._eager[arg])
-            self._exact[node] = run_exact(node, self._exact, self._eager[node], self._inexact)
-        self._trunk.feed(node, self._eager[node], self._exact[node])
+            with self._sharing:
+                self._exact[node] = run_exact(node, self._exact, self._eager[node], self._inexact)
+        self._trunk.feed(node, Eager.of(self._eager[node]), self._exact[node])
         if node.target is not operator.getitem:
             yield from self._rows_of(node)
 
@@ -494,7 +509,7 @@ class _Lockstep:
         eager = dense(eager)
         nothing = dataclasses.replace(EQUAL, scale=row.eager.scale if row.eager is not None else 0.0)
         row.local_eager = nothing
-        row.local_onnx = nothing if torch.equal(value, eager) else distance(value, widen(eager))
+        row.local_onnx = nothing if torch.equal(value, eager) else distance(value, eager)
         if not is_explained(row.local_onnx, nothing, row.torch_dtype):
             self._compare_local_in_float64(row, node, index, value, eager)
 

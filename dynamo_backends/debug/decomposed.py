@@ -15,10 +15,11 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..exporter.locations import source_line
+from ..dumps.blame import Cause, Kind
+from ..exporter.locations import where
+from ..numerics.again import as_float64
 from ..numerics.differences import value_difference
 from ..numerics.randomness import is_random
-from ..numerics.twice import as_float64
 from .interpreter import Interpreter
 from .stages import Culprit
 
@@ -63,7 +64,7 @@ class DecompositionCheck(TorchDispatchMode):
             said = value_difference(*values)
             if said:
                 name, source = self._tracker.current()
-                self.culprit = Culprit(name or str(operator), source, f"decomposition of {operator}", said)
+                self.culprit = Culprit(name or str(operator), source, Cause(Kind.DECOMPOSITION, str(operator)), said)
                 return
 
 
@@ -101,7 +102,7 @@ class NodeTracker(Interpreter):
     def current(self) -> tuple[str, str]:
         """Name and ``file:line`` of the node that is computed, or whose gradient is."""
         node = self._node or self._by_gradient.get(torch._C._current_autograd_node())
-        return (node.name, source_line(node)) if node is not None else ("", "")
+        return (node.name, where(node)) if node is not None else ("", "")
 
     def _remember(self, gradient: Any, node: fx.Node) -> None:
         waiting = [gradient]

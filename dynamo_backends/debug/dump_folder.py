@@ -186,7 +186,8 @@ class DumpFolder:
 
     def _make_run_folder(self) -> Path:
         self.root.mkdir(parents=True, exist_ok=True)
-        name = f"run_{time.strftime('%Y%m%d_%H%M%S')}_pid{os.getpid()}{_rank()}"
+        ranked = f"_rank{rank()}" if rank() else ""
+        name = f"run_{time.strftime('%Y%m%d_%H%M%S')}_pid{os.getpid()}{ranked}"
         for number in itertools.count(1):
             location = self.root / (name if number == 1 else f"{name}_{number}")
             try:
@@ -229,11 +230,12 @@ class DumpFolder:
             )
 
 
-def _rank() -> str:
+def rank() -> str:
+    """This process's rank among those of a distributed run, ``0``; ``""`` outside of one."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return f"_rank{torch.distributed.get_rank()}"
-    rank = os.environ.get("RANK", "")
-    return f"_rank{rank}" if rank.isdigit() else ""
+        return str(torch.distributed.get_rank())
+    told = os.environ.get("RANK", "")
+    return told if told.isdigit() else ""
 
 
 def _remove(path: Path) -> None:

@@ -21,7 +21,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..exporter.known_wrong import is_uninitialized
-from ..exporter.locations import source_line
+from ..exporter.locations import where
 from ..numerics.differences import discrete_difference, is_discrete, largest, value_difference
 from ..numerics.distance import dense, distance
 from ..numerics.exact import Environment, attribute, run_eager, run_exact, run_only_exact, widen
@@ -106,8 +106,8 @@ def _first(
         if said:
             for theirs, ours in zip(_read(same), _read(node), strict=False):
                 if ours.name not in namesakes:
-                    return ours.name, source_line(ours) or source_line(theirs), said
-            return node.name, source_line(node) or source_line(same), said
+                    return ours.name, where(ours) or where(theirs), said
+            return node.name, where(node) or where(same), said
         old.used(same)
         new.used(node)
     for theirs, ours in zip(_read(before.graph.output_node()), _read(after.graph.output_node()), strict=False):
@@ -115,7 +115,7 @@ def _first(
         old.reach(theirs)
         said = "" if ours in new.rounding else difference(old, new, theirs, ours)
         if said:
-            return ours.name, source_line(ours) or source_line(theirs), said
+            return ours.name, where(ours) or where(theirs), said
     return None
 
 

@@ -13,7 +13,6 @@ as a table, and every stage's graph is written to the dump folder::
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
@@ -25,7 +24,7 @@ from torch.utils._dtype_abbrs import dtype_abbrs
 from passes.engine.manager import PassResult
 
 from ..artifacts import GraphName, Runner, Split
-from ..exporter.locations import source_line
+from ..exporter.locations import where
 from ..frozen import Weight
 from ..observer import Observer
 from ..options import Options
@@ -63,8 +62,7 @@ def compile_in_pytorch(
 def graph_table(module: fx.GraphModule) -> str:
     """The nodes of a graph as a table: opcode, name, target, arguments, dtype and shape, the user's line."""
     rows = [
-        (node.op, node.name, _target(node), _arguments(node), _value(node), _relative(source_line(node)))
-        for node in module.graph.nodes
+        (node.op, node.name, _target(node), _arguments(node), _value(node), where(node)) for node in module.graph.nodes
     ]
     cells = [[_shorten(cell) for cell in row] for row in rows]
     headers = ["opcode", "name", "target", "args", "value", "source"]
@@ -140,12 +138,6 @@ def _describe(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"{dtype_abbrs.get(value.dtype, value.dtype)}[{', '.join(map(str, value.shape))}]"
     return str(value)
-
-
-def _relative(source: str) -> str:
-    """A path below the current folder is shown from there."""
-    here = os.getcwd() + os.sep
-    return source.removeprefix(here)
 
 
 def _shorten(text: str) -> str:

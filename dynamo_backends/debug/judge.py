@@ -11,7 +11,6 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from passes.engine.locks import Lock
 from passes.engine.manager import PassResult
 
 from .. import aot
@@ -19,8 +18,10 @@ from ..artifacts import CompiledGraph, GraphName
 from ..errors import first_line
 from ..numerics.twice import NotRepeatableError
 from ..runtime.heap import give_back
+from ..watchers import unseen
 from .beside import Beside
-from .captured import KEPT_CALLS, Call, Captured, Finding, JointGraphs
+from .captured import Call, Captured, Finding, JointGraphs
+from .choice import Choice
 from .compare import RunValues, compare_run
 from .replay import Replay
 from .rows import GraphComparison
@@ -73,6 +74,11 @@ class Judge:
         leaves = pytree.tree_leaves(module.graph.output_node().args[0], is_leaf=lambda x: x is None)
         self._result_names = [leaf.name if isinstance(leaf, fx.Node) else "" for leaf in leaves]
 
+    @property
+    def awaits_backward(self) -> bool:
+        """Whether a forward shares what it is compared with, Dynamo's graph or the joint one, with its backward."""
+        return self.captured is not None or self._joint is not None
+
     def call_of(self, args: Sequence[object]) -> Call | None:
         """The compared call of the captured graph that a run with these arguments belongs to."""
         if self.captured is None:
@@ -92,24 +98,27 @@ class Judge:
         post_grad = self.post_grad.ends(arguments)
         joint_ends = self._joint_ends(by_name, call) if not backward else None
         beside = [end for ends in (post_grad, joint_ends) if ends is not None for end in ends]
+        state = torch.get_rng_state()
+        findings = []
+        if call is not None and backward:  # before the nodes: autograd keeps much memory until it is asked
+            findings = self._backward(call, by_name, arguments, run.results)
+            give_back()
         try:
-            comparison = compare_run(graph, values, replay, beside)
+            # a backward starts from what ONNX Runtime's forward saved, and shares no products
+            products = call.products if call is not None and not backward else None
+            comparison = compare_run(graph, values, replay, beside, products)
         except Exception as error:  # a fault of the comparison must not end the user's run; the verdict says it
             traceback = error if logger.isEnabledFor(logging.DEBUG) else None
             said = f"{type(error).__name__}: {first_line(str(error))}"
             logger.warning("%s: the comparison failed: %s", self.name, said, exc_info=traceback)
             comparison = GraphComparison(f"not comparable: {said}")
         give_back()  # the stages need memory of their own
-        state = torch.get_rng_state()
-        findings = []
-        if call is not None:
-            joint = attempt("the stage joint", lambda: call.judge_joint(by_name, gradients=backward, ends=joint_ends))
-            if backward:
-                findings.append(attempt("the gradients", lambda: self._gradients(call, arguments, run.results)))
-            elif self.name.direction == "forward":
+        if call is not None and not backward:
+            joint = attempt("the stage joint", lambda: call.judge_joint(by_name, gradients=False, ends=joint_ends))
+            if self.name.direction == "forward":
                 findings.append(attempt("the gradients", lambda: self._save(call, run.results)))
             findings.append(joint)
-        elif (graphs := self._joint) is not None:
+        elif call is None and (graphs := self._joint) is not None:
             findings.append(
                 attempt(
                     "the stage joint",
@@ -139,19 +148,33 @@ class Judge:
         culprit, _ = self.post_grad.culprit(arguments, state, ends=ends)
         return Finding(culprit, unchecked=self.post_grad.unchecked)
 
-    def _gradients(self, call: Call, arguments: Sequence[object], results: Sequence[object]) -> Finding:
+    def _backward(
+        self, call: Call, values: Mapping[str, object], arguments: Sequence[object], results: Sequence[object]
+    ) -> list[Finding]:
+        """What the captured graph says of the gradients, and what the passes of ``joint`` changed."""
         tangents: dict[object, torch.Tensor] = {}
+        nameless = False
         for key, value in zip(self._arguments, arguments, strict=True):
             if isinstance(key, tuple) and key[0] == "tangent" and isinstance(value, torch.Tensor):
-                if key[1] is None:
-                    return Finding(unchecked=["the gradients: one of the results has no name in the captured graph"])
+                nameless = nameless or key[1] is None
                 tangents[key[1]] = value
         gradients = {
             key[1]: value
             for key, value in zip(self._results, results, strict=True)
             if isinstance(key, tuple) and key[0] == "gradient"
         }
-        return call.judge_backward(tangents, gradients)
+
+        def differentiated() -> Finding:
+            if nameless:
+                return Finding(unchecked=["the gradients: one of the results has no name in the captured graph"])
+            call.differentiate(tangents, list(gradients))
+            return Finding()
+
+        finding = attempt("the gradients", differentiated)
+        joint = attempt("the stage joint", lambda: call.judge_joint(values, gradients=True))
+        if not finding.unchecked:
+            finding = attempt("the gradients", lambda: call.judge_backward(tangents, gradients))
+        return [finding, joint]
 
     def _save(self, call: Call, results: Sequence[object]) -> Finding:
         """Remembers what the backward will be given.
@@ -183,43 +206,39 @@ class ComparedEntry:
     Args:
         compiled: the compiled graph.
         captured: Dynamo's graph.
-        every: whether each call is compared, or the first. Where that has no backward, the next ones are too, until one
-            has; a few at most.
+        choice: which calls are compared.
         is_open: whether calls are compared at all, now.
     """
 
     def __init__(
-        self, compiled: Callable[..., Any], captured: Captured, *, every: bool, is_open: Callable[[], bool]
+        self, compiled: Callable[..., Any], captured: Captured, choice: Choice, *, is_open: Callable[[], bool]
     ) -> None:
         self._is_open = is_open
         self._compiled = compiled
         self._captured = captured
-        self._every = every
-        self._lock = Lock()
-        self._compared = 0
+        self._choice = choice
 
     def __call__(self, *args: object) -> object:
-        with self._lock:
-            compares = self._is_open() and are_plain(args) and (self._every or self._is_first())
-            self._compared += compares
-        if not compares:
+        chosen = self._choice.begin(args) if self._is_open() and are_plain(args) else None
+        if chosen is None:
             return self._compiled(*args)
         try:
             results, call = self._captured.compared(self._compiled, args)
         except BaseException:
-            with self._lock:
-                self._compared -= 1  # nothing came of it
+            self._choice.fail(chosen)
             raise
-        if call is not None and call.finish is not None:  # else the graph was not compiled by us, or is empty
-            flat = pytree.tree_leaves(results, is_leaf=lambda x: x is None)
+        if call is None or call.finish is None:  # the graph was not compiled by us, or is empty
+            self._choice.end(chosen, awaits_backward=False)
+            return results
+        flat = pytree.tree_leaves(results, is_leaf=lambda x: x is None)
+        with unseen():
             finding = attempt("the captured graph", lambda: call.judge_forward(flat, args))
-            call.finish(finding)
-            if call.saved is not None:
-                self._captured.keep_for_backward(call)
+        call.chosen = chosen
+        self._choice.end(chosen, awaits_backward=call.saved is not None)
+        call.finish(finding)
+        if call.saved is not None:
+            self._captured.keep_for_backward(call)
         return results
-
-    def _is_first(self) -> bool:
-        return not self._compared or (self._captured.awaits_backward and self._compared < KEPT_CALLS)
 
 
 class Listeners:

@@ -25,12 +25,14 @@ from torch._dynamo.utils import counters
 
 from passes.engine.manager import PassResult
 
-from ..aot import frame_being_compiled
+from ..aot import call_being_compiled, frame_being_compiled
 from ..artifacts import CompiledGraph, CompiledRegion, GraphName
-from ..dumps.reading import DIRECTIONS, MANIFEST, SCHEMA_VERSION
-from ..exporter.locations import source_line, user_name
+from ..dumps.reading import MANIFEST, SCHEMA_VERSION
+from ..dumps.schema import DIRECTIONS
+from ..exporter.locations import is_user_file, place, short_file, user_name, where, working_folder
 from ..forks import renew_in_children
 from ..options import Options
+from .choice import MOST_SIZES
 from .dump_folder import DumpFolder, graph_folder
 from .read_me import README, read_me
 from .repeat import RepeatedRegion
@@ -54,6 +56,7 @@ class Manifest:
         self._folder = folder
         self._lock = threading.RLock()
         self._started = _now()
+        self._working_folder = working_folder()
         self._graphs: dict[GraphName, dict[str, object]] = {}
         self._options: dict[str, object] = {}
         self._dynamo_graphs: dict[int, dict[str, Any]] = {}
@@ -72,8 +75,14 @@ class Manifest:
         self._is_behind = False
         self._next_write = 0.0
         self._timer = None
+        self._folder.renew_in_child()  # whichever is told of the fork first
+        for compiled in (*self._graphs.values(), *self._dynamo_graphs.values()):
+            compiled["files_in"] = compiled["files_in"] or self._folder.forked_from
         for entry in self._graphs.values():
-            entry.update(status="compiled", runs=0, verdict=None, note="", blame=None, worst=None)
+            entry.update(status="compiled", runs=0, compared_runs=0, runs_at_other_sizes=0, compared_sizes=[], sizes={})
+            entry.update(verdict=None, note="", blame=None, worst=None, unchecked=[])
+            for of_a_run in ("cost", "repeated"):
+                entry.pop(of_a_run, None)
 
     def add_stage(self, graph: GraphName, stage: dict[str, object]) -> None:
         """A stage's graph and file; it is in the file with the next write.
@@ -97,18 +106,26 @@ class Manifest:
         """The entry of a Dynamo graph, made if it is new, while Dynamo compiles it."""
         if index not in self._dynamo_graphs:
             frame = frame_being_compiled()
-            where = end = None
+            begin = end = called_from = None
+            call = call_being_compiled()
             if frame is not None:
-                where = {"function": frame.function, "file": frame.file, "line": frame.line}
-                end = {"reason": frame.reason, "file": frame.end_file, "line": frame.end_line}
+                file, line = short_file(frame.file), frame.line
+                called = str(call) if call is not None and not is_user_file(frame.file) else ""
+                said = place(called, f"{file}:{line}") if called else f"{file}:{line}"
+                begin = {"function": frame.function, "file": file, "line": line, "place": said}
+                end = {"reason": frame.reason, "file": short_file(frame.end_file), "line": frame.end_line}
                 if frame.details:
                     end["details"] = frame.details
+            if call is not None:
+                called_from = {"function": call.function, "file": short_file(call.file), "line": call.line}
             self._dynamo_graphs[index] = {
                 "index": index,
-                "where": where,
+                "where": begin,
+                "called_from": called_from,
                 "end": end,
                 "stages": self._stages.setdefault(GraphName(index), []),
                 "given_up": False,
+                "files_in": None,
                 "passes": [],
             }
         return self._dynamo_graphs[index]
@@ -135,6 +152,7 @@ class Manifest:
             "index": graph.name.index,
             "direction": graph.name.direction,
             "folder": folder,
+            "files_in": None,
             "nodes": coverage.total,
             "nodes_on_onnx": coverage.on_onnx,
             "share_on_onnx": coverage.share,
@@ -153,7 +171,7 @@ class Manifest:
                 for item in graph.regions
             ],
             "in_pytorch": [
-                {"node": node.name, "operator": str(node.target), "reason": str(reason), "source": source_line(node)}
+                {"node": node.name, "operator": str(node.target), "reason": str(reason), "source": where(node)}
                 for node, reason in coverage.in_pytorch.items()
             ],
             "passes": [_pass_as_json(result) for result in graph.passes],
@@ -161,6 +179,10 @@ class Manifest:
             "names": {node.name: name for node in placeholders if (name := user_name(node))},
             "seconds": {stage: round(taken, 4) for stage, taken in seconds.items()},
             "runs": 0,
+            "compared_runs": 0,
+            "runs_at_other_sizes": 0,
+            "compared_sizes": [],
+            "sizes": {},
             "reference": reference,
             "status": "compiled",
             "verdict": None,
@@ -174,12 +196,18 @@ class Manifest:
             self._graphs[graph.name] = entry
             self._changed()
 
-    def count_run(self, name: GraphName) -> None:
-        """A run that was not compared; it is in the file with the next write."""
+    def count_run(self, name: GraphName, *, at_other_sizes: bool) -> None:
+        """A run, before it is compared, if it is; it is in the file with the next write.
+
+        Args:
+            name: which graph.
+            at_other_sizes: whether none at its sizes was compared, though one at others was.
+        """
         with self._lock:
             self._is_behind = True
             entry = self._graphs[name]
             entry["runs"] = int(entry["runs"]) + 1  # type: ignore[call-overload]
+            entry["runs_at_other_sizes"] = int(entry["runs_at_other_sizes"]) + at_other_sizes  # type: ignore[call-overload]
             if entry["verdict"] is None and self._options["compare"] != "never":
                 entry["unchecked"] = ["its runs: none of them was compared"]
 
@@ -190,11 +218,10 @@ class Manifest:
         with self._lock:
             entry = self._graphs[name]
             entry["status"] = "compared"
-            entry["cost"] = dataclasses.asdict(cost)
-            entry["repeated"] = {
-                str(index): {"differing_outputs": len(item.unstable), "failure": item.failure}
-                for index, item in repeated.items()
-            }
+            entry["compared_runs"] = int(entry["compared_runs"]) + 1  # type: ignore[call-overload]
+            sizes: list[object] = entry["compared_sizes"]  # type: ignore[assignment]
+            if comparison.sizes and comparison.sizes not in sizes and len(sizes) < MOST_SIZES:
+                sizes.append(comparison.sizes)
             is_first_fault = comparison.verdict != OK and all(
                 other["verdict"] in (None, OK) for other in self._graphs.values()
             )
@@ -202,11 +229,22 @@ class Manifest:
                 entry.update(
                     verdict=comparison.verdict,
                     note=comparison.note,
-                    blame=dataclasses.asdict(comparison.blame) if comparison.blame is not None else None,
+                    blame=comparison.blame.as_json() if comparison.blame is not None else None,
                     worst=comparison.worst_as_json(),
                     unchecked=comparison.unchecked,
+                    sizes=comparison.sizes,
+                    cost=dataclasses.asdict(cost),
+                    repeated={
+                        str(index): {"differing_outputs": len(item.unstable), "failure": item.failure}
+                        for index, item in repeated.items()
+                    },
                 )
             self._changed(at_once=is_first_fault)
+
+    def has_fault(self, name: GraphName) -> bool:
+        """Whether a run of a graph was found wrong."""
+        with self._lock:
+            return self._graphs[name]["verdict"] not in (None, OK)
 
     def flush(self) -> None:
         """Writes what the file does not have yet."""
@@ -247,6 +285,7 @@ class Manifest:
             "schema_version": SCHEMA_VERSION,
             "started": self._started,
             "forked_from": self._folder.forked_from,
+            "working_folder": self._working_folder,
             "versions": {"python": platform.python_version(), **_versions()},
             "options": self._options,
             "dynamo_graphs": [graph for _, graph in sorted(self._dynamo_graphs.items())],
@@ -260,7 +299,8 @@ _manifests: weakref.WeakSet[Manifest] = weakref.WeakSet()
 
 
 @atexit.register
-def _flush_all() -> None:
+def flush_manifests() -> None:
+    """Writes what the files of all runs of this process do not have yet."""
     for manifest in list(_manifests):
         manifest.flush()
 

@@ -17,12 +17,12 @@ import onnx_ir as ir
 import torch
 from torch import fx
 from torch._guards import CompileContext
-from torch.utils._python_dispatch import _disable_current_modes
 
 from passes.engine.locks import Lock
 from passes.engine.manager import Listener, PassResult
 
 from ..artifacts import CompiledGraph, CompiledRegion, GraphName, Runner
+from ..dumps.blame import Kind
 from ..dumps.cut_folder import repro_text
 from ..errors import SessionError
 from ..events import count
@@ -33,7 +33,9 @@ from ..runtime.arena import ARENA
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.kernels import serialized
 from ..stage_log import present_compile, trace
+from ..watchers import unseen
 from .captured import Call, Captured, Finding, JointGraphs
+from .choice import Choice, ChosenRun, Sizes, SizesByName, Uncompared
 from .culprit import reference_of
 from .dump_folder import DumpFolder, dump_folder, graph_folder
 from .judge import ComparedEntry, Judge, Judged, KeptGraphs, Listeners, ModelGraphs
@@ -46,6 +48,7 @@ from .stage_files import StageFiles
 from .stages import StageGraphs
 from .tables import arguments_of, regions_text, side_by_side_json, side_by_side_text
 from .tensors import write_tensor
+from .undefined import without_undefined
 from .verdict import conclude
 from .watched import WatchedRun, are_plain, watch
 
@@ -84,6 +87,7 @@ class DebugObserver(Observer):
         self._lock = Lock()
         self._captured: dict[int, Captured] = {}
         self._judges: dict[GraphName, Judge] = {}
+        self._choices: dict[GraphName, Choice] = {}
         self._joints: collections.defaultdict[int, JointGraphs] = collections.defaultdict(JointGraphs)
         self._refused: collections.Counter[GraphName] = collections.Counter()
         self._compiles: dict[GraphName, CompileContext | None] = {}
@@ -134,6 +138,7 @@ class DebugObserver(Observer):
         """Keeps the graph of a stage for the comparison of runs."""
         if name == "dynamo" and self._compares:
             self._captured[graph.index] = Captured(self._options.opset)
+            self._choices[graph] = Choice(Sizes(module), self._options.compare)
         if name == "aten":
             joint = (
                 self._joints.pop(graph.index, None) if graph.direction == "inference" else self._joints.get(graph.index)
@@ -156,7 +161,7 @@ class DebugObserver(Observer):
         captured = self._captured.get(graph.index)
         if captured is None or not self.is_open:
             return compiled
-        return ComparedEntry(compiled, captured, every=self._options.compare == "every", is_open=lambda: self.is_open)
+        return ComparedEntry(compiled, captured, self._choices[GraphName(graph.index)], is_open=lambda: self.is_open)
 
     def refused(self, graph: GraphName, region: int, model: ir.Model, error: SessionError) -> None:
         if not self.is_open:
@@ -222,23 +227,31 @@ class DebugObserver(Observer):
         record = make_record(graph) if self._records is not None else None
         if self._records is not None:
             self._records.append(record)
-        watched = _WatchedGraph(graph, self, self._judges[graph.name], record)
+        sizes = Sizes(graph.module)
+        if has_captured:
+            choice = self._choices[GraphName(graph.name.index)]
+        else:
+            choice = self._choices[graph.name] = Choice(sizes, self._options.compare)
+        watched = _WatchedGraph(graph, self, self._judges[graph.name], choice, Uncompared(sizes), record)
         return watched.run
 
-    def compare(self, graph: CompiledGraph, run: WatchedRun, call: Call | None, *, write_data: bool) -> Judged:
-        """Compares one run of a graph, before anything writes into its arguments."""
-        with self._lock, _disable_current_modes(), torch.no_grad():
+    def compare(self, graph: CompiledGraph, run: WatchedRun, call: Call | None) -> Judged:
+        """Compares one run of a graph, before anything writes into its arguments.
+
+        What a graph's folder has of a run is of one run: the first that is wrong, else the last that was compared.
+        """
+        with self._lock, unseen(), torch.no_grad():
             judged = self._judges[graph.name].judge(graph, run, call, self._replay)
             count("compared_runs")
-            if write_data or not judged.comparison.ok:
+            if not self._manifest.has_fault(graph.name):
                 for compiled in graph.regions:
                     self._write_test_data(compiled, run.values)
-            self._write_culprit(graph, run, judged.comparison.blame)
+                self._write_culprit(graph, run, judged.comparison.blame)
         return judged
 
     def _write_culprit(self, graph: CompiledGraph, run: WatchedRun, blame: Blame | None) -> None:
         """What PyTorch computes at a node that is wrong by itself: without PyTorch nothing else tells what is right."""
-        if blame is None or blame.region is None or blame.cause:
+        if blame is None or blame.region is None or blame.cause.kind != Kind.NODE:
             return
         compiled = next(item for item in graph.regions if item.region.index == blame.region)
         try:
@@ -254,7 +267,9 @@ class DebugObserver(Observer):
             for i, (name, value) in enumerate(values.items()):
                 write_tensor(self._folder, f"{_region_folder(compiled)}/culprit/{kind}_{i}", value, name, limit)
 
-    def conclude(self, graph: CompiledGraph, run: WatchedRun, judged: Judged, finding: Finding) -> GraphComparison:
+    def conclude(
+        self, graph: CompiledGraph, run: WatchedRun, judged: Judged, finding: Finding, sizes: SizesByName
+    ) -> GraphComparison:
         """Writes the tables of a compared run, and says the verdict in the log and the manifest.
 
         Args:
@@ -262,19 +277,24 @@ class DebugObserver(Observer):
             run: the run.
             judged: what was found in the graph and its stages.
             finding: what the captured graph says of the results.
+            sizes: of the arguments of the run.
         """
-        comparison = conclude(judged.comparison, [finding, *judged.findings])
+        comparison = conclude(judged.comparison, [finding, *judged.findings], sizes)
+        try:
+            comparison = without_undefined(comparison, graph.module, run.values)
+        except Exception as error:  # a fault of the comparison must not end the user's run
+            logger.warning("whether PyTorch leaves a value undefined is not known: %s: %s", type(error).__name__, error)
         count("unchecked_values", len(comparison.unchecked))
         with self._lock:
             table = f"{graph_folder(graph.name)}/side_by_side"
             text = side_by_side_text(comparison, arguments_of(graph.module))
-            self._folder.write_text(f"{table}.txt", text)
-            self._folder.write_text(f"{table}.json", side_by_side_json(comparison))
+            if not self._manifest.has_fault(graph.name):
+                self._folder.write_text(f"{table}.txt", text)
+                self._folder.write_text(f"{table}.json", side_by_side_json(comparison))
             trace(graph.name, "side_by_side", lambda: text, self._compiles[graph.name])
             self._manifest.add_comparison(graph.name, comparison, run.repeated, run.cost)
-        if self._options.compare == "first":
-            for judge in self._finished(graph.name):
-                judge.drop()
+        for judge in self._finished(graph.name):
+            judge.drop()
         level = logging.INFO if comparison.verdict == OK and not comparison.unchecked else logging.WARNING
         logger.log(
             level, "%s: %s%s", graph.name, comparison.verdict, f" ({comparison.note})" if comparison.note else ""
@@ -282,23 +302,18 @@ class DebugObserver(Observer):
         return comparison
 
     def _finished(self, name: GraphName) -> list[Judge]:
-        """The judges that no run is left for, after a compared run of a graph.
-
-        A forward with a captured graph may be compared again, until one of its backwards was.
-        """
+        """The judges that no run is left for, after a compared run of a graph. That of a forward is needed until a
+        backward was compared."""
         judge = self._judges[name]
-        if name.direction == "forward" and judge.captured is not None:
+        if name.direction == "forward" and judge.awaits_backward:
             return []
-        forward = self._judges.get(dataclasses.replace(name, direction="forward"))
-        return [judge] if forward is None else [judge, forward]
+        forward = dataclasses.replace(name, direction="forward")
+        names = [name, forward] if name.direction == "backward" and forward in self._judges else [name]
+        choices = [self._choices[GraphName(name.index) if judge.captured is not None else item] for item in names]
+        return [self._judges[item] for item in names] if all(choice.is_done for choice in choices) else []
 
-    def count_run(self, graph: CompiledGraph) -> None:
-        self._manifest.count_run(graph.name)
-
-    @property
-    def comparisons(self) -> str:
-        """The option ``compare``."""
-        return self._options.compare
+    def count_run(self, graph: CompiledGraph, *, at_other_sizes: bool) -> None:
+        self._manifest.count_run(graph.name, at_other_sizes=at_other_sizes)
 
     def _write_test_data(self, compiled: CompiledRegion, actual: dict[fx.Node, object]) -> None:
         """ONNX's test layout: what the model took and returned, in the order of its inputs and outputs."""
@@ -319,60 +334,78 @@ class DebugObserver(Observer):
 
 
 class _WatchedGraph:
-    """Calls a compiled graph, and compares the runs that the option ``compare`` asks for."""
+    """Calls a compiled graph, and compares the runs that the option ``compare`` asks for.
 
-    def __init__(self, graph: CompiledGraph, observer: DebugObserver, judge: Judge, record: Record | None) -> None:
+    Args:
+        graph: the graph.
+        observer: compares.
+        judge: of the graph.
+        choice: which runs are compared: calls of the captured graph, if there is one.
+        uncompared: tells the runs at sizes of which none was.
+        record: gets each run, if there is one.
+    """
+
+    def __init__(
+        self,
+        graph: CompiledGraph,
+        observer: DebugObserver,
+        judge: Judge,
+        choice: Choice,
+        uncompared: Uncompared,
+        record: Record | None,
+    ) -> None:
         self._graph = graph
         self._observer = observer
         self._judge = judge
+        self._choice = choice
+        self._uncompared = uncompared
         self._record = record
         self._run = graph.run
-        self._lock = Lock()
-        self._is_first = True
-        self._has_compared = False
 
     def run(self, args: list[object]) -> object:
         is_open = self._observer.is_open
         if not are_plain(args) or not (is_open or self._record is not None):
             return self._run(args)
         call = self._judge.call_of(args) if is_open else None
-        compares = call is not None if self._judge.captured is not None else is_open and self._is_asked_for()
+        chosen = self._choice.begin(args) if is_open and self._judge.captured is None else None
+        compares = call is not None or chosen is not None
         inputs = self._observer.snapshots.of(args) if self._record is not None else []
         if is_open:
-            self._observer.count_run(self._graph)
-        outputs = self._compared(args, call) if compares else self._run(args)
+            self._observer.count_run(self._graph, at_other_sizes=self._uncompared.ran(args, compared=compares))
+        outputs = self._compared(args, call, chosen) if compares else self._run(args)
         if self._record is not None:
             self._record.runs.append(Run(inputs, self._observer.snapshots.of(outputs)))
         return outputs
 
-    def _is_asked_for(self) -> bool:
-        """Whether the option wants this run of a graph that has no captured graph beside it."""
-        with self._lock:
-            is_first, self._is_first = self._is_first, False
-        return self._observer.comparisons == "every" or (self._observer.comparisons == "first" and is_first)
-
-    def _compared(self, args: list[object], call: Call | None) -> object:
-        run = watch(self._graph, args)
-        ARENA.shrink()  # the comparison needs memory of its own
-        judged = self._observer.compare(self._graph, run, call, write_data=self._first_compared())
+    def _compared(self, args: list[object], call: Call | None, chosen: ChosenRun | None) -> object:
+        """A compared run, of a call of the captured graph, or ``chosen`` where there is none."""
+        try:
+            run = watch(self._graph, args)
+            ARENA.shrink()  # the comparison needs memory of its own
+            judged = self._observer.compare(self._graph, run, call)
+        except BaseException:
+            if chosen is not None:
+                self._choice.fail(chosen)
+            raise
 
         def finish(finding: Finding) -> None:
-            comparison = self._observer.conclude(self._graph, run, judged, finding)
+            of_run = chosen or (call.chosen if call is not None else None)
+            sizes = of_run.sizes if of_run is not None else {}
+            comparison = self._observer.conclude(self._graph, run, judged, finding, sizes)
             if call is not None and not comparison.ok:
                 call.fault = comparison.verdict
-            if self._record is not None:
+            if self._record is not None and (self._record.comparison is None or self._record.comparison.ok):
                 self._record.comparison = comparison
 
         if call is not None and self._graph.name.direction != "backward":
             call.finish = finish  # the results and the arguments are judged when the call has returned
-        else:
-            finish(Finding())
+            return run.results
+        if call is not None and call.chosen is not None:
+            self._choice.backward_came(call.chosen)
+        if chosen is not None:
+            self._choice.end(chosen, awaits_backward=False)
+        finish(Finding())
         return run.results
-
-    def _first_compared(self) -> bool:
-        with self._lock:
-            is_first, self._has_compared = not self._has_compared, True
-        return is_first
 
 
 def _settings_of(compiled: CompiledRegion, model: str) -> dict[str, object]:

@@ -18,7 +18,7 @@ from torch import fx
 
 from passes.engine.manager import PassResult
 
-from ..dumps.graph_text import model_text, without_freeing
+from ..graph_text import model_text, without_freeing
 from .dump_folder import DumpFolder
 from .stage_files import stage_text
 

@@ -39,7 +39,8 @@ class Record:
         graph_module: the ATen graph after the post-grad passes.
         onnx_models: the exported model of each region, in order.
         runs: inputs and outputs of each call.
-        comparison: the comparison with eager and float64 of the last compared run; ``None`` without ``debug=True``.
+        comparison: the comparison with eager and float64 of the first run that was found wrong, else of the last that
+            was compared; ``None`` without ``debug=True``.
     """
 
     index: int

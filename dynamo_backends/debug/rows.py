@@ -8,9 +8,11 @@ from collections.abc import Sequence
 
 import torch
 
-from ..exporter.locations import Frame
+from ..dumps.blame import Cause
+from ..exporter.locations import Frame, place
 from ..numerics.distance import Distance, is_explained
 from ..numerics.extent import Element, Extent
+from .choice import SizesByName
 from .repeat import Instability
 
 OK = "ok"
@@ -92,6 +94,11 @@ class Row:
         """``file:line`` of the innermost call, if it is not of the user's own files; else ``""``."""
         innermost = str(self.stack[-1]) if self.stack else ""
         return "" if innermost == self.source else innermost
+
+    @property
+    def where(self) -> str:
+        """The line, as it is said: see ``exporter.locations.place``."""
+        return place(self.source, self.library_line)
 
     @property
     def is_computed(self) -> bool:
@@ -179,17 +186,33 @@ class Blame:
     """What a verdict names, for programs.
 
     Attributes:
-        value: the FX node, with ``__i`` for the i-th of several results.
+        value: the FX node, with ``__i`` for the i-th of several results; what a result is called that has no row.
+        cause: what made it wrong.
         region: the region that computes it; ``None`` in PyTorch, or where a stage before the regions is to blame.
-        cause: ``pass NAME``, ``decomposition of OPERATOR``, ``ONNX Runtime optimizer NAME``, ...; ``""`` for the node
-            itself: its translation or its kernel.
-        source: the user's ``file:line``, or ``""``.
+        source: the line, see ``exporter.locations.place``, or ``""``.
+        user_name: what the user calls it, ``grad of fc.weight``, or ``""``.
+        gradients: in a backward, what the user gets that is computed next of it: ``grad of fc.weight``.
     """
 
     value: str
+    cause: Cause
     region: int | None = None
-    cause: str = ""
     source: str = ""
+    user_name: str = ""
+    gradients: Sequence[str] = ()
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "value": self.value,
+            "user_name": self.user_name,
+            "gradients": list(self.gradients),
+            "region": self.region,
+            "source": self.source,
+            "kind": self.cause.kind.value,
+            "name": self.cause.name,
+            "stage": self.cause.stage,
+            "cause": str(self.cause),
+        }
 
 
 @dataclasses.dataclass
@@ -204,6 +227,7 @@ class GraphComparison:
         rows: every value, in execution order.
         unchecked: what could not be compared or had no float64 to be compared with, each with the reason.
         blame: what the verdict names; ``None`` if it is ``ok`` or names nothing.
+        sizes: of the run, by argument, where they may be others: the shape of a tensor as a list, or a number.
     """
 
     verdict: str
@@ -211,6 +235,7 @@ class GraphComparison:
     rows: list[Row] = dataclasses.field(default_factory=list)
     unchecked: list[str] = dataclasses.field(default_factory=list)
     blame: Blame | None = None
+    sizes: SizesByName = dataclasses.field(default_factory=dict)
 
     @property
     def ok(self) -> bool:

@@ -9,13 +9,14 @@ from torch import fx
 
 from .. import aot
 from ..artifacts import GraphName
-from ..exporter.locations import Frame, source_frame, stack, user_name
+from ..exporter.locations import Frame, short_file, source_frame, stack, user_name
 from .dump_folder import DumpFolder, graph_folder
 
 _BEFORE = {"pre_grad": "dynamo", "post_grad": "aten"}
 """The stage before a stage, of the same graph."""
 
 _ASSIGNED = re.compile(r"(?P<indent>\s+)(?P<name>\w+)(?:: \"[^\"]*\")? = ")
+_FILE = re.compile(r"(?P<start>\s*# File: )(?P<file>.+?)(?P<rest>:\d+ in .*)")
 _ARGUMENT = re.compile(r"\s+(?P<name>\w+)(?:: \"[^\"]*\")?,")
 
 
@@ -26,8 +27,8 @@ def stage_text(module: fx.GraphModule) -> str:
 
         primals_1: "f32[3, 3][3, 1]",  # fc.weight
         ...
-        # File: /env/site-packages/library/blocks.py:10 in forward, code: return self.act(x)
-        # called from /home/me/model.py:12 in forward, code: x = self.block(x)
+        # File: library/blocks.py:10 in forward, code: return self.act(x)
+        # called from model.py:12 in forward, code: x = self.block(x)
         gelu: "f32[2, 3][3, 1]" = torch.ops.aten.gelu.default(addmm)
     """
     text = module.print_readable(print_output=False, include_stride=True, expanded_def=True).rstrip() + "\n"
@@ -38,8 +39,9 @@ def stage_text(module: fx.GraphModule) -> str:
     is_definition = True
     for line in text.splitlines():
         line = aot.with_user_names(module, line)
-        if line.lstrip().startswith("# File: "):
+        if match := _FILE.match(line):
             told = None
+            line = f"{match['start']}{short_file(match['file'])}{match['rest']}"
         elif line.strip() in ("):", ") -> tuple:"):
             is_definition = False
         elif is_definition and (match := _ARGUMENT.match(line)) and "#" not in line and match["name"] in arguments:

@@ -11,7 +11,7 @@ results as they are, but for float64's own rounding. Where they differ by more, 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,13 +21,14 @@ from torch.utils import _pytree as pytree
 from passes.engine.manager import PassResult
 
 from ..collectives import is_collective
+from ..dumps.blame import Cause, Kind
 from ..errors import first_line
-from ..exporter.locations import source_line, user_name
+from ..exporter.locations import user_name, where
 from ..numerics.differences import is_discrete, same_number, value_difference
-from ..numerics.distance import distance
+from ..numerics.distance import FLOAT64_ROUNDING, distance
 from ..numerics.exact import WHATEVER_THE_FAKE_RESULT
 from ..numerics.twice import NotRepeatableError, Results, Twice
-from .beside import FLOAT64_ROUNDING, Beside, can_read_along, compute
+from .beside import Beside, can_read_along, compute
 from .first_node import first_wrong_node, first_wrong_node_in_float64
 from .interpreter import Interpreter
 
@@ -38,14 +39,14 @@ class Culprit:
 
     Attributes:
         node: name of the first node that shows it.
-        source: the user's ``file:line`` of that node, or ``""``.
-        cause: ``pass joint.remove_noops``, ``decomposition of aten.silu.default``, ``stage pre_grad``.
+        source: the line of that node, see ``exporter.locations.place``, or ``""``.
+        cause: the pass, the decomposition, the stage.
         said: by how much, in words.
     """
 
     node: str
     source: str
-    cause: str
+    cause: Cause
     said: str
 
     @property
@@ -55,9 +56,9 @@ class Culprit:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A graph on its way through a stage, what made it (``pass NAME``, or ``stage NAME``), and where it was changed."""
+    """A graph on its way through a stage, what made it (a pass or the stage), and where it was changed."""
 
-    cause: str
+    cause: Cause
     graph: fx.GraphModule
     is_pass: bool = False
     matches: Sequence[str] = ()
@@ -79,16 +80,16 @@ class StageGraphs:
 
     def start(self, stage: str, graph: object) -> None:
         assert isinstance(graph, fx.GraphModule)
-        self.steps = [Step(f"stage {stage}", copy_of(graph))]
+        self.steps = [Step(Cause(Kind.STAGE, stage), copy_of(graph))]
 
     def fired(self, result: PassResult, graph: object) -> None:
         assert isinstance(graph, fx.GraphModule)
         if not result.undone:
-            self.steps.append(Step(f"pass {result.name}", copy_of(graph), True, result.matches))
+            self.steps.append(Step(Cause(Kind.PASS, result.name), copy_of(graph), True, result.matches))
 
     def end(self, stage: str, graph: fx.GraphModule) -> None:
         """The stage is reached: ``graph`` is what goes on."""
-        self.steps.append(Step(f"stage {stage}", copy_of(graph)))
+        self.steps.append(Step(Cause(Kind.STAGE, stage), copy_of(graph)))
 
     def drop(self) -> None:
         """Forgets the graphs; no run will be compared any more."""
@@ -207,7 +208,7 @@ class StageGraphs:
             if said:
                 places = [node for node in before.graph.nodes if node.name in step.matches]
                 if places:
-                    return Culprit(places[0].name, source_line(places[0]), step.cause, said)
+                    return Culprit(places[0].name, where(places[0]), step.cause, said)
                 place = judged[key] if judged is not None and isinstance(key, int) else key
                 return Culprit(*name_of_result(before, place), step.cause, said)
         return self._in_float64(first, second, step, arguments)
@@ -304,7 +305,8 @@ def beside(results: Results, key: object, *, gradients: bool = False) -> float:
 
 
 def name_of_result(graph: fx.GraphModule, key: object) -> tuple[str, str]:
-    """What a result is called, and its line.
+    """What a result is called, and its line: of a gradient, where the argument is first read; of what the graph leaves
+    in an argument, where it is last used.
 
     Args:
         graph: the captured graph, or one of its stage.
@@ -312,13 +314,19 @@ def name_of_result(graph: fx.GraphModule, key: object) -> tuple[str, str]:
     """
     if isinstance(key, int):
         node = pytree.tree_leaves(graph.graph.output_node().args[0], is_leaf=lambda x: x is None)[key]
-        return (node.name, source_line(node)) if isinstance(node, fx.Node) else (f"result {key}", "")
+        return (node.name, where(node)) if isinstance(node, fx.Node) else (f"result {key}", "")
     assert isinstance(key, tuple)
     kind, position = key
     placeholder = list(graph.graph.find_nodes(op="placeholder"))[position]
-    return ("the gradient of " if kind == "gradient" else "the input ") + (
-        user_name(placeholder) or placeholder.name
-    ), ""
+    name = user_name(placeholder) or placeholder.name
+    if kind == "gradient":
+        return f"the gradient of {name}", _first_line(placeholder.users)
+    return f"the input {name}", _first_line(reversed([*placeholder.users]))
+
+
+def _first_line(nodes: Iterable[fx.Node]) -> str:
+    """The line of the first of some nodes that has one."""
+    return next(filter(None, map(where, nodes)), "")
 
 
 def _restricted(graph: fx.GraphModule, judged: Sequence[int]) -> fx.GraphModule:
@@ -331,14 +339,26 @@ def _restricted(graph: fx.GraphModule, judged: Sequence[int]) -> fx.GraphModule:
     return result
 
 
-def copy_of(module: fx.GraphModule) -> fx.GraphModule:
-    """A graph module with nodes of its own, the subgraphs of higher-order operators too; tensors are shared."""
+class _GraphWithoutCode(fx.GraphModule):
+    """A graph module that is run node by node. Making its Python code takes longer than copying its nodes."""
+
+    def recompile(self) -> Any:  # called when the graph is set
+        return None
+
+
+def copy_of(module: fx.GraphModule, kind: type[fx.GraphModule] = _GraphWithoutCode) -> fx.GraphModule:
+    """A graph module with nodes of its own, the subgraphs of higher-order operators too; tensors are shared.
+
+    Args:
+        module: what is copied.
+        kind: of the copy; by default one for an interpreter, which cannot be called.
+    """
     graph = fx.Graph()
     results = graph.graph_copy(module.graph, {})
     graph.output(results)
-    copied = fx.GraphModule(module, graph)
+    copied = kind(module, graph)
     for node in copied.graph.find_nodes(op="get_attr"):
         part = getattr(copied, str(node.target), None)
         if isinstance(part, fx.GraphModule):
-            setattr(copied, str(node.target), copy_of(part))
+            setattr(copied, str(node.target), copy_of(part, fx.GraphModule))  # the operator calls it
     return copied

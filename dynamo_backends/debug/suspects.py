@@ -15,10 +15,11 @@ import torch
 from torch import fx
 
 from ..artifacts import CompiledRegion
-from ..dumps.optimizers import OPTIMIZERS
+from ..dumps.blame import Cause, Kind
 from ..numerics.differences import discrete_difference, is_discrete
 from ..numerics.distance import EQUAL, distance, is_explained
 from ..runtime.binding import BoundSession, OutputSpec
+from ..runtime.optimizers import OPTIMIZERS
 from .repeat import repeat_node
 from .replay import tensors, values_of_model, values_of_session
 
@@ -28,12 +29,11 @@ class Rewrite:
     """What made a region's session compute something else than its exported model.
 
     Attributes:
-        cause: ``pass NAME``, ``the passes of the stage onnx`` where no single one can be told, ``ONNX Runtime optimizer
-            NAME``, ``ONNX Runtime's optimizers``, or ``the session that ran; ...`` where no other session shows it.
+        cause: a pass or an optimizer, or the session where no other session shows it.
         value: name of the first value that it changed.
     """
 
-    cause: str
+    cause: Cause
     value: str
 
 
@@ -63,27 +63,24 @@ def find_rewrite(
     """
     search = _Search(compiled, bound, actual, value)
     if search.is_right(compiled.optimized_model):
-        return Rewrite("the session that ran; another session of the same model is right", value)
+        return Rewrite(Cause(Kind.SESSION), value)
     before = compiled.model
     for step in [*steps, ModelStep("", compiled.optimized_model)]:
         if search.is_right(step.model, optimize=False) is False:
-            cause = f"pass {step.name}" if step.name else "the passes of the stage onnx"
-            return Rewrite(cause, search.first_changed(before, step.model) or value)
+            return Rewrite(Cause(Kind.PASS, step.name), search.first_changed(before, step.model) or value)
         before = step.model
-    return Rewrite(_wrong_optimizer(search, compiled), value)
+    return Rewrite(Cause(Kind.OPTIMIZER, _wrong_optimizer(search, compiled)), value)
 
 
 def _wrong_optimizer(search: _Search, compiled: CompiledRegion) -> str:
-    """``ONNX Runtime optimizer NAME``, or where no single one makes the fault ``ONNX Runtime's optimizers``."""
+    """The name of ONNX Runtime's optimizer that makes the fault; ``""`` where no single one does."""
     if not search.is_right(compiled.optimized_model, disabled=OPTIMIZERS):
-        return "ONNX Runtime's optimizers"
+        return ""
     suspects = list(OPTIMIZERS)
     while len(suspects) > 1:
         half = suspects[: len(suspects) // 2]
         suspects = half if search.is_right(compiled.optimized_model, disabled=half) else suspects[len(half) :]
-    if search.is_right(compiled.optimized_model, disabled=suspects):
-        return f"ONNX Runtime optimizer {suspects[0]}"
-    return "ONNX Runtime's optimizers"
+    return suspects[0] if search.is_right(compiled.optimized_model, disabled=suspects) else ""
 
 
 def find_unstable_rewrite(

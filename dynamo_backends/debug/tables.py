@@ -11,7 +11,7 @@ from tabulate import tabulate
 from torch import fx
 
 from ..artifacts import CompiledGraph
-from ..exporter.locations import source_line, user_name
+from ..exporter.locations import user_name, where
 from ..numerics.distance import Distance
 from .rows import GraphComparison
 
@@ -25,7 +25,7 @@ local    the node alone on eager's inputs: onnx | eager, against float64 on the 
          where that is no more than rounding
 ulp      the local error of onnx in units in the last place
 region   which ONNX model computes it; 'PyTorch': it does not run on ONNX Runtime
-source   the line; of a library's '<' the line of your own files that led there; what is wrong with a type follows
+source   the line; of a library's also the line of your own files that led there; what is wrong with a type follows
 '3 NaN/Inf' instead of a number: so many elements are NaN or infinite on one side only
 """
 
@@ -52,8 +52,7 @@ def side_by_side_text(comparison: GraphComparison, taken: Sequence[tuple[str, st
             f"{row.local_onnx.max_ulp:.3g}" if row.local_onnx else "",
             "PyTorch" if row.region is None else row.region,
             row.module,
-            " < ".join(map(_short, filter(None, (row.library_line, row.source))))
-            + (f"  {row.complaint}" if row.complaint else ""),
+            row.where + (f"  {row.complaint}" if row.complaint else ""),
         ]
         for i, row in enumerate(rows)
     ]
@@ -118,9 +117,7 @@ def regions_text(graph: CompiledGraph) -> str:
         lines.append("")
     in_pytorch = coverage.in_pytorch
     lines.append(f"PyTorch: {len(in_pytorch)} operators")
-    table = [
-        [node.name, str(node.target), str(reason), _short(source_line(node))] for node, reason in in_pytorch.items()
-    ]
+    table = [[node.name, str(node.target), str(reason), where(node)] for node, reason in in_pytorch.items()]
     if table:
         lines.append(tabulate(table, headers=["node", "operator", "why", "source"], tablefmt="simple"))
     return "\n".join(lines) + "\n"
@@ -132,8 +129,3 @@ def _number(item: Distance | None) -> str:
     if item.nonfinite:
         return f"{item.nonfinite} NaN/Inf"
     return "0" if item.max_abs == 0 else f"{item.max_abs:.2e}"
-
-
-def _short(source: str) -> str:
-    """The last two parts of a path: enough to find the file, short enough for a table."""
-    return "/".join(source.split("/")[-2:])

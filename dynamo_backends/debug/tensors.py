@@ -28,8 +28,10 @@ def write_tensor(folder: DumpFolder, relative: str, value: torch.Tensor, name: s
     """
     size = value.numel() * value.element_size()
     if 0 <= limit < size:
-        folder.write_text(f"{relative}.json", json.dumps({"name": name, **_summary(value)}, indent=1))
+        folder.remove(f"{relative}.pb")  # of another run, with other sizes
+        folder.write_text(f"{relative}.json", json.dumps({"name": name, **summary(value)}, indent=1))
         return
+    folder.remove(f"{relative}.json")
     proto = onnx.TensorProto(data_type=int(onnx_dtype(value.dtype)), dims=list(value.shape), name=name)
     plain = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
     data = np.from_dlpack(plain) if size else b""  # a storage that numpy() was asked of cannot be resized any more
@@ -44,7 +46,7 @@ def write_tensor(folder: DumpFolder, relative: str, value: torch.Tensor, name: s
     folder.write_once(f"{relative}.pb", proto.SerializeToString())
 
 
-def _summary(value: torch.Tensor) -> dict[str, object]:
+def summary(value: torch.Tensor) -> dict[str, object]:
     """dtype, shape, range, mean and number of NaN and infinite elements."""
     result: dict[str, object] = {
         "dtype": str(value.dtype).removeprefix("torch."),

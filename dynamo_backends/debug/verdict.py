@@ -5,14 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from .captured import Finding
+from ..dumps.blame import Cause, Kind
+from .captured import Finding, WrongResult
+from .choice import SizesByName, sizes_text
 from .rows import OK, Blame, GraphComparison, Row
+
+_NAMED = 2
+"""How many gradients a verdict names; the manifest has all."""
+
+_STEPS = 3
+"""In how many steps from the first gradient that is reached those of the same module are."""
 
 _SHOWN = 3
 """How many unchecked things the note names; the manifest has all."""
 
 
-def conclude(comparison: GraphComparison, findings: Sequence[Finding]) -> GraphComparison:
+def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: SizesByName) -> GraphComparison:
     """The verdict on a run.
 
     The earliest stage that changed what is computed is the culprit: what comes after it only carries the fault on.
@@ -22,6 +30,7 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding]) -> GraphC
     Args:
         comparison: of the nodes of the compiled graph.
         findings: what the earlier stages and the results say, in the order of the stages.
+        sizes: those of the run that another run of a dynamic graph need not have.
     """
     unchecked = [*comparison.unchecked, *(item for finding in findings for item in finding.unchecked)]
     culprit = next((finding.culprit for finding in findings if finding.culprit is not None), None)
@@ -29,23 +38,61 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding]) -> GraphC
     verdict, notes, blame = comparison.verdict, [comparison.note], comparison.blame
     if culprit is not None:
         verdict, notes = culprit.verdict, [culprit.said]
-        blame = Blame(culprit.node, None, culprit.cause, culprit.source)
+        row = next((row for row in comparison.rows if row.name == culprit.node), None)
+        blame = Blame(culprit.node, culprit.cause, None, culprit.source, row.user_name if row is not None else "")
         if not comparison.ok:
             notes.append(f"the graph after it {comparison.verdict}")
     elif comparison.ok and wrong:
         verdict = f"diverges at {wrong[0]}"
         because = next((finding.because for finding in findings if finding.because), "")
         notes = [because or "no stage, no pass and no node by itself explains it"]
+        blame = _blame(wrong[0], comparison.rows)
     notes.extend(_about(row) for row in comparison.rows if blame is not None and row.name == blame.value)
     if unchecked and verdict == OK:
         more = f" and {len(unchecked) - _SHOWN} more" if len(unchecked) > _SHOWN else ""
         notes.append(f"not checked: {'; '.join(unchecked[:_SHOWN])}{more}")
     note = "; ".join(filter(None, notes))
-    return dataclasses.replace(comparison, verdict=verdict, note=note, unchecked=unchecked, blame=blame)
+    if blame is not None and (named := _gradients(blame, comparison.rows)):
+        blame = dataclasses.replace(blame, gradients=named)
+        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+        verdict = f"{verdict}, on the way to {', '.join(named[:_NAMED])}{more}"
+    if verdict != OK and sizes:
+        verdict = f"{verdict}, with {sizes_text(sizes)}"
+    return dataclasses.replace(comparison, verdict=verdict, note=note, unchecked=unchecked, blame=blame, sizes=sizes)
+
+
+def _blame(wrong: WrongResult, rows: Sequence[Row]) -> Blame:
+    """A result that is wrong; its row, if the graph computes it."""
+    called = f"grad of {wrong.name.removeprefix('the gradient of ')}"
+    row = next((row for row in rows if row.is_output and (wrong.name == row.name or called == row.user_name)), None)
+    if row is None:
+        return Blame(wrong.name, Cause(Kind.RESULT), None, wrong.source)
+    return Blame(row.name, Cause(Kind.RESULT), row.region, wrong.source, row.user_name)
+
+
+def _gradients(blame: Blame, rows: Sequence[Row]) -> list[str]:
+    """The gradients that the user gets which are computed next of a value, or it is, by name: those of one module, of
+    its weight and its bias, take one or two steps more or less. None of a result that is called so already."""
+    if blame.cause.kind == Kind.RESULT:
+        return []
+    readers: dict[str, list[Row]] = {}
+    for row in rows:
+        for name in row.inputs:
+            readers.setdefault(name, []).append(row)
+    reached = [row for row in rows if row.name == blame.value]
+    seen: set[str] = set()
+    found: list[str] = []
+    steps_left = None
+    while reached and steps_left != 0:
+        found += [row.user_name for row in reached if row.is_output and row.user_name.startswith("grad of ")]
+        if found:
+            steps_left = (_STEPS if steps_left is None else steps_left) - 1
+        seen.update(row.name for row in reached)
+        following = {reader.name: reader for row in reached for reader in readers.get(row.name, ())}
+        reached = [row for name, row in following.items() if name not in seen]
+    return found
 
 
 def _about(row: Row) -> str:
-    """What the user calls a value, and the library's line where it is not computed in the user's own files."""
-    parts = [f"is {row.user_name}" if row.user_name else "", f"is at {row.library_line}" if row.library_line else ""]
-    said = " and ".join(filter(None, parts))
-    return f"{row.name} {said}" if said else ""
+    """What the user calls a value."""
+    return f"{row.name} is {row.user_name}" if row.user_name else ""

@@ -3,7 +3,7 @@
 ::
 
     with Runner() as runner:
-        outcome = runner.run(model, {"x": (array, 1)}, settings)
+        outcome = runner.run(model, {"x": x}, settings)
         outcome.kind         # "ran", "refused", "failed" or "crashed"
 """
 
@@ -13,11 +13,12 @@ import dataclasses
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -25,15 +26,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-Feeds: TypeAlias = "Mapping[str, tuple[np.ndarray, int]]"
-"""Values by name: an array, and ONNX's number of its dtype; what numpy does not have, such as bfloat16, is its bits."""
+from .execution import Settings, array_of, bits_of
 
-PLAIN: dict[str, Any] = {"graph_optimization_level": "ORT_DISABLE_ALL", "threads": 1}
-"""Settings of a session that changes nothing."""
+Feeds: TypeAlias = "Mapping[str, np.ndarray]"
+"""Tensors by name, of any dtype that ONNX has."""
 
 _PROTOBUF_LIMIT = 2**31 - 2**24
-_LONGEST = 600.0
+LONGEST = 600.0
 """Seconds that a candidate may take."""
+
+_LARGE = 2**20
+"""Bytes of an array that is written once, however many candidates take it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Runner:
         self._folder = tempfile.TemporaryDirectory(prefix="dynamo_backends_bisect_")
         self._process: subprocess.Popen[str] | None = None
         self._numbers = itertools.count()
+        self._written: dict[int, tuple[np.ndarray, Path]] = {}
         self.count = 0
 
     def __enter__(self) -> Runner:
@@ -73,29 +77,42 @@ class Runner:
         self._stop()
         self._folder.cleanup()
 
-    def run(self, model: ir.Model | Path, feeds: Feeds | None, settings: Mapping[str, Any]) -> Outcome:
+    def run(self, model: ir.Model | Path, feeds: Feeds | None, settings: Settings) -> Outcome:
         """Makes a session of a model, and runs it.
 
         Args:
             model: the model, or its path.
             feeds: its inputs, more than it has is no matter; ``None``: the session is made, and not run.
-            settings: of the session, see ``repro.session_of``.
+            settings: of the session.
         """
         self.count += 1
         folder = Path(self._folder.name) / str(next(self._numbers))
         folder.mkdir()
         path = model if isinstance(model, Path) else write_model(model, folder)
-        request: dict[str, Any] = {"model": str(path), "settings": dict(settings), "feeds": None}
+        request: dict[str, Any] = {"model": str(path), "settings": settings.as_json(), "feeds": None}
+        if isinstance(model, ir.Model):
+            request["external_data"] = _external_data(model) or str(folder)
+            taken = {str(value.name) for value in model.graph.inputs}
+            feeds = None if feeds is None else {name: feeds[name] for name in feeds if name in taken}
         if feeds is not None:
-            request |= {"feeds": str(folder / "feeds.npz"), "outputs": str(folder / "outputs.npz")}
-            request["types"] = [(name, number) for name, (_, number) in feeds.items()]
-            by_position: dict[str, Any] = {str(i): array for i, (array, _) in enumerate(feeds.values())}
-            np.savez(request["feeds"], **by_position)
+            large = {name: self._once(array) for name, array in feeds.items() if array.nbytes >= _LARGE}
+            small = {name: array for name, array in feeds.items() if name not in large}
+            request["feeds"] = [write_arrays(folder / "feeds.npz", small), *large.values()]
+            request["names"] = [*small, *large]
+            request["outputs"] = str(folder / "outputs.npz")
         outcome = self._ask(request)
         for file in folder.iterdir():
             file.unlink()
         folder.rmdir()
         return outcome
+
+    def _once(self, array: np.ndarray) -> Stored:
+        """Where a large array is."""
+        if id(array) not in self._written:
+            path = Path(self._folder.name) / f"array_{len(self._written)}.npy"
+            np.save(path, bits_of(array)[0])
+            self._written[id(array)] = array, path  # while it is held, no other has its number
+        return str(self._written[id(array)][1]), [bits_of(array)[1]]
 
     def _ask(self, request: dict[str, Any]) -> Outcome:
         process = self._started()
@@ -106,7 +123,7 @@ class Runner:
             took_too_long.set()
             process.kill()
 
-        timer = threading.Timer(_LONGEST, end)
+        timer = threading.Timer(LONGEST, end)
         timer.start()
         try:
             process.stdin.write(json.dumps(request) + "\n")
@@ -120,14 +137,12 @@ class Runner:
             code = process.wait()
             self._stop()
             if took_too_long.is_set():
-                return Outcome("crashed", f"it did not end in {_LONGEST:g} seconds")
-            return Outcome("crashed", f"the process ended by signal {-code}" if code < 0 else f"exit code {code}")
+                return Outcome("crashed", did_not_end())
+            return Outcome("crashed", how_it_ended(code))
         answer = json.loads(line)
         if answer["kind"] != "ran":
             return Outcome(answer["kind"], answer["message"])
-        with np.load(request["outputs"]) as arrays:
-            outputs = {name: (arrays[str(i)], number) for i, (name, number) in enumerate(answer["types"])}
-        return Outcome("ran", "", outputs)
+        return Outcome("ran", "", dict(zip(answer["names"], read_arrays(*answer["outputs"]), strict=True)))
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None or self._process.poll() is not None:
@@ -160,12 +175,68 @@ class Runner:
             process.wait()
 
 
-def write_model(model: ir.Model, folder: Path, name: str = "model.onnx") -> Path:
-    """Writes a model; what does not fit into one file has its weights in another beside it."""
+def how_it_ended(code: int) -> str:
+    """In words, how a process ended that has this exit code."""
+    if code >= 0:
+        return f"exit code {code}"
+    known = {item.value: item.name for item in signal.Signals}
+    return f"the process ended by signal {-code}" + (f" ({known[-code]})" if -code in known else "")
+
+
+def did_not_end() -> str:
+    """The same of one that was stopped."""
+    return f"it did not end in {LONGEST:g} seconds"
+
+
+def write_model(model: ir.Model, folder: Path, name: str = "model.onnx", *, whole: bool = False) -> Path:
+    """Writes a model; what does not fit into one file has its weights in another beside it.
+
+    Args:
+        model: the model; weights that are in a file already stay there.
+        folder: where.
+        name: of the file.
+        whole: whether these are written too, so that the folder has all.
+    """
     path = folder / name
-    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
-    if size < _PROTOBUF_LIMIT:
-        path.write_bytes(ir.to_proto(model).SerializeToString())
-    else:
+    values = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
+    external = [value for value in values if isinstance(value, ir.ExternalTensor)]
+    size = sum(value.nbytes for value in values if whole or not isinstance(value, ir.ExternalTensor))
+    if size >= _PROTOBUF_LIMIT:
         ir.save(model, path, external_data=f"{name}.data")
+        return path
+    if whole and external:
+        model = model.clone()
+        ir.external_data.load_to_model(model)
+    path.write_bytes(ir.to_proto(model).SerializeToString())
     return path
+
+
+def _external_data(model: ir.Model) -> str:
+    """The folder that has weights of a model, or ``""``."""
+    values = (value.const_value for value in model.graph.initializers.values())
+    return next((str(value.base_dir) for value in values if isinstance(value, ir.ExternalTensor)), "")
+
+
+Stored: TypeAlias = "tuple[str, list[int]]"
+"""A file of arrays, and ONNX's numbers of their dtypes."""
+
+
+def write_arrays(path: Path, arrays: Feeds) -> Stored:
+    """Writes arrays in a form that needs no pickle."""
+    stored = [(array.astype(str), _STRING) if array.dtype.kind == "O" else bits_of(array) for array in arrays.values()]
+    by_position: dict[str, Any] = {str(i): array for i, (array, _) in enumerate(stored)}
+    np.savez(path, **by_position)
+    return str(path), [number for _, number in stored]
+
+
+def read_arrays(path: str, numbers: Sequence[int]) -> list[np.ndarray]:
+    """What ``write_arrays`` wrote, or a ``.npy`` file, whose array stays there."""
+    if path.endswith(".npy"):
+        return [array_of(np.asarray(np.load(path, mmap_mode="r")), numbers[0])]
+    with np.load(path) as arrays:
+        found = [(arrays[str(i)], number) for i, number in enumerate(numbers)]
+    return [array.astype(object) if number == _STRING else array_of(array, number) for array, number in found]
+
+
+_STRING = 8
+"""ONNX's number of the dtype."""

@@ -10,17 +10,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
-from .candidates import Feeds, write_model
+from ..numerics.rounding import rounding_units
+from .candidates import LONGEST, Feeds, Outcome, did_not_end, how_it_ended, write_model
+from .differences import epsilon, smallest_normal
+from .execution import Settings
 from .reading import MANIFEST, SCHEMA_VERSION
 
 _SETTINGS = "SETTINGS: dict = {}\n"
 """The line of ``repro.py`` that the settings take the place of."""
 
-_LONGEST = 600.0
+_ROUNDED = (1, 10, 11, 14, 15, 16)
+"""ONNX's numbers of the floating-point and complex dtypes that ``repro.py`` computes with."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Piece:
     """
 
     model: ir.Model
-    settings: Mapping[str, Any]
+    settings: Settings
     inputs: Feeds
     right: Feeds
     allowed: Mapping[str, float]
@@ -55,9 +58,9 @@ def write_piece(folder: Path, piece: Piece, versions: Mapping[str, Any]) -> None
         versions: of the libraries of the run it comes from.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    write_model(piece.model, folder)
+    write_model(piece.model, folder, whole=True)
     write_data(folder, piece.inputs, piece.right)
-    settings = {"session": dict(piece.settings), "allowed": dict(piece.allowed)}
+    settings = {"session": piece.settings.as_json(), "allowed": dict(piece.allowed)}
     (folder / "repro.py").write_text(repro_text(settings), encoding="utf-8")
     (folder / "README.txt").write_text(_readme(piece, versions), encoding="utf-8")
     manifest = _manifest(piece, versions)
@@ -68,7 +71,11 @@ def repro_text(settings: Mapping[str, Any]) -> str:
     """``repro.py`` with these settings: the module ``dumps/repro.py`` itself, which imports nothing of ours."""
     source = Path(__file__).with_name("repro.py").read_text(encoding="utf-8")
     assert source.count(_SETTINGS) == 1
-    return source.replace(_SETTINGS, f"SETTINGS: dict = json.loads({json.dumps(settings)!r})\n")
+    dtypes = {number: onnx.helper.tensor_dtype_to_np_dtype(number) for number in _ROUNDED}
+    rounding = {str(number): rounding_units(dtype.name) * epsilon(dtype) for number, dtype in dtypes.items()}
+    smallest = {str(number): smallest_normal(dtype) for number, dtype in dtypes.items()}
+    text = json.dumps({**settings, "rounding": rounding, "smallest_normal": smallest})
+    return source.replace(_SETTINGS, f"SETTINGS: dict = json.loads({text!r})\n")
 
 
 def write_data(folder: Path, inputs: Feeds, outputs: Feeds) -> None:
@@ -76,9 +83,8 @@ def write_data(folder: Path, inputs: Feeds, outputs: Feeds) -> None:
     data = folder / "test_data_set_0"
     data.mkdir(exist_ok=True)
     for kind, feeds in (("input", inputs), ("output", outputs)):
-        for i, (name, (array, number)) in enumerate(feeds.items()):
-            raw = np.ascontiguousarray(array).tobytes()
-            proto = onnx.TensorProto(data_type=number, dims=array.shape, name=name, raw_data=raw)
+        for i, (name, array) in enumerate(feeds.items()):
+            proto = onnx.numpy_helper.from_array(array, name)
             (data / f"{kind}_{i}.pb").write_bytes(proto.SerializeToString())
 
 
@@ -89,32 +95,38 @@ class Fresh:
     Attributes:
         ends: as ``Piece.ends``; ``right`` if it does not show the fault,
             ``not run`` if Python ends it before that.
-        said: the last line.
+        said: the last line, or how the process ended.
     """
 
     ends: str
     said: str
+
+    @property
+    def outcome(self) -> Outcome:
+        """The same as that of a candidate."""
+        return Outcome(self.ends, self.said.removeprefix(f"{self.ends}: "))
 
 
 def run_repro(folder: Path) -> Fresh:
     """Runs ``repro.py`` in a fresh process."""
     try:
         ended = subprocess.run(
-            [sys.executable, "repro.py"], cwd=folder, capture_output=True, text=True, timeout=_LONGEST
+            [sys.executable, "repro.py"], cwd=folder, capture_output=True, text=True, timeout=LONGEST
         )
     except subprocess.TimeoutExpired:
-        return Fresh("crashed", f"it did not end in {_LONGEST:.0f} seconds")
+        return Fresh("crashed", did_not_end())
     lines = ended.stdout.strip().splitlines()
     if ended.returncode < 0:
-        return Fresh("crashed", f"the process ended by signal {-ended.returncode}")
-    said = lines[-1] if lines else ended.stderr.strip()[-300:]
+        return Fresh("crashed", how_it_ended(ended.returncode))
     for end in ("differs", "refused", "failed"):
         for line in lines:
             if ended.returncode == 1 and line.startswith(f"{end}:"):
                 return Fresh(end, line)
     if ended.returncode in (1, 2):  # an uncaught exception, onnxruntime is not there for instance; or no model or data
         return Fresh("not run", ended.stderr.strip()[-300:])
-    return Fresh("right" if ended.returncode == 0 else "crashed", said)
+    if ended.returncode:
+        return Fresh("crashed", how_it_ended(ended.returncode))
+    return Fresh("right", lines[-1] if lines else "")
 
 
 def _readme(piece: Piece, versions: Mapping[str, Any]) -> str:
@@ -132,32 +144,40 @@ def _readme(piece: Piece, versions: Mapping[str, Any]) -> str:
 
 def _manifest(piece: Piece, versions: Mapping[str, Any]) -> dict[str, Any]:
     """The folder as a run of one graph and one region, for the commands that read dumps."""
+    nodes = len(piece.model.graph)
     region = {
         "index": 0,
         "folder": ".",
-        "nodes": len(piece.model.graph),
-        "session": dict(piece.settings),
+        **dict.fromkeys(("nodes", "onnx_nodes", "onnx_nodes_optimized"), nodes),
+        "session": piece.settings.as_json(),
         "constants": [],
-        "stages": [{"name": "onnx_optimized", "file": None, "same_as": "onnx"}],
+        "stages": [
+            {"name": "onnx", "file": "model.onnx", "nodes": nodes, "same_as": None},
+            {"name": "onnx_optimized", "file": None, "nodes": nodes, "same_as": "onnx"},
+        ],
         "passes": [],
     }
-    graph = {
+    graph: dict[str, Any] = {
         "index": 0,
         "direction": "inference",
         "folder": ".",
-        "nodes": len(piece.model.graph),
-        "nodes_on_onnx": len(piece.model.graph),
+        "nodes": nodes,
+        "nodes_on_onnx": nodes,
         "share_on_onnx": 1.0,
         "regions": [region],
-        "in_pytorch": [],
-        "passes": [],
+        **{name: [] for name in ("in_pytorch", "passes", "stages", "unchecked")},
+        **{name: {} for name in ("names", "seconds")},
         "runs": 1,
+        "reference": "",
+        "compared_runs": 0,
+        "runs_at_other_sizes": 0,
+        "compared_sizes": [],
+        "sizes": {},
         "status": "bisected",
         "verdict": piece.text,
         "note": "",
         "blame": None,
         "worst": None,
-        "unchecked": [],
     }
     return {
         "schema_version": SCHEMA_VERSION,

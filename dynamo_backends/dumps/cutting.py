@@ -3,14 +3,13 @@
 ::
 
     parts = Parts(model)
-    piece = parts.cut([3, 4], known)        # known: the values at which the model was cut, by name
+    part = parts.cut([3, 4], known)         # known: the values at which the model was cut, by name
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from .candidates import Feeds
@@ -112,11 +111,11 @@ class Parts:
         graph = ir.convenience.extract(self.model.graph, takes, gives)
         for value in list(graph.inputs):
             if known is not None:
-                array, number = known[str(value.name)]
-                value.type = ir.TensorType(ir.DataType(number))
+                array = known[str(value.name)]
+                value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
                 value.shape = ir.Shape(array.shape)
                 if value.name in constants:
-                    value.const_value = tensor_of(array, number, str(value.name))
+                    value.const_value = ir.Tensor(array, name=str(value.name))
                     graph.inputs.remove(value)
                     graph.initializers[str(value.name)] = value
             elif value.type is None:
@@ -157,19 +156,3 @@ def _graphs(attribute: ir.Attr) -> Sequence[ir.Graph]:
 
 def _is_tensor(value: ir.Value) -> bool:
     return value.type is None or isinstance(value.type, ir.TensorType)
-
-
-def tensor_of(array: np.ndarray, number: int, name: str) -> ir.Tensor:
-    """An array, whose dtype numpy may not have, as a tensor."""
-    dtype = ir.DataType(number)
-    return ir.Tensor(array.view(dtype.numpy()) if array.dtype != dtype.numpy() else array, dtype=dtype, name=name)
-
-
-def feeds_of(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, int]]:
-    """Arrays, of whatever dtype ONNX has, as a candidate takes them."""
-    found = {}
-    for name, array in arrays.items():
-        number = int(ir.DataType.from_numpy(array.dtype))
-        bits = array.view(f"u{array.dtype.itemsize}") if array.dtype.kind == "V" or number > 15 else array
-        found[name] = (bits, number)
-    return found

@@ -21,15 +21,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .differences import Difference, OnnxValue, difference
+from .differences import NOTHING, Difference, OnnxValue, difference
+from .execution import Session, region_settings, session_of_region
 from .models import OnnxModel, load_model
 from .reading import DumpedGraph, DumpedRegion, DumpError
-from .sessions import Session, as_it_runs
 
 if TYPE_CHECKING:
     import onnx
-
-_NOTHING = Difference()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +61,7 @@ class UnstableValue:
     @property
     def is_rounding(self) -> bool:
         """Whether the difference is no more than rounding."""
-        return self.difference.is_explained(_NOTHING)
+        return self.difference.is_explained(NOTHING)
 
     def as_json(self) -> dict[str, object]:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -127,8 +125,10 @@ class _Repeated:
         self._region = region
         self._runs = runs
         self._inputs = region.recorded("input")
-        self._session = Session(region, threads=threads)
-        self._threads = self._session.threads
+        self._settings = region_settings(region, threads)
+        self._threads = self._settings.threads
+        self._model = load_model(region.optimized_model)
+        self._session = session_of_region(region, self._model, settings=self._settings, inputs=self._inputs)
         self._known = {}
         for path in (region.optimized_model, region.model):  # the second's metadata count where both have a value
             for node in load_model(path).proto.graph.node:
@@ -137,14 +137,13 @@ class _Repeated:
 
     def find(self) -> RegionDeterminism:
         other = 1 if self._threads > 1 else 2
-        producers = {
-            name: node for node in load_model(self._region.optimized_model).proto.graph.node for name in node.output
-        }
+        producers = {name: node for node in self._model.proto.graph.node for name in node.output}
         results = [
             self._described(name, producers.get(name), self._threads, count, worst)
             for name, (count, worst) in _differences(self._session, self._inputs, self._runs).items()
         ]
-        again = Session(self._region, threads=other)
+        settings = dataclasses.replace(self._settings, threads=other)
+        again = session_of_region(self._region, self._model, settings=settings, inputs=self._inputs)
         first, second = self._session(self._inputs), again(self._inputs)
         told = {item.value for item in results}
         for name in first:
@@ -156,10 +155,15 @@ class _Repeated:
     def _inside(self) -> list[UnstableValue]:
         """The values inside the session's own model that differ although what they were computed of does not."""
         with tempfile.TemporaryDirectory() as folder:
-            Session(self._region, threads=self._threads, configure=as_it_runs(Path(folder)))
+            session_of_region(
+                self._region, self._model, settings=self._settings, inputs=self._inputs, write=Path(folder)
+            )
             exposed = _exposed(load_model(Path(folder) / "model.onnx"))
-            session = Session(self._region, exposed, threads=self._threads, optimize=False)
-            return self._culprits(exposed, session)
+            return self._culprits(exposed, self._as_it_is(exposed))
+
+    def _as_it_is(self, model: OnnxModel) -> Session:
+        """A session of a model that ONNX Runtime optimized already."""
+        return session_of_region(self._region, model, settings=self._settings.unoptimized, inputs=self._inputs)
 
     def _culprits(self, exposed: OnnxModel, session: Session) -> list[UnstableValue]:
         inputs = self._inputs
@@ -175,7 +179,7 @@ class _Repeated:
                     for name in differing.intersection(node.output):
                         guilty[name] = node
             for name in differing:
-                count, worst = unstable.get(name, (0, _NOTHING))
+                count, worst = unstable.get(name, (0, NOTHING))
                 unstable[name] = (count + 1, _larger(worst, found[name]))
         order = {name: i for i, node in enumerate(exposed.proto.graph.node) for name in node.output}
         values = {**first, **inputs}
@@ -209,8 +213,7 @@ class _Repeated:
             initializers,
         )
         alone = onnx.helper.make_model(graph, opset_imports=model.proto.opset_import, ir_version=model.proto.ir_version)
-        session = Session(self._region, model.with_proto(alone), threads=self._threads, optimize=False)
-        return bool(_differences(session, values, self._runs))
+        return bool(_differences(self._as_it_is(model.with_proto(alone)), values, self._runs))
 
     def _described(
         self,
@@ -250,7 +253,7 @@ def _differences(session: Session, inputs: Mapping[str, OnnxValue], runs: int) -
         for name in first:
             found = difference(results[name], first[name])
             if not found.is_equal:
-                count, worst = unstable.get(name, (0, _NOTHING))
+                count, worst = unstable.get(name, (0, NOTHING))
                 unstable[name] = (count + 1, _larger(worst, found))
     return unstable
 

@@ -1,26 +1,44 @@
 """How far two values of ONNX models are apart, in numpy, and what of it rounding explains.
 
-A difference is explained if it is no larger than ``FACTOR`` times what rounding is known to make there, plus a few
-units of the coarser dtype at the largest value (``numerics/rounding.py``). What rounding makes there is measured: by
-how much the value moves when all floating-point inputs and weights of the model are moved by one unit of rounding.
+::
+
+    distance(value, exact).is_explained(distance(eager, exact))       # against float64
+    difference(first, second).is_explained(movement)                  # neither of them is the truth
+
+The rule is that of ``numerics/distance.py``: an error is explained if it is no larger than ``FACTOR`` times one that
+rounding is known to make there, plus a few units of the dtype at the largest value (``numerics/rounding.py``). The
+known one is the error of another computation that is right, or by how much the value moves when all that it is computed
+of moves by one unit of rounding (``movement.py``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from ..numerics.rounding import FACTOR, HUGE, rounding_units
+import ml_dtypes
+import numpy as np
 
-if TYPE_CHECKING:
-    import numpy as np
+from ..numerics.rounding import FACTOR, rounding_units
+from .models import shape_text, type_name
+from .repro import measured
 
 OnnxValue: TypeAlias = "np.ndarray | list[OnnxValue] | dict[object, object] | None"
 """A tensor, a sequence, a map, or an optional that is empty."""
 
 _CHUNK = 2**20
 """Elements that are compared at a time: a weight of gigabytes is never in memory as a whole."""
+
+EQUAL, ROUNDING, DIFFERENT, UNSURE, ONLY_FIRST, ONLY_SECOND = "=", "~", "!", "?", "-", "+"
+LEGEND = {
+    EQUAL: "the same in both",
+    ROUNDING: "different by no more than rounding explains",
+    DIFFERENT: "different by more",
+    UNSURE: "different, aligned by operator and place only: maybe not meant to be the same",
+    ONLY_FIRST: "only in the first model",
+    ONLY_SECOND: "only in the second model",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +47,12 @@ class Difference:
 
     Attributes:
         max_abs: the largest absolute difference.
-        scale: the largest ordinary magnitude in either.
+        scale: the largest ordinary magnitude: in either, or in the right one of the two.
         differing: how many elements differ.
         nonfinite: elements that are NaN or infinite in one only, or infinite with another sign.
         dtype: the name of the coarser dtype, in whose units rounding is; ``""`` for values that are not rounded.
         unit: its epsilon.
+        tiny: its smallest normal number; the smaller ones are as far apart as those.
         what: in words, why they cannot be compared element by element; else ``""``.
     """
 
@@ -43,6 +62,7 @@ class Difference:
     nonfinite: int = 0
     dtype: str = ""
     unit: float = 0.0
+    tiny: float = 0.0
     what: str = ""
 
     @property
@@ -55,23 +75,42 @@ class Difference:
         """The largest difference, relative to the largest magnitude."""
         return self.max_abs / self.scale if self.scale else self.max_abs
 
-    def limit(self, movement: Difference) -> float:
+    @property
+    def error(self) -> float:
+        """The largest difference; infinite where elements are NaN or infinite in one only, or cannot be compared."""
+        return math.inf if self.what or self.nonfinite else self.max_abs
+
+    def limit(self, known: Difference) -> float:
         """The largest difference that rounding explains: elements that differ where values are not rounded."""
         if not self.dtype:
-            return FACTOR * movement.differing if movement.max_abs else 0.0
-        return FACTOR * movement.max_abs + rounding_units(self.dtype) * self.unit * self.scale
+            return FACTOR * known.differing if known.max_abs else 0.0
+        return FACTOR * known.max_abs + rounding_units(self.dtype) * self.unit * max(self.scale, self.tiny)
 
-    def is_explained(self, movement: Difference) -> bool:
+    def is_explained(self, known: Difference) -> bool:
         """Whether it may be rounding.
 
         Args:
-            movement: by how much the value moves under one unit of rounding in all that it is computed from.
+            known: a difference that rounding makes there.
         """
-        if self.what or self.nonfinite > movement.nonfinite:
+        if self.what or self.nonfinite > known.nonfinite:
             return False
         if not self.dtype:  # what is rounded to integers: a few elements, and by no more
-            return self.differing <= self.limit(movement) and self.max_abs <= movement.max_abs
-        return self.max_abs <= self.limit(movement)
+            return self.differing <= self.limit(known) and self.max_abs <= known.max_abs
+        return self.max_abs <= self.limit(known)
+
+    def mark(self, known: Difference, otherwise: str = DIFFERENT) -> str:
+        """``=``, ``~`` or, where rounding does not explain it, another key of ``LEGEND``."""
+        return EQUAL if self.is_equal else ROUNDING if self.is_explained(known) else otherwise
+
+    def text(self, limit: float) -> str:
+        """In words, how far the values are apart, and how far rounding would explain."""
+        if self.what:
+            return self.what
+        if self.nonfinite:
+            return f"{self.nonfinite} elements are NaN or infinite in one only"
+        if not self.dtype:
+            return f"{self.differing} elements differ"
+        return f"off by {self.max_abs:.2g} at values up to {self.scale:.2g}; rounding explains {limit:.1g}"
 
     def as_json(self) -> dict[str, object]:
         """JSON has no infinity; it becomes ``null``."""
@@ -79,10 +118,11 @@ class Difference:
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
 
 
+NOTHING = Difference()
+
+
 def difference(first: OnnxValue, second: OnnxValue) -> Difference:
     """The difference of two values. Tensors of other shapes but as many elements are compared in their order."""
-    import numpy as np
-
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
         return _of_tensors(first, second)
     if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
@@ -94,16 +134,29 @@ def difference(first: OnnxValue, second: OnnxValue) -> Difference:
             return Difference(differing=1, what="other keys")
         return _worst([difference(np.asarray(first[key]), np.asarray(second[key])) for key in first])
     if first is None and second is None:
-        return Difference()
+        return NOTHING
     return Difference(differing=1, what=f"{described(first)} and {described(second)}")
+
+
+def distance(value: np.ndarray, exact: np.ndarray, dtype: np.dtype | None = None) -> Difference:
+    """How far a tensor is from the right one.
+
+    Args:
+        value: the tensor.
+        exact: of the same shape; of a floating-point value in float64, or in its dtype.
+        dtype: in whose units rounding is; the value's by default.
+    """
+    dtype = value.dtype if dtype is None else dtype
+    if value.shape != exact.shape or kind_of(value.dtype) != kind_of(exact.dtype):
+        return Difference(differing=1, what=f"{described(value)} instead of {described(exact)}")
+    if kind_of(dtype) not in ("float", "complex"):
+        return _of_chunks(value, exact)
+    found = _of_chunks(value, exact, _largest(dtype))
+    return dataclasses.replace(found, dtype=dtype.name, unit=epsilon(dtype), tiny=smallest_normal(dtype))
 
 
 def described(value: OnnxValue) -> str:
     """``float32 2x3``, ``sequence of 4``, ``map``, ``empty``."""
-    import numpy as np
-
-    from .models import shape_text, type_name
-
     if isinstance(value, np.ndarray):
         return f"{type_name(value.dtype)} {shape_text(value.shape)}"
     if value is None:
@@ -122,12 +175,20 @@ def kind_of(dtype: np.dtype) -> str:
 
 def epsilon(dtype: np.dtype) -> float:
     """The distance of 1 and the next larger number of a floating-point or complex dtype."""
-    import ml_dtypes
-    import numpy as np
-
     if dtype.kind == "c":
         return float(np.finfo(dtype).eps)
     return float(ml_dtypes.finfo(dtype).eps)
+
+
+def smallest_normal(dtype: np.dtype) -> float:
+    """The smallest positive number of full precision of a floating-point or complex dtype."""
+    return float((np.finfo if dtype.kind == "c" else ml_dtypes.finfo)(dtype).smallest_normal)
+
+
+def _largest(dtype: np.dtype) -> float:
+    """The largest number of a dtype, but for its last place, which float64's rounding may reach."""
+    largest = float((np.finfo if dtype.kind == "c" else ml_dtypes.finfo)(dtype).max)
+    return largest * (1 - epsilon(dtype))
 
 
 def _of_tensors(first: np.ndarray, second: np.ndarray) -> Difference:
@@ -140,44 +201,43 @@ def _of_tensors(first: np.ndarray, second: np.ndarray) -> Difference:
         return Difference(differing=1, what=f"{described(first)} and {described(second)}")
     rounded = [array.dtype for array in (first, second) if kind_of(array.dtype) in ("float", "complex")]
     coarsest = max(rounded, key=epsilon, default=None)
-    a, b = first.reshape(-1), second.reshape(-1)
-    parts = [_part(a[i : i + _CHUNK], b[i : i + _CHUNK]) for i in range(0, a.size, _CHUNK)]
-    found = _worst([Difference(), *parts])
+    found = _of_chunks(first, second)
     if coarsest is None:
         return found
-    return dataclasses.replace(found, dtype=coarsest.name, unit=epsilon(coarsest))
+    return dataclasses.replace(found, dtype=coarsest.name, unit=epsilon(coarsest), tiny=smallest_normal(coarsest))
 
 
-def _part(first: np.ndarray, second: np.ndarray) -> Difference:
-    """The difference of some elements, without dtype and unit."""
-    import numpy as np
+def _of_chunks(first: np.ndarray, second: np.ndarray, largest: float | None = None) -> Difference:
+    """The difference without dtype and unit.
 
+    Args:
+        first, second: as many elements.
+        largest: see ``measured``; the second is right then, and its magnitudes count. ``None``: neither is.
+    """
+    a, b = first.reshape(-1), second.reshape(-1)
+    parts = [_part(a[i : i + _CHUNK], b[i : i + _CHUNK], largest) for i in range(0, a.size, _CHUNK)]
+    found = _worst([part for part, _ in parts])
+    relative = max((huge for _, huge in parts), default=0.0)  # of the scale of all chunks
+    return dataclasses.replace(found, max_abs=max(found.max_abs, relative * max(found.scale, 1.0)))
+
+
+def _part(first: np.ndarray, second: np.ndarray, largest: float | None) -> tuple[Difference, float]:
+    """The difference of some ordinary elements, and the relative difference of huge ones."""
     if kind_of(first.dtype) == "complex" or kind_of(second.dtype) == "complex":
-        a, b = (array.astype(np.complex128).view(np.float64) for array in (first, second))
+        a, b = (np.ascontiguousarray(array, np.complex128).view(np.float64) for array in (first, second))
     elif {kind_of(first.dtype), kind_of(second.dtype)} <= {"integer", "bool"}:
         unequal = first != second
         count = int(np.count_nonzero(unequal))
         if not count:
-            return Difference()
+            return NOTHING, 0.0
         apart = np.abs(first[unequal].astype(np.float64) - second[unequal].astype(np.float64))
-        return Difference(float(apart.max()), float(np.abs(second[unequal].astype(np.float64)).max()), count)
+        return Difference(float(apart.max()), float(np.abs(second[unequal].astype(np.float64)).max()), count), 0.0
     else:
         a, b = first.astype(np.float64), second.astype(np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):
-        finite = np.isfinite(a) & np.isfinite(b)
-        same = (a == b) | (np.isnan(a) & np.isnan(b))
-        size = np.maximum(np.abs(a), np.abs(b))
-        ordinary = finite & (size < HUGE)
-        scale = float(size[ordinary].max(initial=0.0))
-        count = int(np.count_nonzero(~same))
-        if not count:
-            return Difference(scale=scale)
-        max_abs = float(np.abs(a - b)[ordinary].max(initial=0.0))
-        huge = finite & ~ordinary
-        if huge.any():
-            relative = np.abs(a[huge] / size[huge] - b[huge] / size[huge])
-            max_abs = max(max_abs, float(relative.max()) * max(scale, 1.0))
-    return Difference(max_abs, scale, count, int(np.count_nonzero(~finite & ~same)))
+    size = np.abs(b) if largest is not None else np.fmax(np.abs(a), np.abs(b))
+    error, relative, nonfinite, scale = measured(a, b, size, math.inf if largest is None else largest)
+    count = int(np.count_nonzero((a != b) & ~(np.isnan(a) & np.isnan(b))))
+    return Difference(error, scale, count, nonfinite), relative
 
 
 def _worst(parts: list[Difference]) -> Difference:
@@ -189,5 +249,6 @@ def _worst(parts: list[Difference]) -> Difference:
         nonfinite=sum(part.nonfinite for part in parts),
         dtype=max((part.dtype for part in parts), default=""),
         unit=max((part.unit for part in parts), default=0.0),
+        tiny=max((part.tiny for part in parts), default=0.0),
         what=next((part.what for part in parts if part.what), ""),
     )

@@ -7,9 +7,9 @@ import logging
 import numpy as np
 import onnx_ir as ir
 
-from .candidates import PLAIN, Feeds, Runner
-from .cutting import feeds_of
-from .repro import plain
+from .candidates import Feeds, Runner
+from .execution import PLAIN
+from .reference import reference_evaluator
 
 logger = logging.getLogger(__name__)
 
@@ -29,22 +29,19 @@ def exact_outputs(model: ir.Model, feeds: Feeds, runner: Runner) -> dict[str, np
     """
     wide = widened(model)
     wanted = {str(value.name) for value in model.graph.inputs}
-    arrays = {name: _wide(*feed) for name, feed in feeds.items() if name in wanted}
+    arrays = {name: _wide(feed) for name, feed in feeds.items() if name in wanted}
     if len(wide.graph) <= _MOST_NODES:
         found = _by_reference(wide, arrays)
         if found is not None:
             return found
-    outcome = runner.run(wide, feeds_of(arrays), PLAIN)
-    return {name: plain(*output) for name, output in outcome.outputs.items()} if outcome.kind == "ran" else None
+    outcome = runner.run(wide, arrays, PLAIN)
+    return dict(outcome.outputs) if outcome.kind == "ran" else None
 
 
 def _by_reference(model: ir.Model, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
-    from onnx_array_api.reference import ExtendedReferenceEvaluator
-
     try:
         with np.errstate(all="ignore"):
-            evaluator = ExtendedReferenceEvaluator(ir.to_proto(model))
-            results = evaluator.run(None, arrays)
+            results = reference_evaluator(ir.to_proto(model)).run(None, arrays)
     except Exception as error:  # it raises whatever its operators do: it cannot tell, and ONNX Runtime is asked
         logger.info("the reference evaluator fails, ONNX Runtime is asked: %s: %s", type(error).__name__, error)
         return None
@@ -83,5 +80,5 @@ def _widen_attributes(node: ir.Node) -> None:
             node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.DOUBLE))
 
 
-def _wide(array: np.ndarray, number: int) -> np.ndarray:
-    return plain(array, number) if ir.DataType(number) in _LOW else array
+def _wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64) if ir.DataType.from_numpy(array.dtype) in _LOW else array

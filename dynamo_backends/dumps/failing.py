@@ -11,19 +11,18 @@ import re
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from .candidates import Feeds, Outcome, Runner, write_model
-from .closeness import allowed_error
 from .cutting import Parts
+from .differences import NOTHING, distance, kind_of
 from .exact import exact_outputs
+from .execution import Settings
 from .reading import DumpError
-from .repro import error_of, plain
 
 _LONGEST = 600
 """Seconds that a command of the user may take for one model."""
@@ -76,7 +75,7 @@ class Diverges:
         runner: runs it.
     """
 
-    def __init__(self, parts: Parts, known: Feeds, settings: Mapping[str, Any], runner: Runner) -> None:
+    def __init__(self, parts: Parts, known: Feeds, settings: Settings, runner: Runner) -> None:
         self._parts = parts
         self._known = known
         self.settings = settings
@@ -119,21 +118,16 @@ class Diverges:
 
     def _error(self, name: str, outcome: Outcome, exact: np.ndarray | None, error: float) -> float | None:
         """The error of an output if it is wrong; with ``exact`` by float64, else by the known value alone."""
-        array, number = outcome.outputs[name]
-        known, known_number = self._known[name]
-        if number != known_number or array.shape != known.shape:
+        value, known = outcome.outputs[name], self._known[name]
+        if value.dtype != known.dtype or value.shape != known.shape:
             return float("inf")
-        value, right = plain(array, number), plain(known, number)
-        reference = 0.0
-        if exact is not None and exact.shape == right.shape and right.dtype.kind == "f":
-            reference, nonfinite, _ = error_of(right, exact)
-            if nonfinite:
+        right, reference = known, NOTHING
+        if exact is not None and exact.shape == known.shape and kind_of(known.dtype) in ("float", "complex"):
+            right, reference = exact, distance(known, exact)
+            if reference.nonfinite:
                 return error  # float64 does not overflow where this does: the known value is all there is
-            right = exact
-        found, nonfinite, scale = error_of(value, right)
-        if nonfinite:
-            return float("inf")
-        return found if found > allowed_error(number, scale, reference) else None
+        found = distance(value, right)
+        return None if found.is_explained(reference) else found.error
 
 
 class EndsAs:
@@ -147,9 +141,7 @@ class EndsAs:
         outcome: how the whole ended.
     """
 
-    def __init__(
-        self, parts: Parts, known: Feeds | None, settings: Mapping[str, Any], runner: Runner, outcome: Outcome
-    ) -> None:
+    def __init__(self, parts: Parts, known: Feeds | None, settings: Settings, runner: Runner, outcome: Outcome) -> None:
         self._parts = parts
         self._known = known
         self.settings = settings
@@ -168,7 +160,12 @@ class EndsAs:
 
 
 def is_same_end(one: Outcome, other: Outcome) -> bool:
-    """Whether two candidates ended in the same way: the same kind of failure, and the same said but for names."""
+    """Whether two candidates ended in the same way: the same kind of failure, and the same said but for names.
+
+    Of a crash it is the signal that counts: a segmentation fault is not the failure that an abort is.
+    """
+    if one.kind == "crashed":
+        return (one.kind, one.message) == (other.kind, other.message)
     return one.kind == other.kind and essence(one.message) == essence(other.message)
 
 

@@ -1,15 +1,13 @@
-"""What models are run with: inputs that were stored, made-up ones, and whose input of one model is whose of another.
+"""What models are run with: inputs that were stored, or made-up ones.
 
 ::
 
     feeds = read_feeds(["graph_000/forward/region_0/test_data_set_0"], model)
     feeds = made_up(model, sizes={"batch": 3}, seed=0)
-    matched = match(first, feeds, second)      # the second model's inputs, by name, content, type and shape
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,9 +23,6 @@ if TYPE_CHECKING:
 DATA_SET = "test_data_set_0"
 DEFAULT_SIZE = 3
 """Of a symbolic dimension that is given no size."""
-
-_SEARCHED = 2**26
-"""Bytes of a weight that is compared with others to find its partner."""
 
 
 def read_feeds(paths: Sequence[str | Path], model: OnnxModel) -> dict[str, OnnxValue]:
@@ -184,111 +179,3 @@ class _Uses:
                 if i in _PASSES_ON.get(node.op_type, ()):
                     waiting += [item for item in node.output if item not in seen]
                     seen.update(node.output)
-
-
-@dataclasses.dataclass(frozen=True)
-class Matched:
-    """Whose value an input has.
-
-    Attributes:
-        name: the input's, or initializer's, of the second model.
-        partner: the input's, or initializer's, of the first.
-        how: ``name``, ``content``, or ``type and shape``.
-    """
-
-    name: str
-    partner: str
-    how: str
-
-
-def match(first: OnnxModel, feeds: Mapping[str, OnnxValue], second: OnnxModel) -> list[Matched]:
-    """Which inputs and initializers of two models are each other's.
-
-    By name first; then by content, where both have one; at last an input without a value takes the first that is left
-    of its type and shape, unless its name is that of a value the other model computes.
-
-    Args:
-        first: whose inputs have values.
-        feeds: values of inputs of either.
-        second: the other model.
-    """
-    ours = _sources(first, feeds)
-    theirs = _sources(second, feeds)
-    found: list[Matched] = []
-
-    def pair(name: str, partner: str, how: str) -> None:
-        found.append(Matched(name, partner, how))
-        theirs.pop(name)
-        ours.pop(partner)
-
-    for name in list(theirs):
-        if name in ours and theirs[name].may_be(ours[name], cast=True) and not _is_by_chance(theirs[name], ours[name]):
-            pair(name, name, "name")
-    by_content: dict[object, list[str]] = {}
-    for partner, item in ours.items():
-        by_content.setdefault(item.content(), []).append(partner)
-    for name in list(theirs):
-        content = theirs[name].content()
-        partners = by_content.get(content, [])
-        if content is not None and partners:
-            pair(name, partners.pop(0), "content")
-    computed = {name for model in (first, second) for node in model.proto.graph.node for name in node.output}
-    for name in list(theirs):
-        for partner in list(ours):
-            known = theirs[name].value is not None and ours[partner].value is not None
-            if not known and not computed & {name, partner} and theirs[name].may_be(ours[partner]):
-                pair(name, partner, "type and shape")
-                break
-    return found
-
-
-def _is_by_chance(a: _Source, b: _Source) -> bool:
-    """Whether one name may stand for two constants: a number or sizes (``val_12``), and not the same ones."""
-    import numpy as np
-
-    if a.value is None or b.value is None or (a.value.size > 1 and kind_of(a.value.dtype) == "float"):
-        return False
-    return not np.array_equal(a.value, b.value)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Source:
-    """An input or initializer: its type, and its value if that is known."""
-
-    type: InputType
-    value: np.ndarray | None
-
-    def content(self) -> object:
-        """What equal values have in common; ``None`` for what is not known, too large, or too small to tell."""
-        import hashlib
-
-        if self.value is None or self.value.size < 2 or self.value.nbytes > _SEARCHED or self.value.dtype.kind == "O":
-            return None
-        return self.value.dtype.name, self.value.shape, hashlib.blake2b(self.value.tobytes()).digest()
-
-    def may_be(self, other: _Source, *, cast: bool = False) -> bool:
-        """Whether the types allow both to be the same; with ``cast``, in another precision."""
-        if self.type.dtype is None or other.type.dtype is None:
-            return False
-        if self.type.dtype != other.type.dtype and not (cast and kind_of(self.type.dtype) == kind_of(other.type.dtype)):
-            return False
-        mine, its = self.type.shape, other.type.shape
-        if mine is None or its is None:
-            return True
-        return len(mine) == len(its) and all(
-            a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in zip(mine, its, strict=True)
-        )
-
-
-def _sources(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> dict[str, _Source]:
-    import numpy as np
-
-    found = {}
-    for item in model.inputs:
-        value = feeds.get(item.name)
-        known = value if isinstance(value, np.ndarray) else None
-        sized = item if known is None else dataclasses.replace(item, shape=known.shape)
-        found[item.name] = _Source(sized, known)
-    for name, array in model.initializers.items():
-        found[name] = _Source(InputType(name, array.dtype, array.shape, ""), array)
-    return found

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .reading import MANIFEST, DumpError, Run, read_run
+from .reading import MANIFEST, DumpedGraph, DumpError, Run, read_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class DynamoGraphSummary:
     Attributes:
         index: its number.
         function: the user's function that it is a part of; empty where that is not known, as under ``onnx_compiler``.
-        begins, ends: ``file:line``, or empty.
+        begins, ends: ``file:line``, or empty; where it begins in a library's file, also the user's line that called it.
         reason: why it ends there: ``the end of the function``, ``graph break: …``.
         given_up: why Dynamo does not use it, or empty.
         passes_seconds: how long its passes took, those of the stages ``pre_grad`` and ``joint``.
@@ -69,6 +69,9 @@ class GraphSummary:
         share_on_onnx: how many of them ONNX Runtime runs, 0 to 1.
         regions: in how many regions.
         runs: how often it ran.
+        files_in: the run folder of the process that compiled it and forked this one, or ``None``.
+        compared_runs: how many of these were compared.
+        runs_at_other_sizes: how many ran at sizes at which none was compared.
         seconds: how long it took to compile, by stage.
         worst: the output with the largest error against float64.
         worst_error, eager_error: its largest absolute error, and eager's; ``None`` where nothing was compared.
@@ -84,6 +87,9 @@ class GraphSummary:
     share_on_onnx: float
     regions: int
     runs: int
+    files_in: str | None
+    compared_runs: int
+    runs_at_other_sizes: int
     seconds: Mapping[str, float]
     worst: str
     worst_error: float | None
@@ -126,8 +132,7 @@ def dynamo_graphs_of_run(run: Run) -> list[DynamoGraphSummary]:
     Raises:
         DumpError: the manifest is damaged.
     """
-    with run.reading_manifest():
-        return [_dynamo_graph(entry) for entry in run.manifest["dynamo_graphs"]]
+    return [_dynamo_graph(entry) for entry in run.dynamo_graphs]
 
 
 def _dynamo_graph(entry: Mapping[str, Any]) -> DynamoGraphSummary:
@@ -135,7 +140,7 @@ def _dynamo_graph(entry: Mapping[str, Any]) -> DynamoGraphSummary:
     return DynamoGraphSummary(
         int(entry["index"]),
         str(begin.get("function", "")),
-        _place(begin),
+        str(begin.get("place", "")),
         _place(end),
         str(end.get("reason", "")),
         str(entry["given_up"] or ""),
@@ -155,28 +160,29 @@ def graphs_of_run(run: Run) -> list[GraphSummary]:
     Raises:
         DumpError: the manifest is damaged.
     """
-    found = []
-    for graph in run.graphs:
-        entry = graph.entry
-        with run.reading_manifest():
-            worst = entry["worst"] or {}
-            ours, eager = worst.get("onnx") or {}, worst.get("eager") or {}
-            found.append(
-                GraphSummary(
-                    graph.index,
-                    graph.direction,
-                    graph.short_reference,
-                    int(entry["nodes"]),
-                    float(entry["share_on_onnx"]),
-                    len(graph.regions),
-                    int(entry["runs"]),
-                    {str(name): float(taken) for name, taken in entry["seconds"].items()},
-                    str(worst.get("value", "")),
-                    ours.get("max_abs"),
-                    eager.get("max_abs"),
-                    int(ours.get("nonfinite", 0)),
-                    graph.verdict,
-                    str(entry["note"]),
-                )
-            )
-    return found
+    return [_summary_of(graph) for graph in run.graphs]
+
+
+def _summary_of(graph: DumpedGraph) -> GraphSummary:
+    entry = graph.entry
+    worst = entry["worst"] or {}
+    ours, eager = worst.get("onnx") or {}, worst.get("eager") or {}
+    return GraphSummary(
+        graph.index,
+        graph.direction,
+        graph.short_reference,
+        entry["nodes"],
+        entry["share_on_onnx"],
+        len(graph.regions),
+        entry["runs"],
+        str(graph.inherited) if graph.inherited is not None else None,
+        entry["compared_runs"],
+        entry["runs_at_other_sizes"],
+        entry["seconds"],
+        worst.get("value", ""),
+        ours.get("max_abs"),
+        eager.get("max_abs"),
+        ours.get("nonfinite", 0),
+        graph.verdict,
+        entry["note"],
+    )

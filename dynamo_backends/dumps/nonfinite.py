@@ -15,11 +15,10 @@ the range of each value, so all nodes are looked at, also those that PyTorch ran
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .reading import DumpedGraph, DumpError
+from .reading import DumpedGraph
 
 KINDS = {"nan": "NaN", "infinite": "infinity"}
 
@@ -123,45 +122,22 @@ def find_nonfinite(graph: DumpedGraph) -> Nonfinite:
     Raises:
         DumpError: no run was compared, or the table is damaged.
     """
-    listed = rows_of(graph)
     births: list[Birth] = []
     meant: list[Birth] = []
-    try:
-        rows = {row["name"]: row for row in listed}
-        for row in rows.values():
-            if row["operator"] in ("placeholder", "get_attr"):
-                continue
-            for key in KINDS:
-                if any(_is_born(rows, row, side, key) for side in _SIDES):
-                    is_meant = (key == "infinite" and row["has_infinite_argument"]) or row["is_uninitialized"]
-                    (meant if is_meant else births).append(_birth(rows, row, key))
-        given = [
-            row["user_name"] or name
-            for name, row in rows.items()
-            if row["operator"] in ("placeholder", "get_attr") and any(_count(row, "eager", key) for key in KINDS)
-        ]
-    except (KeyError, TypeError) as error:
-        raise DumpError(f"the comparison of {graph.reference} is damaged: {error!r}; dump again") from None
+    rows = {row["name"]: row for row in graph.rows()}
+    for row in rows.values():
+        if row["operator"] in ("placeholder", "get_attr"):
+            continue
+        for key in KINDS:
+            if any(_is_born(rows, row, side, key) for side in _SIDES):
+                is_meant = (key == "infinite" and row["has_infinite_argument"]) or row["is_uninitialized"]
+                (meant if is_meant else births).append(_birth(rows, row, key))
+    given = [
+        row["user_name"] or name
+        for name, row in rows.items()
+        if row["operator"] in ("placeholder", "get_attr") and any(_count(row, "eager", key) for key in KINDS)
+    ]
     return Nonfinite(births, meant, given, len(rows))
-
-
-def rows_of(graph: DumpedGraph) -> list[dict[str, Any]]:
-    """The rows of a graph's comparison, in execution order: ``side_by_side.json``.
-
-    Raises:
-        DumpError: no run was compared, or the file is damaged.
-    """
-    path = graph.folder / "side_by_side.json"
-    if not path.exists():
-        raise DumpError(
-            f"no run of {graph.name} was compared: run the compiled model once, "
-            "with options={'compare': 'first'}, which is the default"
-        )
-    try:
-        rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DumpError(f"{path} is damaged: {error!r}; dump again") from None
-    return rows
 
 
 def _extent(row: Mapping[str, Any], side: str) -> Mapping[str, Any] | None:

@@ -24,13 +24,12 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .execution import region_settings, session_of_region
 from .models import load_model
 from .reading import DumpedGraph, DumpedRegion
-from .sessions import Session, as_it_runs
 
 if TYPE_CHECKING:
     import onnx
-    import onnxruntime
 
 NOT_ATTRIBUTED = ""
 """The module of time that no FX node is known for."""
@@ -191,20 +190,19 @@ class _Measured:
 
 
 def _measure(region: DumpedRegion, runs: int, threads: int | None) -> _Measured:
-    with tempfile.TemporaryDirectory() as folder:
-
-        def configure(options: onnxruntime.SessionOptions) -> None:
-            options.enable_profiling = True
-            options.profile_file_prefix = str(Path(folder) / "profile")
-
-        session = Session(region, threads=threads, configure=as_it_runs(Path(folder), configure))
-        inputs = region.recorded("input")
+    settings, inputs = region_settings(region, threads), region.recorded("input")
+    model = load_model(region.optimized_model)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        session = session_of_region(
+            region, model, settings=settings, inputs=inputs, write=folder, profile=folder / "profile"
+        )
         for _ in range(runs + 1):
             session(inputs)
         events = json.loads(session.end_profiling().read_text())
-        graph = load_model(Path(folder) / "model.onnx").proto.graph
+        graph = load_model(folder / "model.onnx").proto.graph
     whole = [event["dur"] for event in events if event["cat"] == "Session" and event["name"] == "model_run"]
-    return _Measured(region, session.threads, graph, _timed(graph, events, runs), _middle(whole[1:]))
+    return _Measured(region, settings.threads, graph, _timed(graph, events, runs), _middle(whole[1:]))
 
 
 def _timed(graph: onnx.GraphProto, events: Sequence[Mapping[str, Any]], runs: int) -> list[_Node]:

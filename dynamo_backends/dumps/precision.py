@@ -20,12 +20,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..numerics.rounding import FACTOR, rounding_units
-from .models import OnnxModel
-from .nonfinite import rows_of
+from .differences import Difference, distance
+from .execution import region_settings, session_of_region
+from .models import OnnxModel, load_ir
 from .reading import DumpedGraph, DumpedRegion, DumpError
 from .reducing import smallest
-from .sessions import Session
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,7 +124,7 @@ def find_precision(
     Raises:
         DumpError: no run was compared, nothing was recorded, or the model cannot be run.
     """
-    rows = {row["name"]: row for row in rows_of(graph)}
+    rows = {row["name"]: row for row in graph.rows()}
     return [_Region(graph, region, rows, strict, progress).find() for region in graph.regions]
 
 
@@ -140,13 +139,11 @@ class _Region:
         strict: bool,
         progress: Callable[[str], None],
     ) -> None:
-        import onnx_ir as ir
-
         self._region = region
         self._rows = rows
         self._strict = strict
         self._progress = progress
-        self._model = ir.load(region.optimized_model)
+        self._model = load_ir(region.optimized_model)
         self._is_ok = graph.verdict == "ok"
         self._inputs = region.recorded("input")
         self._tried = 0
@@ -210,7 +207,9 @@ class _Region:
         import onnx_ir as ir
 
         content = OnnxModel(ir.to_proto(model), self._region.folder, str(self._region.folder))
-        return Session(self._region, content, optimize=optimize)(self._inputs)
+        settings = region_settings(self._region)
+        settings = settings if optimize else settings.unoptimized
+        return session_of_region(self._region, content, settings=settings, inputs=self._inputs)(self._inputs)
 
     def _errors(self, names: Sequence[str]) -> list[ResultError]:
         """The errors of the floating-point results with these FX nodes in float32."""
@@ -224,25 +223,14 @@ class _Region:
         return [self._error(name, value) for name, value in results.items() if value.dtype.name in (*_LOW, "float32")]
 
     def _error(self, name: str, value: np.ndarray) -> ResultError:
-        import ml_dtypes
         import numpy as np
 
-        dtype = value.dtype.name
-        ours, exact = value.astype(np.float64), np.asarray(self._exact[name], np.float64)
-        limit = float(ml_dtypes.finfo(value.dtype).max)
-        with np.errstate(invalid="ignore"):
-            same = (ours == exact) | (np.isnan(ours) & np.isnan(exact)) | (np.isinf(ours) & (np.abs(exact) >= limit))
-            finite = np.isfinite(ours) & np.isfinite(exact)
-            error = float(np.abs(ours - exact)[finite].max(initial=0.0))
-        scale = float(np.abs(exact[np.isfinite(exact)]).max(initial=0.0))
-        wrong = int(np.count_nonzero(~finite & ~same))
+        found = distance(value, np.asarray(self._exact[name], np.float64))
         eager = (self._rows.get(name) or {}).get("eager") or {}
-        if wrong > (0 if self._strict else eager.get("nonfinite", 0)):
-            error = math.inf
-        allowed = rounding_units(dtype) * float(ml_dtypes.finfo(value.dtype).eps) * scale
-        if not self._strict:
-            allowed += FACTOR * (eager.get("max_abs") or 0.0)
-        return ResultError(name, dtype, error, allowed)
+        known = Difference(eager.get("max_abs") or 0.0, nonfinite=eager.get("nonfinite", 0))
+        known = Difference() if self._strict else known
+        error = math.inf if found.nonfinite > known.nonfinite else found.max_abs
+        return ResultError(name, value.dtype.name, error, found.limit(known))
 
     def _suffices(self, names: Sequence[str]) -> bool:
         right = all(item.is_right for item in self._errors(names))

@@ -15,28 +15,27 @@ another version raises ``DumpError``, which says what is the matter and what to 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ..errors import first_line
+from . import schema
 
 if TYPE_CHECKING:
     import numpy as np
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Of ``manifest.json`` and what it names. It grows when something that is read here changes its meaning."""
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
 DEFAULT_FOLDER = "onnx_debug"
-
-DIRECTIONS = ("inference", "forward", "backward")
-"""What AOTAutograd makes of a graph, in the order it runs."""
 
 _REFERENCE = re.compile(r"(?:graph_)?(\d+)(?:/(inference|forward|backward))?(?:/region_(\d+))?/?")
 
@@ -53,11 +52,13 @@ class DumpedRegion:
         index: its number in the graph.
         folder: where its files are.
         entry: what the manifest says of it.
+        inherited: the same folder of the run of the process that compiled it and forked this one, or ``None``.
     """
 
     index: int
     folder: Path
     entry: Mapping[str, Any]
+    inherited: Path | None = None
 
     @property
     def model(self) -> Path:
@@ -67,7 +68,7 @@ class DumpedRegion:
     @property
     def optimized_model(self) -> Path:
         """The model after our passes: what ONNX Runtime was given. Where they changed nothing it is ``model``."""
-        same = any(item["name"] == "onnx_optimized" and item["same_as"] for item in self.entry.get("stages", ()))
+        same = any(item["name"] == "onnx_optimized" and item["same_as"] for item in self.entry["stages"])
         return self.model if same else self._file("model.optimized.onnx")
 
     @property
@@ -83,6 +84,8 @@ class DumpedRegion:
                 damaged.
         """
         folder = self.folder / "test_data_set_0"
+        if not folder.is_dir() and self.inherited is not None:
+            folder = self.inherited / "test_data_set_0"
         found: dict[str, np.ndarray] = {}
         for i in range(_count_of(folder, kind)):
             path = folder / f"{kind}_{i}.pb"
@@ -98,7 +101,7 @@ class DumpedRegion:
         return found
 
     def _file(self, name: str) -> Path:
-        path = self.folder / name
+        path = _here_or_there(self.folder / name, self.inherited and self.inherited / name)
         if not path.exists():
             raise DumpError(f"{path} is not there: the dump is incomplete")
         return path
@@ -114,6 +117,8 @@ class DumpedGraph:
         folder: where its files are.
         regions: in the order they run.
         entry: what the manifest says of it.
+        inherited: the run folder of the process that compiled it and forked this one, or ``None``: what was written
+            when it was compiled is there.
     """
 
     index: int
@@ -121,6 +126,7 @@ class DumpedGraph:
     folder: Path
     regions: Sequence[DumpedRegion]
     entry: Mapping[str, Any]
+    inherited: Path | None = None
 
     @property
     def name(self) -> str:
@@ -143,6 +149,21 @@ class DumpedGraph:
         verdict: str | None = self.entry["verdict"]
         return verdict
 
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of its comparison, in execution order: ``side_by_side.json``.
+
+        Raises:
+            DumpError: no run was compared, or the file is damaged.
+        """
+        path = self.folder / "side_by_side.json"
+        if not path.exists():
+            raise DumpError(
+                f"no run of {self.name} was compared: run the compiled model once, "
+                "with options={'compare': 'first'}, which is the default"
+            )
+        rows: list[dict[str, Any]] = _read_json(path, schema.COMPARISON)["rows"]
+        return rows
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -161,31 +182,54 @@ class Run:
         """All graphs, in the order of their numbers; forward before backward.
 
         Raises:
-            DumpError: the manifest does not say what one has.
+            DumpError: an entry is damaged.
         """
-        with self.reading_manifest():
-            return [self._graph(entry) for entry in self.manifest["graphs"]]
+        return [self._graph(entry, f"graphs[{i}]") for i, entry in enumerate(self.manifest["graphs"])]
 
-    @contextlib.contextmanager
-    def reading_manifest(self) -> Iterator[None]:
-        """In it, an entry of the manifest that is not there, or not what it should be, raises ``DumpError``."""
-        try:
-            yield
-        except DumpError:
-            raise
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise DumpError(f"{self.folder / MANIFEST} is damaged: {error!r}; dump again") from None
+    @functools.cached_property
+    def dynamo_graphs(self) -> list[Mapping[str, Any]]:
+        """What the manifest says of Dynamo's graphs, in the order they were compiled.
 
-    def _graph(self, entry: Mapping[str, Any]) -> DumpedGraph:
-        regions = [DumpedRegion(int(item["index"]), self._inside(item["folder"]), item) for item in entry["regions"]]
-        entry["verdict"]
-        return DumpedGraph(int(entry["index"]), str(entry["direction"]), self._inside(entry["folder"]), regions, entry)
+        Raises:
+            DumpError: an entry is damaged.
+        """
+        entries: list[Mapping[str, Any]] = self.manifest["dynamo_graphs"]
+        for i, entry in enumerate(entries):
+            _check(self.folder / MANIFEST, entry, schema.DYNAMO_GRAPH, f"dynamo_graphs[{i}]")
+        return entries
 
-    def _inside(self, relative: str) -> Path:
-        """A path of the manifest, which may name nothing outside the run folder."""
-        path = (self.folder / relative).resolve()
+    def _forker(self, name: str | None) -> Path | None:
+        """The run folder, beside this one, of a process that forked; the manifest may name nothing else."""
+        if name is None:
+            return None
+        if not name.startswith("run_") or name != Path(name).name:
+            raise DumpError(f"{self.folder / MANIFEST} is damaged: {name!r} is no run folder; dump again")
+        return self.folder.resolve().with_name(name)
+
+    def file_of(self, graph: DumpedGraph, relative: str) -> Path:
+        """A file that was written when a graph was compiled: in this run, or in that of the process that forked it."""
+        inherited = graph.inherited
+        return _here_or_there(self.inside(relative), inherited and inherited / relative)
+
+    def _graph(self, entry: Mapping[str, Any], where: str) -> DumpedGraph:
+        _check(self.folder / MANIFEST, entry, schema.GRAPH, where)
+        inherited = self._forker(entry.get("files_in"))
+        regions = [
+            DumpedRegion(item["index"], self.inside(item["folder"]), item, inherited and inherited / item["folder"])
+            for item in entry["regions"]
+        ]
+        folder = self.inside(entry["folder"])
+        return DumpedGraph(entry["index"], entry["direction"], folder, regions, entry, inherited)
+
+    def inside(self, relative: str) -> Path:
+        """A path of the manifest, which may name nothing outside the run folder.
+
+        Raises:
+            DumpError: it does.
+        """
+        path = (self.folder / relative).resolve() if "\0" not in relative else Path("/")
         if not path.is_relative_to(self.folder.resolve()):
-            raise ValueError(f"{relative} is outside the run folder")
+            raise DumpError(f"{self.folder / MANIFEST} is damaged: {relative!r} is outside the run folder; dump again")
         return path
 
     def graphs_of(self, reference: str) -> list[DumpedGraph]:
@@ -245,6 +289,10 @@ class Run:
         return resolved.relative_to(root).as_posix() if resolved.is_relative_to(root) else reference
 
 
+def _here_or_there(here: Path, there: Path | None) -> Path:
+    return there if there is not None and not here.exists() else here
+
+
 def find_run(folder: str | Path | None = None) -> Run:
     """The run that a user means.
 
@@ -294,12 +342,7 @@ def read_run(folder: Path) -> Run:
         DumpError: its manifest is not there, damaged, not ours, or of another version.
     """
     path = folder / MANIFEST
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DumpError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise DumpError(f"{path} is damaged, it is not JSON: {error}; dump again") from None
+    manifest = _read_json(path)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("schema_version"), int):
         raise DumpError(f"{path} was not written by dynamo-backends")
     version = manifest["schema_version"]
@@ -309,7 +352,30 @@ def read_run(folder: Path) -> Run:
             f"{path} was written by {older} version of dynamo-backends (schema {version}, this one reads "
             f"{SCHEMA_VERSION}); dump again"
         )
+    _check(path, manifest, schema.MANIFEST)
     return Run(folder, manifest)
+
+
+def _read_json(path: Path, form: schema.Form = object) -> Any:
+    """What a file of the dump holds.
+
+    Raises:
+        DumpError: it cannot be read, is damaged, or not of this form.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DumpError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise DumpError(f"{path} is damaged, it is not JSON: {error}; dump again") from None
+    _check(path, value, form)
+    return value
+
+
+def _check(path: Path, value: object, form: schema.Form, where: str = "") -> None:
+    said = schema.problem(value, form, where)
+    if said:
+        raise DumpError(f"{path} is damaged: {said}; dump again")
 
 
 def read_tensor(path: Path) -> tuple[str, np.ndarray]:
@@ -325,8 +391,11 @@ def read_tensor(path: Path) -> tuple[str, np.ndarray]:
     try:
         proto.ParseFromString(path.read_bytes())
         return proto.name, onnx.numpy_helper.to_array(proto, base_dir=str(path.parent))
-    except (DecodeError, ValueError, TypeError, OSError, onnx.checker.ValidationError) as error:
-        raise DumpError(f"{path} is damaged: {error}; dump again") from None
+    except (
+        *(DecodeError, ValueError, TypeError, KeyError, OSError, ArithmeticError, MemoryError),
+        onnx.checker.ValidationError,
+    ) as error:
+        raise DumpError(f"{path} is damaged: {first_line(str(error)) or type(error).__name__}; dump again") from None
 
 
 def _count_of(folder: Path, kind: str) -> int:

@@ -3,9 +3,11 @@
     python repro.py                     # the model that SETTINGS names, as its session was made
     python repro.py another.onnx        # another one on the same inputs
 
-It needs onnxruntime and numpy, nothing else: it reads the tensors of the data set itself. It prints the differences,
-the largest last; exit code 0 if there is none but rounding, 1 if there is, or the session cannot be made or run, 2 if
-the inputs were not stored.
+It needs onnxruntime and numpy, nothing else: it reads the tensors of the data set itself. It prints the largest
+differences, those that are wrong first; exit code 0 if there is none but rounding, 1 if there is, or the session cannot
+be made or run, 2 if the inputs were not stored.
+
+The commands that run models of dumps make their sessions and measure errors with the functions here, too.
 """
 
 from __future__ import annotations
@@ -30,17 +32,7 @@ _DTYPES = {
 }  # fmt: skip
 """numpy's dtype for each of ONNX's; those numpy does not have (bfloat16 is 16, float8 17 to 20) are their bits."""
 
-BFLOAT16 = 16
-
-_ROUNDING = {
-    1: 64 * 2.0**-23,
-    10: 4 * 2.0**-10,
-    11: 64 * 2.0**-52,
-    14: 64 * 2.0**-23,
-    15: 64 * 2.0**-52,
-    16: 4 * 2.0**-7,
-}
-"""The error that counts as rounding, by dtype, relative to the largest value: where none is given for an output."""
+_BFLOAT16 = 16
 
 _HUGE = 1e30
 """Values from here on (masks filled with the smallest float) are judged by their relative error."""
@@ -51,11 +43,12 @@ def session_of(model: Any, settings: Any = None, constants: Sequence[Tensor] = (
 
     Args:
         model: the path of a model, or the serialized model.
+        settings: ``providers``, ``provider_options``, ``graph_optimization_level``, ``disabled_optimizers``,
+            ``threads``, ``config`` (entries of the session's configuration), ``optimized_model`` (where the model that
+            runs is written) and ``profile`` (how the file with the times of the runs begins); what is not given is
+            ONNX Runtime's default.
         constants: those of its inputs, from ``read_tensor``, whose values the session holds, so that ONNX Runtime folds
             and packs them.
-        settings: ``providers``, ``provider_options``, ``graph_optimization_level``, ``disabled_optimizers``,
-            ``threads`` and ``config`` (entries of the session's configuration); what is not given is ONNX Runtime's
-            default.
 
     Raises:
         Exception: whatever ONNX Runtime raises.
@@ -66,14 +59,20 @@ def session_of(model: Any, settings: Any = None, constants: Sequence[Tensor] = (
     options.intra_op_num_threads = settings.get("threads") or 0
     level = settings.get("graph_optimization_level") or "ORT_ENABLE_ALL"
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-    for key, value in (settings.get("config") or {}).items():
-        options.add_session_config_entry(key, str(value))
+    config = dict(settings.get("config") or {})
     if settings.get("optimized_model"):
         options.optimized_model_filepath = settings["optimized_model"]
+    if settings.get("profile"):
+        options.enable_profiling, options.profile_file_prefix = True, settings["profile"]
     if constants:
-        model = _with_constants(Path(model).read_bytes(), constants)
-        values = [_ort_value(array, number) for _, array, number in constants]
+        if not isinstance(model, bytes):
+            config.setdefault(EXTERNAL_DATA, str(Path(model).resolve().parent))
+            model = Path(model).read_bytes()
+        model = _with_constants(model, constants)
+        values = [ort_value(array, number) for _, array, number in constants]
         options.add_external_initializers([name for name, _, _ in constants], values)
+    for key, value in config.items():
+        options.add_session_config_entry(key, str(value))
     return onnxruntime.InferenceSession(
         model,
         options,
@@ -81,6 +80,10 @@ def session_of(model: Any, settings: Any = None, constants: Sequence[Tensor] = (
         provider_options=settings.get("provider_options") or None,
         disabled_optimizers=settings.get("disabled_optimizers") or None,
     )
+
+
+EXTERNAL_DATA = "session.model_external_initializers_file_folder_path"
+"""The entry of the configuration with the folder of a serialized model's external data."""
 
 
 def run(session: Any, inputs: Any) -> dict[str, Any]:
@@ -96,23 +99,16 @@ def run(session: Any, inputs: Any) -> dict[str, Any]:
     Raises:
         Exception: whatever ONNX Runtime raises.
     """
-    binding = session.io_binding()
-    kept = []  # the memory of an input must live until the run is over
-    for item in session.get_inputs():
-        array, number = inputs[item.name]
-        array = np.require(array, requirements=["C_CONTIGUOUS"])
-        value = _ort_value(array, number)
-        kept.append((array, value))
-        binding.bind_ortvalue_input(item.name, value)
-    for item in session.get_outputs():
-        binding.bind_output(item.name)
-    session.run_with_iobinding(binding)
+    given = {item.name: inputs[item.name] for item in session.get_inputs()}
+    arrays = {name: np.require(array, requirements=["C_CONTIGUOUS"]) for name, (array, _) in given.items()}
+    values = {name: ort_value(arrays[name], number) for name, (_, number) in given.items()}  # which use their memory
     names = [item.name for item in session.get_outputs()]
-    return {name: _array(value) for name, value in zip(names, binding.get_outputs())}  # noqa: B905, as old as 3.8
+    results = session.run_with_ort_values(names, values)
+    return {name: _array(value) for name, value in zip(names, results)}  # noqa: B905, as old as 3.8
 
 
-def _ort_value(array: np.ndarray, number: int) -> Any:
-    if number < BFLOAT16:
+def ort_value(array: np.ndarray, number: int) -> Any:
+    if number < _BFLOAT16:
         return onnxruntime.OrtValue.ortvalue_from_numpy(array)
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, number)
 
@@ -156,7 +152,7 @@ def _array(value: Any) -> tuple[np.ndarray, int]:
     number = value.element_type()
     if number not in _DTYPES:
         return np.zeros(0), number
-    if number < BFLOAT16:
+    if number < _BFLOAT16:
         return value.numpy(), number
     import ctypes
 
@@ -235,7 +231,7 @@ def _varints(message: bytes) -> Any:
 
 def plain(array: np.ndarray, number: int) -> np.ndarray:
     """An array as float64, complex numbers as pairs; what has more than 53 bits, and float8, as it is."""
-    if number == BFLOAT16:
+    if number == _BFLOAT16:
         return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     if number in (14, 15):
         return np.ascontiguousarray(array).view("f4" if number == 14 else "f8").astype(np.float64)
@@ -253,22 +249,39 @@ def error_of(value: np.ndarray, right: np.ndarray) -> tuple[float, int, float]:
         The largest absolute error; the number of elements that are NaN or infinite on one side only; the largest
         magnitude of the right values. Of integers and booleans the error is the number of elements that differ.
     """
-    if value.size == 0:
-        return 0.0, 0, 0.0
     if value.dtype.kind != "f":
         return float((value != right).sum()), 0, 1.0
-    finite = np.isfinite(value) & np.isfinite(right)
-    same = (value == right) | (np.isnan(value) & np.isnan(right))
-    nonfinite = int((~finite & ~same).sum())
-    value, right = value[finite], right[finite]
-    size = np.abs(right)
-    ordinary = size < _HUGE
-    scale = float(size[ordinary].max()) if ordinary.any() else 0.0
-    error = float(np.abs(value - right)[ordinary].max()) if ordinary.any() else 0.0
-    if not ordinary.all():
-        relative = np.abs(value[~ordinary] / right[~ordinary] - 1.0)
-        error = max(error, float(relative.max()) * max(scale, 1.0))
-    return error, nonfinite, scale
+    error, relative, nonfinite, scale = measured(value, right, np.abs(right))
+    return max(error, relative * max(scale, 1.0)), nonfinite, scale
+
+
+def measured(
+    value: np.ndarray, right: np.ndarray, size: np.ndarray, largest: float = float("inf")
+) -> tuple[float, float, int, float]:
+    """What the distance of two float64 arrays is made of.
+
+    Args:
+        value: the values.
+        right: what they should be.
+        size: the magnitude that each element is judged by.
+        largest: the largest number of the value's dtype: where the right one is larger, an infinity is its rounding.
+
+    Returns:
+        Of ordinary elements the largest absolute error; of huge ones the largest relative error; how many are NaN or
+        infinite on one side only, or infinite with another sign; the largest ordinary magnitude.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        finite = np.isfinite(value) & np.isfinite(right)
+        same = (value == right) | (np.isnan(value) & np.isnan(right))
+        overflows = np.isfinite(right) & (np.abs(right) > largest)
+        nonfinite = int((~finite & ~same & ~overflows).sum())
+        value, right, size = value[finite], right[finite], size[finite]
+        ordinary = size < _HUGE
+        error = float(np.abs(value - right)[ordinary].max(initial=0.0))
+        scale = float(size[ordinary].max(initial=0.0))
+        value, right, size = value[~ordinary], right[~ordinary], size[~ordinary]
+        relative = float(np.abs(value / size - right / size).max(initial=0.0))
+    return error, relative, nonfinite, scale
 
 
 def main() -> int:
@@ -305,28 +318,39 @@ def main() -> int:
     except Exception as raised:
         print(f"failed: {raised}")
         return 1
-    largest = (0.0, "")
-    wrong = []
-    for name, right, number in data["output"]:
-        if name not in outputs:
-            print(f"{name}: the model does not return it")
-            wrong.append(name)
-            continue
-        array, its_number = outputs[name]
-        if number != its_number or array.shape != right.shape:
-            print(f"{name}: type {its_number} {array.shape} instead of {number} {right.shape}")
-            wrong.append(name)
-            continue
-        error, nonfinite, scale = error_of(plain(array, number), plain(right, number))
-        allowed = SETTINGS.get("allowed", {}).get(name, _ROUNDING.get(number, 0.0) * scale)
-        largest = max(largest, (float("inf") if nonfinite else error, name))
-        print(f"{name}: off by {error:.3g} at values up to {scale:.3g}, NaN or infinite on one side {nonfinite}")
-        if nonfinite or error > allowed:
-            wrong.append(name)
-    if largest[0]:
-        print(f"the largest difference: {largest[0]:.3g} at {largest[1]}")
-    print(f"differs: {', '.join(wrong)}" if wrong else "right")
+    judged = sorted((_judged(item, outputs) for item in data["output"]), key=lambda item: item[:2], reverse=True)
+    for _, _, _, line in judged[:_SHOWN]:
+        print(line)
+    if judged[_SHOWN:]:
+        wrong_too = sum(is_wrong for is_wrong, _, _, _ in judged[_SHOWN:])
+        print(f"and {len(judged) - _SHOWN} more outputs with smaller differences, {wrong_too} of them wrong")
+    wrong = [name for is_wrong, _, name, _ in judged if is_wrong]
+    largest = max(judged, key=lambda item: item[1])
+    if largest[1]:
+        print(f"the largest difference: {largest[1]:.3g} at {largest[2]}")
+    more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+    print(f"differs: {', '.join(wrong[:_SHOWN])}{more}" if wrong else "right")
     return 1 if wrong else 0
+
+
+_SHOWN = 10
+"""Outputs with a line of their own."""
+
+
+def _judged(expected: Tensor, outputs: Any) -> tuple[bool, float, str, str]:
+    """Whether an output is wrong, its error, its name, and both in words."""
+    name, right, number = expected
+    if name not in outputs:
+        return True, float("inf"), name, f"{name}: the model does not return it"
+    array, its_number = outputs[name]
+    if number != its_number or array.shape != right.shape:
+        said = f"type {its_number} {array.shape} instead of {number} {right.shape}"
+        return True, float("inf"), name, f"{name}: {said}"
+    error, nonfinite, scale = error_of(plain(array, number), plain(right, number))
+    size = max(scale, SETTINGS.get("smallest_normal", {}).get(str(number), 0.0))
+    allowed = SETTINGS.get("allowed", {}).get(name, SETTINGS.get("rounding", {}).get(str(number), 0.0) * size)
+    line = f"{name}: off by {error:.3g} at values up to {scale:.3g}, NaN or infinite on one side {nonfinite}"
+    return nonfinite > 0 or error > allowed, float("inf") if nonfinite else error, name, line
 
 
 def _number(path: Path) -> int:

@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..graph_text import GraphNode, fx_nodes, model_text, onnx_nodes, without_freeing
 from ..spelling import unknown_name
-from .graph_text import GraphNode, fx_nodes, model_text, onnx_nodes, without_freeing
+from .models import load_ir
 from .reading import DumpedGraph, DumpedRegion, DumpError, Run
 
 FX_STAGES = ("dynamo", "pre_grad", "joint", "aten", "post_grad")
@@ -106,13 +107,11 @@ def stages_of(run: Run, graph: DumpedGraph) -> list[Stage]:
     for name in FX_STAGES:
         entry = _entry(run, graph, name)
         if entry is not None:
-            with run.reading_manifest():
-                found.append(Stage(name, int(entry["nodes"]), entry["file"], entry["same_as"]))
+            found.append(Stage(name, entry["nodes"], entry["file"], entry["same_as"]))
     for name in ONNX_STAGES:
-        entries = [_entry_in(run, region.entry, name) for region in graph.regions]
+        entries = [_entry_in(region.entry, name) for region in graph.regions]
         if entries and all(entry is not None for entry in entries):
-            with run.reading_manifest():
-                found.append(_onnx_stage(name, graph, [entry for entry in entries if entry is not None]))
+            found.append(_onnx_stage(name, graph, [entry for entry in entries if entry is not None]))
     return found
 
 
@@ -147,7 +146,7 @@ def stage_graphs(run: Run, graph: DumpedGraph, name: str) -> list[StageGraph]:
     if entry is None or entry["file"] is None:
         have = [stage for stage in FX_STAGES if _entry(run, graph, stage) is not None]
         raise DumpError(f"{graph.reference} did not go through the stage {name}; it has {', '.join(have)}")
-    path = run.folder / entry["file"]
+    path = run.file_of(graph, entry["file"])
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -159,15 +158,13 @@ def _entry(run: Run, graph: DumpedGraph, name: str) -> Mapping[str, Any] | None:
     """What the manifest says of a stage that is an FX graph."""
     owner: Mapping[str, Any] | None = graph.entry
     if name in ("dynamo", "pre_grad", "joint"):
-        with run.reading_manifest():
-            owner = next((entry for entry in run.manifest["dynamo_graphs"] if entry["index"] == graph.index), None)
-    return _entry_in(run, owner, name) if owner is not None else None
+        owner = next((entry for entry in run.dynamo_graphs if entry["index"] == graph.index), None)
+    return _entry_in(owner, name) if owner is not None else None
 
 
-def _entry_in(run: Run, owner: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+def _entry_in(owner: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     """What the manifest says of a stage of a graph or a region."""
-    with run.reading_manifest():
-        return next((entry for entry in owner["stages"] if entry["name"] == name), None)
+    return next((entry for entry in owner["stages"] if entry["name"] == name), None)
 
 
 def _onnx_stage(name: str, graph: DumpedGraph, entries: Sequence[Mapping[str, Any]]) -> Stage:
@@ -178,7 +175,7 @@ def _onnx_stage(name: str, graph: DumpedGraph, entries: Sequence[Mapping[str, An
         return Stage(name, nodes, None, str(same_as.pop()))
     indices = ",".join(str(region.index) for region in graph.regions)
     places = f"region_{{{indices}}}" if len(entries) > 1 else f"region_{indices}"
-    file = next(entry["file"] for entry in entries if entry["file"] is not None)
+    file = next((entry["file"] for entry in entries if entry["file"] is not None), "")
     return Stage(name, nodes, f"{graph.reference}/{places}/{Path(file).name}")
 
 
@@ -188,19 +185,5 @@ def _model_path(region: DumpedRegion, stage: str) -> Path:
     return region.model if stage == "onnx" else region.optimized_model
 
 
-@functools.lru_cache(maxsize=16)
-def _model(path: Path) -> Any:
-    """An ONNX model, whose large weights are not read.
-
-    Raises:
-        DumpError: it is not there, or damaged.
-    """
-    import onnx_ir as ir
-    from google.protobuf.message import DecodeError
-
-    try:
-        return ir.load(path)
-    except FileNotFoundError:
-        raise DumpError(f"{path} is not there: the dump is incomplete") from None
-    except (DecodeError, ValueError, OSError, TypeError) as error:
-        raise DumpError(f"{path} is damaged: {error}; dump again") from None
+_model = functools.lru_cache(maxsize=16)(load_ir)
+"""A model that is read once for its text and its nodes."""

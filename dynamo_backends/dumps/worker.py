@@ -8,11 +8,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
-from .repro import run, session_of
+from .candidates import read_arrays, write_arrays
+from .execution import ExecutionError, Session, Settings
+from .models import OnnxModel
 
 
 def main() -> None:
@@ -25,21 +29,22 @@ def main() -> None:
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    path = Path(request["model"])
+    model: OnnxModel | Path = path
+    if "external_data" in request:
+        proto = onnx.load_model(path, load_external_data=False)
+        model = OnnxModel(proto, Path(request["external_data"]), str(path))
     try:
-        session = session_of(request["model"], request["settings"])
-    except Exception as error:  # ONNX Runtime's exceptions have no common base; what it said is the answer
-        return {"kind": "refused", "message": str(error) or type(error).__name__}
-    if request["feeds"] is None:
-        return {"kind": "built", "message": ""}
-    with np.load(request["feeds"]) as arrays:
-        feeds = {name: (arrays[str(i)], number) for i, (name, number) in enumerate(request["types"])}
-    try:
-        outputs = run(session, feeds)
-    except Exception as error:
-        return {"kind": "failed", "message": str(error) or type(error).__name__}
-    by_position: dict[str, Any] = {str(i): array for i, (array, _) in enumerate(outputs.values())}
-    np.savez(request["outputs"], **by_position)
-    return {"kind": "ran", "message": "", "types": [(name, number) for name, (_, number) in outputs.items()]}
+        session = Session(model, Settings.of(request["settings"]))
+        if request["feeds"] is None:
+            return {"kind": "built", "message": ""}
+        arrays = [array for stored in request["feeds"] for array in read_arrays(*stored)]
+        outputs = session(dict(zip(request["names"], arrays, strict=True)))
+    except ExecutionError as error:
+        return {"kind": error.kind, "message": error.said}
+    tensors = {name: value for name, value in outputs.items() if isinstance(value, np.ndarray)}
+    stored = write_arrays(Path(request["outputs"]), tensors)
+    return {"kind": "ran", "message": "", "names": list(tensors), "outputs": stored}
 
 
 if __name__ == "__main__":

@@ -1,16 +1,19 @@
 """Where an FX node comes from in the user's code: names of parameters and inputs, the ``nn.Module`` path, the lines.
 
 A node's *own line* is that of the innermost frame in the user's files, not that of the library that the user's code
-calls: the file is not PyTorch's, not of the standard library, and not installed.
+calls: the file is not PyTorch's, not of the standard library, and not installed. ``where`` is how both are said
+everywhere: in tables, verdicts, errors and files.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import os
 import re
 import sysconfig
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
@@ -21,6 +24,16 @@ _FRAME = re.compile(
     r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>[^\n]+))?(?:\n(?! *File ")(?P<code>[^\n]*))?',
     re.MULTILINE,
 )
+_INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
+_ROOT = re.compile(
+    r"^L__\w+?__|^L\['fn'\]\.(?:func\b|args\[\d+\]|keywords\['\w+'\])"
+    r"|^[LG]\['\w+'\](?:\.__self__|\.__closure__\[\d+\]\.cell_contents|\.__defaults__\[\d+\])*"
+)
+"""Dynamo's name of the outermost module."""
+
+_MOST_LOOKED_AT = 32
+"""Nodes among which the nearest with a line is looked for."""
+
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.+)_at_(?P<line>\d+)")
 
 
@@ -45,7 +58,7 @@ class Frame:
         return is_user_file(self.file)
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{short_file(self.file)}:{self.line}"
 
     def as_json(self) -> dict[str, object]:
         return {**dataclasses.asdict(self), "user": self.is_user}
@@ -54,13 +67,33 @@ class Frame:
 def stack(node: fx.Node) -> list[Frame]:
     """The calls that led to a node, outermost first; empty where PyTorch noted none.
 
-    Backward nodes have those of the forward operator they are the gradient of.
+    Backward nodes have those of the forward operator they are the gradient of. An operator without any has those of the
+    nearest one that it is computed of, or else of the nearest that reads it.
     """
-    trace = node.meta.get("stack_trace") or node.meta.get("fwd_stack_trace") or ""
+    trace = _trace(node)
+    if not trace and node.op not in ("placeholder", "get_attr", "output"):
+        trace = _nearest(node, lambda item: item.all_input_nodes) or _nearest(node, lambda item: list(item.users))
     return [
         Frame(found["file"], int(found["line"]), function_name(found["function"] or ""), (found["code"] or "").strip())
         for found in _FRAME.finditer(trace)
     ]
+
+
+def _trace(node: fx.Node) -> str:
+    return node.meta.get("stack_trace") or node.meta.get("fwd_stack_trace") or ""
+
+
+def _nearest(node: fx.Node, following: Callable[[fx.Node], Sequence[fx.Node]]) -> str:
+    """The trace of the nearest of the nodes that are reached by ``following``."""
+    seen, reached = {node}, collections.deque([node])
+    while reached and len(seen) < _MOST_LOOKED_AT:
+        for item in following(reached.popleft()):
+            if _trace(item):
+                return _trace(item)
+            if item not in seen and item.op != "output":
+                seen.add(item)
+                reached.append(item)
+    return ""
 
 
 def source_frame(node: fx.Node) -> Frame | None:
@@ -73,6 +106,65 @@ def source_line(node: fx.Node) -> str:
     """``path/to/model.py:17`` of ``source_frame``, or ``""``."""
     frame = source_frame(node)
     return str(frame) if frame is not None else ""
+
+
+def where(node: fx.Node) -> str:
+    """A node's own line, and the library's that it led to if the node is not there; see ``place``."""
+    frames = stack(node)
+    return place(source_line(node), str(frames[-1]) if frames else "")
+
+
+def place(source: str, innermost: str) -> str:
+    """How a place in the code is said.
+
+    ``model.py:17`` in the user's own file, ``transformers/models/bert/modeling_bert.py:9, called from model.py:17`` in
+    a library's; ``""`` where it is not known.
+
+    Args:
+        source: the own line.
+        innermost: the line of the innermost call, or ``""``.
+    """
+    return source if not innermost or innermost == source else f"{innermost}, called from {source}"
+
+
+def set_call(module: fx.GraphModule, frame: Frame) -> None:
+    """Notes the user's call of a model for the nodes of one of Dynamo's graphs, none of whose lines is the user's.
+
+    It is the outermost call of each then, in this graph and in what AOTAutograd makes of it.
+    """
+    text = f'  File "{frame.file}", line {frame.line}, in {frame.function}\n    {frame.code}\n'
+    for node in module.graph.nodes:
+        if node.op not in ("placeholder", "get_attr", "output"):
+            node.meta["stack_trace"] = text + (node.meta.get("stack_trace") or "")  # PyTorch notes none of its own
+
+
+def short_file(file: str) -> str:
+    """A path as it is said: ``transformers/models/bert/modeling_bert.py`` of what is installed, relative to the working
+    folder what is in it, else as it is."""
+    return _short_file(file, working_folder())
+
+
+def working_folder() -> str:
+    """The folder that relative paths begin in; ``""`` if it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+@functools.cache
+def _short_file(file: str, folder: str) -> str:
+    if file.startswith("<"):
+        return file
+    path = os.path.abspath(file) if folder else file
+    installed = _INSTALLED.match(path)
+    if installed:
+        return path[installed.end() :]
+    roots = [os.path.join(os.path.dirname(item.rstrip(os.sep)), "") for item in _library_folders()]
+    if not is_user_file(path):
+        root = max((item for item in roots if path.startswith(item)), key=len, default="")
+        return path.removeprefix(root)
+    return path.removeprefix(os.path.join(folder, "")) if folder else path
 
 
 def function_name(name: str) -> str:
@@ -88,10 +180,7 @@ def is_user_file(file: str) -> bool:
     if file.startswith("<"):  # code that was never in a file; only what a person typed is a user's
         return file.startswith(("<stdin>", "<string>", "<ipython"))
     path = os.path.abspath(file)
-    parts = path.split(os.sep)
-    if "site-packages" in parts or "dist-packages" in parts:
-        return False
-    return not path.startswith(_library_folders())
+    return not _INSTALLED.match(path) and not path.startswith(_library_folders())
 
 
 @functools.cache
@@ -106,7 +195,7 @@ def module_path(node: fx.Node) -> str:
     if not modules:
         return ""
     path = list(modules.values())[-1][0]
-    path = re.sub(r"^L\['\w+'\]|^L__\w+?__", "", path)  # Dynamo's name of the root module
+    path = _ROOT.sub("", path)
     path = re.sub(r"_modules\['([^']+)'\]", r"\1", path)
     return re.sub(r"\[(\d+)\]", r".\1", path).strip(".")
 

@@ -18,6 +18,10 @@ _CANCELLED_UNITS = 4.0
 """Terms that cancel leave 1e-12 of the values beside them at most in float64, and four units of these in a dtype: the
 gradient of a query that attends to a single key."""
 
+FLOAT64_ROUNDING = 1e-14
+"""Relative to the largest value: what another order of operations may change in float64. In a deep graph a right pass
+may change more, and then the nodes are looked at; a fault may be damped to little more."""
+
 _CHUNK = 2**15
 """Elements measured at a time. PyTorch runs an operator on so few in the calling thread; on its thread pool the many
 small operators of a distance take up to fifty times as long when other processes use the cores."""
@@ -57,10 +61,10 @@ EQUAL = Distance(0.0, 0.0, 0.0, 0.0, 0, 0.0)
 
 
 def dense(value: torch.Tensor) -> torch.Tensor:
-    """A sparse tensor as a dense one, a jagged one as the values of its rows one behind the other."""
+    """A sparse tensor as a dense one, a jagged one as the values of its rows one behind the other; no conjugate bit."""
     if value.is_nested:
         return value.values()
-    return value if value.layout is torch.strided else value.to_dense()
+    return value.resolve_conj() if value.layout is torch.strided else value.to_dense()
 
 
 def distance(value: torch.Tensor, exact: torch.Tensor) -> Distance:
@@ -84,6 +88,14 @@ def distance(value: torch.Tensor, exact: torch.Tensor) -> Distance:
             return EQUAL
         return dataclasses.replace(_distance(value, exact, torch.float64), max_ulp=float(differing))
     return _distance(value, exact, value.dtype)
+
+
+def is_same_in_float64(value: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of float64 and of one shape are equal but for its rounding."""
+    if torch.equal(value, other):
+        return True
+    found = distance(other, value)
+    return not found.nonfinite and found.max_abs <= FLOAT64_ROUNDING * found.scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,26 +145,28 @@ def _measure(
     """
     ours, theirs, error, size = memory.unbind()
     ours.copy_(value)
-    theirs.copy_(exact)
-    torch.sub(ours, theirs, out=error)
+    if exact.dtype is not torch.float64:
+        exact = theirs.copy_(exact)
+    torch.sub(ours, exact, out=error)
     squares = float(torch.dot(error, error))
     if not math.isfinite(squares):
-        return _measure_with_nonfinite(ours.clone(), theirs.clone(), dtype)
-    torch.abs(theirs, out=size)
-    smallest, largest = float(size.amin()), float(size.amax())
+        return _measure_with_nonfinite(ours.clone(), exact.clone(), dtype)
+    torch.abs(exact, out=size)
+    largest = float(size.amax())
     if squares == 0.0 and largest < HUGE:
         return _Part(ordinary=error.numel(), scale=largest)
     error.abs_()
     relative = torch.div(error, size, out=ours)
-    if smallest == 0:
-        relative.masked_fill_(size == 0, 0.0)
     max_rel, max_ulp = float(relative.amax()), 0.0
+    has_zero = not math.isfinite(max_rel)  # a quotient by zero, as a rule
+    if has_zero:
+        max_rel = float(relative.masked_fill_(size == 0, 0.0).amax())
     info = torch.finfo(dtype if dtype.is_floating_point else torch.float64)
     if 2 * max_rel > known * info.eps:  # a unit in the last place is between eps / 2 and eps of the size
         torch.clamp_min(size, info.tiny, out=theirs)
         theirs.view(torch.int64).bitwise_and_(_EXPONENT)  # the power of two at or below each magnitude
         torch.div(error, theirs, out=theirs)
-        if smallest == 0 and max_rel > 0:
+        if has_zero and max_rel > 0:
             theirs.masked_fill_(size == 0, 0.0)  # a unit in the last place of zero is no measure of an error
         max_ulp = float(theirs.amax()) / info.eps
     huge = 0.0
@@ -206,8 +220,22 @@ def is_explained(ours: Distance, eager: Distance, dtype: torch.dtype, beside: fl
         and ours.max_abs <= _CANCELLED_UNITS * _epsilon(dtype) * beside
     ):
         return True
-    rounding = rounding_units(str(dtype).removeprefix("torch.")) * torch.finfo(dtype).eps * max(ours.scale, eager.scale)
-    return ours.max_abs <= FACTOR * eager.max_abs + rounding
+    return ours.max_abs <= allowed_error(eager, dtype, max(ours.scale, eager.scale))
+
+
+def allowed_error(eager: Distance, dtype: torch.dtype, scale: float) -> float:
+    """The largest absolute error that needs no explanation.
+
+    Args:
+        eager: the distance to exact that rounding is known to make.
+        dtype: of the value, floating-point or complex.
+        scale: the largest ordinary magnitude of the value.
+    """
+    info = torch.finfo(dtype)
+    rounding = (
+        rounding_units(str(dtype).removeprefix("torch.")) * info.eps * max(scale, info.tiny)
+    )  # denormals are even
+    return FACTOR * eager.max_abs + rounding
 
 
 def _epsilon(dtype: torch.dtype) -> float:

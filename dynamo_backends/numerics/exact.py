@@ -1,4 +1,4 @@
-"""Runs the nodes of an FX graph in PyTorch: as eager does, and in float64.
+"""Runs calls of PyTorch's functions, and through these the nodes of an FX graph: as eager does, and in float64.
 
 The float64 run changes more than the inputs: dtype arguments of lower precision, tensor constants, and calls whose
 result has the default dtype (a quotient of integers, a tensor made of Python numbers); the default dtype itself is the
@@ -85,13 +85,28 @@ def arguments(node: fx.Node, environment: Environment) -> tuple[tuple[object, ..
     return fx.map_arg((node.args, node.kwargs), environment.__getitem__)
 
 
-_NARROWING_METHODS = ("float", "half", "bfloat16")
+Function: TypeAlias = "Callable[..., object]"
 
 
-def _function(node: fx.Node) -> Callable[..., object]:
+def _method(value: object, name: str) -> Function:
+    """The method of tensors of that name, or of what the value of a node is, if that is none."""
+    is_tensor = isinstance(value, fx.Node) and isinstance(
+        value.meta.get("val", value.meta.get("example_value")), torch.Tensor
+    )
+    if is_tensor and hasattr(torch.Tensor, name):
+        return getattr(torch.Tensor, name)
+    return lambda value, *args, **kwargs: getattr(value, name)(*args, **kwargs)
+
+
+_NARROWING = {torch.Tensor.float: torch.Tensor.double, torch.Tensor.half: torch.Tensor.double}
+_NARROWING[torch.Tensor.bfloat16] = torch.Tensor.double
+"""Methods that are a dtype, and what they are in float64."""
+
+
+def function_of(node: fx.Node) -> Function:
+    """What a call node calls."""
     if node.op == "call_method":
-        name = str(node.target)
-        return lambda value, *args, **kwargs: getattr(value, name)(*args, **kwargs)
+        return _method(node.args[0], str(node.target))
     if node.op == "call_module":
         assert node.graph.owning_module is not None
         return node.graph.owning_module.get_submodule(str(node.target))
@@ -100,16 +115,54 @@ def _function(node: fx.Node) -> Callable[..., object]:
     return function
 
 
-def _exact_function(node: fx.Node) -> Callable[..., object]:
-    if node.op == "call_method" and node.target in _NARROWING_METHODS:
-        return lambda value, *args, **kwargs: value.double(*args, **kwargs)
-    return _function(node)
-
-
 def run_eager(node: fx.Node, environment: Environment) -> object:
     """What PyTorch computes for a call node on the values of ``environment``."""
     args, kwargs = arguments(node, environment)
-    return _function(node)(*args, **kwargs)
+    return function_of(node)(*args, **kwargs)
+
+
+def call_exact(function: Function, args: Any, kwargs: Any) -> object:
+    """What a function computes in float64, of arguments in float64; float64 decides comparisons too.
+
+    A function made of several operators is called as a whole, so that what it makes in the default dtype is not widened
+    inside; see ``CallAgain`` for one of which that matters.
+
+    Raises:
+        RuntimeError, NotImplementedError, TypeError: PyTorch has no float64 of it.
+    """
+    if not _has_float64(function):
+        raise NotImplementedError(f"no float64 of {function}")
+    function = _NARROWING.get(function, function)
+    args, kwargs = pytree.tree_map(_wider_dtype, (args, kwargs))
+    result = function(*args, **kwargs)
+    if _is_narrow(result) and _is_of_pytorch(function):
+        return of_default_dtype(function, args, kwargs, result)
+    return result
+
+
+def call_exact_beside(
+    function: Function, args: Any, kwargs: Any, eager: Callable[[], object], has_float: bool
+) -> tuple[object, str]:
+    """What a function computes in float64, where what is not continuous, and what float64 lacks, is eager's.
+
+    Args:
+        function: of PyTorch.
+        args, kwargs: in float64.
+        eager: gives its result in the model's dtype, where it is needed.
+        has_float: whether that has floating-point values.
+
+    Returns:
+        The result, and why float64 lacks it; ``""`` if it does not.
+    """
+    if not has_float or not _has_float64(function):
+        return pytree.tree_map(widen, eager()), ""
+    try:
+        result = call_exact(function, args, kwargs)
+    except (RuntimeError, NotImplementedError, TypeError) as error:  # a kernel for the low precision only
+        return pytree.tree_map(widen, eager()), f"{type(error).__name__}: {error}".splitlines()[0]
+    if all(leaf is None or _has_float(leaf) for leaf in pytree.tree_leaves(result)):
+        return pytree.tree_map(widen, result), ""
+    return pytree.tree_map(_keep_discrete, result, eager()), ""
 
 
 def run_exact(node: fx.Node, environment: Environment, eager: object, inexact: dict[str, str] | None = None) -> object:
@@ -121,19 +174,30 @@ def run_exact(node: fx.Node, environment: Environment, eager: object, inexact: d
         eager: its result in the model's dtype, kept where float64 would not be the same function.
         inexact: gets the node's name and the reason, where PyTorch has no float64 of it and eager's result is returned.
     """
-    if node.target in BIT_CASTS or isinstance(node.target, torch._ops.HigherOrderOperator) or not _has_float(eager):
-        return pytree.tree_map(widen, eager)
-    function = _exact_function(node)
-    args, kwargs = pytree.tree_map(_wider_dtype, arguments(node, environment))
-    try:
-        result = function(*args, **kwargs)
-    except (RuntimeError, NotImplementedError, TypeError) as error:  # a kernel for the low precision only
-        if inexact is not None:
-            inexact[node.name] = f"{type(error).__name__}: {error}".splitlines()[0]
-        return pytree.tree_map(widen, eager)
-    if _is_narrow(result) and _is_of_pytorch(node):
-        result = of_default_dtype(function, args, kwargs, result)
-    return pytree.tree_map(_keep_discrete, result, eager)
+    return run_exact_beside(node, environment, lambda: eager, _has_float(eager), inexact)
+
+
+def run_exact_beside(
+    node: fx.Node,
+    environment: Environment,
+    eager: Callable[[], object],
+    has_float: bool | None = None,
+    inexact: dict[str, str] | None = None,
+) -> object:
+    """As ``run_exact``, of an eager result that is computed only if it is needed.
+
+    Args:
+        node, environment, inexact: see ``run_exact``.
+        eager: gives the result in the model's dtype.
+        has_float: whether that has floating-point values; by default what the fake tensors of the graph say.
+    """
+    if has_float is None:
+        has_float = _has_float(node.meta["val"] if "val" in node.meta else eager())
+    args, kwargs = arguments(node, environment)
+    result, lacking = call_exact_beside(function_of(node), args, kwargs, eager, has_float)
+    if lacking and inexact is not None:
+        inexact[node.name] = lacking
+    return result
 
 
 def run_only_exact(node: fx.Node, environment: Environment) -> object:
@@ -146,14 +210,12 @@ def run_only_exact(node: fx.Node, environment: Environment) -> object:
     Raises:
         RuntimeError, NotImplementedError, TypeError: PyTorch has no float64 of it.
     """
-    if node.target in BIT_CASTS or isinstance(node.target, torch._ops.HigherOrderOperator):
-        raise NotImplementedError(f"no float64 of {node.target}")
-    function = _exact_function(node)
-    args, kwargs = pytree.tree_map(_wider_dtype, arguments(node, environment))
-    result = function(*args, **kwargs)
-    if _is_narrow(result) and _is_of_pytorch(node):
-        result = of_default_dtype(function, args, kwargs, result)
-    return pytree.tree_map(widen, result)
+    args, kwargs = arguments(node, environment)
+    return pytree.tree_map(widen, call_exact(function_of(node), args, kwargs))
+
+
+def _has_float64(function: Function) -> bool:
+    return function not in BIT_CASTS and not isinstance(function, torch._ops.HigherOrderOperator)
 
 
 def _is_narrow(value: object) -> bool:
@@ -161,11 +223,15 @@ def _is_narrow(value: object) -> bool:
     return any(isinstance(leaf, torch.Tensor) and leaf.dtype in WIDER for leaf in pytree.tree_leaves(value))
 
 
-def _is_of_pytorch(node: fx.Node) -> bool:
-    """Whether a node calls a function that may be called twice; one of a user's own may do more than compute."""
-    if isinstance(node.target, torch._ops.OpOverload):
-        return node.target.namespace in ("aten", "prims")
-    return node.op == "call_method" or getattr(node.target, "__module__", "").split(".")[0] in ("torch", "_operator")
+def _is_of_pytorch(function: Any) -> bool:
+    """Whether a function may be called twice; one of a user's own may do more than compute."""
+    if isinstance(function, torch._ops.OpOverload):
+        return function.namespace in ("aten", "prims")
+    if function in WHATEVER_THE_FAKE_RESULT.values():
+        return True
+    if isinstance(getattr(function, "__objclass__", None), type):  # a method of tensors
+        return issubclass(torch.Tensor, function.__objclass__)
+    return (getattr(function, "__module__", None) or "").split(".")[0] in ("torch", "_operator")
 
 
 _ALSO_OF_TENSORS = dict.fromkeys((aten.where.Scalar, aten.where.ScalarSelf, aten.where.ScalarOther), torch.where)

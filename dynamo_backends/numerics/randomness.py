@@ -7,7 +7,7 @@ the process's, under a lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,18 @@ def is_random(function: object) -> bool:
     if torch.Tag.nondeterministic_seeded in function.tags:
         return True
     return any(argument.name == "generator" for argument in function._schema.arguments)
+
+
+def draws_numbers(function: object, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+    """Whether a call of an ATen operator draws random numbers: attention without dropout does not."""
+    if not is_random(function):
+        return False
+    assert isinstance(function, torch._ops.OpOverload)
+    for position, argument in enumerate(function._schema.arguments):
+        if argument.name in ("dropout_p", "dropout"):
+            given = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
+            return given != 0.0
+    return True
 
 
 class PrivateRandomness(TorchDispatchMode):

@@ -29,9 +29,26 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from ..collectives import is_collective
 from .differences import largest
 from .exact import BIT_CASTS, WIDER, of_default_dtype, widen
-from .randomness import PrivateRandomness, is_random
+from .products import Products, SharedProducts
+from .randomness import PrivateRandomness, draws_numbers
 
 aten = torch.ops.aten
+
+
+class Deferred(Mapping[object, object]):
+    """Values by key, of which each is computed when it is asked for."""
+
+    def __init__(self, values: Mapping[object, Callable[[], object]]) -> None:
+        self._values = values
+
+    def __getitem__(self, key: object) -> object:
+        return self._values[key]()
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +57,11 @@ class Results:
 
     eager: Mapping[object, object]
     exact: Mapping[object, object]
+
+    def under(self, keys: Mapping[object, object]) -> Results:
+        """Some of the results, by the keys that these are mapped to."""
+        eager = Deferred({new: functools.partial(self.eager.__getitem__, key) for key, new in keys.items()})
+        return Results(eager, {new: self.exact[key] for key, new in keys.items()})
 
     @functools.cached_property
     def largest(self) -> float:
@@ -61,6 +83,7 @@ class Twice:
             tensors that require gradients do so too.
         generator_state: the state of the CPU's random numbers at the start of each run.
         are_leaves: whether each argument is a leaf for autograd; one that is not may be changed in place.
+        products: of float64 that other computations of the same call have, and are given.
 
     Attributes:
         outputs: the results, by position; ``("input", j)`` is the j-th argument after the run, where it was changed.
@@ -73,9 +96,11 @@ class Twice:
         arguments: Sequence[object],
         generator_state: torch.Tensor,
         are_leaves: Sequence[bool] | None = None,
+        products: Products | None = None,
     ) -> None:
-        self._recording = _Recording()
-        self._float64 = _Float64(self._recording)
+        self._products = products
+        self._recording = Recording()
+        self._float64 = Float64(self._recording)
         self._arguments: dict[str, list[object]] = {}
         self._leaves: dict[str, list[object]] = {}
         self._results: dict[str, list[object]] = {}
@@ -86,7 +111,7 @@ class Twice:
                 _as_given(leaf, is_leaf)
                 for leaf, is_leaf in zip(leaves, are_leaves or [True] * len(leaves), strict=True)
             ]
-            with _from_state(self._state), mode:
+            with _from_state(self._state), self._shared(mode), mode:
                 self._results[name] = list(function(*given))
             self._arguments[name], self._leaves[name] = given, leaves
         changed = [j for j, value in enumerate(arguments) if _is_changed(value, self._arguments["eager"][j])]
@@ -101,7 +126,7 @@ class Twice:
             function, arguments: as given to the two runs.
         """
         given = copies(arguments, wide=True)
-        with _from_state(self._state), torch.no_grad(), _Float64(self._recording, decides_itself=True):
+        with _from_state(self._state), torch.no_grad(), Float64(self._recording, decides_itself=True):
             return [_detached(value) for value in function(*given)]
 
     @property
@@ -131,7 +156,7 @@ class Twice:
         found: list[dict[object, object]] = []
         draws = self._recording.draws
         for name, mode in self._modes():
-            with _from_state(self._state), torch.enable_grad(), mode:
+            with _from_state(self._state), torch.enable_grad(), self._shared(mode), mode:
                 ends = [self._result(name, key) for key in tangents]
                 grads = [tangent.to(end.dtype) for end, tangent in zip(ends, tangents.values(), strict=True)]
                 leaves = [self._leaves[name][j] for j in of]
@@ -144,6 +169,11 @@ class Twice:
 
     def _modes(self) -> list[tuple[str, TorchDispatchMode]]:
         return [("eager", self._recording), ("exact", self._float64)]
+
+    def _shared(self, mode: TorchDispatchMode) -> contextlib.AbstractContextManager[object]:
+        if self._products is None or mode is not self._float64:
+            return contextlib.nullcontext()
+        return SharedProducts(self._products, adds=True)
 
     def _values_of(self, name: str, changed: Sequence[int]) -> dict[object, object]:
         values: dict[object, object] = dict(enumerate(map(_detached, self._results[name])))
@@ -295,23 +325,58 @@ class NotRepeatableError(RuntimeError):
     """A run has effects that must happen once, so that nothing can be computed a second time beside it."""
 
 
-class _Recording(TorchDispatchMode):
-    """The eager run; keeps, for each operator, call after call, what float64 must not decide, and counts the draws."""
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """What an operator's call gave that another run must not decide: its result, and the arguments that it wrote."""
+
+    result: Any
+    written: Mapping[str, Any]
+
+
+def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The arguments that an operator writes, by name."""
+    if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:
+        return {}
+    found = {}
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            if isinstance(value, torch.Tensor):
+                found[argument.name] = value
+    return found
+
+
+class Recording(TorchDispatchMode):
+    """The eager run; keeps, for each operator, call after call, what float64 must not decide, and counts the draws.
+
+    Args:
+        raises: whether what cannot be run again is an error; else it is in ``failure``, and the run goes on.
+
+    Attributes:
+        kept: by operator.
+        draws: how many operators have drawn random numbers.
+        failure: why the run cannot be repeated, or ``""``.
+    """
 
     supports_higher_order_operators = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, raises: bool = True) -> None:
         super().__init__()
-        self.kept: dict[object, list[object]] = collections.defaultdict(list)
+        self.kept: dict[object, list[_Kept]] = collections.defaultdict(list)
         self.draws = 0
+        self.failure = ""
+        self._raises = raises
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         if is_collective(func):
-            raise NotRepeatableError(f"{func} runs once, in all processes: not again for a comparison")
+            self.failure = f"{func} runs once, in all processes: not again for a comparison"
+            if self._raises:
+                raise NotRepeatableError(self.failure)
         result = func(*args, **(kwargs or {}))
-        self.draws += is_random(func)
-        if decides(func, (args, kwargs), result):
-            self.kept[func].append(pytree.tree_map(_cloned, result))
+        self.draws += draws_numbers(func, args, kwargs or {})
+        if decides(func, args, kwargs or {}, result):
+            written = {key: _cloned(value) for key, value in _written(func, args, kwargs or {}).items()}
+            self.kept[func].append(_Kept(pytree.tree_map(_cloned, result), written))
         return result
 
 
@@ -319,28 +384,31 @@ def _cloned(value: object) -> object:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def decides(func: object, arguments: object, result: object) -> bool:
+def decides(func: object, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> bool:
     """Whether a call's result is a matter of chance, or of a comparison or rounding of floating-point values."""
-    if is_random(func) or func in BIT_CASTS:
+    if draws_numbers(func, args, kwargs) or func in BIT_CASTS:
         return True
     if not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable:
         return False
     leaves = pytree.tree_leaves(result)
-    return any(_is_discrete(leaf) for leaf in leaves) and bool(_floats(arguments))
+    return any(_is_discrete(leaf) for leaf in leaves) and bool(_floats((args, kwargs)))
 
 
-class _Float64(TorchDispatchMode):
+class Float64(TorchDispatchMode):
     """The float64 run beside a recorded one.
 
     Args:
         recording: what eager did.
         decides_itself: whether comparisons and indices are float64's own; random numbers are eager's all the same.
+        noise: each result is moved at random by up to so much of itself, as rounding would in a lower precision.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, recording: _Recording, *, decides_itself: bool = False) -> None:
+    def __init__(self, recording: Recording, *, decides_itself: bool = False, noise: float = 0.0) -> None:
         super().__init__()
+        self._noise = noise
+        self._generator = torch.Generator().manual_seed(0) if noise else None
         self.inexact: dict[str, str] = {}
         self._recording = recording
         self._decides = decides_itself
@@ -348,16 +416,17 @@ class _Float64(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         args, kwargs = pytree.tree_map(_wider_dtype, (args, kwargs or {}))
-        if is_random(func):
+        if draws_numbers(func, args, kwargs):
             return self._chance(func, args, kwargs)
         result = self._compute(func, args, kwargs)
-        if func in BIT_CASTS if self._decides else decides(func, (args, kwargs), result):
+        if func in BIT_CASTS if self._decides else decides(func, args, kwargs, result):
             kept = self._next(func)
             if kept is not None:
-                return pytree.tree_map(_discrete_of, result, kept) if func not in BIT_CASTS else _widened(kept)
+                known = pytree.tree_map(_cloned, kept.result)  # the run may write into what it is given
+                return pytree.tree_map(_discrete_of, result, known) if func not in BIT_CASTS else _widened(known)
         return result
 
-    def _next(self, func: object) -> object | None:
+    def _next(self, func: object) -> _Kept | None:
         """What the eager run had at the same call of the operator."""
         kept, position = self._recording.kept[func], self._position[func]
         self._position[func] += 1
@@ -371,14 +440,16 @@ class _Float64(TorchDispatchMode):
         if kept is None:
             return func(*args, **kwargs)
         if func is aten.native_dropout.default:
-            probability, mask = args[1], kept[1]  # type: ignore[index]
+            probability, mask = args[1], kept.result[1]
             scale = 0.0 if probability == 1 else 1 / (1 - probability)
             return args[0] * mask * scale, mask
-        if func._schema.is_mutable:
+        for name, value in _written(func, args, kwargs).items():
             with torch.no_grad():
-                args[0].copy_(kept)
-            return args[0]
-        return _widened(kept)
+                value.copy_(kept.written[name])
+        returned = func._schema.returns
+        if len(returned) == 1 and returned[0].alias_info is not None and returned[0].alias_info.is_write:
+            return next(iter(_written(func, args, kwargs).values()))
+        return _widened(kept.result)
 
     def _compute(self, func: Any, args: Any, kwargs: Any) -> object:
         try:
@@ -387,9 +458,17 @@ class _Float64(TorchDispatchMode):
             return self._in_low_precision(func, args, kwargs, error)
         if not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable:
             return result
+        if self._noise and not _returns_view(func):
+            result = pytree.tree_map(self._moved, result)
         if any(leaf.dtype in WIDER for leaf in _floats(result)) and not _returns_view(func):
             result = _widened(of_default_dtype(func, args, kwargs, result))
         return result
+
+    def _moved(self, value: object) -> object:
+        if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
+            return value
+        by = torch.rand(value.shape, dtype=torch.float64, generator=self._generator).mul_(2).sub_(1).mul_(self._noise)
+        return torch.addcmul(value, value, by.to(value.device))
 
     def _in_low_precision(self, func: Any, args: Any, kwargs: Any, error: Exception) -> object:
         """For an operator that float64 does not have."""
@@ -420,17 +499,3 @@ def _narrowed(value: object) -> object:
 
 def _discrete_of(computed: object, kept: object) -> object:
     return kept if _is_discrete(kept) else computed
-
-
-def as_float64(func: Any, args: Any, kwargs: Any) -> object:
-    """One operator's result in float64, discrete results from floating-point values excepted.
-
-    Raises:
-        RuntimeError, TypeError, NotImplementedError: float64 has no kernel for it.
-    """
-    recording = _Recording()
-    with recording:
-        func(*args, **kwargs)
-    args, kwargs = pytree.tree_map(widen, (args, kwargs))
-    with _Float64(recording):
-        return func(*args, **kwargs)

@@ -42,7 +42,6 @@ _RUNS = 10
 """How often the models run to tell where the time goes."""
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_CULPRIT = re.compile(r"diverges at (.+?) \(")
 
 _DAMAGE = (OSError, KeyError, IndexError, TypeError, ValueError, AttributeError)
 """What reading a file or a value that is not as we write it raises; ``DumpError`` is a ``ValueError``."""
@@ -195,7 +194,8 @@ def _place(place: Json) -> dict[str, Json]:
     if not place:
         return {"function": "", "source": ""}
     file, line = place.get("file") or "", place.get("line")
-    return {"function": str(place.get("function") or ""), "source": f"{file}:{line}" if file and line else str(file)}
+    said = place.get("place") or (f"{file}:{line}" if file and line else file)
+    return {"function": str(place.get("function") or ""), "source": str(said)}
 
 
 def _seconds(entry: Mapping[str, Json]) -> dict[str, float]:
@@ -286,9 +286,7 @@ def _shortened(value: Json) -> float | None:
 
 def _culprit(entry: Mapping[str, Json], rows: Sequence[Mapping[str, Json]]) -> int | None:
     """The row that the verdict names; none if it is no value of this graph."""
-    match = _CULPRIT.match(entry["verdict"] or "")
-    blame = entry.get("blame")
-    name = str(blame["value"]) if blame else match[1] if match else ""
+    name = str(entry["blame"]["value"]) if entry["blame"] else ""
     names = [str(row["name"]) for row in rows]
     if name in names:
         return names.index(name)
@@ -365,7 +363,7 @@ def _stage(graph: DumpedGraph, before: list[StageGraph], graphs: list[StageGraph
 
 def _placement(run: Run, graph: DumpedGraph, dynamo: Mapping[str, Json]) -> Json:
     entry = graph.entry
-    text, notice = _guarded([], _lines, graph.folder / "regions.txt")
+    text, notice = _guarded([], _lines, run.file_of(graph, f"{entry['folder']}/regions.txt"))
     return {
         "in_pytorch": [
             [str(item[key] or "") for key in ("node", "operator", "reason", "source")] for item in entry["in_pytorch"]

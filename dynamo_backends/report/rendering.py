@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -31,16 +32,30 @@ def render(report: Report) -> str:
     Args:
         report: what is to be seen.
     """
+    return page(report.overview["run"], _SCRIPTS, report.overview, report.parts, has_graphs=True)
+
+
+def page(title: str, scripts: Sequence[str], overview: object, parts: Mapping[str, object], *, has_graphs: bool) -> str:
+    """A page of ours.
+
+    Args:
+        title: of the document.
+        scripts: in the order they are in the page.
+        overview: what is read when it opens, for JSON.
+        parts: by name, what is read when it is looked at.
+        has_graphs: whether there is a list of graphs, and keys to explain.
+    """
     style = _file("report.css")
-    script = "\n".join(_file(name) for name in _SCRIPTS)
+    script = "\n".join(_file(name) for name in scripts)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string(_file("report.html.jinja")).render(
-        title=report.overview["run"],
+        title=title,
         policy=_policy(style, script),
         style=Markup(style),  # ours, as is the script; both are in the policy by their digests
         script=Markup(script),
-        overview=as_json(report.overview),
-        parts=[(name, as_json(value)) for name, value in report.parts.items()],
+        overview=as_json(overview),
+        parts=[(name, as_json(value)) for name, value in parts.items()],
+        has_graphs=has_graphs,
     )
 
 
@@ -53,9 +68,18 @@ def write_page(report: Report, path: Path) -> Path:
     Raises:
         OSError: it cannot be written.
     """
+    return write_text(render(report), path)
+
+
+def write_text(text: str, path: Path) -> Path:
+    """Writes a file whole or not at all; returns its path.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.write_text(render(report), encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -113,8 +113,21 @@ def activations(module: fx.GraphModule, context: PassContext) -> int:
         if reason is not None:
             context.refuse(result, reason, matched=1, of=1)
             continue
-        fired += replace(result, call(result, rule.replacement, (x,), dict(rule.options)), context)
+        computed = _between(x, result)
+        if replace(result, call(result, rule.replacement, (x,), dict(rule.options)), context):
+            fired += 1
+            _erase(module.graph, computed)
     return fired
+
+
+def _erase(graph: fx.Graph, computed: set[fx.Node]) -> None:
+    """Erases the nodes of an activation that is replaced: arithmetic and the function, which nothing else reads.
+
+    Nobody else does: before AOTAutograd a call of PyTorch's may be anything, so what is not read is not erased.
+    """
+    for node in reversed(list(graph.nodes)):
+        if node in computed and not node.users:
+            graph.erase_node(node)
 
 
 def _find(rule: _Rule, function: fx.Node) -> tuple[fx.Node, fx.Node] | None:

@@ -137,12 +137,33 @@ def expm1(x: ir.Value) -> ir.Value:
 
 @converter(aten.trunc.default)
 def trunc(x: ir.Value) -> ir.Value:
-    """Towards zero, keeping the sign of a zero; torchlib's ``sign(x) * floor(|x|)`` of -0.5 is 0, and NaN
-    stays NaN."""
+    """Towards zero, keeping the sign of a zero: torchlib's ``sign(x) * floor(|x|)`` loses that of -0, and ONNX
+    Runtime's (1.31) Where that of any zero that it chooses."""
     dtype = _dtype(x)
     if not dtype.is_floating_point():
         return op.Identity(x)
-    return op.Where(op.Less(x, constant(0.0, dtype)), op.Ceil(x), op.Floor(x))
+    zero = constant(0.0, dtype)
+    is_negative = op.Or(op.Less(x, zero), op.Less(op.Reciprocal(x), zero))  # of -0 it is -infinity
+    return op.Mul(op.Floor(op.Abs(x)), op.Where(is_negative, constant(-1.0, dtype), constant(1.0, dtype)))
+
+
+@converter(aten.log2.default)
+def log2(x: ir.Value) -> ir.Value:
+    """Torchlib's divisor is the float32 nearest to log(2), also in float64."""
+    return _logarithm(x, 2.0)
+
+
+@converter(aten.log10.default)
+def log10(x: ir.Value) -> ir.Value:
+    """Torchlib's divisor is the float32 nearest to log(10), also in float64."""
+    return _logarithm(x, 10.0)
+
+
+def _logarithm(x: ir.Value, base: float) -> ir.Value:
+    dtype = _dtype(x)
+    if not dtype.is_floating_point():
+        raise NotTranslatable("a logarithm of integers")
+    return op.Div(op.Log(x), constant(math.log(base), dtype))
 
 
 @converter(aten.frac.default)

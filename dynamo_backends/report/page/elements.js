@@ -62,7 +62,7 @@ function bytes(value) {
 
 /* The last two parts of a path: enough to find the file. */
 function short(source) {
-  return source.split("/").slice(-2).join("/");
+  return source.split(", called from ").map((place) => place.split("/").slice(-2).join("/")).join(", called from ");
 }
 
 function plural(n, name) {

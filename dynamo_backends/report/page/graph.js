@@ -254,21 +254,21 @@ class GraphPage {
 function comparisonColumns() {
   const text = (key, head, width, value, help) => ({key, title: head, width, help, value, cell: (row) => spanned(value(row))});
   const error = (key, head, help) => ({
-    key, title: head, width: "82px", align: "right", help, value: (row) => (row[key] ? (row[key].nonfinite ? Infinity : row[key].max_abs) : null),
+    key, title: head, width: "72px", align: "right", help, value: (row) => (row[key] ? (row[key].nonfinite ? Infinity : row[key].max_abs) : null),
     cell: (row) => (!row[key] ? "" : row[key].nonfinite ? `${row[key].nonfinite} NaN/Inf` : number(row[key].max_abs)),
   });
   return [
-    {key: "number", title: "#", width: "58px", align: "right", help: "Order of execution", value: (row) => row.i, cell: (row) => String(row.i + 1)},
+    {key: "number", title: "#", width: "46px", align: "right", help: "Order of execution", value: (row) => row.i, cell: (row) => String(row.i + 1)},
     {key: "mark", title: "", width: "30px", help: "mark", value: (row) => " =~?!".indexOf(row.mark),
       cell: (row) => element("span", {class: `mark ${row.mark === "!" || row.mark === "?" ? "suspect" : ""}`, title: MARKS[row.mark] || ""}, row.mark)},
-    {key: "value", title: "value", width: "minmax(190px, 2fr)", value: (row) => row.user_name || row.name,
+    {key: "value", title: "value", width: "minmax(132px, 2fr)", value: (row) => row.user_name || row.name,
       cell: (row) => element("span", {title: row.user_name ? `${row.user_name} (${row.name})` : row.name}, row.user_name || row.name, row.is_output ? " \u25b8" : "")},
-    text("operator", "operator", "minmax(130px, 1fr)", (row) => row.operator.replace(/^aten\./, "").replace(/\.default$/, "")),
-    text("type", "type", "minmax(120px, 1fr)", (row) => `${row.dtype} ${row.shape || "scalar"}`),
+    text("operator", "operator", "minmax(92px, 1fr)", (row) => row.operator.replace(/^aten\./, "").replace(/\.default$/, "")),
+    text("type", "type", "minmax(116px, 1fr)", (row) => `${row.dtype} ${row.shape || "scalar"}`),
     error("session", "session", "Largest absolute error in the session that ran"), error("onnx", "ONNX", "Largest absolute error, propagated"),
     error("eager", "eager", "Largest absolute error of eager, propagated"), error("local_onnx", "local", "Largest absolute error of the node alone"),
     error("local_eager", "eager's", "Largest absolute error of eager's node alone"),
-    text("module", "module", "minmax(110px, 1fr)", (row) => row.module), text("source", "line", "minmax(120px, 1fr)", (row) => short(row.source)),
+    text("module", "module", "minmax(100px, 2fr)", (row) => row.module), text("source", "line", "minmax(110px, 2fr)", (row) => short(row.source)),
   ];
 }
 
@@ -312,7 +312,7 @@ function passesPanel(data) {
   const below = element("div", {class: "holder"});
   const figures = (key, head, width) => ({key, title: head, width, align: "right", value: (row) => row[key], cell: (row) => count(row[key])});
   const grid = new Grid({
-    label: "Passes", rows: data.passes, height: "45vh",
+    label: "Passes", rows: data.passes, fits: true, height: "45vh",
     rowClass: (row) => (row.undone ? "suspect" : row.fired ? "" : "quiet"),
     columns: [
       {key: "name", title: "pass", width: "minmax(200px, 2fr)", value: (row) => row.name, cell: (row) => spanned(row.name)},
@@ -325,7 +325,6 @@ function passesPanel(data) {
     onselect: (row) => below.replaceChildren(row.difference.length ? new Lines(`What ${row.name} changed`, row.difference, true).element
       : notice(row.fired ? `The dump has no diff of ${row.name}.` : `${row.name} changed nothing.`)),
   });
-  grid.element.classList.add("fits");
   const fired = data.passes.find((row) => row.fired);
   return {elements: [data.passes.length ? grid.element : notice("No pass ran."), below], show: () => { if (!grid.selected() && fired) grid.select(fired); }};
 }
@@ -341,10 +340,9 @@ function placementPanel(data, goToNode) {
     elements.push(plainTable(["why", "operators"], [...reasons].sort((a, b) => b[1] - a[1]).map(([reason, n]) => [reason, count(n)])));
     const column = (i, head, width) => ({key: head, title: head, width, value: (row) => row[i], cell: (row) => spanned(i === 3 ? short(row[i]) : row[i])});
     const grid = new Grid({
-      label: "Operators in PyTorch", rows: data.in_pytorch, height: "45vh", onopen: (row) => goToNode(row[0]),
-      columns: [column(0, "node", "minmax(120px, 1fr)"), column(1, "operator", "minmax(140px, 1fr)"), column(2, "why", "minmax(200px, 3fr)"), column(3, "line", "minmax(120px, 1fr)")],
+      label: "Operators in PyTorch", rows: data.in_pytorch, fits: true, height: "45vh", onopen: (row) => goToNode(row[0]),
+      columns: [column(0, "node", "minmax(120px, 1fr)"), column(1, "operator", "minmax(190px, 1fr)"), column(2, "why", "minmax(200px, 2fr)"), column(3, "line", "minmax(190px, 1fr)")],
     });
-    grid.element.classList.add("fits");
     elements.push(grid.element);
   }
   elements.push(data.notice_of_text ? notice(data.notice_of_text) : folded("regions.txt", new Lines("regions.txt", data.text, false).element));
@@ -378,7 +376,7 @@ function operatorTimes(data, goToNode) {
   const [NODE, OPERATOR, REGION, MS, SHARE, FX, MODULE, SOURCE] = [0, 1, 2, 3, 4, 5, 6, 7];
   const text = (key, head, width, value) => ({key, title: head, width, value, cell: (row) => spanned(value(row))});
   const grid = new Grid({
-    label: "Operators of ONNX Runtime", rows: data.operators, height: "50vh", onopen: (row) => { if (row[FX].length) goToNode(row[FX].at(-1)); },
+    label: "Operators of ONNX Runtime", rows: data.operators, fits: true, height: "50vh", onopen: (row) => { if (row[FX].length) goToNode(row[FX].at(-1)); },
     columns: [
       text("operator", "operator", "minmax(120px, 1fr)", (row) => row[OPERATOR].replace("com.microsoft.", "")),
       {key: "ms", title: "ms", width: "80px", align: "right", value: (row) => row[MS], cell: (row) => milliseconds(row[MS])},
@@ -390,7 +388,6 @@ function operatorTimes(data, goToNode) {
     ],
   });
   grid.sort("ms");
-  grid.element.classList.add("fits");
   return [
     element("div", {class: "two"}, element("div", {}, element("h3", {}, "by operator"), groups(data.by_operator)),
       element("div", {}, element("h3", {}, "by module, without the modules in it"), groups(data.by_module))),

@@ -2,6 +2,7 @@
 
 const ROW = 26; // pixels, as in report.css
 const BEYOND = 12; // rows kept above and below what is in sight
+const WRAPPED = 300; // rows that are all in the document, each as high as its texts, where the table is as high as its rows
 
 class Grid {
   /*
@@ -10,9 +11,11 @@ class Grid {
    * rows: any values; a row is one of them.
    * onselect(row), onopen(row): a row became the current one, or was opened (Enter, click).
    * rowClass(row): its classes.
+   * fits: the table is as high as its rows, up to the height; if there are not many, long texts are wrapped, not cut.
    */
-  constructor({label, columns, rows, onselect, onopen, rowClass, height}) {
+  constructor({label, columns, rows, onselect, onopen, rowClass, fits, height}) {
     Object.assign(this, {columns, rows, onselect, onopen, rowClass});
+    this.wraps = Boolean(fits) && rows.length <= WRAPPED;
     this.shown = rows.slice();
     this.current = -1; // index in shown
     this.sorting = null;
@@ -21,7 +24,7 @@ class Grid {
     this.body = element("div", {class: "body", role: "rowgroup"});
     this.heads = columns.map((column) => this.head(column));
     this.element = element(
-      "div", {class: "grid", role: "grid", tabindex: 0, "aria-label": label, "aria-colcount": columns.length},
+      "div", {class: `grid${fits ? " fits" : ""}${this.wraps ? " wraps" : ""}`, role: "grid", tabindex: 0, "aria-label": label, "aria-colcount": columns.length},
       element("div", {class: "heads", role: "rowgroup"}, element("div", {class: "row", role: "row", "aria-rowindex": 1}, this.heads)),
       this.body,
       this.empty = element("p", {class: "nothing", hidden: true}, "No row fits the filter."),
@@ -83,7 +86,7 @@ class Grid {
     }
     this.current = this.shown.indexOf(row);
     this.element.setAttribute("aria-rowcount", this.shown.length + 1);
-    this.body.style.height = `${this.shown.length * ROW}px`;
+    if (!this.wraps) this.body.style.height = `${this.shown.length * ROW}px`;
     this.empty.hidden = this.shown.length > 0;
     this.clear();
     this.draw();
@@ -100,9 +103,9 @@ class Grid {
   }
 
   draw() {
-    const top = Math.max(0, Math.floor(this.element.scrollTop / ROW) - BEYOND);
+    const top = this.wraps ? 0 : Math.max(0, Math.floor(this.element.scrollTop / ROW) - BEYOND);
     const seen = Math.ceil((this.element.clientHeight || 600) / ROW) + 2 * BEYOND;
-    const end = Math.min(this.shown.length, top + seen);
+    const end = this.wraps ? this.shown.length : Math.min(this.shown.length, top + seen);
     for (const [i, made] of this.made) {
       if (i < top || i >= end) { made.remove(); this.made.delete(i); }
     }
@@ -118,9 +121,9 @@ class Grid {
     const row = this.shown[i];
     const made = element(
       "div", {class: `row ${this.rowClass ? this.rowClass(row) : ""}`, role: "row", id: `${this.id}-${i}`, "aria-rowindex": i + 2, "data-i": i},
-      this.columns.map((column) => element("div", {role: "gridcell", class: column.align || ""}, column.cell(row))),
+      this.columns.map((column) => element("div", {role: "gridcell", class: column.align || "", "data-head": column.title || null}, column.cell(row))),
     );
-    made.style.transform = `translateY(${i * ROW}px)`;
+    if (!this.wraps) made.style.transform = `translateY(${i * ROW}px)`;
     this.made.set(i, made);
     return made;
   }
@@ -146,7 +149,8 @@ class Grid {
     const heads = this.heads[0].offsetHeight;
     const height = this.element.clientHeight - heads;
     const top = this.element.scrollTop;
-    if (centre) this.element.scrollTop = i * ROW - height / 2;
+    if (this.wraps) this.made.get(i).scrollIntoView({block: "nearest"});
+    else if (centre) this.element.scrollTop = i * ROW - height / 2;
     else if (i * ROW < top) this.element.scrollTop = i * ROW;
     else if ((i + 1) * ROW > top + height) this.element.scrollTop = (i + 1) * ROW - height;
     this.draw();

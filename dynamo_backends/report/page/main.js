@@ -43,8 +43,10 @@ function start() {
     if (summary) page.show(TABS.some(([name]) => name === tab) ? tab : "comparison", item);
     document.title = `${summary ? `${summary.name} - ` : ""}${data.run} - dynamo-backends`;
     for (const link of document.querySelectorAll("#graphs a")) {
-      if (link.dataset.key === key) link.setAttribute("aria-current", "page");
-      else link.removeAttribute("aria-current");
+      if (link.dataset.key === key) {
+        link.setAttribute("aria-current", "page");
+        bringInSight(link, document.getElementById("graphs"));
+      } else link.removeAttribute("aria-current");
     }
   };
   const links = data.graphs.map((graph) => element("a", {href: `#${graph.reference}`, "data-key": graph.reference},
@@ -65,6 +67,13 @@ function start() {
   });
   addEventListener("hashchange", show);
   show();
+}
+
+/* Scrolls a box to an element in it. scrollIntoView would also be where the Tab key goes on. */
+function bringInSight(item, box) {
+  const place = item.getBoundingClientRect(), around = box.getBoundingClientRect();
+  if (place.left < around.left || place.right > around.right) box.scrollLeft += place.left - around.left - 30;
+  if (place.top < around.top || place.bottom > around.bottom) box.scrollTop += place.top - around.top - 30;
 }
 
 function keysDialog() {

@@ -4,7 +4,8 @@ function overviewPage(data, go) {
   const graphs = data.graphs;
   const wrong = graphs.filter((graph) => graph.state === "wrong");
   const page = element("div", {class: "page overview"}, title(1, said(graphs, wrong)), data.notices.map(notice), wrong.length ? firstFault(wrong, go) : null);
-  page.append(graphTable(graphs, go));
+  page.append(graphs.length ? graphTable(graphs, go)
+    : notice("Nothing is here to look at. A run is written when a model that is compiled with backend=\"onnx_debug\" is called."));
   if (data.given_up.length) page.append(section("Given up by Dynamo", list(data.given_up)));
   const unchecked = graphs.flatMap((graph) => graph.unchecked.map((item) => `${graph.name}: ${item}`));
   if (unchecked.length) page.append(section("Not checked", list(unchecked)));
@@ -42,7 +43,7 @@ function firstFault(wrong, go) {
 function graphTable(graphs, go) {
   const error = (graph, side) => (graph.worst && graph.worst[side] ? graph.worst[side] : null);
   const figure = (side) => ({
-    key: side, title: side === "onnx" ? "worst error" : "eager's", width: "88px", align: "right",
+    key: side, title: side === "onnx" ? "worst error" : "eager's", width: side === "onnx" ? "112px" : "84px", align: "right",
     help: `Largest absolute error of ${side === "onnx" ? "ours" : "eager's"} to float64 at the output with the largest error relative to its scale`,
     value: (graph) => (error(graph, side) ? (error(graph, side)[4] ? Infinity : error(graph, side)[0]) : null),
     cell: (graph) => (error(graph, side) ? (error(graph, side)[4] ? "NaN/Inf" : number(error(graph, side)[0])) : ""),
@@ -50,26 +51,25 @@ function graphTable(graphs, go) {
   const text = (key, head, width, value) => ({key, title: head, width, value, cell: (graph) => spanned(value(graph))});
   const figures = (key, head, width, value, shown) => ({key, title: head, width, align: "right", value, cell: (graph) => shown(value(graph))});
   const grid = new Grid({
-    label: "Graphs", rows: graphs, onopen: (graph) => go(graph.reference), height: "60vh",
+    label: "Graphs", rows: graphs, onopen: (graph) => go(graph.reference), fits: true, height: "60vh",
     columns: [
-      {key: "graph", title: "graph", width: "minmax(150px, 1fr)", value: (graph) => graphs.indexOf(graph),
+      {key: "graph", title: "graph", width: "minmax(145px, 1fr)", value: (graph) => graphs.indexOf(graph),
         cell: (graph) => element("a", {href: `#${graph.reference}`, tabindex: -1}, graph.name)},
-      {key: "state", title: "verdict", width: "120px", value: (graph) => graph.state, cell: (graph) => badge(graph.state)},
-      text("where", "where", "minmax(150px, 2fr)", (graph) => `${graph.where.function} ${short(graph.where.source)}`.trim()),
-      text("end", "ended by", "minmax(120px, 2fr)", (graph) => (graph.end ? graph.end.reason : "")),
-      figures("nodes", "nodes", "70px", (graph) => graph.nodes, count),
-      figures("share", "on ONNX", "80px", (graph) => graph.share, percent),
-      figures("regions", "regions", "75px", (graph) => graph.regions, count),
-      figures("seconds", "compile", "80px", (graph) => graph.seconds || null, (value) => (value ? seconds(value) : "")),
+      {key: "state", title: "verdict", width: "144px", value: (graph) => graph.state,
+        cell: (graph) => element("span", {}, badge(graph.state), " ", graph.state === "unknown" ? spanned(graph.verdict.replace(/^not comparable: /, "")) : "")},
+      text("where", "where", "minmax(190px, 2fr)", (graph) => `${graph.where.function} ${short(graph.where.source)}`.trim()),
+      text("end", "ended by", "minmax(150px, 3fr)", (graph) => (graph.end ? graph.end.reason : "")),
+      figures("nodes", "nodes", "74px", (graph) => graph.nodes, count),
+      figures("share", "on ONNX", "96px", (graph) => graph.share, percent),
       figure("onnx"), figure("eager"),
     ],
   });
-  grid.element.classList.add("fits");
   return grid.element;
 }
 
+/* A text that may be cut; it is there in full for who points at it. */
 function spanned(text) {
-  return element("span", {title: text}, text);
+  return text ? element("span", {title: text}, text) : "";
 }
 
 function section(name, ...children) {

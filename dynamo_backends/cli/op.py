@@ -1,0 +1,191 @@
+"""``dynamo-backends op ls FOLDER`` and ``op run FOLDER``: operators that ``op_tools.OpCapture`` captured."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ..captures import find_calls
+from ..tables import fit_table
+from .common import add_json_argument, positive, print_json
+
+if TYPE_CHECKING:
+    from ..op_tools.running import RunCall
+
+
+DESCRIPTION = (
+    "Works on operators that dynamo_backends.op_tools captured. FOLDER is that of one call, or any folder above: of an "
+    "operator, of a run."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's arguments."""
+    actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
+    listing = actions.add_parser("ls", help="list the captured calls", description="Lists the captured calls.")
+    running = actions.add_parser(
+        "run",
+        help="run captured calls again, time them and compare them",
+        description="Runs captured calls again, forward and, where gradients were captured, backward. Exit code 1 if "
+        "--compare finds a result wrong.",
+    )
+    for each in (listing, running):
+        each.add_argument("folder", metavar="FOLDER", help="of a call, or one above")
+        add_json_argument(each)
+    running.add_argument("--runs", type=positive, default=1, metavar="N", help="how often each is run; 1")
+    running.add_argument("--forward-only", action="store_true", help="leave the backward out")
+    running.add_argument("--compare", action="store_true", help="compare results and gradients with float64")
+    running.add_argument(
+        "--runtime", choices=["torch", "onnx"], default="torch", help="where: PyTorch, or ONNX Runtime by our exporter"
+    )
+    running.add_argument(
+        "--import",
+        dest="modules",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a module to import first, which registers operators; may be repeated",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Lists or runs captured calls; returns the exit code."""
+    return _ls(arguments) if arguments.action == "ls" else _run(arguments)
+
+
+def _ls(arguments: argparse.Namespace) -> int:
+    calls = find_calls(arguments.folder)
+    if arguments.json:
+        print_json(
+            [
+                {
+                    "folder": str(call.folder),
+                    "operator": call.operator,
+                    "number": call.number,
+                    "level": call.level,
+                    "source": call.source,
+                    "args": call.args,
+                    "kwargs": call.kwargs,
+                    "bytes": call.bytes,
+                    "files": call.files,
+                }
+                for call in calls
+            ]
+        )
+        return 0
+    rows = [
+        (
+            call.operator,
+            call.number,
+            call.call.removeprefix(call.operator),
+            _files(call.files),
+            _size(call.bytes),
+            call.source,
+        )
+        for call in calls
+    ]
+    sys.stdout.write(fit_table(rows, ["operator", "number", "called with", "has", "size", "source"]) + "\n")
+    sys.stdout.write(f"try: {shlex.join(['dynamo-backends', 'op', 'run', str(calls[0].folder), '--compare'])}\n")
+    return 0
+
+
+def _files(files: Any) -> str:
+    has_gradients = "grad_inputs" in files
+    return "input" + (", output" if "output" in files else "") + (", gradients" if has_gradients else "")
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 100_000 else f"{count / 1e3:.1f} kB"
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    calls = find_calls(arguments.folder)
+    importlib.import_module("dynamo_backends.installation")
+    for module in arguments.modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ValueError(f"--import {module}: {error}") from error
+    from ..captures import CaptureError
+    from ..op_tools.running import load_call, run_call
+
+    results: list[RunCall] = []
+    failed: dict[str, str] = {}
+    for call in calls:
+        try:
+            loaded = load_call(call)
+        except CaptureError as error:
+            if len(calls) == 1:
+                raise
+            failed[str(call.folder)] = str(error).removeprefix(f"{call.folder}: ")
+            continue
+        try:
+            result = run_call(
+                loaded,
+                runs=arguments.runs,
+                forward_only=arguments.forward_only,
+                compare=arguments.compare,
+                runtime=arguments.runtime,
+            )
+        except Exception as error:  # the operator's own, or the runtime's
+            if len(calls) == 1:
+                raise ValueError(f"{call.call}: {type(error).__name__}: {error}") from error
+            failed[str(call.folder)] = f"{type(error).__name__}: {error}"
+            continue
+        results.append(result)
+        if not arguments.json:
+            sys.stdout.write(_text(result))
+    if arguments.json:
+        print_json({"ran": [_as_json(result) for result in results], "failed": failed})
+    for folder, why in failed.items():
+        sys.stderr.write(f"dynamo-backends op run: {folder}: {why.splitlines()[0]}\n")
+    if any(not result.ok for result in results):
+        return 1
+    return 2 if failed else 0
+
+
+def _text(result: RunCall) -> str:
+    lines = [result.captured.call + (f"  {result.captured.source}" if result.captured.source else "")]
+    backward = [*result.backward, *[None] * (len(result.forward) - len(result.backward))]
+    rows = [
+        (i, f"{forward * 1e3:.4f} ms", "-" if back is None else f"{back * 1e3:.4f} ms")
+        for i, (forward, back) in enumerate(zip(result.forward, backward, strict=True))
+    ]
+    lines.append(fit_table(rows, ["run", "forward", "backward"]))
+    verdicts = {verdict.value: verdict for verdict in result.verdicts}
+    names = list(dict.fromkeys([*verdicts, *result.recorded]))
+    compared = []
+    for name in names:
+        verdict = verdicts.get(name)
+        compared.append(
+            (
+                name,
+                f"{result.recorded[name]:.3g}" if name in result.recorded else "",
+                "" if verdict is None else f"{verdict.max_diff:.3g}",
+                "" if verdict is None or verdict.allowed is None else f"{verdict.allowed:.3g}",
+                "" if verdict is None else ("yes" if verdict.allclose else "NO"),
+                "" if verdict is None else verdict.complaint,
+            )
+        )
+    if verdicts:
+        headers = ["value", "to the captured", "to float64", "allowed", "allclose", "complaint"]
+        lines.append(fit_table(compared, headers))
+    elif compared:
+        lines.append(fit_table([row[:2] for row in compared], ["value", "to the captured"]))
+    return "\n".join(lines) + "\n\n"
+
+
+def _as_json(result: RunCall) -> dict[str, Any]:
+    return {
+        "folder": str(result.captured.folder),
+        "operator": result.captured.operator,
+        "forward_seconds": result.forward,
+        "backward_seconds": result.backward,
+        "difference_to_captured": result.recorded,
+        "verdicts": [json.loads(json.dumps(vars(verdict))) for verdict in result.verdicts],
+        "ok": result.ok,
+    }

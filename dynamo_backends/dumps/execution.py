@@ -1,0 +1,357 @@
+"""Runs ONNX models: the one place where a model of a dump, a part of it, or a file becomes a session.
+
+::
+
+    session = Session(load_model("model.onnx"), Settings())
+    session({"x": x})["y"]
+
+    session = session_of_region(region)                 # as the run had it: its settings, its constants
+    session = session_of_region(region, threads=1)      # but with one thread
+    outputs = session(region.recorded("input"))
+
+The sessions are made by ``repro.session_of``, so that a ``repro.py`` runs what the commands run. Tensors are numpy
+arrays of any dtype that ONNX has; bfloat16, float8 and the like have the dtypes of ``ml_dtypes``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from google.protobuf.message import EncodeError
+
+from ..errors import first_line
+from ..runtime.messages import ORT_ERRORS
+from ..spelling import unknown_name
+from . import repro
+from .differences import OnnxValue, kind_of
+from .models import OnnxModel
+from .reading import DumpedRegion, DumpError
+
+_EXTERNAL = "session.optimized_model_external_initializers_"
+
+
+class ExecutionError(DumpError):
+    """ONNX Runtime makes no session of a model, or fails while it runs.
+
+    Attributes:
+        kind: ``refused`` or ``failed``.
+        said: all that ONNX Runtime said.
+    """
+
+    def __init__(self, model: str, kind: str, error: BaseException) -> None:
+        self.kind, self.said = kind, str(error) or type(error).__name__
+        what = "ONNX Runtime refuses the model" if kind == "refused" else "ONNX Runtime fails"
+        super().__init__(f"{model}: {what}: {first_line(self.said)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a model becomes an ONNX Runtime session.
+
+    Attributes:
+        providers: names of execution providers, in the order of preference.
+        provider_options: for each of them.
+        level: ONNX Runtime's graph optimizations, ``ORT_ENABLE_ALL`` to ``ORT_DISABLE_ALL``.
+        disabled_optimizers: names of those that do not run.
+        threads: of the session; 0 for as many as there are cores.
+        config: entries of the session's configuration.
+    """
+
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    provider_options: tuple[Mapping[str, str], ...] = ()
+    level: str = "ORT_ENABLE_ALL"
+    disabled_optimizers: tuple[str, ...] = ()
+    threads: int = 0
+    config: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Settings:
+        """Those of a region's ``session`` in the manifest."""
+        return cls(
+            tuple(entry.get("providers") or ("CPUExecutionProvider",)),
+            tuple(entry.get("provider_options") or ()),
+            entry.get("graph_optimization_level") or "ORT_ENABLE_ALL",
+            tuple(entry.get("disabled_optimizers") or ()),
+            entry.get("threads") or 0,
+            entry.get("config") or {},
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for a manifest, and for ``repro.session_of``."""
+        return {
+            "providers": list(self.providers),
+            "provider_options": [dict(item) for item in self.provider_options],
+            "graph_optimization_level": self.level,
+            "disabled_optimizers": list(self.disabled_optimizers),
+            "threads": self.threads,
+            "config": dict(self.config),
+        }
+
+    @property
+    def unoptimized(self) -> Settings:
+        """The same without graph optimizations."""
+        return dataclasses.replace(self, level="ORT_DISABLE_ALL", disabled_optimizers=())
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        provider = self.providers[0].removesuffix("ExecutionProvider")
+        if self.level == "ORT_DISABLE_ALL":
+            return f"ONNX Runtime, {provider}, not optimized"
+        without = f" without {', '.join(self.disabled_optimizers)}" if self.disabled_optimizers else ""
+        level = self.level.removeprefix("ORT_ENABLE_").lower()
+        return f"ONNX Runtime, {provider}, optimizations: {level}{without}"
+
+
+PLAIN = Settings(level="ORT_DISABLE_ALL", threads=1)
+"""A session that changes nothing."""
+
+
+class Session:
+    """A session of a model.
+
+    Args:
+        model: the model, or a file that ONNX Runtime reads itself.
+        settings: of the session.
+        constants: values of inputs that the session holds, so that ONNX Runtime folds and packs them; they pass neither
+            through protobuf nor through a file. Those that the model does not have as inputs are left out.
+        write: a folder into which the model that runs is written, as ``model.onnx``, its constants beside it.
+        profile: how the path of the file begins that the times of the runs are written to.
+
+    Attributes:
+        inputs, outputs: their names, in order; constants are no inputs.
+
+    Raises:
+        ExecutionError: ONNX Runtime refuses the model.
+        DumpError: the model does not fit into one file, or ONNX Runtime does not use the first provider.
+    """
+
+    def __init__(
+        self,
+        model: OnnxModel | Path,
+        settings: Settings,
+        constants: Mapping[str, OnnxValue] | None = None,
+        *,
+        write: Path | None = None,
+        profile: Path | None = None,
+    ) -> None:
+        self._name = str(model) if isinstance(model, Path) else model.name
+        given = settings.as_json()
+        content: str | bytes = str(model)
+        held: list[repro.Tensor] = []
+        if isinstance(model, OnnxModel):
+            content = _serialized(model)
+            given["config"] = {repro.EXTERNAL_DATA: str(model.folder.resolve()), **given["config"]}
+            declared = {item.name for item in model.inputs}
+            held = [(name, *bits_of(value)) for name, value in (constants or {}).items() if name in declared]
+        if write is not None:
+            given["optimized_model"] = str(write / "model.onnx")
+            given["config"] |= {f"{_EXTERNAL}file_name": "constants.data", f"{_EXTERNAL}min_size_in_bytes": "1024"}
+        if profile is not None:
+            given["profile"] = str(profile)
+        try:
+            self._session = repro.session_of(content, given, held)
+        except ORT_ERRORS as error:
+            raise ExecutionError(self._name, "refused", error) from error
+        if settings.providers[0] not in self._session.get_providers():
+            raise DumpError(
+                f"{settings.providers[0]} is there, but does not start; ONNX Runtime would take another instead"
+            )
+        self.inputs = [item.name for item in self._session.get_inputs()]
+        self.outputs = [item.name for item in self._session.get_outputs()]
+        # Sequences, maps and optionals have no OrtValue in Python; bfloat16 has no other form.
+        self._tensors = [item.name for item in self._session.get_outputs() if item.type.startswith("tensor(")]
+
+    def __call__(self, inputs: Mapping[str, OnnxValue]) -> dict[str, OnnxValue]:
+        """The outputs by name; of the inputs those are taken that the session has.
+
+        Raises:
+            DumpError: an input is not there, or ONNX Runtime fails.
+        """
+        return self.repeated(inputs, 1)[0]
+
+    def repeated(self, inputs: Mapping[str, OnnxValue], times: int) -> list[dict[str, OnnxValue]]:
+        """The outputs of several runs, one right after the other: the threads of one are still awake at the next.
+
+        Args:
+            inputs: by name.
+            times: how many runs.
+
+        Raises:
+            DumpError: as a call.
+        """
+        missing = [name for name in self.inputs if name not in inputs]
+        if missing:
+            raise DumpError(f"{self._name}: no value for the input {missing[0]}")
+        feeds = {name: inputs[name] for name in self.inputs}
+        # Nor are there OrtValues of strings.
+        has_strings = any(isinstance(item, np.ndarray) and kind_of(item.dtype) == "string" for item in feeds.values())
+        bound = [] if has_strings else self._tensors
+        plain = [name for name in self.outputs if name not in set(bound)]
+        try:
+            values = {name: ort_value(value) for name, value in feeds.items()} if bound else {}
+            runs = []
+            for _ in range(times):
+                tensors = self._session.run_with_ort_values(bound, values) if bound else []
+                runs.append((tensors, self._session.run(plain, feeds) if plain else []))
+        except ORT_ERRORS as error:
+            raise ExecutionError(self._name, "failed", error) from error
+        found = [
+            dict(zip(bound, map(as_array, tensors), strict=True)) | dict(zip(plain, others, strict=True))
+            for tensors, others in runs
+        ]
+        return [{name: item[name] for name in self.outputs} for item in found]
+
+    def end_profiling(self) -> Path:
+        """The file with the times of the runs."""
+        return Path(self._session.end_profiling())
+
+
+def session_of_region(
+    region: DumpedRegion,
+    model: OnnxModel,
+    *,
+    settings: Settings | None = None,
+    inputs: Mapping[str, OnnxValue] | None = None,
+    write: Path | None = None,
+    profile: Path | None = None,
+) -> Session:
+    """A session as the run had it: what were its constants are constants here, so that ONNX Runtime does the same.
+
+    Args:
+        region: its entry in the manifest says which settings and constants.
+        model: a model of the region.
+        settings: others than in the run.
+        inputs: of which the constants are; by default the recorded ones.
+        write, profile: see ``Session``.
+
+    Raises:
+        DumpError: as ``Session``; or a constant was not recorded.
+    """
+    inputs = region.recorded("input") if inputs is None else inputs
+    missing = [name for name in region.entry["constants"] if name not in inputs]
+    if missing:
+        raise DumpError(f"{region.folder}: nothing was recorded for the weight {missing[0]}: the dump is incomplete")
+    constants = {name: inputs[name] for name in region.entry["constants"]}
+    settings = region_settings(region) if settings is None else settings
+    return Session(model, settings, constants, write=write, profile=profile)
+
+
+def region_settings(region: DumpedRegion, threads: int | None = None) -> Settings:
+    """The settings of the session that ran.
+
+    Args:
+        region: the region.
+        threads: another number than in the run.
+    """
+    settings = Settings.of(region.entry["session"])
+    return dataclasses.replace(settings, threads=threads or settings.threads or 1)
+
+
+def available_provider(name: str) -> str:
+    """The execution provider that a user means: ``CPUExecutionProvider``, or ``cpu`` for short.
+
+    Raises:
+        DumpError: this ONNX Runtime has none of that name; the message lists those that it has.
+    """
+    available = onnxruntime.get_available_providers()
+    by_short_name = {item.removesuffix("ExecutionProvider").lower(): item for item in available}
+    found = by_short_name.get(name.removesuffix("ExecutionProvider").lower())
+    if found is None:
+        raise DumpError(
+            f"{unknown_name('execution provider', name, available)}. Other builds of onnxruntime have others"
+        )
+    return found
+
+
+def converted(model: OnnxModel, opset: int) -> OnnxModel:
+    """A model in another opset, by onnx's version converter.
+
+    Raises:
+        DumpError: there is no way to convert it, with what the converter said.
+    """
+    from onnx import version_converter
+
+    newest = onnx.defs.onnx_opset_version()
+    if not 1 <= opset <= newest:
+        raise DumpError(f"--opset {opset}: this version of onnx knows opsets 1 to {newest}")
+    foreign = sorted({name for name in operators(model) if "::" in name})
+    try:
+        return model.with_proto(version_converter.convert_version(model.proto, opset))
+    except (RuntimeError, ValueError, onnx.checker.ValidationError) as error:
+        also = f" (the model also has {', '.join(foreign)}, which it leaves as they are)" if foreign else ""
+        raise DumpError(
+            f"{model.name}: onnx's version converter cannot make opset {opset} of it: {first_line(str(error))}{also}"
+        ) from error
+
+
+def bits_of(value: OnnxValue) -> tuple[np.ndarray, int]:
+    """A tensor as ``repro`` has it: what numpy does not have by itself as its bits, and ONNX's number of the dtype."""
+    assert isinstance(value, np.ndarray)
+    value = np.require(value, requirements=["C_CONTIGUOUS"])
+    number = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+    return (value if number in _NUMPYS else value.view(f"u{value.dtype.itemsize}")), number
+
+
+def array_of(bits: np.ndarray, number: int) -> np.ndarray:
+    """The reverse of ``bits_of``."""
+    return bits if number in _NUMPYS else bits.view(onnx.helper.tensor_dtype_to_np_dtype(number))
+
+
+_NUMPYS = frozenset(range(1, 16))
+"""ONNX's numbers of the dtypes that are numpy's too: from float32 (1) to complex128 (15)."""
+
+
+def ort_value(value: OnnxValue) -> onnxruntime.OrtValue:
+    """A tensor in ONNX Runtime's form, of any dtype that ONNX has but strings."""
+    return repro.ort_value(*bits_of(value))
+
+
+def as_array(result: onnxruntime.OrtValue) -> np.ndarray:
+    """A tensor of ONNX Runtime as an array, also of a dtype that its own conversion has not."""
+    number = result.element_type()
+    if number in _NUMPYS:
+        array: np.ndarray = result.numpy()
+        return array
+    content = ctypes.string_at(result.data_ptr(), result.tensor_size_in_bytes())
+    proto = onnx.TensorProto(dims=result.shape(), data_type=number, raw_data=content)
+    return onnx.numpy_helper.to_array(proto)
+
+
+def _serialized(model: OnnxModel) -> bytes:
+    try:
+        content: bytes = model.proto.SerializeToString()
+    except (EncodeError, ValueError) as error:
+        raise DumpError(
+            f"{model.name} is too large for one file; save it with its weights as external data: {error}"
+        ) from None
+    return content
+
+
+def operators(model: OnnxModel) -> Iterator[str]:
+    """The operator of each node."""
+    return map(operator_of, model.proto.graph.node)
+
+
+def operator_of(node: onnx.NodeProto) -> str:
+    """Of a node, with the domain where it is not ONNX's own."""
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
+
+
+RANDOM_OPERATORS = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
+"""Operators that give other values at each run."""
+
+
+def drawing(*models: OnnxModel) -> list[str]:
+    """In words, which operators of models give other values at each run; nothing, if none does."""
+    drawn = sorted({name for model in models for name in operators(model) if name in RANDOM_OPERATORS})
+    return [f"{', '.join(drawn)} draws other numbers in each run: what follows differs"] if drawn else []

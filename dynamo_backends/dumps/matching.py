@@ -1,0 +1,247 @@
+"""Whose input, or initializer, of one model is whose of another, and the same inputs for both.
+
+::
+
+    matched = match(first, feeds, second)      # the second model's inputs, by name, content, type and shape
+    same = same_inputs(first, second, feeds)   # values for the inputs of both
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from .differences import OnnxValue, kind_of
+from .feeds import made_up
+from .models import InputType, OnnxModel
+from .reading import DumpError
+from .running import ModelRun
+
+_SEARCHED = 2**26
+"""Bytes of a weight that is compared with others to find its partner."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Matched:
+    """Whose value an input has.
+
+    Attributes:
+        name: the input's, or initializer's, of the second model.
+        partner: the input's, or initializer's, of the first.
+        how: ``name``, ``content``, or ``type and shape``.
+    """
+
+    name: str
+    partner: str
+    how: str
+
+
+def match(first: OnnxModel, feeds: Mapping[str, OnnxValue], second: OnnxModel) -> list[Matched]:
+    """Which inputs and initializers of two models are each other's.
+
+    By name first; then by content, where both have one; at last an input without a value takes the first that is left
+    of its type and shape, unless its name is that of a value the other model computes.
+
+    Args:
+        first: whose inputs have values.
+        feeds: values of inputs of either.
+        second: the other model.
+    """
+    ours = _sources(first, feeds)
+    theirs = _sources(second, feeds)
+    found: list[Matched] = []
+
+    def pair(name: str, partner: str, how: str) -> None:
+        found.append(Matched(name, partner, how))
+        theirs.pop(name)
+        ours.pop(partner)
+
+    for name in list(theirs):
+        if name in ours and theirs[name].may_be(ours[name], cast=True) and not _is_by_chance(theirs[name], ours[name]):
+            pair(name, name, "name")
+    by_content: dict[object, list[str]] = {}
+    for partner, item in ours.items():
+        by_content.setdefault(item.content(), []).append(partner)
+    for name in list(theirs):
+        content = theirs[name].content()
+        partners = by_content.get(content, [])
+        if content is not None and partners:
+            pair(name, partners.pop(0), "content")
+    computed = {name for model in (first, second) for node in model.proto.graph.node for name in node.output}
+    for name in list(theirs):
+        for partner in list(ours):
+            known = theirs[name].value is not None and ours[partner].value is not None
+            if not known and not computed & {name, partner} and theirs[name].may_be(ours[partner]):
+                pair(name, partner, "type and shape")
+                break
+    return found
+
+
+def _is_by_chance(a: _Source, b: _Source) -> bool:
+    """Whether one name may stand for two constants: a number or sizes (``val_12``), and not the same ones."""
+    if a.value is None or b.value is None or (a.value.size > 1 and kind_of(a.value.dtype) == "float"):
+        return False
+    return not np.array_equal(a.value, b.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """An input or initializer: its type, and its value if that is known."""
+
+    type: InputType
+    value: np.ndarray | None
+
+    def content(self) -> object:
+        """What equal values have in common; ``None`` for what is not known, too large, or too small to tell."""
+
+        if self.value is None or self.value.size < 2 or self.value.nbytes > _SEARCHED or self.value.dtype.kind == "O":
+            return None
+        return self.value.dtype.name, self.value.shape, hashlib.blake2b(self.value.tobytes()).digest()
+
+    def may_be(self, other: _Source, *, cast: bool = False) -> bool:
+        """Whether the types allow both to be the same; with ``cast``, in another precision."""
+        if self.type.dtype is None or other.type.dtype is None:
+            return False
+        if self.type.dtype != other.type.dtype and not (cast and kind_of(self.type.dtype) == kind_of(other.type.dtype)):
+            return False
+        mine, its = self.type.shape, other.type.shape
+        if mine is None or its is None:
+            return True
+        return len(mine) == len(its) and all(
+            a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in zip(mine, its, strict=True)
+        )
+
+
+def _sources(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> dict[str, _Source]:
+    found = {}
+    for item in model.inputs:
+        value = feeds.get(item.name)
+        known = value if isinstance(value, np.ndarray) else None
+        sized = item if known is None else dataclasses.replace(item, shape=known.shape)
+        found[item.name] = _Source(sized, known)
+    for name, array in model.initializers.items():
+        found[name] = _Source(InputType(name, array.dtype, array.shape, ""), array)
+    return found
+
+
+def same_inputs(
+    first: OnnxModel, second: OnnxModel, feeds: Mapping[str, OnnxValue], sizes: Mapping[str, int], seed: int
+) -> tuple[dict[str, OnnxValue], dict[str, OnnxValue], list[Matched], list[str]]:
+    """The inputs of both models, how they were matched, and what to know of it; not those that the other computes."""
+    matched = match(first, feeds, second)
+    notes = []
+    by_partner = {item.partner: item.name for item in matched}
+    stored = dict(second.initializers)
+    ours: dict[str, OnnxValue] = {}
+    for item in first.inputs:
+        name = by_partner.get(item.name, "")
+        if item.name in feeds:
+            ours[item.name] = feeds[item.name]
+        elif name in stored:
+            ours[item.name] = stored[name]
+        elif name in feeds:
+            ours[item.name] = _as(feeds[name], item.dtype)
+    if given := [item.name for item in first.inputs if item.name in by_partner and by_partner[item.name] in stored]:
+        notes.append(f"inputs of the first model that the second has as initializers: {listed(given)}")
+    computed = {name for node in second.proto.graph.node for name in node.output}
+    missing = [item for item in first.inputs if item.name not in ours and item.name not in computed]
+    if missing:
+        known = _sizes_of(first, ours) | dict(sizes)
+        partners = {item.name: item for item in second.inputs}
+        sized = []
+        for item in missing:
+            partner = partners.get(by_partner.get(item.name, ""))
+            sized.append(_with_sizes_of(item, partner) if partner is not None else item)
+        ours |= made_up(first, sizes=known, seed=seed, wanted=sized)
+        notes.append(f"made up (seed {seed}): {listed(item.name for item in missing)}")
+    kept = dict(first.initializers)
+    by_name = {item.name: item for item in matched}
+    theirs: dict[str, OnnxValue] = {}
+    for item in second.inputs:
+        found = by_name.get(item.name)
+        if found is not None:
+            value = ours[found.partner] if found.partner in ours else kept[found.partner]
+            theirs[item.name] = _as(value, item.dtype)
+        elif item.name in feeds:
+            theirs[item.name] = feeds[item.name]
+    if given := [item.name for item in second.inputs if item.name in by_name and by_name[item.name].partner in kept]:
+        notes.append(f"inputs of the second model that the first has as initializers: {listed(given)}")
+    for how in ("content", "type and shape"):
+        pairs = [f"{item.partner} and {item.name}" for item in matched if item.how == how and item.name in theirs]
+        if pairs:
+            notes.append(f"matched by {how}: {listed(pairs)}")
+    return ours, theirs, matched, notes
+
+
+def computed_inputs(
+    model: OnnxModel,
+    feeds: Mapping[str, OnnxValue],
+    run: ModelRun,
+    which: str,
+    notes: list[str],
+    spare: Mapping[str, OnnxValue],
+) -> dict[str, OnnxValue]:
+    """The inputs that a model still lacks, of what the other computed: constants that one of them folded.
+
+    Args:
+        model: the model.
+        feeds: the inputs that it has.
+        run: the other, which ran.
+        which: ``first`` or ``second``, the model.
+        notes: is told.
+        spare: of what the other does not compute, what PyTorch computed between its regions.
+
+    Raises:
+        DumpError: there is no value for one.
+    """
+    missing = [item for item in model.inputs if item.name not in feeds]
+    values = {item.name: item.value for item in run.values}
+    unknown = [f"{item.name} ({item.described})" for item in missing if item.name not in {*values, *spare}]
+    if unknown:
+        raise DumpError(
+            f"{model.name} has inputs that {run.model.name} does not have: {listed(unknown)}; give their values with "
+            "--inputs"
+        )
+    computed = [item.name for item in missing if item.name in values]
+    if computed:
+        notes.append(f"inputs of the {which} model that the other computes: {listed(computed)}")
+    if len(computed) < len(missing):
+        names = listed(item.name for item in missing if item.name not in values)
+        notes.append(f"inputs of the {which} model that the other does not have, as they were stored: {names}")
+    return {item.name: _as(values.get(item.name, spare.get(item.name)), item.dtype) for item in missing}
+
+
+def listed(names: Iterable[str], most: int = 6) -> str:
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _as(value: OnnxValue, dtype: np.dtype | None) -> OnnxValue:
+    """A value in the precision of another model."""
+    if isinstance(value, np.ndarray) and dtype is not None and kind_of(dtype) == kind_of(value.dtype):
+        return value.astype(dtype, copy=False)
+    return value
+
+
+def _sizes_of(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> dict[str, int]:
+    """The sizes of the symbolic dimensions that given inputs tell."""
+    found = {}
+    for item in model.inputs:
+        value = feeds.get(item.name)
+        if isinstance(value, np.ndarray) and item.shape is not None and len(item.shape) == value.ndim:
+            found.update(
+                {name: size for name, size in zip(item.shape, value.shape, strict=True) if isinstance(name, str)}
+            )
+    return found
+
+
+def _with_sizes_of(item: InputType, partner: InputType) -> InputType:
+    """An input whose sizes are those of its partner where it has none of its own."""
+    if item.shape is None or partner.shape is None or len(item.shape) != len(partner.shape):
+        return item
+    shape = tuple(b if isinstance(b, int) else a for a, b in zip(item.shape, partner.shape, strict=True))
+    return dataclasses.replace(item, shape=shape)

@@ -1,0 +1,188 @@
+"""``OpCapture``: what goes into and comes out of every operator, forward and backward, in files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..captures import FORMAT
+from ..tables import fit_table
+from .call import Call, as_json, results_of, versions_of
+from .folder import CaptureFolder, operator_folder
+from .gradients import Edges, Gradients, Watches
+from .stored import encode
+from .tool import OpTool
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Begun:
+    """What is known of a call before it: its folder, where its gradients will go, its arguments' versions, and the
+    state of the CPU's random numbers."""
+
+    folder: str
+    edges: Edges | None
+    versions: list[int]
+    rng_state: torch.Tensor
+
+
+class OpCapture(OpTool):
+    """Writes ``<folder>/<rank>/<time>/<operator>/<number>/`` for each call.
+
+    ``input.pth``, ``output.pth``, ``grad_inputs.pth`` and ``grad_outputs.pth`` are read by
+    ``torch.load(weights_only=True)``, ``call.json`` says what was called and where. ``dynamo-backends op ls`` lists
+    them, ``dynamo-backends op run`` makes the call again. ``input`` is what the call was given, before it may have
+    written into it; ``grad_outputs`` are the gradients of its results, by name, and ``grad_inputs`` what the call adds
+    to those of its arguments. ``rng_state.pth`` is there if the call drew random numbers on the CPU.
+
+    Args:
+        folder: where; made if it is not there.
+        every: of each operator every so manieth call is written.
+        first: of each operator only so many calls are written; ``None`` for all.
+        max_bytes: a larger tensor is a summary; -1 for no limit.
+        min_free_bytes: of the disk; where less is free, nothing more is written, which is said once.
+        arguments: of ``OpTool``.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] = "op_capture_result",
+        *,
+        every: int = 1,
+        first: int | None = None,
+        max_bytes: int = 256 * 2**20,
+        min_free_bytes: int = 2**30,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(**arguments)
+        if every < 1:
+            raise ValueError(f"every is 1 or more, not {every}")
+        if first is not None and first < 0:
+            raise ValueError(f"first is 0 or more, not {first}")
+        self._root = folder
+        self._every = every
+        self._first = first
+        self._max_bytes = max_bytes if max_bytes >= 0 else 2**63
+        self._min_free_bytes = min_free_bytes
+        self._watches = Watches(self._guard)
+        self._written: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+        self._is_full = False
+        self.folder = CaptureFolder(folder)
+        """Where this capture writes; ``folder.location`` is the folder of its time."""
+
+    def _begin(self) -> None:
+        self._watches.begin()
+        self.folder = CaptureFolder(self._root)
+        self._is_full = False
+
+    def _before(self, call: Call) -> _Begun | None:
+        if not self._is_sampled(call):
+            return None
+        relative = self.write_call(description_of(call), call.args, call.kwargs)
+        if relative is None:
+            return None
+        return _Begun(relative, self._watches.edges(call), versions_of(call), torch.get_rng_state())
+
+    def _after(self, call: Call, before: _Begun | None, result: object) -> None:
+        if before is None:
+            return
+        relative = before.folder
+        results = results_of(call, result, before.versions)
+        changed = {name: value for name, value in results.items() if name.endswith(" after it")}
+        self.save(relative, "output", {"output": result, "changed": changed})
+        if not torch.equal(before.rng_state, torch.get_rng_state()):
+            self.save(relative, "rng_state", {"cpu": before.rng_state})
+
+        def finished(gradients: Gradients) -> None:
+            self.save(relative, "grad_outputs", gradients.outputs)
+            self.save(relative, "grad_inputs", gradients.inputs)
+
+        self._watches.watch(call.name, before.edges, results, finished)
+
+    def write_call(self, description: Mapping[str, object], args: object, kwargs: object) -> str | None:
+        """Writes what was called with what.
+
+        Args:
+            description: see ``description_of``.
+            args, kwargs: of the call.
+
+        Returns:
+            The folder of the call, relative to the capture's; ``None`` if the disk has no space for it.
+        """
+        if not self._has_space():
+            return None
+        name = str(description["operator"])
+        relative = f"{operator_folder(name)}/{description['number']}"
+        self.folder.write_text(f"{relative}/call.json", json.dumps(description, indent=1))
+        self.save(relative, "input", {"args": args, "kwargs": kwargs})
+        with self._lock:
+            self._written[name] += 1
+        return relative
+
+    def _is_sampled(self, call: Call) -> bool:
+        if call.number % self._every:
+            return False
+        return self._first is None or call.number // self._every < self._first
+
+    def _has_space(self) -> bool:
+        location = self.folder.location
+        if location is None or self._is_full:
+            return False
+        free = shutil.disk_usage(location).free
+        if free < self._min_free_bytes:
+            self._is_full = True
+            logger.warning(
+                "%s has %.1f GB free, less than min_free_bytes: nothing more is captured", location, free / 1e9
+            )
+        return not self._is_full
+
+    def save(self, relative: str, what: str, value: Mapping[str, object]) -> None:
+        """Writes one file of a call.
+
+        Args:
+            relative: the call's folder.
+            what: ``input``, ``output``, ...
+            value: what is in it.
+        """
+        path = f"{relative}/{what}.pth"
+        stored = encode(value, self._max_bytes)
+        if self.folder.write_with(path, lambda target: torch.save(stored, target)):
+            with self._lock:
+                self._bytes[relative.split("/")[0]] += self.folder.path(path).stat().st_size
+            self._print(f"{self.folder.path(path)} saved")
+
+    def _end(self) -> None:
+        self._watches.end()
+        rows = [
+            (name, self._counts[name], count, f"{self._bytes[operator_folder(name)] / 1e6:.1f} MB")
+            for name, count in self._written.most_common()
+        ]
+        if rows:
+            self._print("\n" + fit_table(rows, ["operator", "calls", "captured", "size"]))
+            self._print(f"try: dynamo-backends op ls {self.folder.location}")
+
+
+def description_of(call: Call) -> dict[str, object]:
+    """What ``call.json`` says of a call."""
+    return {
+        "format": FORMAT,
+        "operator": call.name,
+        "level": call.level,
+        "number": call.number,
+        "source": call.source,
+        "time": time.time(),
+        "torch": torch.__version__,
+        "args": as_json(call.args),
+        "kwargs": as_json(call.kwargs),
+    }

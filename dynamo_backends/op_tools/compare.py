@@ -1,0 +1,280 @@
+"""``OpAutoCompare``: each operator again on a reference, results and gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import first_line
+from ..numerics.again import CallAgain, ChangedSinceError
+from ..report.table_page import TablePage
+from ..tables import fit_table
+from .call import Call, are_plain, results_of, versions_of
+from .capture import OpCapture, description_of
+from .gradients import Edges, Gradients, Watches
+from .judge import CallJudge, Verdict
+from .names import has_other_gradient, why_not_comparable
+from .references import FLOAT64, Reference
+from .tool import OpTool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compared(Verdict):
+    """The verdict on one result, or one gradient, and the call it is of.
+
+    Attributes:
+        name: the operator.
+        number: of the call, among those of the operator.
+        call: the operator with its arguments, in words.
+        source: the user's line.
+    """
+
+    name: str
+    number: int
+    call: str
+    source: str
+
+    @property
+    def share(self) -> float:
+        """``max_diff`` as a multiple of what is allowed; infinite if it is wrong for another reason, or is NaN."""
+        if self.allowed and math.isfinite(self.max_diff):
+            return self.max_diff / self.allowed
+        return 0.0 if self.allclose else math.inf
+
+    def __str__(self) -> str:
+        which = "" if self.value == "output" else f" {self.value}"
+        complaint = f"  {self.complaint}" if self.complaint else ""
+        return (
+            f"OpAutoCompare: {self.name + which:60} allclose: {str(self.allclose):5} "
+            f"max_diff: {self.max_diff:12.9f}{complaint}"
+        )
+
+
+@dataclasses.dataclass
+class _Begun:
+    again: CallAgain
+    edges: Edges | None
+    versions: list[int]
+    names: list[str]
+
+
+class OpAutoCompare(OpTool):
+    """Makes each call again on the reference, and prints how far its results and gradients are from that.
+
+    Args:
+        reference: ``"float64"``, the exact result up to float64's own rounding; ``"onnx"``, ONNX Runtime through our
+            exporter; or another device, ``"cuda"``.
+        numerical_gradients: whether gradients are also compared with the difference of results at near arguments, which
+            finds a wrong formula of a derivative, that float64 would compute as wrongly. Operators whose gradient is
+            another on purpose (straight-through estimators) are then reported.
+        capture: a folder to which calls that fail are captured, as ``OpCapture`` does; ``None`` for no files.
+        capture_first: how many of these of each operator.
+        json: a file to write the results to at the end.
+        arguments: of ``OpTool``.
+
+    Attributes:
+        compared: every comparison, in the order in which they were made.
+        unchecked: for each operator that could not be compared, once at least, why.
+    """
+
+    def __init__(
+        self,
+        *,
+        reference: str = FLOAT64,
+        numerical_gradients: bool = False,
+        capture: str | os.PathLike[str] | None = "op_capture_result",
+        capture_first: int = 10,
+        json: str | os.PathLike[str] | None = None,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(**arguments)
+        self._reference = Reference(str(reference))
+        self._numerical = numerical_gradients
+        self._json = None if json is None else Path(json)
+        self._capture = None if capture is None else OpCapture(capture, quiet=True)
+        self._capture_first = capture_first
+        self._captured: Counter[str] = Counter()
+        self._watches = Watches(self._guard)
+        self.compared: list[Compared] = []
+        self.unchecked: dict[str, str] = {}
+
+    @property
+    def failed(self) -> list[Compared]:
+        """The comparisons that failed, in the order in which they were made."""
+        return [item for item in self.compared if not item.allclose]
+
+    def as_json(self) -> dict[str, object]:
+        """Everything that was found, for programs."""
+        return {
+            "reference": self._reference.kind,
+            "compared": [dataclasses.asdict(item) for item in self.compared],
+            "unchecked": dict(self.unchecked),
+        }
+
+    def _page(self) -> TablePage:
+        items = sorted(self.compared, key=lambda item: item.allclose)
+        rows = [
+            (
+                item.name,
+                item.number,
+                item.value,
+                f"{item.dtype} {'x'.join(map(str, item.shape)) or 'scalar'}",
+                "ok" if item.allclose else "NO",
+                item.max_diff,
+                item.allowed,
+                item.complaint,
+                item.call.removeprefix(item.name),
+                item.source,
+            )
+            for item in items
+        ]
+        headers = ["operator", "call", "value", "type", "allclose", "max_diff", "allowed", "complaint", "with", "line"]
+        title = f"OpAutoCompare with {self._reference.kind}: {len(self.failed)} of {len(items)} values are wrong"
+        notices = [f"{name} was not compared: {why}" for name, why in self.unchecked.items()]
+        return TablePage(title, headers, rows, [i for i, item in enumerate(items) if not item.allclose], notices)
+
+    def _pass_by(self, name: str, why: str) -> None:
+        self.unchecked.setdefault(name, why)
+
+    def _begin(self) -> None:
+        self._watches.begin()
+        if self._capture is not None:
+            self._capture._begin()
+
+    def _before(self, call: Call) -> _Begun | None:
+        if not are_plain((call.args, call.kwargs)):
+            self.unchecked.setdefault(call.name, "its arguments are no plain tensors")
+            return None
+        why_not = why_not_comparable(call.in_pytorch)
+        if why_not:
+            self.unchecked.setdefault(call.name, why_not)
+            return None
+        again = self._reference.prepare(call)
+        return _Begun(again, self._watches.edges(call), versions_of(call), call.leaf_names)
+
+    def _execute(self, call: Call, begun: _Begun | None) -> Any:
+        with begun.again.recording() if begun is not None else contextlib.nullcontext():
+            return call.function(*call.args, **call.kwargs)
+
+    def _after(self, call: Call, begun: _Begun | None, result: object) -> None:
+        if begun is None:
+            return
+        if begun.again.failure:
+            self.unchecked.setdefault(call.name, begun.again.failure)
+            return
+        results = results_of(call, result, begun.versions)
+        judge = CallJudge(begun.again, begun.names, self._reference)
+        try:
+            verdicts = judge.results(results, result)
+        except Exception as error:  # whatever the user's operator raises in float64, or a runtime that lacks it
+            self.unchecked.setdefault(call.name, _why_not(error))
+            return
+        record = _Record(call.name, call.number, str(call), call.source, description_of(call))
+        if self._note(record, verdicts):
+            self._write(record, begun.again, output={"output": result}, reference=judge.exact)
+        judge.forget_results()
+
+        again = begun.again
+
+        def finished(gradients: Gradients) -> None:
+            try:
+                verdicts = judge.gradients(gradients)
+                if self._numerical and not has_other_gradient(again.function):
+                    verdicts += judge.numerical_gradient(gradients)
+            except ChangedSinceError as error:
+                self.unchecked.setdefault(f"{record.name} backward", str(error))
+                return
+            except Exception as error:  # as in the forward
+                self.unchecked.setdefault(f"{record.name} backward", _why_not(error))
+                return
+            if self._note(record, verdicts):
+                self._write(record, again, grad_outputs=gradients.outputs, grad_inputs=gradients.inputs)
+
+        watch = self._watches.watch(call.name, begun.edges, results, finished)
+        if watch is not None and watch.results_depend_on_each_other:
+            self.unchecked.setdefault(f"{call.name} backward", "the gradient of one result contains another's")
+
+    def _note(self, record: _Record, verdicts: Sequence[Verdict]) -> bool:
+        """Keeps and prints what was found of a call; returns whether any of it failed."""
+        failed = False
+        for verdict in verdicts:
+            item = Compared(
+                **vars(verdict), name=record.name, number=record.number, call=record.call, source=record.source
+            )
+            failed |= not item.allclose
+            with self._lock:
+                self.compared.append(item)
+            self._print(str(item))
+        if failed:
+            self._print(f"OpAutoCompare: {record.name:60} input: {record.call}  {record.source}".rstrip())
+        return failed
+
+    def _write(self, record: _Record, again: CallAgain, **files: Mapping[str, object]) -> None:
+        """Captures a call that failed, where that is asked for and the disk has space."""
+        if self._capture is None or self._captured[record.name] >= self._capture_first:
+            return
+        self._captured[record.name] += 1
+        folder = self._capture.write_call(record.description, *again.arguments())
+        if folder is not None:
+            for what, value in files.items():
+                self._capture.save(folder, what, value)
+
+    def _end(self) -> None:
+        self._watches.end()
+        self._print("\n" + self.table())
+        if self._json is not None:
+            self._json.write_text(json.dumps(self.as_json(), indent=1))
+
+    def table(self) -> str:
+        """A row for each operator: those that fail first, then by the largest share of what is allowed."""
+        by_name: dict[str, list[Compared]] = {}
+        for item in self.compared:
+            by_name.setdefault(item.name, []).append(item)
+        rows: list[tuple[object, ...]] = []
+        shares: list[tuple[int, float]] = []
+        for name, items in by_name.items():
+            failed = [item for item in items if not item.allclose]
+            worst = max(failed or items, key=lambda item: item.share)
+            rows.append(
+                (
+                    name,
+                    len({item.number for item in items}),
+                    len(failed),
+                    f"{worst.max_diff:.3g}",
+                    "" if worst.allowed is None else f"{worst.allowed:.3g}",
+                    worst.value,
+                    worst.complaint or worst.source,
+                )
+            )
+            shares.append((len(failed), worst.share))
+        order = sorted(range(len(rows)), key=shares.__getitem__, reverse=True)
+        rows = [rows[i] for i in order]
+        headers = ["operator", "calls", "failed", "max_diff", "allowed", "of", "where"]
+        text = fit_table(rows, headers) if rows else "no operator was compared"
+        if self.unchecked:
+            text += "\n\nnot compared:\n" + fit_table(list(self.unchecked.items()), ["operator", "why"])
+        return text
+
+
+def _why_not(error: Exception) -> str:
+    while error.__cause__ is not None or getattr(error, "inner_exception", None) is not None:  # Dynamo's says nothing
+        error = getattr(error, "inner_exception", None) or error.__cause__  # type: ignore[assignment]
+    return f"the reference cannot: {type(error).__name__}: {first_line(str(error))}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Record:
+    """What is said of a call, without its tensors."""
+
+    name: str
+    number: int
+    call: str
+    source: str
+    description: Mapping[str, object]

@@ -1,0 +1,243 @@
+"""Names of operators, as users read them in their code and as PyTorch's dispatcher has them; and back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict
+
+import torch
+import torch.overrides
+
+from ..exporter.known_wrong import UNINITIALIZED
+
+_OPS = "torch.ops."
+
+_COMPUTING_GETTERS = ("T", "H", "mT", "mH", "real", "imag")
+"""Attributes of a tensor that are operators; the others only ask what it is."""
+
+_QUERIES = {
+    "dim",
+    "ndimension",
+    "size",
+    "numel",
+    "nelement",
+    "element_size",
+    "stride",
+    "storage_offset",
+    "storage",
+    "untyped_storage",
+    "data_ptr",
+    "get_device",
+    "type",
+    "__len__",
+    "__hash__",
+    "__dlpack_device__",
+    "has_names",
+    "register_hook",
+    "register_post_accumulate_grad_hook",
+    "requires_grad_",
+    "retain_grad",
+    "backward",
+    "sym_size",
+    "sym_stride",
+    "sym_numel",
+    "result_type",
+    "promote_types",
+    "can_cast",
+    "broadcast_shapes",
+    "manual_seed",
+    "set_",
+}
+
+
+@functools.cache
+def name_of(function: Callable[..., object]) -> str:
+    """What users read in their code for a function of the torch level: ``torch.Tensor.add``,
+    ``torch.nn.functional.linear``, ``torch.ops.aten.add``."""
+    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)):
+        return _OPS + str(function)
+    known = torch.overrides.resolve_name(function)
+    if known:
+        return known
+    module = getattr(function, "__module__", None) or "torch"
+    name = str(getattr(function, "__qualname__", None) or getattr(function, "__name__", repr(function)))
+    return f"{module}.{name.removeprefix('_VariableFunctionsClass.')}"
+
+
+def dispatcher_name(function: Any) -> str:
+    """The dispatcher's name of an operator of the ``aten`` level: ``aten.add.Tensor``."""
+    return str(function)
+
+
+@functools.cache
+def is_query(function: Callable[..., object]) -> bool:
+    """Whether a function only asks what a tensor is or sets how PyTorch works, and computes nothing."""
+    if isinstance(function, torch._ops.OpOverload):
+        namespace, _, name = function._schema.name.partition("::")
+        return namespace == "profiler" or name in _QUERIES
+    parts = name_of(function).split(".")
+    if parts[:3] == ["torch", "ops", "profiler"]:  # marks of torch.profiler, such as the ones of each optimizer's step
+        return True
+    if parts[-1] in ("__get__", "__set__", "__delete__"):
+        return parts[-1] != "__get__" or parts[-2] not in _COMPUTING_GETTERS
+    last = parts[-1]
+    if last in _QUERIES or last.startswith(("is_", "_is_", "_has_", "_set_", "__torch_", "_autograd")):
+        return last not in ("is_nonzero", "is_same_size")
+    return parts[:2] in (["torch", "_C"], ["torch", "autograd"], ["torch", "jit"])
+
+
+def has_other_gradient(function: Callable[..., object]) -> bool:
+    """Whether the gradient is on purpose not the derivative of the results: of log-probabilities, that of what they
+    were normalized from."""
+    return "ctc_loss" in name_of(function)
+
+
+def is_of_pytorch(function: Callable[..., object]) -> bool:
+    """Whether a function is PyTorch's own, which only computes; an operator of the user's may do more."""
+    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return name_of(function).removeprefix(_OPS).split(".")[0] in ("aten", "prims")
+    return name_of(function) in _functions()
+
+
+@functools.cache
+def _functions() -> Mapping[str, Callable[..., object]]:
+    """The functions that PyTorch lists as those that a mode sees, by name."""
+    found: dict[str, Callable[..., object]] = {}
+    for functions in torch.overrides.get_overridable_functions().values():
+        for function in functions:
+            found.setdefault(name_of(function), function)
+    return found
+
+
+def function_of(name: str) -> Callable[..., object]:
+    """The function of a name; only PyTorch's functions and registered operators are looked at.
+
+    Args:
+        name: as ``name_of`` or ``dispatcher_name`` gives it.
+
+    Raises:
+        LookupError: there is none of this name, or its operator's library was not imported.
+    """
+    if name in _functions():
+        return _functions()[name]
+    # Those without tensors, such as randn, and those of optimizers, such as _foreach_norm
+    native = getattr(torch._C._VariableFunctions, name.removeprefix("torch."), None)
+    if callable(native) and not name.startswith(("torch.__", "torch.from_file")) and name.count(".") == 1:
+        return native
+    parts = name.removeprefix(_OPS).split(".")
+    if (
+        len(parts) in (2, 3)
+        and all(part.isidentifier() for part in parts)
+        and (name.startswith(_OPS) or len(parts) == 3)
+    ):
+        try:
+            found: Any = getattr(getattr(torch.ops, parts[0]), parts[1])
+            found = getattr(found, parts[2]) if len(parts) == 3 else found
+        except AttributeError as error:
+            raise LookupError(f"no operator {name!r}; a library that registers it must be imported first") from error
+        # a name comes from a file: torch.ops has methods too, which load libraries
+        operator = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
+        if isinstance(found, operator) and parts[1] != "from_file":
+            return found
+    raise LookupError(f"{name!r} is no function of PyTorch that can be run again")
+
+
+@functools.cache
+def returns_view(function: Callable[..., object]) -> bool:
+    """Whether an operator may return a view of its input: some overload of that name in ATen does."""
+    if isinstance(function, torch._ops.OpOverload):
+        return _is_view(function)
+    packet: Any = function
+    if not isinstance(function, torch._ops.OpOverloadPacket):
+        parts = name_of(function).split(".")
+        last = parts[-2] if parts[-1] == "__get__" else parts[-1]
+        packet = getattr(torch.ops.aten, _VIEWS.get(last, last), None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return False
+    return any(_is_view(getattr(packet, overload)) for overload in packet.overloads())
+
+
+_VIEWS = {"T": "numpy_T", "H": "matrix_H", "__getitem__": "select", "__iter__": "unbind", "to": "alias"}
+"""What a method is in ATen, where its name is another; an index may be a slice, and ``to`` may do nothing."""
+
+
+def _is_view(overload: torch._ops.OpOverload) -> bool:
+    return any(result.alias_info is not None and not result.alias_info.is_write for result in overload._schema.returns)
+
+
+@functools.cache
+def has_no_values(function: Callable[..., object]) -> bool:
+    """Whether an operator returns memory as it is, without values."""
+    last = name_of(function).split(".")
+    words = {last[-1], last[-2] if len(last) > 1 else ""}
+    return bool(words & {target.overloadpacket.__name__ for target in UNINITIALIZED})
+
+
+@functools.cache
+def why_not_comparable(function: Callable[..., object]) -> str:
+    """Why the results of a function cannot be compared with those of another call of it; ``""`` if they can."""
+    last = name_of(function).split(".")
+    words = {last[-1], last[-2] if len(last) > 1 else ""}
+    if has_no_values(function):
+        return "it returns memory as it is, without values"
+    return "its result is not unique" if words & _NOT_UNIQUE else ""
+
+
+_NOT_UNIQUE = {
+    "eig",
+    "eigh",
+    "linalg_eig",
+    "linalg_eigh",
+    "_linalg_eigh",
+    "lobpcg",
+    "pca_lowrank",
+    "svd",
+    "svd_lowrank",
+    "linalg_svd",
+    "_linalg_svd",
+}
+"""Eigenvectors and singular vectors have a sign or a phase that nothing decides."""
+
+
+def changes_shape(function: Callable[..., object]) -> bool:
+    """Whether an operator gives its argument another shape or other strides in place: ``t_``, ``resize_``."""
+    if isinstance(function, torch._ops.OpOverload):
+        return torch.Tag.inplace_view in function.tags or "resize" in function._schema.name
+    last = name_of(function).split(".")[-1]
+    packet = getattr(torch.ops.aten, last, None) if last.endswith("_") and not last.startswith("__") else None
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return False
+    return any(changes_shape(getattr(packet, overload)) for overload in packet.overloads())
+
+
+def may_write(function: Callable[..., object], kwargs: Mapping[str, object]) -> bool:
+    """Whether a call may change its arguments, as far as that can be told before it."""
+    if kwargs.get("out") is not None or kwargs.get("inplace") is True:
+        return True
+    return _is_in_place(function)
+
+
+class Memory(TypedDict):
+    """What ``CallAgain`` is to know of a call: whether it may write into its arguments, and whether it reads memory
+    beside their elements."""
+
+    writes: bool
+    in_memory: bool
+
+
+def memory_of(function: Callable[..., object], kwargs: Mapping[str, object]) -> Memory:
+    """What a call does with memory, as far as that can be told before it."""
+    return {"writes": may_write(function, kwargs), "in_memory": "as_strided" in name_of(function)}
+
+
+@functools.cache
+def _is_in_place(function: Callable[..., object]) -> bool:
+    if isinstance(function, torch._ops.OpOverload):
+        return function._schema.is_mutable
+    if isinstance(function, torch._ops.OpOverloadPacket):
+        return any(getattr(function, overload)._schema.is_mutable for overload in function.overloads())
+    last = name_of(function).split(".")[-1]
+    if last.startswith("__"):
+        return last == "__setitem__" or (last.startswith("__i") and last not in ("__invert__", "__index__", "__int__"))
+    return last.endswith("_")

@@ -1,0 +1,163 @@
+"""``OpOverflowCheck``: NaN and infinity, and the operator that made them first."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..numerics.extent import Extent, extent
+from ..report.table_page import TablePage
+from ..tables import fit_table
+from .call import Call, is_plain, results_of, versions_of
+from .gradients import Edges, Gradients, Watches
+from .names import has_no_values, may_write
+from .tool import OpTool
+
+
+@dataclasses.dataclass(frozen=True)
+class Overflow:
+    """A call that made NaN or infinity of finite arguments.
+
+    Attributes:
+        name: the operator.
+        number: of the call, among those of the operator.
+        value: which result, or which gradient.
+        nan, infinite: how many elements are.
+        smallest, largest: of the finite elements; ``None`` if there are none.
+        call: the operator with its arguments, in words.
+        source: the user's line.
+    """
+
+    name: str
+    number: int
+    value: str
+    nan: int
+    infinite: int
+    smallest: float | None
+    largest: float | None
+    call: str
+    source: str
+
+    def __str__(self) -> str:
+        counts = [f"{count} {what}" for count, what in ((self.nan, "NaN"), (self.infinite, "infinite")) if count]
+        finite = f", the others {self.smallest:.3g} to {self.largest:.3g}" if self.smallest is not None else ""
+        return (
+            f"{self.name} made {' and '.join(counts)}{finite} in its {self.value}: {self.call}  {self.source}".rstrip()
+        )
+
+
+class NonFiniteError(RuntimeError):
+    """An operator made NaN or infinity of finite arguments."""
+
+
+class OpOverflowCheck(OpTool):
+    """Finds the operators that make NaN or infinity of finite arguments, in the forward and in the gradients.
+
+    A mask that is filled with infinity is an argument that is not finite, and so no fault.
+
+    Args:
+        raises: whether the first one ends the run with ``NonFiniteError``; else it is printed, once for each operator.
+        arguments: of ``OpTool``.
+
+    Attributes:
+        found: in the order in which they came.
+    """
+
+    def __init__(self, *, raises: bool = False, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.found: list[Overflow] = []
+        self._raises = raises
+        self._watches = Watches(self._guard)
+
+    @property
+    def first(self) -> Overflow | None:
+        """The first of all; ``None`` if everything was finite."""
+        return self.found[0] if self.found else None
+
+    def _page(self) -> TablePage:
+        headers = ["operator", "call", "value", "NaN", "infinite", "smallest", "largest", "with", "line"]
+        rows = [dataclasses.astuple(overflow) for overflow in self.found]
+        title = f"OpOverflowCheck: {len(rows)} calls made NaN or infinity" if rows else "OpOverflowCheck: all is finite"
+        return TablePage(title, headers, rows, list(range(len(rows))))
+
+    def as_json(self) -> list[dict[str, object]]:
+        """What was found, for programs."""
+        return [dataclasses.asdict(overflow) for overflow in self.found]
+
+    def _begin(self) -> None:
+        self._watches.begin()
+
+    def _before(self, call: Call) -> tuple[Edges | None, list[int], bool | None]:
+        is_finite = (
+            _are_finite(call) if may_write(call.function, call.kwargs) else None
+        )  # after it, its argument is its result
+        return self._watches.edges(call), versions_of(call), is_finite
+
+    def _after(self, call: Call, before: tuple[Edges | None, list[int], bool | None], result: object) -> None:
+        edges, versions, was_finite = before
+        results = {} if has_no_values(call.in_pytorch) else results_of(call, result, versions)
+        number = call.number
+        text, source = str(call), call.source
+
+        def note(value: str, found: Extent) -> None:
+            overflow = Overflow(
+                call_name, number, value, found.nan, found.infinite, found.smallest, found.largest, text, source
+            )
+            self._note(overflow)
+
+        call_name = call.name
+        for value, found in _not_finite(results).items():
+            if was_finite if was_finite is not None else _are_finite(call):
+                note(value, found)
+        if edges is None:
+            return
+
+        def finished(gradients: Gradients) -> None:
+            if not _not_finite(gradients.outputs):
+                for value, found in _not_finite(gradients.inputs).items():
+                    note(f"gradient of {value}", found)
+
+        self._watches.watch(call.name, edges, results, finished)
+
+    def _note(self, overflow: Overflow) -> None:
+        with self._lock:
+            is_new = overflow.name not in {other.name for other in self.found}
+            self.found.append(overflow)
+        if is_new:
+            self._print(str(overflow))
+
+    def _handle(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        before = len(self.found)
+        result = super()._handle(function, args, kwargs)
+        if self._raises and len(self.found) > before:
+            raise NonFiniteError(str(self.found[before]))
+        return result
+
+    def _end(self) -> None:
+        self._watches.end()
+        if not self.found:
+            self._print("every operator that had finite arguments gave finite results")
+            return
+        counts: dict[str, int] = {}
+        for overflow in self.found:
+            counts[overflow.name] = counts.get(overflow.name, 0) + 1
+        rows = list(counts.items())
+        self._print(f"\nfirst: {self.found[0]}\n" + fit_table(rows, ["operator", "calls that made NaN or infinity"]))
+
+
+def _are_finite(call: Call) -> bool:
+    leaves = pytree.tree_leaves((call.args, call.kwargs))
+    if any(isinstance(leaf, (float, complex)) and not math.isfinite(abs(leaf)) for leaf in leaves):
+        return False
+    return not _not_finite(call.tensors)
+
+
+def _not_finite(values: Mapping[str, torch.Tensor]) -> dict[str, Extent]:
+    """The extents of those that are not all finite."""
+    extents = {name: extent(value) for name, value in values.items() if is_plain(value)}
+    return {name: item for name, item in extents.items() if item is not None and not item.is_finite}

@@ -1,0 +1,168 @@
+"""The distance and the rule of dumps, in numpy, are those of the comparison in PyTorch, and those of ``repro.py``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from dynamo_backends.dumps import repro
+from dynamo_backends.dumps.cut_folder import repro_text, write_data
+from dynamo_backends.dumps.differences import NOTHING, distance, kind_of
+from dynamo_backends.dumps.execution import (
+    PLAIN,
+    Session,
+    Settings,
+    array_of,
+    as_array,
+    bits_of,
+    ort_value,
+)
+from dynamo_backends.dumps.models import OnnxModel
+from dynamo_backends.numerics import distance as in_torch
+from dynamo_backends.numerics.rounding import rounding_units
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
+SPECIAL = (0.0, -0.0, 1.0, -1e-30, 1e30, -3e38, 65504.0, 65520.0, 1e6, 1e38, float("inf"), float("-inf"), float("nan"))
+SIZES = (0, 1, 7, 3_000)
+
+
+def numpy_of(value: torch.Tensor) -> np.ndarray:
+    if value.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
+        bits = value.view(torch.uint8 if value.dtype.itemsize == 1 else torch.uint16)
+        return bits.numpy().view(getattr(ml_dtypes, str(value.dtype).removeprefix("torch.")))
+    return value.numpy()
+
+
+def pairs(dtype: torch.dtype, size: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Values in a dtype of two computations, and the exact ones: random, and with special ones among them."""
+    generator = torch.Generator().manual_seed(size)
+    found = []
+    for scale in (1e-6, 1.0, 1e4):
+        exact = torch.randn(size, generator=generator, dtype=torch.float64) * scale
+        for error in (0.0, 1e-7, 1e-2):
+            moved = exact * (1 + error * torch.randn(size, generator=generator, dtype=torch.float64))
+            special = exact.clone()
+            special[: len(SPECIAL)] = torch.tensor(SPECIAL, dtype=torch.float64)[:size]
+            found.append((moved.to(dtype), exact.to(dtype), exact))
+            found.append((moved.to(dtype), special.to(dtype), special))
+            found.append((special.to(dtype), moved.to(dtype), exact))
+    return found
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_distance_to_float64_and_what_it_explains(dtype: torch.dtype, size: int) -> None:
+    verdicts = set()
+    for ours, eager, exact in pairs(dtype, size):
+        theirs = [in_torch.distance(value, exact) for value in (ours, eager)]
+        found = [distance(numpy_of(value), exact.numpy()) for value in (ours, eager)]
+        for expected, actual in zip(theirs, found, strict=True):
+            assert actual.nonfinite == expected.nonfinite
+            assert (actual.max_abs, actual.scale) == pytest.approx((expected.max_abs, expected.scale), rel=1e-7)
+        verdict = in_torch.is_explained(theirs[0], theirs[1], dtype)
+        assert found[0].is_explained(found[1]) == verdict
+        assert found[0].is_explained(NOTHING) == in_torch.is_explained(theirs[0], in_torch.EQUAL, dtype)
+        verdicts.add(verdict)
+    assert verdicts == {True, False} or size < len(SPECIAL)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.int64, torch.uint8, torch.bool], ids=str)
+def test_the_distance_of_what_is_not_real(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    exact = torch.randn(50, dtype=torch.complex128) if dtype.is_complex else torch.randint(0, 2, (50,)).to(dtype)
+    for changed in (0, 1, 9):
+        value = exact.to(dtype).clone()
+        value[:changed] = value[:changed] + 1 if dtype != torch.bool else ~value[:changed]
+        expected, actual = in_torch.distance(value, exact), distance(value.numpy(), exact.numpy())
+        assert actual.nonfinite == expected.nonfinite and actual.max_abs == pytest.approx(expected.max_abs)
+        assert actual.is_explained(NOTHING) == in_torch.is_explained(expected, in_torch.EQUAL, dtype) == (not changed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_the_distance_of_repro(dtype: torch.dtype) -> None:
+    """It compares with outputs that are stored in the dtype: what is infinite in it is infinite in both."""
+    for ours, right, _ in pairs(dtype, 100):
+        values = [repro.plain(*bits_of(numpy_of(value))) for value in (ours, right)]
+        found = distance(numpy_of(ours), numpy_of(right))
+        error, nonfinite, scale = repro.error_of(values[0], values[1])
+        assert (error, scale) == pytest.approx((found.max_abs, found.scale)) and nonfinite == found.nonfinite
+
+
+def test_repro_knows_the_units_of_each_dtype(tmp_path: Path) -> None:
+    namespace: dict[str, object] = {"__file__": str(tmp_path), "__name__": "repro"}
+    exec(compile(repro_text({}), "repro.py", "exec"), namespace)  # noqa: S102
+    rounding = namespace["SETTINGS"]["rounding"]  # type: ignore[index]
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128):
+        name = str(dtype).removeprefix("torch.")
+        number = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(getattr(ml_dtypes, name, name)))
+        assert rounding[str(number)] == rounding_units(name) * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint16", "int64", "bool"],
+)
+def test_one_form_of_tensors(name: str) -> None:
+    """There and back, as bits, as ONNX Runtime's, and through a session."""
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    array = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)[:, ::2]
+    value = ort_value(array)
+    for back in (array_of(*bits_of(array)), as_array(value)):
+        assert back.dtype == dtype and np.array_equal(back, array)
+    number = onnx.helper.np_dtype_to_tensor_dtype(dtype)
+    info = [onnx.helper.make_tensor_value_info(item, number, [2, 2]) for item in "xy"]
+    node = onnx.helper.make_node("Reshape", ["x", "shape"], ["y"])
+    shape = onnx.numpy_helper.from_array(np.array([2, 2]), "shape")
+    graph = onnx.helper.make_graph([node], "same", info[:1], info[1:], [shape])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+    found = Session(OnnxModel(model, Path(), "same"), PLAIN)({"x": array})["y"]
+    assert isinstance(found, np.ndarray) and found.dtype == dtype and np.array_equal(found, array)
+
+
+def test_strings_and_sequences() -> None:
+    info = [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.STRING, [2])]
+    tensors = onnx.helper.make_tensor_type_proto(onnx.TensorProto.STRING, [2])
+    sequence = onnx.helper.make_value_info("s", onnx.helper.make_sequence_type_proto(tensors))
+    nodes = [
+        onnx.helper.make_node("Identity", ["x"], ["y"]),
+        onnx.helper.make_node("SequenceConstruct", ["x", "y"], "s"),
+    ]
+    outputs = [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.STRING, [2]), sequence]
+    graph = onnx.helper.make_graph(nodes, "strings", info, outputs)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
+    array = np.array(["a", "ü"], object)
+    found = Session(OnnxModel(model, Path(), "strings"), PLAIN)({"x": array})
+    y, s = found["y"], found["s"]
+    assert isinstance(y, np.ndarray) and kind_of(y.dtype) == "string" and list(y) == list(array)
+    assert isinstance(s, list) and len(s) == 2
+
+
+def test_settings_are_what_the_manifest_has() -> None:
+    settings = Settings(("CPUExecutionProvider",), ({"a": "b"},), "ORT_ENABLE_BASIC", ("X",), 3, {"c": "d"})
+    assert Settings.of(settings.as_json()) == settings
+    assert Settings.of(Settings().as_json()) == Settings()
+
+
+def test_repro_prints_a_screenful(tmp_path: Path) -> None:
+    """The wrong outputs first, the others counted."""
+    names = [f"y_{i}" for i in range(300)]
+    info = [onnx.helper.make_tensor_value_info(name, 1, [2]) for name in ("x", *names)]
+    nodes = [onnx.helper.make_node("Identity", ["x"], [name]) for name in names]
+    graph = onnx.helper.make_graph(nodes, "many", info[:1], info[1:])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
+    onnx.save(model, tmp_path / "model.onnx")
+    right = {name: np.ones(2, np.float32) for name in names} | {"y_123": np.zeros(2, np.float32)}
+    write_data(tmp_path, {"x": np.ones(2, np.float32)}, right)
+    (tmp_path / "repro.py").write_text(repro_text({}))
+    ended = subprocess.run([sys.executable, "repro.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    lines = ended.stdout.splitlines()
+    assert ended.returncode == 1 and len(lines) < 25, ended
+    assert lines[1].startswith("y_123: off by 1 ") and lines[-1] == "differs: y_123"
+    assert "and 290 more outputs with smaller differences, 0 of them wrong" in lines

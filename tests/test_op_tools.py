@@ -1,0 +1,837 @@
+"""The operator tools: each sees what is called, says what is wrong, and leaves the model as it is."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from browser import Browser, start_browser
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import checkpoint
+from transformers import BertConfig, BertForSequenceClassification
+
+from dynamo_backends import op_tools, watchers
+from dynamo_backends.cli import main
+from dynamo_backends.numerics.distance import EQUAL, Distance, is_explained
+from dynamo_backends.op_tools import judge
+from dynamo_backends.op_tools.folder import operator_folder
+from dynamo_backends.op_tools.names import function_of, is_query, name_of
+
+LEVELS = ["torch", "aten"]
+
+
+def quiet(tool: type[op_tools.OpTool], **arguments: object) -> op_tools.OpTool:
+    return tool(quiet=True, **arguments)
+
+
+def tools(folder: Path) -> dict[str, Callable[..., op_tools.OpTool]]:
+    """Each tool that leaves results as they are."""
+    return {
+        "capture": lambda **arguments: op_tools.OpCapture(folder, quiet=True, **arguments),
+        "compare": lambda **arguments: op_tools.OpAutoCompare(capture=None, quiet=True, **arguments),
+        "time": lambda **arguments: op_tools.OpTimeMeasure(quiet=True, **arguments),
+        "overflow": lambda **arguments: op_tools.OpOverflowCheck(quiet=True, **arguments),
+        "observe": lambda **arguments: op_tools.OpObserve(quiet=True, **arguments),
+        "fallback": lambda **arguments: op_tools.OpFallback(quiet=True, **arguments),
+    }
+
+
+TOOLS = sorted(tools(Path()))
+
+
+@pytest.fixture
+def bert_step() -> Callable[[], list[torch.Tensor]]:
+    torch.manual_seed(0)
+    config = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=50)
+    model = BertForSequenceClassification(config).train()  # with dropout
+    ids = torch.randint(0, 50, (2, 8))
+
+    def step() -> list[torch.Tensor]:
+        model.zero_grad()
+        torch.manual_seed(1)
+        loss = model(ids, labels=torch.tensor([0, 1])).loss
+        loss.backward()
+        return [loss, *(p.grad for p in model.parameters()), torch.rand(3)]
+
+    return step
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_model_gives_the_same_bits_with_a_tool(
+    name: str, level: str, tmp_path: Path, bert_step: Callable[[], list[torch.Tensor]]
+) -> None:
+    expected = bert_step()
+    tool = tools(tmp_path)[name](level=level)
+    with tool:
+        found = bert_step()
+    assert all(map(torch.equal, expected, found))
+    assert all(map(torch.equal, expected, bert_step()))  # nothing of it is left
+    if name == "compare":
+        assert tool.compared and not tool.failed and tool.unchecked.keys() <= {"aten.empty_like.default"}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", TOOLS)
+def test_nothing_remains_after_an_exception_or_a_later_backward(name: str, level: str, tmp_path: Path) -> None:
+    x = torch.randn(3, requires_grad=True)
+    tool = tools(tmp_path)[name](level=level)
+    with pytest.raises(ZeroDivisionError), tool:
+        y = (x * 2).sin()
+        raise ZeroDivisionError
+    assert not _get_current_function_mode_stack() and not _get_current_dispatch_mode_stack()
+    assert not watchers.watch_this_thread()
+    before = len(getattr(tool, "compared", [])), len(list(tmp_path.rglob("*")))
+    y.sum().backward()
+    assert (len(getattr(tool, "compared", [])), len(list(tmp_path.rglob("*")))) == before
+    with pytest.raises(RuntimeError, match="size of tensor"), tool:  # the operator's own error is the user's
+        torch.ones(2) + torch.ones(3)
+
+
+def test_tools_nest_and_stop_in_any_order() -> None:
+    first, second = op_tools.OpObserve(quiet=True), op_tools.OpObserve(quiet=True, level="aten")
+    third = op_tools.OpObserve(quiet=True)
+    for tool in (first, second, third):
+        tool.start()
+    torch.ones(2).exp()
+    first.stop()
+    torch.ones(2).sin()
+    second.stop()
+    torch.ones(2).cos()
+    third.stop()
+    names = [{signature.call.split("(")[0] for signature in tool.signatures} for tool in (first, second, third)]
+    assert names[0] == {"torch.ones", "torch.Tensor.exp"}
+    assert names[1] == {"aten.ones.default", "aten.exp.default", "aten.sin.default"} or "aten.sin.default" in names[1]
+    assert "aten.cos.default" not in names[1]
+    assert names[2] == {"torch.ones", "torch.Tensor.exp", "torch.Tensor.sin", "torch.Tensor.cos"}
+    with pytest.raises(RuntimeError, match="started already"), first:
+        first.start()
+    assert not first.is_running
+
+
+def test_a_nested_comparison_is_not_seen_by_the_tool_around_it() -> None:
+    observed = op_tools.OpObserve(quiet=True)
+    with observed, op_tools.OpAutoCompare(capture=None, quiet=True), op_tools.OpOverflowCheck(quiet=True):
+        torch.ones(2).exp()
+    assert sorted(item.call.split("(")[0] for item in observed.signatures) == ["torch.Tensor.exp", "torch.ones"]
+
+
+class TestWhichOperators:
+    @staticmethod
+    def seen(tool: op_tools.OpObserve) -> set[str]:
+        x = torch.ones(2, 3)
+        with tool:
+            F.gelu(F.linear(x, x)) + 1
+            x.add(x)
+        return {signature.call.split("(")[0] for signature in tool.signatures}
+
+    def test_names_are_those_of_the_users_code(self) -> None:
+        assert self.seen(op_tools.OpObserve(quiet=True)) == {
+            "torch.nn.functional.gelu",
+            "torch.nn.functional.linear",
+            "torch.Tensor.add",
+        }
+        aten = self.seen(op_tools.OpObserve(quiet=True, level="aten"))
+        assert {"aten.mm.default", "aten.gelu.default", "aten.add.Tensor"} <= aten
+
+    @pytest.mark.parametrize("include", ["*gelu*,torch.Tensor.add", ["*gelu*", "torch.Tensor.add"]])
+    def test_include_and_exclude(self, include: object) -> None:
+        assert self.seen(op_tools.OpObserve(quiet=True, include=include)) == {
+            "torch.nn.functional.gelu",
+            "torch.Tensor.add",
+        }
+        found = self.seen(op_tools.OpObserve(quiet=True, include=include, exclude="*.add"))
+        assert found == {"torch.nn.functional.gelu"}
+
+    def test_environment(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("OP_OBSERVE_LIST", "*gelu*, torch.Tensor.add")
+        monkeypatch.setenv("OP_OBSERVE_DISABLE_LIST", "torch.Tensor.*")
+        assert self.seen(op_tools.OpObserve(quiet=True, include="*linear*")) == {"torch.nn.functional.gelu"}
+        for variable in ("OP_AUTOCOMPARE_LIST", "OP_AUTO_COMPARE_LIST"):
+            monkeypatch.setenv(variable, "torch.sin")
+            with op_tools.OpAutoCompare(capture=None, quiet=True) as tool:
+                torch.sin(torch.ones(1))
+                torch.cos(torch.ones(1))
+            assert [item.name for item in tool.compared] == ["torch.sin"]
+            monkeypatch.delenv(variable)
+
+    def test_predicate(self) -> None:
+        tool = op_tools.OpObserve(quiet=True, predicate=lambda call: len(call.args) == 2)
+        assert self.seen(tool) == {"torch.nn.functional.linear", "torch.Tensor.add"}
+
+    def test_a_predicate_that_fails_is_said_once_and_the_model_runs_on(self, caplog: pytest.LogCaptureFixture) -> None:
+        tool = op_tools.OpObserve(quiet=True, predicate=lambda call: call.nothing)
+        assert self.seen(tool) == set()
+        assert sum("torch.Tensor.add" in record.message for record in caplog.records) == 1
+
+    def test_what_was_decided_is_in_the_log_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "dynamo_backends.op_tools")
+        self.seen(op_tools.OpObserve(quiet=True, include=["*add", "torch.gellu"]))
+        lines = [record.message for record in caplog.records]
+        assert lines.count("apply OpObserve on torch.Tensor.add") == 1
+        assert lines.count("skip OpObserve on torch.nn.functional.linear") == 1
+        assert any("no operator 'torch.gellu' was called" in line for line in lines)
+
+    def test_wrong_arguments(self) -> None:
+        with pytest.raises(ValueError, match="level is 'torch' or 'aten'"):
+            op_tools.OpObserve(level="dispatcher")
+        with pytest.raises(TypeError, match="names of operators are strings"):
+            op_tools.OpObserve(include=[torch.add])
+        with pytest.raises(ValueError, match="not 'cuda:99'"):
+            op_tools.OpAutoCompare(reference="cuda:99")
+        with pytest.raises(ValueError, match="floating-point dtype"):
+            op_tools.OpDtypeCast(dtype=torch.int8)
+
+    def test_names_lead_back_to_functions(self) -> None:
+        for function in (
+            torch.add,
+            torch.Tensor.add,
+            F.linear,
+            F.gelu,
+            torch._foreach_norm,
+            torch.ops.aten.add,
+            torch.ops.aten.add.Tensor,
+        ):
+            assert function_of(name_of(function)) is function
+        for name in (
+            "os.system",
+            "torch.os.system",
+            "torch.__class__",
+            "torch.load",
+            "builtins.eval",
+            "aten.no_such.default",
+            "a.b.c.d",
+        ):
+            with pytest.raises(LookupError):
+                function_of(name)
+
+    def test_what_only_asks_is_no_operator(self) -> None:
+        for function in (torch.Tensor.size, torch.Tensor.dtype.__get__, torch.Tensor.is_contiguous, torch.is_tensor):
+            assert is_query(function)
+        with op_tools.OpObserve(quiet=True) as tool, torch.profiler.record_function("step"):
+            torch.ones(2)
+        assert [seen.call.split("(")[0] for seen in tool.signatures] == ["torch.ones"]
+        for function in (torch.Tensor.T.__get__, torch.Tensor.item, torch.Tensor.isnan, torch.equal):
+            assert not is_query(function)
+
+
+class TestCapture:
+    @staticmethod
+    def load(call: Path, what: str) -> object:
+        return torch.load(call / f"{what}.pth", weights_only=True)
+
+    def test_what_goes_in_and_out_forward_and_backward(self, tmp_path: Path) -> None:
+        x, w = torch.randn(2, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+        other = torch.randn(2, 3, requires_grad=True)
+        with op_tools.OpCapture(tmp_path, quiet=True) as tool:
+            hidden = x * other
+            result = F.linear(hidden, w)
+            (result.sum() + hidden.sum()).backward()
+        calls = tool.folder.location
+        assert calls.parent == tmp_path / "0"
+        linear = calls / "torch.nn.functional.linear" / "0"
+        given = self.load(linear, "input")
+        assert torch.equal(given["args"][0], hidden) and torch.equal(given["args"][1], w)
+        assert torch.equal(self.load(linear, "output")["output"], result)
+        assert torch.equal(self.load(linear, "grad_outputs")["output"], torch.ones(2, 4))
+        gradients = self.load(linear, "grad_inputs")
+        # what this call adds, not what reached the tensor from all its readers
+        assert torch.allclose(gradients["args[0]"], torch.ones(2, 4) @ w)
+        assert torch.allclose(gradients["args[1]"], w.grad)
+        description = json.loads((linear / "call.json").read_text())
+        assert description["operator"] == "torch.nn.functional.linear"
+        assert Path(description["source"].rpartition(":")[0]).name == "test_op_tools.py"
+
+    def test_an_argument_is_stored_as_it_was_before_the_call(self, tmp_path: Path) -> None:
+        x = torch.ones(3)
+        with op_tools.OpCapture(tmp_path, quiet=True) as tool:
+            x.add_(1)
+            torch.sub(x, 1, out=(y := torch.empty(3)))
+            x[1:] = 5
+        calls = tool.folder.location
+        assert torch.equal(self.load(calls / "torch.Tensor.add_" / "0", "input")["args"][0], torch.ones(3))
+        assert torch.equal(self.load(calls / "torch.Tensor.add_" / "0", "output")["output"], torch.full((3,), 2.0))
+        set_item = calls / "torch.Tensor.__setitem__" / "0"
+        assert torch.equal(self.load(set_item, "output")["changed"]["args[0] after it"], torch.tensor([2.0, 5, 5]))
+        assert torch.equal(y, torch.ones(3))
+
+    def test_a_view_is_stored_small_and_with_its_strides(self, tmp_path: Path) -> None:
+        large = torch.randn(1000, 1000)
+        for value in (large[:3, :4], large[:50].t(), large[0].expand(4, 1000), torch.empty(0, 3), large[:, 7]):
+            with op_tools.OpCapture(tmp_path, quiet=True, include="*.exp") as tool:
+                value.exp()
+            file = tool.folder.location / "torch.Tensor.exp" / "0" / "input.pth"
+            stored = torch.load(file, weights_only=True)["args"][0]
+            assert torch.equal(stored, value)
+            assert file.stat().st_size < 4 * value.numel() + 5_000
+        assert stored.stride() == (1,)  # a column alone needs no more than itself
+
+    def test_limits_and_samples(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        x = torch.randn(100)
+        with op_tools.OpCapture(tmp_path, quiet=True, every=3, first=2, max_bytes=100) as tool:
+            for _ in range(12):
+                x.sin()
+        calls = sorted(path.name for path in (tool.folder.location / "torch.Tensor.sin").iterdir())
+        assert calls == ["0", "3"]
+        stored = self.load(tool.folder.location / "torch.Tensor.sin" / "0", "input")["args"][0]
+        assert stored["value"]["shape"] == [100] and stored["value"]["max"] == pytest.approx(float(x.max()))
+        with op_tools.OpCapture(tmp_path / "full", quiet=True, min_free_bytes=2**62):
+            x.sin()
+            x.sin()
+        assert not list((tmp_path / "full").rglob("*.pth"))
+        assert sum("nothing more is captured" in record.message for record in caplog.records) == 1
+        blocked = tmp_path / "file"
+        blocked.write_text("")
+        with op_tools.OpCapture(blocked, quiet=True):
+            assert torch.equal(x.sin(), torch.sin(x))
+
+    @pytest.mark.parametrize("arguments", [{"every": 0}, {"first": -1}])
+    def test_wrong_samples(self, arguments: dict[str, int]) -> None:
+        with pytest.raises(ValueError):
+            op_tools.OpCapture(**arguments)
+
+
+@pytest.fixture
+def library() -> Iterator[torch.library.Library]:
+    """Operators of a user: one with a wrong kernel of float32, one with a wrong derivative."""
+    library = torch.library.Library("op_tools_test", "DEF")
+    library.define("wrong(Tensor x) -> Tensor")
+    library.impl("wrong", lambda x: x.exp() * (1.001 if x.dtype is torch.float32 else 1), "CPU")
+    torch.library.custom_op("op_tools_test::bent", mutates_args=())(_bent)
+    torch.library.register_autograd(
+        "op_tools_test::bent", lambda context, grad: grad * context.x.cos() * 1.01, setup_context=_keep
+    )
+    yield library
+    library._destroy()
+
+
+def _bent(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+def _keep(ctx: object, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+    ctx.x = inputs[0]  # type: ignore[attr-defined]
+
+
+def test_each_name_has_a_folder_of_its_own() -> None:
+    names = ["a::b", "a__b", "a b", "../a", "torch.add", "x" * 400, ""]
+    folders = [operator_folder(name) for name in names]
+    assert len(set(folders)) == len(names) and folders[4] == "torch.add"
+    assert all("/" not in folder and len(folder) < 200 for folder in folders)
+
+
+class TestCompare:
+    def test_a_wrong_operator_is_found_and_captured(self, library: torch.library.Library, tmp_path: Path) -> None:
+        stream = io.StringIO()
+        x = torch.randn(5)
+        with op_tools.OpAutoCompare(capture=tmp_path, stream=stream, json=tmp_path / "found.json") as tool:
+            torch.ops.op_tools_test.wrong(x.sin()).sum()
+        assert [item.name for item in tool.failed] == ["torch.ops.op_tools_test.wrong"]
+        assert "test_op_tools.py" in tool.failed[0].source
+        lines = stream.getvalue()
+        assert "allclose: False" in lines and lines.count("allclose: True") == 2
+        found = json.loads((tmp_path / "found.json").read_text())
+        assert [item["allclose"] for item in found["compared"]] == [True, False, True]
+        (call,) = [path.parent for path in tmp_path.rglob("call.json")]
+        assert call.parent.name == "torch.ops.op_tools_test.wrong"
+        assert torch.equal(torch.load(call / "input.pth", weights_only=True)["args"][0], x.sin())
+        reference = torch.load(call / "reference.pth", weights_only=True)["output"]
+        assert torch.allclose(reference, x.sin().double().exp())
+        assert main(["op", "run", str(call), "--compare"]) == 1
+
+    def test_the_table_starts_with_what_is_wrong_and_then_with_the_largest_share(
+        self, library: torch.library.Library
+    ) -> None:
+        x = torch.randn(50)
+        with op_tools.OpAutoCompare(capture=None, quiet=True) as tool:
+            torch.ops.op_tools_test.wrong(x.neg() * 1.1)
+        names = [line.split()[0] for line in tool.table().splitlines()[2:]]
+        assert names == ["torch.ops.op_tools_test.wrong", "torch.Tensor.mul", "torch.Tensor.neg"]
+
+    def test_failing_calls_leave_space_on_the_disk(
+        self, library: torch.library.Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
+        x = torch.randn(5, requires_grad=True)
+        with op_tools.OpAutoCompare(capture=tmp_path, quiet=True) as tool:
+            torch.ops.op_tools_test.wrong(x.detach())
+        assert len(tool.failed) == 1
+        assert not list(tmp_path.rglob("call.json"))
+
+    def test_only_the_first_failing_calls_are_captured(self, library: torch.library.Library, tmp_path: Path) -> None:
+        with op_tools.OpAutoCompare(capture=tmp_path, capture_first=2, quiet=True) as tool:
+            for _ in range(4):
+                torch.ops.op_tools_test.wrong(torch.ones(2))
+        assert len(tool.failed) == 4 and len(list(tmp_path.rglob("call.json"))) == 2
+
+    def test_its_page(self, library: torch.library.Library, tmp_path: Path) -> None:
+        with op_tools.OpAutoCompare(capture=None, quiet=True, exclude="*.sin") as tool:
+            torch.ops.op_tools_test.wrong(torch.randn(3).sin().cos())
+        page = tool.write_page(tmp_path / "compare.html").read_text()
+        assert "1 of 3 values are wrong" in page
+        for name in ("OpObserve", "OpTimeMeasure", "OpOverflowCheck"):
+            with getattr(op_tools, name)(quiet=True) as other:
+                torch.zeros(2).log()
+            assert "torch.Tensor.log" in other.write_page(tmp_path / f"{name}.html").read_text()
+
+    def test_a_wrong_derivative_is_found_by_differences(self, library: torch.library.Library) -> None:
+        x = torch.randn(50, requires_grad=True)
+        for numerical, failing in ((False, []), (True, ["gradient by differences"])):
+            with op_tools.OpAutoCompare(capture=None, quiet=True, numerical_gradients=numerical) as tool:
+                torch.ops.op_tools_test.bent(x * 2).sum().backward()
+            assert [item.value for item in tool.failed] == failing
+            assert {item.name for item in tool.failed} <= {"torch.ops.op_tools_test.bent"}
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int64])
+    def test_correct_operators_are_not_accused(self, dtype: torch.dtype) -> None:
+        torch.manual_seed(0)
+        gradients = dtype.is_floating_point
+        x = torch.randint(-5, 5, (6, 8)).to(dtype).requires_grad_(gradients)
+        with op_tools.OpAutoCompare(capture=None, quiet=True, numerical_gradients=True) as tool:
+            y = (x @ x.t() - x.sum()).sum() + x.mean(dim=0).sum() if dtype.is_floating_point else x * x + x.cumsum(0)
+            x.detach().clone().fill_(3).mul_(2)
+            z = F.dropout(x.detach().float() if not dtype.is_complex else x.detach().abs(), 0.5)
+            z[0] = z[1]
+            torch.cat([z, z.T.contiguous().view(6, 8)]).argmax(0).tolist()
+            if gradients:
+                (y + F.softmax(x, 0).sum() + F.layer_norm(x, (8,)).square().sum() + (x * x).sum()).backward()
+        assert tool.failed == []
+        assert len(tool.compared) > 10
+
+    def test_what_cannot_be_compared_is_said(self) -> None:
+        with op_tools.OpAutoCompare(capture=None, quiet=True) as tool:
+            torch.empty(3)
+            torch.linalg.eigh(torch.eye(3))
+            torch.func.vmap(torch.sin)(torch.ones(3))
+        assert "without values" in tool.unchecked["torch.empty"]
+        assert "not unique" in tool.unchecked["torch.linalg.eigh"]
+        assert "not compared" in tool.table()
+
+    def test_with_onnx_runtime(self, library: torch.library.Library) -> None:
+        x, w = torch.randn(2, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+        with op_tools.OpAutoCompare(reference="onnx", capture=None, quiet=True) as tool:
+            F.gelu(F.linear(x, w)).sum().backward()
+            torch.ops.op_tools_test.wrong(x.detach())
+        assert not tool.failed
+        assert {(item.name, item.value) for item in tool.compared} >= {
+            ("torch.nn.functional.linear", "gradient of args[1]"),
+            ("torch.nn.functional.gelu", "output"),
+        }
+        assert set(tool.unchecked) == {"torch.ops.op_tools_test.wrong"}
+
+    def test_with_onnx_runtime_conditions_are_tried_in_pytorch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def needs_a_try(ours: Distance, near: Distance, *others: Any) -> bool:
+            return near is not EQUAL and is_explained(ours, near, *others)
+
+        monkeypatch.setattr(judge, "is_explained", needs_a_try)
+        monkeypatch.setattr(judge, "_lost", lambda *_: -1.0)
+        x, w = torch.randn(2, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+        with op_tools.OpAutoCompare(reference="onnx", capture=None, quiet=True) as tool:
+            for _ in range(2):
+                F.gelu(F.linear(x, w)).sum().backward()
+        assert tool.unchecked == {} and tool.failed == []
+        gradients = [item.name for item in tool.compared if item.value.startswith("gradient")]
+        assert gradients.count("torch.nn.functional.linear") == 4
+
+    def test_a_backward_that_the_reference_lacks_is_said(self, library: torch.library.Library) -> None:
+        def twice(x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+            if grad.dtype is torch.float64:
+                raise RuntimeError("no float64 here")
+            return grad * 2
+
+        torch.library.custom_op("op_tools_test::gone", mutates_args=())(twice)
+        torch.library.register_autograd("op_tools_test::gone", backward)
+        with op_tools.OpAutoCompare(capture=None, quiet=True) as tool:
+            torch.ops.op_tools_test.gone(torch.ones(2, requires_grad=True)).sum().backward()
+        assert "no float64 here" in tool.unchecked["torch.ops.op_tools_test.gone backward"]
+
+    def test_a_gradient_is_not_judged_on_changed_arguments(self) -> None:
+        x, y = torch.randn(3, requires_grad=True), torch.randn(3)
+        with op_tools.OpAutoCompare(capture=None, quiet=True) as tool:
+            result = (x + y).sum()
+            y.zero_()
+            result.backward()
+        assert "changed in place" in tool.unchecked["torch.Tensor.add backward"]
+
+
+def test_time(tmp_path: Path) -> None:
+    x = torch.randn(8, 8, requires_grad=True)
+    stream = io.StringIO()
+    trace = tmp_path / "trace.json"
+    with op_tools.OpTimeMeasure(stream=stream, trace=trace, lines=True) as tool:
+        for _ in range(2):
+            F.softmax(x @ x, -1).sum().backward()
+    by_name = {operator.name: operator for operator in tool.operators}
+    assert by_name["torch.Tensor.matmul"].calls == 2
+    assert 0 < by_name["torch.Tensor.matmul"].backward < 10
+    assert "f32[8, 8]" in by_name["torch.Tensor.matmul"].slowest
+    assert "share" in stream.getvalue() and "backward" in stream.getvalue()
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert len(events) == 12 and {event["cat"] for event in events} == {"forward", "backward"}
+    assert all(event["ph"] == "X" and event["dur"] > 0 for event in events)
+
+
+class TestOverflow:
+    def test_the_operator_that_makes_it_first_is_named(self) -> None:
+        x = torch.tensor([1.0, 100.0])
+        stream = io.StringIO()
+        with op_tools.OpOverflowCheck(stream=stream) as tool:
+            mask = torch.zeros(2).masked_fill(torch.tensor([True, False]), float("-inf"))
+            F.softmax(x + mask, 0)
+            (x.exp() + 1).sum()
+            torch.full((2,), 50.0).exp_().mul_(torch.tensor(1e30))
+        assert [item.name for item in tool.found] == ["torch.Tensor.exp", "torch.Tensor.mul_"]
+        assert tool.first.infinite == 1 and "test_op_tools.py" in tool.first.source
+        assert "torch.Tensor.exp made 1 infinite" in stream.getvalue()
+
+    def test_in_the_backward(self) -> None:
+        x = torch.zeros(2, requires_grad=True)
+        with op_tools.OpOverflowCheck(quiet=True) as tool:
+            (x.sqrt() * 1).sum().backward()
+        assert [(item.name, item.value) for item in tool.found] == [("torch.Tensor.sqrt", "gradient of args[0]")]
+
+    def test_it_may_end_the_run(self) -> None:
+        with (
+            pytest.raises(RuntimeError, match=r"torch\.log made 1 infinite"),
+            op_tools.OpOverflowCheck(quiet=True, raises=True),
+        ):
+            torch.log(torch.zeros(1))
+
+
+class TestConversion:
+    def test_cast(self) -> None:
+        x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+        with op_tools.OpDtypeCast(include=["*matmul*", "*.add_"], dtype=torch.bfloat16, quiet=True) as tool:
+            y = x @ w
+            y.sum().backward()
+            z = torch.ones(2).add_(torch.tensor(1 / 512))
+        expected = (x.detach().bfloat16() @ w.detach().bfloat16()).float()
+        assert y.dtype is torch.float32 and torch.equal(y, expected)
+        assert x.grad is not None and x.grad.dtype is torch.float32
+        assert torch.equal(z, torch.ones(2))  # 1 + 1/512 is 1 in bfloat16
+        assert tool.converted == {"torch.Tensor.matmul": 1, "torch.Tensor.add_": 1}
+
+    def test_cast_without_a_dtype_is_to_float32(self) -> None:
+        x = torch.full((1,), 256.0, dtype=torch.bfloat16)
+        with op_tools.OpDtypeCast(quiet=True) as tool:
+            y = torch.var(torch.cat([x, x + 2]))
+            torch.ones(2).exp()
+        assert y.dtype is torch.bfloat16 and tool.converted["torch.var"] == 1
+        assert tool.left_alone["torch.Tensor.exp"] == "its arguments are float32"
+
+    @pytest.mark.parametrize("level", LEVELS)
+    def test_fallback_to_the_reference(self, level: str, bert_step: Callable[[], list[torch.Tensor]]) -> None:
+        expected = bert_step()
+        with op_tools.OpFallback(dtype=torch.float64, level=level, quiet=True) as tool:
+            found = bert_step()
+        for first, other in zip(expected, found, strict=True):
+            assert first.dtype == other.dtype
+            assert torch.allclose(first, other, atol=1e-5)
+        assert any("linear" in name or "addmm" in name for name in tool.converted)
+        assert "it may return a view" in tool.left_alone.values()
+
+    def test_results_have_the_dtype_they_would_have(self) -> None:
+        x = torch.randn(4, 4)
+        with torch.autocast("cpu", torch.bfloat16), op_tools.OpFallback(dtype=torch.float64, quiet=True):
+            y = F.linear(x, x)
+            z = torch.zeros(3, dtype=torch.float16) + x[0, :3].half()
+            w = x.to(torch.float16)
+        assert (y.dtype, z.dtype, w.dtype) == (torch.bfloat16, torch.float16, torch.float16)
+
+    def test_running_statistics_are_updated_once(self) -> None:
+        norm = torch.nn.BatchNorm1d(4)
+        norm(x := torch.randn(8, 4))
+        other = torch.nn.BatchNorm1d(4)
+        with op_tools.OpFallback(dtype=torch.float64, quiet=True) as tool:
+            other(x)
+        assert tool.converted == {"torch.nn.functional.batch_norm": 1}
+        torch.testing.assert_close(norm.running_mean, other.running_mean)
+        assert int(other.num_batches_tracked) == 1
+
+    def test_what_is_there_already_does_not_fall_back(self) -> None:
+        with op_tools.OpFallback(quiet=True) as tool:
+            torch.ones(2).exp()
+        assert not tool.converted and tool.left_alone["torch.Tensor.exp"] == "it is on cpu already"
+
+    def test_an_operator_that_cannot_is_left_alone_and_said(self, library: torch.library.Library) -> None:
+        with op_tools.OpDtypeCast(dtype=torch.float8_e4m3fn, quiet=True) as tool:
+            assert torch.equal(torch.ones(2).cumsum(0), torch.tensor([1.0, 2.0]))
+        assert "torch.Tensor.cumsum" in tool.left_alone
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_tool_that_fails_on_an_operator_says_so_and_goes_on(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tool = tools(tmp_path)[name]()
+    for method in ("_before", "_after"):
+        monkeypatch.setattr(type(tool), method, lambda *_: 1 / 0)
+    tool._looks_before = True
+    with tool:
+        assert torch.equal(torch.ones(2).exp(), torch.ones(2).exp())
+    if name != "fallback":
+        assert sum("torch.Tensor.exp: ZeroDivisionError" in record.message for record in caplog.records) >= 1
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_transforms_are_let_be(level: str, tmp_path: Path) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() * x).sum()
+
+    x = torch.randn(3)
+    runs = (torch.func.hessian(function), torch.func.vmap(torch.sin), torch.func.grad(function))
+    expected = [run(x) for run in runs]
+    for make in tools(tmp_path).values():
+        tool = make(level=level)
+        with tool:
+            assert all(map(torch.equal, expected, [run(x) for run in runs]))
+        if isinstance(tool, op_tools.OpAutoCompare):
+            assert not tool.failed and any("torch.func" in why for why in tool.unchecked.values())
+
+
+def test_threads_each_have_their_own(tmp_path: Path) -> None:
+    tool = op_tools.OpObserve(quiet=True)
+    outside = []
+
+    def work() -> None:
+        with tool:
+            torch.ones(3).exp()
+
+    with tool:
+        thread = threading.Thread(target=lambda: outside.append(torch.ones(5).sin()))
+        thread.start()
+        thread.join()
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert tool.is_running
+        torch.ones(3).exp()
+    calls = {signature.call: signature.count for signature in tool.signatures}
+    assert calls["torch.Tensor.exp(f32[3])"] == 5
+    assert not any("sin" in call for call in calls)
+
+
+def test_with_checkpoints_autocast_inference_mode_and_no_grad(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU(), torch.nn.Dropout(0.5))
+    x = torch.randn(2, 4, requires_grad=True)
+
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        x.grad = None
+        for reentrant in (False, True):
+            checkpoint(model, x, use_reentrant=reentrant).sum().backward()
+        with torch.autocast("cpu", torch.bfloat16):
+            cast = model(x)
+        with torch.inference_mode():
+            inferred = model(x).add_(1)
+        with torch.no_grad():
+            return [x.grad.clone(), cast, inferred, model(x)]
+
+    expected = run()
+    for make in tools(tmp_path).values():
+        for level in LEVELS:
+            tool = make(level=level)
+            with tool:
+                found = run()
+            assert all(map(torch.equal, expected, found)), type(tool)
+            assert not getattr(tool, "failed", [])
+
+
+class TestCompiled:
+    @staticmethod
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.sort(F.gelu(x) * 2)[0] + 1
+
+    @pytest.mark.parametrize("level", LEVELS)
+    def test_what_a_compiled_graph_runs_is_seen(self, level: str, tmp_path: Path) -> None:
+        torch._dynamo.reset()
+        x = torch.randn(3, 5)
+        compiled = torch.compile(self.model, backend="onnxrt")
+        expected = compiled(x)
+        for name, make in tools(tmp_path).items():
+            if name == "fallback":
+                continue  # it runs a region in PyTorch
+            tool = make(level=level)
+            with tool:
+                assert torch.equal(compiled(x), expected), name
+                assert torch.equal(compiled(x), expected), name
+            if name == "compare":
+                names = {item.name for item in tool.compared}
+                regions = {found for found in names if found.startswith("onnxruntime.graph_")}
+                assert len(regions) >= 1
+                assert not tool.failed and not tool.unchecked
+
+    def test_it_compiles_under_a_tool_as_without(self) -> None:
+        torch._dynamo.reset()
+        x = torch.randn(3, 5)
+        with op_tools.OpObserve(quiet=True, level="aten") as tool:
+            torch.compile(self.model, backend="onnxrt")(x)
+        names = [signature.call.split("(")[0] for signature in tool.signatures]
+        assert any(name.startswith("onnxruntime.") for name in names)
+        assert not any("gelu" in name for name in names)
+
+    def test_a_region_falls_back_to_pytorch(self) -> None:
+        torch._dynamo.reset()
+        x = torch.randn(3, 5)
+        compiled = torch.compile(self.model, backend="onnxrt")
+        expected = compiled(x)
+        with op_tools.OpFallback(include="onnxruntime.*", level="aten", quiet=True) as tool:
+            assert torch.allclose(compiled(x), expected, atol=1e-6)
+        assert sum(tool.converted.values()) >= 1
+
+
+class TestCommand:
+    @pytest.fixture
+    def captured(self, tmp_path: Path) -> Path:
+        x = torch.randn(2, 3, requires_grad=True)
+        with op_tools.OpCapture(tmp_path, quiet=True) as tool:
+            torch.manual_seed(0)
+            F.dropout(F.linear(x, torch.randn(4, 3, requires_grad=True))[:, 1:], 0.5).sum().backward()
+        return tool.folder.location
+
+    def test_ls(self, captured: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["op", "ls", str(captured)]) == 0
+        text = capsys.readouterr().out
+        assert "torch.nn.functional.linear" in text and "float32[2, 3]" in text and "op run" in text
+        assert main(["op", "ls", str(captured), "--json"]) == 0
+        assert {call["operator"] for call in json.loads(capsys.readouterr().out)} >= {"torch.nn.functional.dropout"}
+
+    @pytest.mark.parametrize("runtime", ["torch", "onnx"])
+    def test_run(self, captured: Path, runtime: str, capsys: pytest.CaptureFixture[str]) -> None:
+        call = str(captured / "torch.nn.functional.linear" / "0")
+        assert main(["op", "run", call, "--runs", "3", "--compare", "--runtime", runtime, "--json"]) == 0
+        (ran,) = json.loads(capsys.readouterr().out)["ran"]
+        assert len(ran["forward_seconds"]) == len(ran["backward_seconds"]) == 3
+        assert {verdict["value"] for verdict in ran["verdicts"]} == {
+            "output",
+            "gradient of args[0]",
+            "gradient of args[1]",
+        }
+        assert max(ran["difference_to_captured"].values()) < 1e-5
+        assert main(["op", "run", call, "--forward-only"]) == 0
+        assert "run" in capsys.readouterr().out
+
+    def test_all_of_a_folder_again_with_the_same_random_numbers(
+        self, captured: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["op", "run", str(captured), "--compare", "--json"]) == 0
+        ran = {item["operator"]: item for item in json.loads(capsys.readouterr().out)["ran"]}
+        assert ran["torch.nn.functional.dropout"]["difference_to_captured"]["output"] == 0
+
+    def test_damaged_and_foreign_folders(
+        self, captured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        call = captured / "torch.nn.functional.linear" / "0"
+        assert main(["op", "ls", str(tmp_path / "nothing")]) == 2
+        (empty := tmp_path / "empty").mkdir()
+        assert main(["op", "run", str(empty)]) == 2
+        (call / "input.pth").write_bytes(b"no file of ours")
+        assert main(["op", "run", str(call)]) == 2
+        other = captured / "torch.Tensor.sum" / "0"
+        description = (other / "call.json").read_text()
+        (other / "call.json").write_text(description.replace("torch.Tensor.sum", "os.system"))
+        capsys.readouterr()
+        assert main(["op", "run", str(captured)]) == 2
+        assert capsys.readouterr().err.count(str(other)) == 1
+        (other / "call.json").write_text(description)
+        torch.save({"args": ({"__type__": "torch", "value": "load"},), "kwargs": {}}, call / "input.pth")
+        assert main(["op", "run", str(call)]) == 2
+        description = json.loads((call / "call.json").read_text())
+        for change in ({"operator": "os.system"}, {"operator": 3}, {"format": 99}):
+            (call / "call.json").write_text(json.dumps(description | change))
+            assert main(["op", "run", str(call)]) == 2
+        (call / "call.json").write_text("{")
+        assert main(["op", "ls", str(call)]) == 2
+        assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    yield from start_browser()
+
+
+def test_a_page_in_a_browser(browser: Browser, tmp_path: Path) -> None:
+    with op_tools.OpOverflowCheck(quiet=True) as tool:
+        (torch.zeros(2).log() + torch.full((2,), 1e30).square()).sum()
+    browser.open(tool.write_page(tmp_path / "overflow.html"))
+    assert "2 calls made NaN or infinity" in browser.text("h1")
+    rows = "return [...document.querySelectorAll('.body .row')].map((row) => row.textContent)"
+    assert len(browser.run(rows)) == 2
+    browser.press("/", "squ")
+    (row,) = browser.run(rows)
+    assert "torch.Tensor.square" in row and "test_op_tools.py" in row
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch.ops.load_library.__call__",
+        "torch.ops.import_module.__call__",
+        "torch.ops.aten.__init__",
+        "aten.__dict__.clear",
+        "torch.from_file",
+        "aten.from_file.default",
+    ],
+)
+def test_a_name_in_a_folder_is_that_of_an_operator_or_nothing(name: str) -> None:
+    with pytest.raises(LookupError):
+        function_of(name)
+
+
+@pytest.mark.parametrize("level", ["torch", "aten"])
+def test_a_converted_call_may_change_the_shape_of_what_it_writes(level: str) -> None:
+    x, out, matrix, line = torch.randn(3), torch.empty(0), torch.arange(6.0).reshape(2, 3), torch.arange(4.0)
+    with op_tools.OpFallback(dtype=torch.float64, level=level, quiet=True):
+        torch.add(x, 1, out=out)
+        matrix.t_()
+        line.unsqueeze_(0).resize_(2, 2)
+    assert torch.equal(out, x + 1)
+    assert torch.equal(matrix, torch.arange(6.0).reshape(2, 3).t())
+    assert torch.equal(line, torch.arange(4.0).reshape(2, 2))
+
+
+def test_stopping_inside_of_an_operator_is_an_error_and_loses_no_mode() -> None:
+    with op_tools.OpObserve(quiet=True), op_tools.OpObserve(quiet=True) as tool:
+        x = torch.randn(3, requires_grad=True)
+        x.register_hook(lambda _: tool.stop())
+        with pytest.raises(RuntimeError, match="stop it after the call"):
+            (x * 2).sum().backward()
+        assert tool.is_running
+    assert not tool.is_running
+    assert not _get_current_function_mode_stack()
+
+
+@pytest.mark.parametrize("level", ["torch", "aten"])
+def test_memory_without_values_is_no_overflow(level: str) -> None:
+    torch.use_deterministic_algorithms(True)  # fills such memory with NaN
+    try:
+        with op_tools.OpOverflowCheck(level=level, quiet=True) as check:
+            made = torch.empty(64)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert made.isnan().all()
+    assert check.found == []
+
+
+def test_numbers_that_are_equal_are_other_signatures() -> None:
+    x = torch.ones(2)
+    with op_tools.OpObserve(include="torch.Tensor.mul", quiet=True) as observe:
+        for factor in (1, True, 1.0):
+            x.mul(factor)
+    assert len(observe.signatures) == 3
