@@ -32,24 +32,33 @@ if TYPE_CHECKING:
     from .backends import onnx_compiler
     from .dumping import dump
     from .errors import SessionError, TranslationError, UnsupportedOperatorError
+    from .exporter.converters.registry import NotTranslatable
     from .exporter.decompositions import decomposition_table
+    from .exporter.registration import register_converter
+    from .exporter.torch_internals import operator_set
 
 __all__ = [
+    "NotTranslatable",
     "SessionError",
     "TranslationError",
     "UnsupportedOperatorError",
     "decomposition_table",
     "dump",
     "onnx_compiler",
+    "operator_set",
+    "register_converter",
 ]
 
 _MODULES = {
+    "NotTranslatable": ".exporter.converters.registry",
     "SessionError": ".errors",
     "TranslationError": ".errors",
     "UnsupportedOperatorError": ".errors",
     "decomposition_table": ".exporter.decompositions",
     "dump": ".dumping",
     "onnx_compiler": ".backends",
+    "operator_set": ".exporter.torch_internals",
+    "register_converter": ".exporter.registration",
 }
 
 

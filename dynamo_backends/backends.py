@@ -21,6 +21,7 @@ from .dumping import Block, current_block
 from .observer import Observer
 from .options import Options, parse_options
 from .pipeline import Pipeline
+from .runtime.custom_operators import load_libraries
 
 
 def onnxrt(
@@ -84,6 +85,7 @@ def _pipeline(
     options: Options, block: Block | None, *, debug: bool = False, record: list[object] | None = None
 ) -> Pipeline:
     """A pipeline; that of a block ``with dump(...)`` is watched until its end."""
+    load_libraries(options.custom_op_libraries)
     if not debug and block is None:
         if record is None:
             return Pipeline(options, Observer())

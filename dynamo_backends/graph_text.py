@@ -291,6 +291,8 @@ def _content(value: ir.Value) -> tuple[str, ...]:
 
 
 def _attribute(attribute: ir.Attr) -> str:
+    if attribute.is_ref():
+        return f"@{attribute.ref_attr_name}"  # what the caller of the function gives
     kind = attribute.type.name
     if kind == "TENSOR":
         tensor = attribute.as_tensor()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from typing import Protocol
@@ -31,8 +32,9 @@ from .artifacts import (
 )
 from .coverage import Report
 from .errors import KernelFaultError, SessionError, TranslationError, UnsupportedOperatorError
-from .events import count
+from .events import count, tell
 from .exporter.locations import where
+from .exporter.registration import described, registered_converter
 from .exporter.results import sizes_of
 from .exporter.translate import fold_constants, translate
 from .freezing import constants_of
@@ -54,6 +56,8 @@ from .runtime.kernels import optimizers_to_disable, serialized
 from .runtime.settings import SessionSettings
 from .stage_passes import StagePasses
 from .verification import Evaluation, ModelChecker
+
+logger = logging.getLogger(__name__)
 
 _MAXIMUM_SPLITS = 8
 """How often a graph is split anew after the runtime refused a region, node by node, before whole regions go."""
@@ -125,6 +129,7 @@ class OnnxLowering:
         seconds: dict[str, float] = {}
         split, regions = self._compile_regions(name, module, evaluation, weights, seconds)
         Report.of(split).tell(name)
+        _tell_of_converters(split)
         assembled = assemble(module, split, [region.runnable for region in regions])
         if self.options.fallback == "inductor" and not self.observer.watches:
             from .fused_fallback import compile_groups  # it leads to Inductor
@@ -252,6 +257,18 @@ class OnnxLowering:
         for node, reason in split.coverage.in_pytorch.items():
             if not reason.by_design:
                 raise UnsupportedOperatorError(node.name, str(node.target), where(node), reason)
+
+
+def _tell_of_converters(split: Split) -> None:
+    """Warns of each operator whose registered converter is not used, with the user's line and what is wrong."""
+    told = set()
+    for node, reason in split.coverage.in_pytorch.items():
+        converter = registered_converter(node.target)
+        if converter is None or reason.by_design or (node.target, reason) in told:
+            continue
+        told.add((node.target, reason))
+        line = where(node) or "an unknown line"
+        tell(logger, f"the converter {described(converter)} of {node.target} at {line} is not used: {reason}")
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from .collectives import is_collective
 from .errors import TranslationError
 from .exporter.known_values import KNOWN_VALUE, nodes_of_known_values
 from .exporter.known_wrong import draws_random_numbers, faults_of, reason_not_to_translate
+from .exporter.registration import registered_converter
 from .exporter.results import is_inferred
 from .exporter.signature import signature
 from .exporter.translate import find_translation, fold_constants, translate
@@ -75,7 +76,7 @@ class Support:
                 return self.reason_against(producer)
         if "val" in node.meta and (against := reason_not_to_translate(node)) is not None:
             return against
-        faults = list(faults_of(node)) if "val" in node.meta else []
+        faults = list(faults_of(node)) if "val" in node.meta and registered_converter(node.target) is None else []
         for fault in faults:
             if fault.is_of(self._names):
                 return fault.reason

@@ -22,6 +22,7 @@ from torch._inductor.compiler_bisector import CompilerBisector
 
 from passes.engine import registry
 
+from ..exporter.registration import registered_targets
 from ..options import Options
 from ..runtime.providers import provider_name
 
@@ -44,6 +45,8 @@ def obstacle(options: Options) -> str | None:
         return "passes of others"
     if _has_translations_of_others():
         return "translations of others"
+    if options.custom_op_libraries:
+        return "libraries of custom operators"
     if CompilerBisector.get_backend() is not None:
         return "the bisector is at work"
     if any(provider_name(provider) != "CPUExecutionProvider" for provider in options.providers):
@@ -70,6 +73,8 @@ def _is_editable(name: str) -> bool:
 
 def _has_translations_of_others() -> bool:
     """Whether somebody registered a translation; who did has imported the registry."""
+    if registered_targets():
+        return True
     ours, torchlib = sys.modules.get(_CONVERTERS), sys.modules.get(_TORCHLIB)
     if ours is not None and not all(_is_from(function, "dynamo_backends") for function in ours.CONVERTERS.values()):
         return True

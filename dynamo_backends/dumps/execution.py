@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ import onnxruntime
 from google.protobuf.message import EncodeError
 
 from ..errors import first_line
+from ..options import ENVIRONMENT_PREFIX, parse_options
 from ..runtime.messages import ORT_ERRORS
 from ..spelling import unknown_name
 from . import repro
@@ -45,10 +48,10 @@ class ExecutionError(DumpError):
         said: all that ONNX Runtime said.
     """
 
-    def __init__(self, model: str, kind: str, error: BaseException) -> None:
+    def __init__(self, model: str, kind: str, error: BaseException, hint: str = "") -> None:
         self.kind, self.said = kind, str(error) or type(error).__name__
         what = "ONNX Runtime refuses the model" if kind == "refused" else "ONNX Runtime fails"
-        super().__init__(f"{model}: {what}: {first_line(self.said)}")
+        super().__init__(f"{model}: {what}: {first_line(self.said)}{hint}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +65,8 @@ class Settings:
         disabled_optimizers: names of those that do not run.
         threads: of the session; 0 for as many as there are cores.
         config: entries of the session's configuration.
+        custom_op_libraries: paths of the libraries with custom operators that the run had; of these, those are loaded
+            that the option ``custom_op_libraries`` in the environment names: a folder's word is no reason to run code.
     """
 
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
@@ -70,6 +75,7 @@ class Settings:
     disabled_optimizers: tuple[str, ...] = ()
     threads: int = 0
     config: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    custom_op_libraries: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Settings:
@@ -81,6 +87,7 @@ class Settings:
             tuple(entry.get("disabled_optimizers") or ()),
             entry.get("threads") or 0,
             entry.get("config") or {},
+            tuple(entry.get("custom_op_libraries") or ()),
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -92,6 +99,7 @@ class Settings:
             "disabled_optimizers": list(self.disabled_optimizers),
             "threads": self.threads,
             "config": dict(self.config),
+            "custom_op_libraries": list(self.custom_op_libraries),
         }
 
     @property
@@ -143,7 +151,7 @@ class Session:
         profile: Path | None = None,
     ) -> None:
         self._name = str(model) if isinstance(model, Path) else model.name
-        given = settings.as_json()
+        given = settings.as_json() | {"custom_op_libraries": _libraries()}
         content: str | bytes = str(model)
         held: list[repro.Tensor] = []
         if isinstance(model, OnnxModel):
@@ -159,7 +167,7 @@ class Session:
         try:
             self._session = repro.session_of(content, given, held)
         except ORT_ERRORS as error:
-            raise ExecutionError(self._name, "refused", error) from error
+            raise ExecutionError(self._name, "refused", error, _hint(settings)) from error
         if settings.providers[0] not in self._session.get_providers():
             raise DumpError(
                 f"{settings.providers[0]} is there, but does not start; ONNX Runtime would take another instead"
@@ -212,6 +220,21 @@ class Session:
     def end_profiling(self) -> Path:
         """The file with the times of the runs."""
         return Path(self._session.end_profiling())
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    """Those with custom operators that the user names in the environment."""
+    return parse_options().custom_op_libraries
+
+
+def _hint(settings: Settings) -> str:
+    """What to do where libraries are missing that the run had."""
+    missing = [path for path in settings.custom_op_libraries if path not in map(os.path.abspath, _libraries())]
+    if not missing:
+        return ""
+    variable = f"{ENVIRONMENT_PREFIX}CUSTOM_OP_LIBRARIES={os.pathsep.join(missing)}"
+    return f"\nThe run had custom operators of libraries that are not loaded; if you trust them: {variable}"
 
 
 def session_of_region(

@@ -44,9 +44,9 @@ def session_of(model: Any, settings: Any = None, constants: Sequence[Tensor] = (
     Args:
         model: the path of a model, or the serialized model.
         settings: ``providers``, ``provider_options``, ``graph_optimization_level``, ``disabled_optimizers``,
-            ``threads``, ``config`` (entries of the session's configuration), ``optimized_model`` (where the model that
-            runs is written) and ``profile`` (how the file with the times of the runs begins); what is not given is
-            ONNX Runtime's default.
+            ``threads``, ``config`` (entries of the session's configuration), ``custom_op_libraries`` (paths of
+            libraries whose operators the model calls), ``optimized_model`` (where the model that runs is written) and
+            ``profile`` (how the file with the times of the runs begins); what is not given is ONNX Runtime's default.
         constants: those of its inputs, from ``read_tensor``, whose values the session holds, so that ONNX Runtime folds
             and packs them.
 
@@ -62,6 +62,8 @@ def session_of(model: Any, settings: Any = None, constants: Sequence[Tensor] = (
     config = dict(settings.get("config") or {})
     if settings.get("optimized_model"):
         options.optimized_model_filepath = settings["optimized_model"]
+    for path in settings.get("custom_op_libraries") or ():
+        options.register_custom_ops_library(path)
     if settings.get("profile"):
         options.enable_profiling, options.profile_file_prefix = True, settings["profile"]
     if constants:

@@ -19,6 +19,7 @@ from torch import _decomp
 
 from ..layout import layout_of
 from ..normalizations import with_float32_between_casts
+from .registration import registered_targets
 from .sums_at_indices import SUMS_AT_INDICES
 
 aten = torch.ops.aten
@@ -128,4 +129,6 @@ def decomposition_table(opset: int = 23, translated: frozenset[str] | None = Non
         opset: the ONNX opset the graphs will be translated to; a newer one has more operators that stay whole.
         translated: what ``translated_operators`` says, if that is known already.
     """
-    return dict(_decompositions(translated_operators(opset) if translated is None else translated))
+    table = _decompositions(translated_operators(opset) if translated is None else translated)
+    whole = registered_targets()
+    return {target: function for target, function in table.items() if target not in whole}

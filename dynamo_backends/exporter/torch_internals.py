@@ -12,11 +12,12 @@ records, its thread alone sees it there, and the variable itself is left alone.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import math
 import operator
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -172,6 +173,39 @@ class Recorder(_building.OpRecorder):
         _infer_types(op_signature, node, outputs)
         return outputs
 
+    def eval_function(self, function: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
+        """Records the call of an onnxscript function. PyTorch's counts results by annotations, which few write."""
+        if not hasattr(function, "_pt_onnx_signature") and not function.traceable:
+            function._pt_onnx_signature = _signature_of_function(function)
+        return super().eval_function(function, args, kwargs)
+
+    def add(
+        self, domain: str, version: int, name: str, inputs: Sequence[object], attributes: Mapping[str, Any], number: int
+    ) -> Sequence[ir.Value]:
+        """Records a node of an operator whose schema is not known here; see ``operator_set``."""
+        values = [self._as_value(item) for item in inputs]
+        given = [
+            item if isinstance(item, ir.Attr) else ir.convenience.convert_attribute(key, item)
+            for key, item in attributes.items()
+        ]
+        outputs = [SymbolicTensor(self.opset) for _ in range(number)]
+        self.nodes.append(ir.Node(domain, name, values, given, outputs=outputs, version=version))
+        return outputs
+
+    def _as_value(self, item: object) -> ir.Value | None:
+        if item is None or isinstance(item, ir.Value):
+            return item
+        return self.opset.Constant(value=ir.tensor(item))
+
+    def model_functions(self) -> Iterator[ir.Function]:
+        """The onnxscript functions that the recorded nodes call, and those that these call."""
+        for function in self.functions.values():
+            if isinstance(function, ir.Function):
+                yield function
+                continue
+            for called in (function, *function.function_ir.get_called_functions().values()):
+                yield ir.serde.deserialize_function(called.to_function_proto())
+
     def _exact_constant(
         self, operator: str, inputs: Mapping[str, Any], attributes: Mapping[str, Any]
     ) -> ir.Value | None:
@@ -233,6 +267,59 @@ class Recorder(_building.OpRecorder):
             _of_this_thread.recorder = outer
 
 
+class OperatorSet:
+    """The operators of a domain that ONNX knows no schemas of; see ``operator_set``."""
+
+    def __init__(self, domain: str, version: int) -> None:
+        self._domain, self._version = domain, version
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def operator(*inputs: object, _outputs: int = 1, **attributes: object) -> Any:
+            recorder = _of_this_thread.recorder
+            if recorder is None:
+                raise RuntimeError(f"{self._domain}::{name} writes a node, and is called in a converter only")
+            outputs = recorder.add(self._domain, self._version, name, inputs, attributes, _outputs)
+            return outputs[0] if _outputs == 1 else tuple(outputs)
+
+        operator.__name__ = name
+        return operator
+
+    def __repr__(self) -> str:
+        return f"operator_set({self._domain!r}, {self._version})"
+
+
+def operator_set(domain: str, version: int = 1) -> OperatorSet:
+    """The operators of another domain than ONNX's, to be called in a converter as those of an ``onnxscript`` opset::
+
+        microsoft = operator_set("com.microsoft")
+        microsoft.QuickGelu(x, alpha=1.0)
+        normalized, mean, deviation, total = microsoft.SkipLayerNormalization(x, skip, scale, bias, _outputs=4)
+
+    Args:
+        domain: such as ``com.microsoft``, ``ai.onnx.contrib``, or that of a library of custom operators.
+        version: of the domain.
+
+    Returns:
+        An object whose attributes are functions. Each takes the node's inputs by position (an ``onnx_ir.Value``,
+        ``None`` for one that is left out, or a number or an array, which becomes a constant), its attributes by name,
+        and ``_outputs``, how many results the node has; it returns a value, or a tuple of them.
+
+    Raises:
+        ValueError: the domain is empty: ONNX's operators are in ``onnxscript``.
+    """
+    if not domain or domain == "ai.onnx":
+        raise ValueError("ONNX's own operators are in onnxscript: from onnxscript import opset18 as op")
+    return OperatorSet(domain, version)
+
+
+def is_of_torchlib(function: ir.Function) -> bool:
+    """Whether an onnxscript function is a part of torchlib's translations, and no function of a user's."""
+    return function.domain.startswith(("pkg.onnxscript.torch_lib", "pkg.torch"))
+
+
 def _fits_float32(number: float) -> bool:
     return math.isnan(number) or ctypes.c_float(number).value == number
 
@@ -240,6 +327,21 @@ def _fits_float32(number: float) -> bool:
 @functools.cache
 def _signature(domain: str, name: str, version: int) -> ir.schemas.OpSignature:
     return ir.schemas.OpSignature.from_op_schema(onnx.defs.get_schema(name, version, domain))
+
+
+def _signature_of_function(function: Any) -> ir.schemas.OpSignature:
+    """That of an onnxscript function, with as many results as it returns."""
+    signature = function.op_signature
+    returned = function.function_ir.outputs
+    if len(signature.outputs) == len(returned):
+        return signature
+    outputs = [
+        ir.schemas.Parameter(
+            f"result_{i}", ir.schemas.TypeConstraintParam.any_value(f"T_{i}"), required=True, variadic=False
+        )
+        for i in range(len(returned))
+    ]
+    return dataclasses.replace(signature, outputs=outputs)
 
 
 def _infer_types(signature: Any, node: ir.Node, outputs: Sequence[ir.Value]) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import torch
 from onnx_ir.passes import common as ir_passes
@@ -32,14 +33,16 @@ from .indices import INDEX_ARGUMENT, refuse_negative
 from .known_values import KNOWN_VALUE, known_value
 from .locations import module_path, source_line, weight_name
 from .promotion import promoted_dtypes
+from .registration import registered_converter
 from .results import check_results, expected_dtype, expected_shape
 
 Values: TypeAlias = "ir.Value | None | Sequence[ir.Value | None]"
 
 
 def find_translation(target: object, opset: int) -> object | None:
-    """The function that translates an operator at ``opset``: ours, else torchlib's, else ``None``."""
-    ours = CONVERTERS.get(target)
+    """The function that translates an operator at ``opset``: one that was registered for it, ours, torchlib's, else
+    ``None``."""
+    ours = registered_converter(target) or CONVERTERS.get(target)
     return ours if ours is not None else torch_internals.torchlib_function(target, opset)
 
 
@@ -122,7 +125,7 @@ class _Translation:
             self._add_output(output)
         self._add_opset_imports()
         if self.model.functions:
-            ir_passes.InlinePass()(self.model)
+            ir_passes.InlinePass(torch_internals.is_of_torchlib)(self.model)
         return self.model
 
     def _add_input(self, item: Input, name: str) -> None:
@@ -258,11 +261,10 @@ class _Translation:
             promoted: the dtypes its arguments were cast to: results of these are cast to eager's dtype.
             recorder: it has the ONNX nodes.
         """
-        for identifier, function in recorder.functions.items():
-            if identifier not in self.model.functions:
-                if not isinstance(function, ir.Function):
-                    function = ir.serde.deserialize_function(function.to_function_proto())
-                self.model.functions[identifier] = function
+        for function in recorder.model_functions():
+            known = self.model.functions.setdefault(function.identifier(), function)
+            if known is not function and ir.to_proto(known) != ir.to_proto(function):
+                raise TranslationError(f"its translation calls another function {function.name} than {node.name}'s")
         several = isinstance(node.meta["val"], (tuple, list))
         metas = node.meta["val"] if several else [node.meta["val"]]
         values: Sequence[object] = results if isinstance(results, Sequence) else [results]
@@ -302,9 +304,33 @@ class _Translation:
             if onnx_node.domain not in ("", "ai.onnx"):
                 self.model.opset_imports.setdefault(onnx_node.domain, onnx_node.version or 1)
         for function in self.model.functions.values():
-            function.opset_imports[""] = self.opset
+            self._set_opset(function)
             for domain, version in function.opset_imports.items():
                 self.model.opset_imports.setdefault(domain, version)
+
+    def _set_opset(self, function: ir.Function) -> None:
+        """Gives a function that was written for another opset the model's, where its operators mean the same there.
+
+        Raises:
+            TranslationError: one of them does not.
+        """
+        written = function.opset_imports.get("", self.opset)
+        for node in ir.traversal.RecursiveGraphIterator(function) if written != self.opset else ():
+            if node.domain in ("", "ai.onnx") and not _means_the_same(node, written, self.opset):
+                raise TranslationError(
+                    f"the function {function.name} is written for opset {written}, and {node.op_type} is another "
+                    f"operator in the model's, {self.opset}"
+                )
+        function.opset_imports[""] = self.opset
+
+
+def _means_the_same(node: ir.Node, written: int, opset: int) -> bool:
+    """Whether a node of one opset is one of another: the same inputs in the same places, no attribute lost, none
+    needed. A change of the meaning alone is not seen."""
+    before, after = (onnx.defs.get_schema(node.op_type, version) for version in (written, opset))
+    names = [[item.name for item in schema.inputs][: len(node.inputs)] for schema in (before, after)]
+    needed = {name for name, attribute in after.attributes.items() if attribute.required}
+    return names[0] == names[1] and needed <= node.attributes.keys() <= after.attributes.keys()
 
 
 def _number(results: int, structure: object) -> str:

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 from passes.engine.locks import Lock
 
 from ..reasons import Kind, Reason
+from .custom_operators import loaded_libraries
 
 _MOST_ANSWERS = 16_384
 """Answers that are kept, those that were asked for last. A model of a hundred layers has some two hundred questions."""
@@ -46,6 +47,8 @@ class Oracle(Generic[Answer]):
             question: all that the answer depends on.
             find_out: asks the runtime. It runs without the lock: two threads may find out the same at once.
         """
+        if libraries := loaded_libraries():
+            question = (question, libraries)
         with self._lock:
             if question in self._known:
                 self._known.move_to_end(question)

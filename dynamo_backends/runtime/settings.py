@@ -8,6 +8,7 @@ import onnxruntime
 import torch
 
 from .arena import ARENA
+from .custom_operators import loaded_libraries, register_libraries
 from .messages import ORT_ERRORS, session_error
 from .providers import Provider
 
@@ -56,7 +57,8 @@ class SessionSettings:
 
         Returns:
             ``providers``, by name, ``provider_options``, one dict for each, ``graph_optimization_level``,
-            ``disabled_optimizers``, ``threads`` of a session that is made now, and ``config``.
+            ``disabled_optimizers``, ``threads`` of a session that is made now, ``config``, and the paths of
+            ``custom_op_libraries``.
         """
         pairs = [item if isinstance(item, (tuple, list)) else (item, {}) for item in self.providers]
         return {
@@ -66,6 +68,7 @@ class SessionSettings:
             "disabled_optimizers": list(self.disabled_optimizers),
             "threads": self.current_threads,
             "config": self.config,
+            "custom_op_libraries": list(loaded_libraries()),
         }
 
     def options(self, threads: int) -> onnxruntime.SessionOptions:
@@ -79,6 +82,7 @@ class SessionSettings:
             options.enable_cpu_mem_arena = False
         for key, value in self.config.items():
             options.add_session_config_entry(key, value)
+        register_libraries(options)
         if not self.optimize:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         return options

@@ -1,0 +1,150 @@
+"""Translations that other people write: ``register_converter``, and the entry points of packages that bring some.
+
+::
+
+    import torch
+    from onnxscript import opset18 as op
+    from dynamo_backends import register_converter
+
+    @register_converter(torch.ops.my_package.swish)
+    def swish(x, beta=1.0):
+        return op.Mul(x, op.Sigmoid(op.Mul(x, beta)))
+
+A package names a module in the entry-point group ``dynamo_backends_converters``; its import registers::
+
+    # setup.cfg of the other package:  [options.entry_points]
+    #                                  dynamo_backends_converters =
+    #                                      mine = my_package.converters
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from passes.engine.locks import Lock
+
+logger = logging.getLogger(__name__)
+
+ENTRY_POINTS = "dynamo_backends_converters"
+
+Converter = TypeVar("Converter", bound=Callable[..., object])
+
+_converters: dict[object, Callable[..., object]] = {}
+"""By ATen overload. Replaced, never changed: a compile may read it."""
+
+_registering = Lock()
+
+
+def register_converter(
+    *targets: torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch.library.CustomOpDef,
+) -> Callable[[Converter], Converter]:
+    """A decorator that makes a function the translation of one or several operators to ONNX, before any other's.
+
+    The function takes the operator's arguments: a tensor as an ``onnx_ir.Value`` with known ``dtype`` and ``shape``
+    (symbolic sizes are expressions), a symbolic integer as a scalar ``onnx_ir.Value`` of int64, a ``torch.dtype`` as an
+    ``onnx_ir.DataType``, other arguments as they are. It returns one value, or a tuple of as many as the operator
+    returns, ``None`` in the place of a result that is not there. It writes ONNX nodes by calling the operators of an
+    ``onnxscript`` opset (``from onnxscript import opset18 as op``), of another domain (``operator_set``), or an
+    onnxscript function, which stays a function of the model; it may be an onnxscript function itself.
+
+    Each result is checked: its dtype and shape must be those of the operator's fake (or ``meta``) implementation, and a
+    result whose shape ONNX's inference does not know is computed once and compared with PyTorch's. If it differs, or if
+    the function raises, the node runs in PyTorch, and a warning names the operator, the user's line and the fault; with
+    ``options={"fallback": "error"}`` it is an error. For arguments that it does not take it raises
+    ``NotTranslatable(reason)``.
+
+    What was compiled before keeps its translation. An operator that PyTorch would decompose stays whole from now on.
+
+    Args:
+        *targets: operators: an overload (``torch.ops.aten.relu.default``), all overloads of one
+            (``torch.ops.my_package.swish``), or what ``torch.library.custom_op`` returned.
+
+    Raises:
+        TypeError: a target is no operator, or what is decorated is no function.
+        ValueError: no target; a function of another place is registered for the operator already.
+    """
+    overloads = [overload for target in targets for overload in _overloads(target)]
+    if not overloads:
+        raise ValueError("register_converter takes at least one operator, such as torch.ops.my_package.my_operator")
+
+    def register(function: Converter) -> Converter:
+        if not callable(function):
+            raise TypeError(f"expected a function that writes ONNX operators, got {function!r}")
+        global _converters
+        with _registering:
+            for overload in overloads:
+                registered = _converters.get(overload)
+                if registered is not None and _place(registered) != _place(function):
+                    raise ValueError(
+                        f"{overload} has the converter {described(registered)} already; "
+                        f"{described(function)} would replace it"
+                    )
+            _converters = {**_converters, **dict.fromkeys(overloads, function)}
+        for overload in overloads:
+            _warn_of_composite(overload)
+        return function
+
+    return register
+
+
+def _overloads(target: object) -> list[torch._ops.OpOverload]:
+    if isinstance(target, torch.library.CustomOpDef):
+        target = getattr(getattr(torch.ops, target._namespace), target._name)
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return [getattr(target, name) for name in target.overloads()]
+    if isinstance(target, torch._ops.OpOverload):
+        return [target]
+    raise TypeError(f"expected an operator such as torch.ops.my_package.my_operator, got {target!r}")
+
+
+def _warn_of_composite(overload: torch._ops.OpOverload) -> None:
+    if overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        logger.warning(
+            "%s is made of other operators, and AOTAutograd takes it apart before anything is translated: its "
+            "converter is hardly ever called. Register one for the operators it is made of, or write a pass.",
+            overload,
+        )
+
+
+def registered_converter(target: object) -> Callable[..., object] | None:
+    """The translation that somebody registered for an operator, or ``None``."""
+    _load_entry_points()
+    return _converters.get(target)
+
+
+def registered_targets() -> frozenset[object]:
+    """The operators with a registered translation; AOTAutograd must not decompose them."""
+    _load_entry_points()
+    return frozenset(_converters)
+
+
+def described(function: Callable[..., object]) -> str:
+    """A converter's name and where it was written: ``swish (converters.py:12)``."""
+    inner = inspect.unwrap(getattr(function, "function", function))  # an onnxscript function wraps a Python function
+    name = getattr(inner, "__qualname__", repr(inner))
+    code = getattr(inner, "__code__", None)
+    return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+
+
+def _place(function: Callable[..., object]) -> tuple[object, object]:
+    """Where a function was written, so that a module that is imported again, or a cell of a notebook, may register."""
+    inner = inspect.unwrap(getattr(function, "function", function))
+    return getattr(inner, "__module__", None), getattr(inner, "__qualname__", repr(inner))
+
+
+@functools.cache
+def _load_entry_points() -> None:
+    """Imports the modules that packages name, once. One that cannot be imported is left out, with a warning."""
+    for entry in metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            entry.load()
+        except Exception:  # any package may be broken in any way; the user's model still runs
+            logger.warning("the converters of entry point %s = %s are left out", entry.name, entry.value, exc_info=True)
