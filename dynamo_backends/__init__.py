@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .backends import onnx_compiler
     from .dumping import dump
     from .errors import SessionError, TranslationError, UnsupportedOperatorError
+    from .explaining import coverage, explain
     from .exporter.converters.registry import NotTranslatable
     from .exporter.decompositions import decomposition_table
     from .exporter.registration import register_converter
@@ -42,8 +43,10 @@ __all__ = [
     "SessionError",
     "TranslationError",
     "UnsupportedOperatorError",
+    "coverage",
     "decomposition_table",
     "dump",
+    "explain",
     "onnx_compiler",
     "operator_set",
     "register_converter",
@@ -54,8 +57,10 @@ _MODULES = {
     "SessionError": ".errors",
     "TranslationError": ".errors",
     "UnsupportedOperatorError": ".errors",
+    "coverage": ".explaining",
     "decomposition_table": ".exporter.decompositions",
     "dump": ".dumping",
+    "explain": ".explaining",
     "onnx_compiler": ".backends",
     "operator_set": ".exporter.torch_internals",
     "register_converter": ".exporter.registration",

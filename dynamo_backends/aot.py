@@ -447,6 +447,16 @@ def frame_being_compiled() -> CompiledFrame | None:
     )
 
 
+def compiled_with_guards(
+    function: Callable[..., Any],
+    backend: Callable[..., Any],
+    dynamic: bool | None,
+    listen: Callable[[Any], None],
+) -> Callable[..., Any]:
+    """``torch.compile`` by a backend; the guards of each function that is compiled are shown."""
+    return torch._dynamo.optimize(backend, guard_export_fn=listen, dynamic=dynamic)(function)
+
+
 def call_being_compiled() -> Frame | None:
     """The user's line that called what Dynamo is compiling in this thread: the innermost frame in the user's own files
     on the way from Dynamo outwards; ``None`` outside of Dynamo, or where no user's file called it."""

@@ -30,7 +30,7 @@ from .artifacts import (
     Split,
     without_graph,
 )
-from .coverage import Report
+from .coverage_report import Report
 from .errors import KernelFaultError, SessionError, TranslationError, UnsupportedOperatorError
 from .events import count, tell
 from .exporter.locations import where

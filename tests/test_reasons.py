@@ -13,7 +13,7 @@ from torch import nn
 
 from dynamo_backends import SessionError, TranslationError, UnsupportedOperatorError, lowering
 from dynamo_backends.artifacts import CompiledGraph, Coverage, GraphName, Runner
-from dynamo_backends.coverage import Report
+from dynamo_backends.coverage_report import Report
 from dynamo_backends.errors import KernelFaultError
 from dynamo_backends.exporter.converters import CONVERTERS, NotTranslatable
 from dynamo_backends.exporter.locations import short_file

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from ..artifacts import CompiledGraph, GraphName, RunnableRegion, Runner, without_graph
-from ..coverage import Report
+from ..coverage_report import Report
 from ..frozen import Weight, load
 from ..numerics.exact import attribute
 from ..options import Options

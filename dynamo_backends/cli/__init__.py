@@ -4,6 +4,8 @@
 
     dynamo-backends demo                    # a Llama forward and backward, and the verdict on each graph
     dynamo-backends demo --part attention --mixed
+    dynamo-backends trace bert --method export  # a model as TorchScript, torch.export and Dynamo see it
+    dynamo-backends explain bert            # graphs, breaks, guards; what would run on ONNX Runtime, and why not
     dynamo-backends ls                      # the runs and graphs of a dump
     dynamo-backends show 0 --stage onnx     # the graph of a stage
     dynamo-backends diff 0 joint aten       # what changed between two stages
@@ -43,6 +45,8 @@ from .parser import Parser
 
 COMMANDS = {
     "demo": "run a Llama on ONNX Runtime, forward and backward, and check it node by node",
+    "trace": "show a model's graph by torch.jit.trace, torch.jit.script, torch.export or Dynamo; save it as ONNX",
+    "explain": "say what torch.compile makes of a model, and what of it would run on ONNX Runtime and why not",
     "ls": "list the runs and graphs of a dump, with their verdicts",
     "show": "show the graph of a stage",
     "diff": "show what changed between two stages of a graph, node by node",
@@ -67,6 +71,7 @@ _WITHOUT_TORCH = (
     "compare",
     "determinism",
     "diff",
+    "explain",
     "ls",
     "nan",
     "op",
@@ -76,6 +81,7 @@ _WITHOUT_TORCH = (
     "replay",
     "report",
     "show",
+    "trace",
 )
 """Subcommands that need no PyTorch, or not always."""
 

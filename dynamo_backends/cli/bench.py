@@ -28,7 +28,7 @@ from ..bench.measuring import TIMED, Bench, Settings
 from ..bench.models import MODELS
 from ..bench.plot import check_plot, plot
 from ..bench.table import table
-from .common import positive
+from .common import add_options_argument, named_values, positive
 
 BACKENDS = "eager,inductor,onnxrt,onnx_export"
 TOKENS = Case.tokens
@@ -78,14 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--again", action="store_true", help="time the first result of another process with the caches of the first too"
     )
     parser.add_argument("--no-overhead", action="store_true", help="do not measure the overhead of a call")
-    parser.add_argument(
-        "--options",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        help="options of onnxrt, onnx_debug and fx_debug, written as in the environment",
-    )
+    add_options_argument(parser, "onnxrt, onnx_debug and fx_debug")
     parser.add_argument(
         "--timeout", type=positive, default=600, metavar="SECONDS", help="for each thing a process does (default: 600)"
     )
@@ -192,21 +185,11 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
             beams=arguments.beams,
             tokens=arguments.tokens or TOKENS,
             threads=arguments.threads,
-            options=_options(arguments.options),
+            options=named_values(arguments.options),
         )
         for model in arguments.models
         for cache in caches
     ]
-
-
-def _options(texts: list[str]) -> dict[str, str]:
-    found = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UsageError(f"--options takes NAME=VALUE, such as opset=20; got {text!r}")
-        found[name] = value
-    return found
 
 
 @contextlib.contextmanager

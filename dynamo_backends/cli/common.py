@@ -93,6 +93,38 @@ def add_repeat_arguments(parser: argparse.ArgumentParser, runs: int) -> None:
     parser.add_argument("--threads", type=positive, metavar="N", help="of ONNX Runtime (default: as in the dumped run)")
 
 
+def add_options_argument(parser: argparse.ArgumentParser, backends: str) -> None:
+    """Adds ``--options NAME=VALUE …``, for ``named_values``.
+
+    Args:
+        parser: the subcommand's.
+        backends: whose options they are, in words.
+    """
+    parser.add_argument(
+        "--options",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help=f"options of {backends}, written as in the environment",
+    )
+
+
+def named_values(texts: Sequence[str]) -> dict[str, str]:
+    """The values of ``--options`` by name.
+
+    Raises:
+        ValueError: one is not of the form ``NAME=VALUE``.
+    """
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ValueError(f"--options takes NAME=VALUE, such as opset=20; got {text!r}")
+        found[name] = value
+    return found
+
+
 def positive(text: str) -> int:
     """A number from 1, of an argument.
 

@@ -1,0 +1,108 @@
+"""``explain`` and ``coverage``: graphs, breaks, guards, and what would run on ONNX Runtime and why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import dynamo_backends
+from dynamo_backends.cli import main
+from dynamo_backends.runtime import session
+
+LINEAR = torch.nn.Linear(3, 3)
+
+
+def broken(x: torch.Tensor, factor: int) -> torch.Tensor:
+    y = LINEAR(x) * factor
+    print("between the graphs")
+    y = torch.linalg.svdvals(y)
+    if y.sum() < 0:
+        y = y * -1
+    return torch.sort(torch.nn.functional.dropout(y)).values
+
+
+@pytest.fixture(scope="module")
+def explanation() -> dynamo_backends.explanation.Explanation:
+    return dynamo_backends.explain(broken)(torch.randn(2, 3), 3)
+
+
+def test_graphs_end_where_and_why_they_do(explanation) -> None:
+    first = broken.__code__.co_firstlineno
+    assert [(graph.function, graph.breaks) for graph in explanation.graphs] == [
+        ("broken", True),
+        ("broken", True),
+        ("broken", False),
+    ]
+    assert [int(graph.ends_at.rsplit(":")[-1]) - first for graph in explanation.graphs] == [2, 4, 6]
+    assert all(Path(__file__).name in graph.line for graph in explanation.graphs)
+    printed, branched, last = explanation.graphs
+    assert "print" in printed.details and "Hint" in printed.details
+    assert "Data-dependent branching" in branched.details
+    assert last.ends == "the end of the function"
+    assert printed.operators == {"linear": 1, "mul": 1}
+    assert not explanation.unused
+
+
+def test_what_runs_where_is_said_with_all_reasons_and_remedies(explanation) -> None:
+    names = [part.name.split("/")[1] for graph in explanation.graphs for part in graph.graphs]
+    assert names == ["forward", "backward"] * 3
+    forward = explanation.graphs[0].graphs[0]
+    assert forward.share_on_onnx == 1 and not forward.in_pytorch and forward.on_onnx["aten.addmm.default"] == 1
+    (svd,) = explanation.graphs[1].graphs[0].in_pytorch
+    assert (svd.kind, svd.number, svd.by_design) == ("NO_TRANSLATION", 1, False)
+    assert "register_converter(torch.ops.aten._linalg_svd.default)" in svd.remedy
+    assert svd.lines[0].endswith(f":{broken.__code__.co_firstlineno + 3}")
+    kinds = [item.kind for item in explanation.graphs[2].graphs[0].in_pytorch]
+    assert "RANDOM" in kinds and kinds.index("RANDOM") >= kinds.index("UNINITIALIZED") - 1
+
+
+def test_guards_name_the_arguments(explanation) -> None:
+    own = {guard.name: guard for guard in explanation.guards if guard.name.startswith("L[")}
+    assert own["L['factor']"].conditions == ["L['factor'] == 3"]
+    assert own["L['x']"].kind == "TENSOR_MATCH"
+
+
+def test_the_text_has_it_all(explanation) -> None:
+    text = str(explanation)
+    assert text.startswith("3 graphs, 2 graph breaks, ")
+    for said in ("ends with a graph break at", "aten._linalg_svd.default", "L['factor'] == 3", "Hint:"):
+        assert said in text
+    assert "Developer debug context" not in text
+
+
+def test_no_session_of_a_graph_is_made_and_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())
+    monkeypatch.setattr(session.Session, "__init__", lambda *args, **kwargs: pytest.fail("a session of a graph"))
+    found = dynamo_backends.coverage(model, options={"fallback": "error"})(torch.randn(2, 3))
+    assert json.loads(json.dumps(found)) == found
+    assert [part["share_on_onnx"] for part in found["graphs"][0]["graphs"]] == [1.0, 1.0]
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_function_without_a_graph_says_why() -> None:
+    @torch._dynamo.disable
+    def hidden(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    found = dynamo_backends.explain(lambda x: hidden(x))(torch.ones(2))
+    assert found.graphs == [] and any("disable" in said for said in found.unused)
+
+
+def test_unknown_options_and_symbolic_sizes() -> None:
+    with pytest.raises(ValueError, match="unknown option 'opsett'"):
+        dynamo_backends.explain(torch.sin, options={"opsett": 18})
+    found = dynamo_backends.explain(lambda x: x.reshape(-1) + x.shape[0], dynamic=True)(torch.ones(3, 4))
+    assert found.graphs[0].graphs[0].share_on_onnx > 0
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "mlp"]) == 0
+    assert "100 % of the operators on ONNX Runtime" in capsys.readouterr().out
+    assert main(["explain", "mlp", "--train", "--dynamic", "--json", "--options", "opset=20"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [part["name"].split("/")[1] for part in found["graphs"][0]["graphs"]] == ["forward", "backward"]
+    assert main(["explain", "mlp", "--options", "opset"]) == 2
+    assert "NAME=VALUE" in capsys.readouterr().err
