@@ -20,11 +20,11 @@ from torch.utils import _pytree as pytree
 from passes.engine.manager import PassResult
 
 from .artifacts import GraphName, Region, Runner, Split
-from .debug.fx_debug import graph_table
 from .errors import TranslationError
 from .exporter.locations import user_name, where
 from .exporter.translate import fold_constants, translate
 from .frozen import Weight
+from .fx_table import graph_table
 from .observer import Observer
 from .options import Options
 from .pipeline import Pipeline

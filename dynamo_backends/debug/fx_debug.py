@@ -16,16 +16,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-import tabulate
-import torch
 from torch import fx
-from torch.utils._dtype_abbrs import dtype_abbrs
 
 from passes.engine.manager import PassResult
 
 from ..artifacts import GraphName, Runner, Split
-from ..exporter.locations import where
 from ..frozen import Weight
+from ..fx_table import graph_table
 from ..observer import Observer
 from ..options import Options
 from ..pipeline import Pipeline
@@ -35,8 +32,6 @@ from .dump_folder import DumpFolder, dump_folder, graph_folder
 from .stage_files import stage_text
 
 _PRINTED_STAGES = ("dynamo", "post_grad")
-_WIDTH = 72
-"""Longest text of a cell; the files of the dump folder hold all of it."""
 
 
 def compile_in_pytorch(
@@ -57,16 +52,6 @@ def compile_in_pytorch(
     if folder.is_enabled:
         _show(f"graphs are in {folder.location}\n")
     return run
-
-
-def graph_table(module: fx.GraphModule) -> str:
-    """The nodes of a graph as a table: opcode, name, target, arguments, dtype and shape, the user's line."""
-    rows = [
-        (node.op, node.name, _target(node), _arguments(node), _value(node), where(node)) for node in module.graph.nodes
-    ]
-    cells = [[_shorten(cell) for cell in row] for row in rows]
-    headers = ["opcode", "name", "target", "args", "value", "source"]
-    return tabulate.tabulate(cells, headers=headers, disable_numparse=True)
 
 
 class PyTorchLowering:
@@ -103,42 +88,3 @@ class _Printer(Observer):
 def _show(text: str) -> None:
     """Prints; in this backend that is the product. The one place that does."""
     sys.stdout.write(text)
-
-
-def _target(node: fx.Node) -> str:
-    if isinstance(node.target, (str, torch._ops.OpOverload)):
-        return str(node.target)
-    module = getattr(node.target, "__module__", None)
-    name = getattr(node.target, "__qualname__", None) or str(node.target)
-    return f"{module.lstrip('_')}.{name}" if module else name
-
-
-def _arguments(node: fx.Node) -> str:
-    keywords = [f"{name}={_argument(arg)}" for name, arg in node.kwargs.items()]
-    return ", ".join([*map(_argument, node.args), *keywords])
-
-
-def _argument(arg: object) -> str:
-    if isinstance(arg, Mapping):
-        return "{" + ", ".join(f"{key!r}: {_argument(value)}" for key, value in arg.items()) + "}"
-    if isinstance(arg, (list, tuple)):
-        return "[" + ", ".join(map(_argument, arg)) + "]"
-    return str(arg)
-
-
-def _value(node: fx.Node) -> str:
-    """``f32[2, 3]``; AOTAutograd keeps a node's fake result under ``val``, Dynamo under ``example_value``."""
-    value = node.meta.get("val", node.meta.get("example_value"))
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(_describe, value))
-    return "" if value is None else _describe(value)
-
-
-def _describe(value: object) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{dtype_abbrs.get(value.dtype, value.dtype)}[{', '.join(map(str, value.shape))}]"
-    return str(value)
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."

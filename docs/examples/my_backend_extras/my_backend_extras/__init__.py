@@ -1,0 +1,1 @@
+"""An operator with its translation to ONNX, and two passes, for dynamo-backends."""
