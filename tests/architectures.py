@@ -2,7 +2,8 @@
 
 A model is built from its configuration's class: the fields with standard names get small values, the rest keep their
 defaults or are given with the entry. ``ARCHITECTURES["llama"].build()`` is a model, ``.inputs(2, 12)`` are keyword
-inputs for it, with a batch of 2 and a length of 12 (tokens, samples of sound; an image has its own size).
+inputs for it, with a batch of 2 and a length of 12 (tokens, samples of sound; others, as an image, have
+a length of their own).
 """
 
 from __future__ import annotations
@@ -57,14 +58,12 @@ class Architecture:
         kind: of what it is an example.
         build: makes it, with the random numbers of PyTorch's global generator.
         inputs: its keyword inputs for a batch and a length.
-        varies_length: whether an input has a length; otherwise only the batch varies.
         generates: whether it is a decoder that ``generate`` can run on its ``input_ids`` or main input.
     """
 
     kind: str
     build: Callable[[], nn.Module]
     inputs: Callable[[int, int], Inputs]
-    varies_length: bool = True
     generates: bool = False
 
 
@@ -108,14 +107,14 @@ def pixels(size: int = 32, channels: int = 3) -> Callable[[int, int], Inputs]:
 
 
 def _add(kind: str, name: str, auto: type, inputs: Callable[[int, int], Inputs], **given: object) -> None:
-    described = {key: given.pop(key) for key in ("varies_length", "generates") if key in given}
+    generates = bool(given.pop("generates", False))
     model_type = str(given.pop("model_type", name))
 
     def build() -> nn.Module:
         values = {key: value() if callable(value) else value for key, value in given.items()}
         return auto.from_config(small(model_type, **values))  # type: ignore[attr-defined]
 
-    ARCHITECTURES[name] = Architecture(kind, build, inputs, **described)  # type: ignore[arg-type]
+    ARCHITECTURES[name] = Architecture(kind, build, inputs, generates)
 
 
 def _decoder(name: str, kind: str = "decoder", **given: object) -> None:
@@ -248,7 +247,7 @@ _STAGES = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]}
 
 def _vision(name: str, **given: object) -> None:
     inputs = pixels(int(given.get("image_size", 32)))  # type: ignore[call-overload]
-    _add("vision", name, _CLASSIFIER, inputs, varies_length=False, **given)
+    _add("vision", name, _CLASSIFIER, inputs, **given)
 
 
 for _name in ("vit", "deit", "beit", "dinov2", "dinov2_with_registers", "data2vec-vision", "vit_msn", "ijepa"):
@@ -321,14 +320,12 @@ _add(
     "vit_mae",
     tf.AutoModel,
     lambda batch, length: {**pixels()(batch, length), "noise": torch.rand(batch, 16)},
-    varies_length=False,
 )
 _add(
     "segmentation",
     "segformer segmentation",
     tf.AutoModelForSemanticSegmentation,
     pixels(),
-    varies_length=False,
     model_type="segformer",
     hidden_sizes=[8, 16, 24, 32],
     depths=[1, 1, 1, 1],
@@ -340,7 +337,6 @@ _add(
     "upernet",
     tf.AutoModelForSemanticSegmentation,
     pixels(64),
-    varies_length=False,
     hidden_size=16,
     auxiliary_channels=16,
     auxiliary_in_channels=24,
@@ -353,7 +349,6 @@ _add(
     "dpt",
     tf.AutoModelForDepthEstimation,
     pixels(),
-    varies_length=False,
     num_hidden_layers=4,
     backbone_out_indices=[0, 1, 2, 3],
     neck_hidden_sizes=[8, 8, 16, 16],
@@ -365,7 +360,6 @@ _add(
     "glpn",
     tf.AutoModelForDepthEstimation,
     pixels(64),
-    varies_length=False,
     hidden_sizes=[8, 16, 24, 32],
     depths=[1, 1, 1, 1],
     num_attention_heads=[1, 2, 2, 4],
@@ -376,7 +370,6 @@ _add(
     "depth_anything",
     tf.AutoModelForDepthEstimation,
     pixels(),
-    varies_length=False,
     backbone_config=lambda: small(
         "dinov2",
         num_hidden_layers=4,
@@ -393,7 +386,6 @@ _add(
     "yolos",
     tf.AutoModelForObjectDetection,
     pixels(),
-    varies_length=False,
     image_size=[32, 32],
     num_detection_tokens=6,
 )
@@ -409,7 +401,6 @@ for _name in ("detr", "conditional_detr", "table-transformer", "deformable_detr"
         _name,
         tf.AutoModelForObjectDetection,
         pixels(64),
-        varies_length=False,
         num_queries=6,
         use_timm_backbone=False,
         use_pretrained_backbone=False,
@@ -450,8 +441,6 @@ _add(
         "input_features": torch.randn(batch, 16, 40),
         "labels": torch.randint(3, VOCABULARY, (batch, 7)),
     },
-    varies_length=False,
-    generates=False,
     num_mel_bins=16,
     max_source_positions=20,
     max_target_positions=32,
@@ -474,7 +463,6 @@ _add(
     "audio-spectrogram-transformer",
     tf.AutoModelForAudioClassification,
     lambda batch, length: {"input_values": torch.randn(batch, 32, 16)},
-    varies_length=False,
     max_length=32,
     num_mel_bins=16,
     frequency_stride=8,
@@ -497,7 +485,6 @@ _add(
     "patchtst",
     tf.AutoModel,
     lambda batch, length: {"past_values": torch.randn(batch, 32, 2)},
-    varies_length=False,
     num_input_channels=2,
     context_length=32,
     patch_length=4,
@@ -509,7 +496,6 @@ _add(
     "patchtsmixer",
     tf.AutoModel,
     lambda batch, length: {"past_values": torch.randn(batch, 32, 2)},
-    varies_length=False,
     num_input_channels=2,
     context_length=32,
     patch_length=4,
@@ -612,7 +598,6 @@ for _name in ("timesformer", "vivit", "videomae"):
         _name,
         tf.AutoModelForVideoClassification,
         lambda batch, length: {"pixel_values": torch.randn(batch, 4, 3, 32, 32)},
-        varies_length=False,
         num_frames=4,
         **({"tubelet_size": [2, 8, 8]} if _name == "vivit" else {}),
     )
@@ -688,7 +673,7 @@ def _noise(batch: int, length: int) -> Inputs:
     return {"sample": torch.randn(batch, 4, 16, 16), "timestep": torch.randint(1000, (batch,))}
 
 
-ARCHITECTURES["unet"] = Architecture("diffusion", lambda: UNet(False), _noise, varies_length=False)
+ARCHITECTURES["unet"] = Architecture("diffusion", lambda: UNet(False), _noise)
 ARCHITECTURES["unet with text"] = Architecture(
     "diffusion",
     lambda: UNet(True),
