@@ -5,7 +5,6 @@ from __future__ import annotations
 import configparser
 import importlib.metadata
 import re
-import runpy
 import subprocess
 import sys
 import warnings
@@ -13,13 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from environments import constraints_without
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 from dynamo_backends.torch_versions import TESTED, warn_if_untested
 
 ROOT = Path(__file__).parent.parent
-WITH_TORCH = runpy.run_path(str(ROOT / "tests" / "with_torch.py"))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,7 @@ def test_the_readme_names_the_tested_versions() -> None:
 
 def test_the_command_takes_all_constraints_but_torchs() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    left_out = set(lines) - set(WITH_TORCH["constraints_without_torch"]().splitlines())
+    left_out = set(lines) - set(constraints_without("torch").splitlines())
     assert len(left_out) == 1
     assert left_out.pop().startswith(f"torch=={TESTED[0]}.")
 
