@@ -8,8 +8,10 @@ from types import MappingProxyType
 
 import torch
 
+from .apart import check_apart
 from .binding import BoundSession, InputSpec, OutputSpec
 from .constants import declared, declared_as_inputs
+from .providers import only_cpu
 from .session import Session
 from .settings import SessionSettings
 
@@ -55,5 +57,9 @@ class Executable:
             (list(constants), declared),
         ):
             model += declare(self.inputs[i].declaration for i in positions)
+        if not only_cpu(self.settings.providers):
+            check_apart(
+                self.model + declared_as_inputs(self.inputs[i].declaration for i in self.weights), self.settings
+            )
         held = {self.inputs[i].name: self.inputs[i].as_it_lies(tensor).detach() for i, tensor in constants.items()}
         return BoundSession(Session(model, self.settings, held), self.inputs, self.outputs)

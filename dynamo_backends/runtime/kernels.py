@@ -16,12 +16,13 @@ import torch
 from ..errors import KernelFaultError, SessionError
 from ..faults import Fault
 from ..reasons import Reason
+from .apart import check_apart
 from .constant_values import computed_from
 from .constants import TABLE
 from .long_sums import with_accurate_sums
 from .one_node import model_of, signature
 from .oracle import ORACLE
-from .providers import Provider, provider_name
+from .providers import Provider, only_cpu, provider_name
 from .settings import SessionSettings, create_session
 
 
@@ -272,8 +273,9 @@ def _load(model: ir.Model, providers: Sequence[Provider], *, only_first: bool) -
     Raises:
         SessionError: the runtime refused it.
     """
-    settings = SessionSettings(tuple(providers), optimize=False)
-    options = settings.options(threads=1)
-    if only_first and provider_name(providers[0]) != "CPUExecutionProvider":
-        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    create_session(_as_bytes(model), settings, options)
+    settings = SessionSettings(tuple(providers), threads=1, optimize=False)
+    content = _as_bytes(model)
+    if not only_cpu(providers):
+        check_apart(content, settings, {"session.disable_cpu_ep_fallback": "1"} if only_first else {})
+        return
+    create_session(content, settings, settings.options(threads=1))
