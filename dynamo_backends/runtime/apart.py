@@ -1,9 +1,9 @@
-"""Makes a session in a process of its own first, where it may crash: an execution provider that cannot run a model does
-not always say so.
+"""Makes a session, and runs it, in a process of its own first, where it may crash: an execution provider that cannot
+run a model does not always say so.
 
-OpenVINO's (1.24) ends the process where it finds that a result depends on no argument (``zeros_like`` of a scalar), and
-for ``log1p``. A process that is asked costs half a second, once, and each question what a session costs. The CPU
-provider is not asked so.
+OpenVINO's (1.24) ends the process for some models in which a result depends on no argument (``zeros_like`` of a
+scalar), for ``log1p`` and for some means. A process that is asked costs half a second, once, and each question what a
+session costs. The CPU provider is not asked so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -100,20 +100,27 @@ class _Apart:
 _APART = _Apart()
 
 
-def check_apart(model: bytes, settings: SessionSettings, config: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Makes a session in another process, and drops it.
+def check_apart(
+    model: bytes,
+    settings: SessionSettings,
+    sizes: Mapping[str, Sequence[int]] | None = None,
+    config: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Makes a session in another process, runs it on ones, and drops it. What the run raises is no matter.
 
     Args:
         model: serialized, whole: no constants of this process.
         settings: of the session.
+        sizes: of its inputs, by name; ``None``: it is not run.
         config: further configuration entries.
 
     Raises:
         SessionError: ONNX Runtime refused the model, or the process crashed.
     """
-    request = settings.as_json()
-    entries = {**settings.config, **config}
-    refused = _APART.ask({**request, "config": entries, "model": base64.b64encode(model).decode()})
+    request = {**settings.as_json(), "config": {**settings.config, **config}}
+    request["model"] = base64.b64encode(model).decode()
+    request["sizes"] = None if sizes is None else {name: list(given) for name, given in sizes.items()}
+    refused = _APART.ask(request)
     if refused is not None:
         logger.info("%s: %s", settings.providers, refused)
         raise session_error(RuntimeError(refused), model)

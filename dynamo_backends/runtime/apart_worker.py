@@ -1,4 +1,4 @@
-"""The process that makes sessions for ``apart.py``, so that a provider that crashes ends only this process.
+"""The process that makes and runs sessions for ``apart.py``, so that a provider that crashes ends only this process.
 
 It reads a request a line, JSON, from standard input, and answers with a line: ``null``, or what ONNX Runtime said.
 """
@@ -11,7 +11,16 @@ import os
 import sys
 from typing import Any
 
+import numpy as np
 import onnxruntime
+
+_DTYPES = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(float16)": np.float16,
+    "tensor(bool)": np.bool_,
+    **{f"tensor({name})": np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16")},
+}
 
 
 def main() -> None:
@@ -31,7 +40,7 @@ def _refusal(request: dict[str, Any]) -> str | None:
     for key, value in request["config"].items():
         options.add_session_config_entry(key, value)
     try:
-        onnxruntime.InferenceSession(
+        session = onnxruntime.InferenceSession(
             base64.b64decode(request["model"]),
             options,
             providers=request["providers"],
@@ -41,7 +50,20 @@ def _refusal(request: dict[str, Any]) -> str | None:
         )
     except Exception as error:  # ONNX Runtime's exceptions have no common base; all are answers
         return str(error) or type(error).__name__
+    if request["sizes"] is not None:
+        _run(session, request["sizes"])
     return None
+
+
+def _run(session: onnxruntime.InferenceSession, sizes: dict[str, list[int]]) -> None:
+    """Runs a session on ones. What it raises is no matter, the arguments may be to blame; that it comes back is."""
+    inputs = session.get_inputs()
+    if any(item.type not in _DTYPES or item.name not in sizes for item in inputs):
+        return
+    try:
+        session.run(None, {item.name: np.ones(sizes[item.name], _DTYPES[item.type]) for item in inputs})
+    except Exception as error:  # see above
+        print(error, file=sys.stderr)
 
 
 if __name__ == "__main__":
