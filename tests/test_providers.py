@@ -28,6 +28,9 @@ from dynamo_backends.runtime.settings import SessionSettings
 CPU, OPENVINO = "CPUExecutionProvider", "OpenVINOExecutionProvider"
 FIRST, SECOND = "FirstExecutionProvider", "SecondExecutionProvider"
 
+_PARTS = 8
+"""A tenth of the operators, in so many tests, which xdist runs at once."""
+
 needs_openvino = pytest.mark.skipif(
     OPENVINO not in onnxruntime.get_available_providers(),
     reason="onnxruntime-openvino is not installed; python tests/with_openvino.py installs it",
@@ -198,6 +201,21 @@ def test_a_process_that_crashes_refuses(monkeypatch: pytest.MonkeyPatch) -> None
         patch.setattr("dynamo_backends.runtime.apart._APART._process", None)
         with pytest.raises(SessionError, match="crashed, exit code 1"):
             check_apart(_MODEL, settings)
+
+
+@needs_openvino
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("remainder", range(_PARTS))
+def test_a_part_of_the_operators_on_openvino(remainder: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All: ``python tests/with_openvino.py --run tests/operators.py float32``."""
+    from operators import compiled_difference, entries, is_random, samples
+
+    monkeypatch.setenv("DYNAMO_BACKENDS_PROVIDERS", f"{OPENVINO},{CPU}")
+    table = {name: op for name, op in entries().items() if torch.float32 in op.supported_dtypes("cpu")}
+    for name in sorted(table)[remainder :: 10 * _PARTS]:
+        sample = next(samples(table[name], torch.float32))
+        if "jiterator" not in name and not is_random(table[name], sample):
+            assert compiled_difference(table[name], sample) is None, name
 
 
 @needs_openvino

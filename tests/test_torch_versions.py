@@ -10,6 +10,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import private_torch
 import pytest
 import torch
 from environments import constraints_without
@@ -82,3 +83,10 @@ def test_the_command_without_a_version_says_how_it_is_used() -> None:
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 2
     assert "with_torch.py 2.15.0" in ran.stderr
+
+
+def test_the_docs_list_what_is_private_in_pytorch_and_used_here() -> None:
+    text = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
+    assert private_torch.table() in text, "put in what python tests/private_torch.py prints"
+    tests = {name: private_torch.noticed_by(name) for name in private_torch.used()}
+    assert all(test and (ROOT / "tests" / test).is_file() for test in tests.values()), tests

@@ -71,7 +71,6 @@ class Versions:
 
 TRIED = (
     Versions("lowest", "3.11", is_lowest=True),
-    Versions("python-3.10", "3.10"),
     Versions("python-3.11", "3.11"),
     Versions("python-3.12", "3.12"),
     Versions("python-3.13", "3.13"),

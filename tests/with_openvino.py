@@ -22,7 +22,7 @@ from environments import Environment  # noqa: E402
 
 PROVIDERS = "OpenVINOExecutionProvider,CPUExecutionProvider"
 
-TESTS = ("tests/test_providers.py", "tests/test_models.py")
+TESTS = ("tests/test_providers.py", "tests/test_models.py", "tests/test_onnx_debug.py", "-k", "not training")
 
 
 def main(arguments: list[str]) -> int:
