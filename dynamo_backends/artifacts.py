@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # the exporter imports this module, and does not know the run
     from passes.engine.manager import PassResult
 
     from .frozen import FrozenSession
+    from .provider_check import CheckedSession
     from .runtime.binding import BoundSession
     from .runtime.executable import Executable
 
@@ -161,7 +162,7 @@ class RunnableRegion:
 
     graph: GraphName
     index: int
-    session: BoundSession | FrozenSession
+    session: BoundSession | FrozenSession | CheckedSession
     in_pytorch: Callable[..., Sequence[object]]
     must_run_on_onnx: bool = False
 
@@ -188,7 +189,7 @@ class RunnableRegion:
             return self._rescue(args, error), None
         return self._run(bound, args), bound
 
-    def _run(self, session: BoundSession | FrozenSession, args: Sequence[object]) -> Sequence[object]:
+    def _run(self, session: BoundSession | FrozenSession | CheckedSession, args: Sequence[object]) -> Sequence[object]:
         if forward_ad._current_level >= 0:
             return self._with_tangents(args)
         try:

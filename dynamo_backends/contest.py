@@ -173,7 +173,7 @@ class Contest:
     def _wrong(self, result: object, other: object, args: Sequence[object], state: torch.Tensor | None) -> str:
         """What is wrong about the results of another candidate; empty if nothing is."""
         try:
-            wrong = _difference(result, other)
+            wrong = difference_of_results(result, other)
         except Exception as error:  # whatever a kind of tensors lacks: the call has its result all the same
             return f"its results cannot be compared: {type(error).__name__}: {first_line(str(error))}"
         if not wrong or self._exact is None:
@@ -182,7 +182,7 @@ class Contest:
             exact = self._exact(args, state)
         except Exception as error:  # float64 takes more memory, and PyTorch has not all of it
             return f"{wrong}, and float64 cannot be computed: {type(error).__name__}: {first_line(str(error))}"
-        return _difference(result, other, exact)
+        return difference_of_results(result, other, exact)
 
     def _copied(self, args: Sequence[object]) -> list[object]:
         copied = list(args)
@@ -266,13 +266,16 @@ class Contest:
         return self._winner(args)
 
 
-def _difference(expected: object, actual: object, exact: Sequence[object] | None = None) -> str:
+def difference_of_results(
+    expected: object, actual: object, exact: Sequence[object] | None = None, *, float32_as: torch.dtype = torch.float32
+) -> str:
     """What distinguishes the results of two candidates beyond rounding; empty if nothing does.
 
     Args:
         expected: those of the reference.
         actual: those of the other.
         exact: those of float64, which tells what rounding accounts for; without it, half of the dtype's digits do.
+        float32_as: the dtype by whose rounding float32 is judged.
     """
     ours, theirs = _leaves(actual), _leaves(expected)
     if len(ours) != len(theirs):
@@ -288,17 +291,18 @@ def _difference(expected: object, actual: object, exact: Sequence[object] | None
                 return f"result {i} is {ours_is}, not {theirs_is}"
         if _strides(our) != _strides(their):
             return f"result {i} is laid out in another way"
-        if not _is_near(our, their, largest, None if exact is None else exact[i]):
+        rounded_to = float32_as if our.dtype is torch.float32 else our.dtype
+        if not _is_near(our, their, largest, None if exact is None else exact[i], rounded_to):
             return f"result {i} has other values"
     return ""
 
 
-def _is_near(ours: torch.Tensor, theirs: torch.Tensor, largest: float, exact: object) -> bool:
+def _is_near(ours: torch.Tensor, theirs: torch.Tensor, largest: float, exact: object, rounded_to: torch.dtype) -> bool:
     between = distance(ours, theirs)
     if not isinstance(exact, torch.Tensor):
-        return is_carried(between, ours.dtype, largest)
-    return is_carried(between, ours.dtype, largest) or is_explained(
-        distance(ours, exact), distance(theirs, exact), ours.dtype, largest
+        return is_carried(between, rounded_to, largest)
+    return is_carried(between, rounded_to, largest) or is_explained(
+        distance(ours, exact), distance(theirs, exact), rounded_to, largest
     )
 
 

@@ -79,6 +79,11 @@ class KernelFaultError(SessionError):
         super().__init__(f"{onnx_node}: {reason}", reason, node)
 
 
+class CompiledNodesError(SessionError):
+    """ONNX Runtime cannot write a session's model: an execution provider compiled some of its nodes into one of its
+    own."""
+
+
 class WrongResultError(SessionError):
     """What ONNX Runtime returned has another shape or dtype than eager's result.
 

@@ -11,8 +11,8 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol, TypeVar
 
 import onnx_ir as ir
 import torch
@@ -31,16 +31,17 @@ from .artifacts import (
     without_graph,
 )
 from .coverage_report import Report
-from .errors import KernelFaultError, SessionError, TranslationError, UnsupportedOperatorError
+from .errors import KernelFaultError, SessionError, TranslationError, UnsupportedOperatorError, first_line
 from .events import count, tell
 from .exporter.locations import where
 from .exporter.registration import described, registered_converter
 from .exporter.results import sizes_of
 from .exporter.translate import fold_constants, translate
 from .freezing import constants_of
-from .frozen import Weight, load
+from .frozen import FrozenSession, Weight, load
 from .observer import Observer
 from .options import Options
+from .provider_check import CheckedSession
 from .reasons import Reason
 from .regions import (
     Support,
@@ -49,15 +50,18 @@ from .regions import (
     region_module,
     split_graph,
 )
-from .runtime.binding import InputSpec, OutputSpec
+from .runtime.binding import BoundSession, InputSpec, OutputSpec
 from .runtime.executable import Executable
 from .runtime.heap import give_back
 from .runtime.kernels import optimizers_to_disable, serialized
+from .runtime.providers import Provider, as_precise_as_pytorch, fallbacks, only_cpu, provider_name
 from .runtime.settings import SessionSettings
 from .stage_passes import StagePasses
 from .verification import Evaluation, ModelChecker
 
 logger = logging.getLogger(__name__)
+
+Built = TypeVar("Built")
 
 _MAXIMUM_SPLITS = 8
 """How often a graph is split anew after the runtime refused a region, node by node, before whole regions go."""
@@ -236,20 +240,56 @@ class OnnxLowering:
         optimized = model.clone()
         with _timed(seconds, "onnx_passes"):
             passes = self.passes.run("onnx", name, optimized, region.index, checker)
+        constants = constants_of(region, optimized, weights)
+
+        def build(providers: tuple[Provider, ...]) -> tuple[Executable, BoundSession | FrozenSession]:
+            given = dataclasses.replace(settings, providers=as_precise_as_pytorch(providers))
+            content = serialized(optimized, given.providers, without=[inputs[i].name for i in constants])
+            executable = Executable(content, inputs, outputs, given, tuple(constants))
+            return executable, load(executable, constants, complete=self.options.weights == "checked")
+
+        others = fallbacks(self.options.providers)
         try:
             with _timed(seconds, "session"):
-                constants = constants_of(region, optimized, weights)
-                without = [inputs[i].name for i in constants]
-                content = serialized(optimized, settings.providers, without=without)
-                executable = Executable(content, inputs, outputs, settings, tuple(constants))
-                session = load(executable, constants, complete=self.options.weights == "checked")
+                providers, (executable, loaded) = self._on_first_that_takes_it(
+                    f"{name} region {region.index}", region, others, build
+                )
         except SessionError as error:
             self.observer.refused(name, region.index, optimized, error)
             raise
-        in_pytorch = without_graph(region_module(module, region))
+        in_pytorch = region_module(module, region)
+        session: BoundSession | FrozenSession | CheckedSession = loaded
+        if self.options.check_providers and not self.observer.watches and not only_cpu(providers):
+            called = f"{name} region {region.index}"
+            session = CheckedSession(called, loaded, providers, others, lambda next_: build(next_)[1], in_pytorch)
         must_run_on_onnx = self.options.fallback == "error"
-        runnable = RunnableRegion(name, region.index, session, in_pytorch, must_run_on_onnx)
+        runnable = RunnableRegion(name, region.index, session, without_graph(in_pytorch), must_run_on_onnx)
         return CompiledRegion(name, region, model, optimized, passes, executable, runnable)
+
+    def _on_first_that_takes_it(
+        self,
+        called: str,
+        region: Region,
+        all_providers: Iterator[tuple[Provider, ...]],
+        build: Callable[[tuple[Provider, ...]], Built],
+    ) -> tuple[tuple[Provider, ...], Built]:
+        """What is built of a region on the first providers that take it whole.
+
+        A node that they refuse by itself is taken out of the region instead, so that the rest stays theirs.
+
+        Raises:
+            SessionError: none takes it, or they refuse a node of it by itself.
+        """
+        for providers in all_providers:
+            try:
+                return providers, build(providers)
+            except SessionError as error:
+                is_last = only_cpu(providers) or isinstance(error, KernelFaultError)
+                if is_last or error.node is not None or any(map(self.support.ask, region.operators)):
+                    raise
+                count("refused_by_provider")
+                tell(logger, f"{called}: {provider_name(providers[0])} refuses it: {first_line(str(error))}")
+        raise AssertionError("unreachable")  # the CPU provider comes last
 
     def _check_fallback(self, split: Split) -> None:
         if self.options.fallback != "error":

@@ -314,6 +314,12 @@ class Options:
         Form(_check_cache_size, _integer_from_text),
         "Most bytes of the folder; what was not used longest goes first.",
     )
+    check_providers: bool = option(
+        True,
+        Form(_check_bool, _bool_from_text),
+        "Whether a region's first results on another execution provider than the CPU's are compared with PyTorch's; "
+        "where they are wrong, the next provider runs it. False where less than float32 is asked of a provider.",
+    )
     verify_passes: bool = option(
         False,
         Form(_check_bool, _bool_from_text),

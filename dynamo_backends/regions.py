@@ -30,7 +30,7 @@ from .reasons import Kind, Reason
 from .runtime.kernels import refusal
 from .runtime.oracle import ORACLE
 from .runtime.providers import Provider, provider_name
-from .trial import wrong_result
+from .trial import made_up_sizes, wrong_result
 
 _VIEWS_ONLY = Reason(Kind.FASTER_IN_PYTORCH, "views and shapes alone cost less in PyTorch than the call of a session")
 
@@ -112,11 +112,12 @@ class Support:
         inputs = [Input(arg) for arg in node.all_input_nodes]
         try:
             model = translate([node], inputs, results_of(node), opset=self.opset, name=node.name)
-            refused = refusal(model, self.providers, only_first=only_first)
+            sizes = made_up_sizes(node, model)
+            refused = refusal(model, self.providers, only_first=only_first, sizes=sizes)
             if refused is not None and refused.reason.kind is not Kind.OUT_OF_MEMORY:
-                refused = refusal(fold_constants(model), self.providers, only_first=only_first)
+                refused = refusal(fold_constants(model), self.providers, only_first=only_first, sizes=sizes)
             if refused is None and not is_inferred(node, find_translation(node.target, self.opset), self.opset):
-                return wrong_result(node, model, self.providers)
+                return wrong_result(node, model)
         except TranslationError as error:
             return _out_of_memory(error) or error.reason
         return None if refused is None else refused.reason

@@ -1,9 +1,11 @@
-"""A run of one node's model on made-up arguments, where ONNX's inference does not know the shape of its results."""
+"""A run of one node's model on made-up arguments, where ONNX's inference does not know the shape of its results.
+
+It is the translation that is tried, so it runs on the CPU provider, whichever one will run the node.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
@@ -13,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .errors import SessionError, WrongResultError
 from .reasons import Kind, Reason
 from .runtime.binding import BoundSession, InputSpec, OutputSpec
-from .runtime.providers import Provider
+from .runtime.providers import CPU
 from .runtime.session import Session
 from .runtime.settings import SessionSettings
 
@@ -21,14 +23,13 @@ _LARGEST = 2**20
 """Elements of the largest tensor that is made up."""
 
 
-def wrong_result(node: fx.Node, model: ir.Model, providers: Sequence[Provider]) -> Reason | None:
+def wrong_result(node: fx.Node, model: ir.Model) -> Reason | None:
     """How a result of a node's model differs from eager's in shape or dtype, ``None`` if it does not or cannot be told.
 
     Args:
         node: the node, with ``meta["val"]`` on itself and its arguments. Symbolic sizes are taken to be those they had
             when the graph was captured.
         model: it takes ``node.all_input_nodes`` and returns the node's results, those that are not ``None``.
-        providers: in the order of preference.
     """
     results = node.meta["val"] if isinstance(node.meta["val"], (tuple, list)) else [node.meta["val"]]
     results = [item for item in results if item is not None]
@@ -44,9 +45,7 @@ def wrong_result(node: fx.Node, model: ir.Model, providers: Sequence[Provider]) 
         for value, item in zip(model.graph.outputs, results, strict=True)
     ]
     try:
-        session = BoundSession(
-            Session(model, SessionSettings(tuple(providers), threads=1, optimize=False)), inputs, outputs
-        )
+        session = BoundSession(Session(model, SessionSettings((CPU,), threads=1, optimize=False)), inputs, outputs)
         with _disable_current_modes(), torch.no_grad():
             session([_made_up(item) for item in arguments])
     except WrongResultError as error:
@@ -55,6 +54,16 @@ def wrong_result(node: fx.Node, model: ir.Model, providers: Sequence[Provider]) 
     except SessionError:  # an index that is out of range, for instance: the arguments are to blame
         return None
     return None
+
+
+def made_up_sizes(node: fx.Node, model: ir.Model) -> dict[str, tuple[int, ...]] | None:
+    """The shapes of a node's arguments by the names of its model's inputs, ``()`` for numbers; ``None`` where they are
+    not known, or too large."""
+    arguments = [arg.meta["val"] for arg in node.all_input_nodes]
+    if not all(map(_can_be_made_up, arguments)):
+        return None
+    sizes = [_sizes(item) if isinstance(item, torch.Tensor) else () for item in arguments]
+    return {str(value.name): given for value, given in zip(model.graph.inputs, sizes, strict=True)}
 
 
 def _can_be_made_up(value: object) -> bool:

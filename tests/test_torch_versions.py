@@ -5,21 +5,21 @@ from __future__ import annotations
 import configparser
 import importlib.metadata
 import re
-import runpy
 import subprocess
 import sys
 import warnings
 from pathlib import Path
 
+import private_torch
 import pytest
 import torch
+from environments import constraints_without
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 from dynamo_backends.torch_versions import TESTED, warn_if_untested
 
 ROOT = Path(__file__).parent.parent
-WITH_TORCH = runpy.run_path(str(ROOT / "tests" / "with_torch.py"))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_the_readme_names_the_tested_versions() -> None:
 
 def test_the_command_takes_all_constraints_but_torchs() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    left_out = set(lines) - set(WITH_TORCH["constraints_without_torch"]().splitlines())
+    left_out = set(lines) - set(constraints_without("torch").splitlines())
     assert len(left_out) == 1
     assert left_out.pop().startswith(f"torch=={TESTED[0]}.")
 
@@ -83,3 +83,10 @@ def test_the_command_without_a_version_says_how_it_is_used() -> None:
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 2
     assert "with_torch.py 2.15.0" in ran.stderr
+
+
+def test_the_docs_list_what_is_private_in_pytorch_and_used_here() -> None:
+    text = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
+    assert private_torch.table() in text, "put in what python tests/private_torch.py prints"
+    tests = {name: private_torch.noticed_by(name) for name in private_torch.used()}
+    assert all(test and (ROOT / "tests" / test).is_file() for test in tests.values()), tests

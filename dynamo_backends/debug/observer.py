@@ -24,7 +24,7 @@ from passes.engine.manager import Listener, PassResult
 from ..artifacts import CompiledGraph, CompiledRegion, GraphName, Runner
 from ..dumps.blame import Kind
 from ..dumps.cut_folder import repro_text
-from ..errors import SessionError
+from ..errors import CompiledNodesError, SessionError
 from ..events import count
 from ..exporter.translate import serialize
 from ..observer import Observer
@@ -49,7 +49,7 @@ from .stages import StageGraphs
 from .tables import arguments_of, regions_text, side_by_side_json, side_by_side_text
 from .tensors import write_tensor
 from .undefined import without_undefined
-from .verdict import conclude
+from .verdict import conclude, with_precision
 from .watched import WatchedRun, are_plain, watch
 
 logger = logging.getLogger(__name__)
@@ -188,7 +188,11 @@ class DebugObserver(Observer):
             model = _MODELS[same_as or stage]
             self._folder.write_text(f"{folder}/repro.py", repro_text(_settings_of(compiled, model)))
         elif stage == "session":
-            nodes = self._write_session(compiled, file)
+            try:
+                nodes = self._write_session(compiled, file)
+            except CompiledNodesError:
+                same_as, nodes = "onnx_optimized", len(compiled.optimized_model.graph)
+                self._folder.remove(file)  # see above
         else:
             return
         entry: dict[str, object] = {
@@ -200,13 +204,19 @@ class DebugObserver(Observer):
         self._manifest.add_region_stage(compiled, entry)
 
     def _write_session(self, compiled: CompiledRegion, file: str) -> int:
-        """Writes what ONNX Runtime made of a region's model; returns the number of its nodes."""
+        """Writes what ONNX Runtime made of a region's model; returns the number of its nodes.
+
+        Raises:
+            CompiledNodesError: a provider made something of it that is no ONNX model.
+        """
         session, nodes = compiled.bound.session, 0
 
         def save(path: Path) -> None:
             nonlocal nodes
             try:
                 model, _ = session.optimized()
+            except CompiledNodesError:
+                raise
             except SessionError as error:  # the session itself was made: what fails is the writing
                 raise OSError(f"ONNX Runtime cannot write its optimized model: {error}") from error
             nodes = len(model.graph)
@@ -284,6 +294,7 @@ class DebugObserver(Observer):
             comparison = without_undefined(comparison, graph.module, run.values)
         except Exception as error:  # a fault of the comparison must not end the user's run
             logger.warning("whether PyTorch leaves a value undefined is not known: %s: %s", type(error).__name__, error)
+        comparison = with_precision(comparison, self._options.providers)
         count("unchecked_values", len(comparison.unchecked))
         with self._lock:
             table = f"{graph_folder(graph.name)}/side_by_side"

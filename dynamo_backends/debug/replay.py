@@ -17,7 +17,7 @@ from ..exporter.signature import signature
 from ..exporter.translate import fold_constants, translate, value_names
 from ..regions import results_of
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
-from ..runtime.providers import Provider
+from ..runtime.providers import Provider, as_precise_as_pytorch
 from ..runtime.session import Session, final_session
 from ..runtime.settings import SessionSettings
 from .repeat import Instability, repeat_node
@@ -124,7 +124,7 @@ class Replay:
     ) -> BoundSession:
         model = translate(nodes, [Input(node) for node in inputs], outputs, opset=self._opset, name="replay")
         fold_constants(model)
-        settings = SessionSettings(self._providers, threads, shares_graph=True, optimize=False)
+        settings = SessionSettings(as_precise_as_pytorch(self._providers), threads, shares_graph=True, optimize=False)
         session = Session(model, settings)
         input_specs = [
             _input_spec(node, str(value.name)) for node, value in zip(inputs, model.graph.inputs, strict=True)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import torch
+
 from ..dumps.blame import Cause, Kind
+from ..numerics.distance import is_explained
+from ..runtime.providers import Provider, only_cpu, options_for_float32, provider_name
 from .captured import Finding, WrongResult
 from .choice import SizesByName, sizes_text
 from .rows import OK, Blame, GraphComparison, Row
@@ -59,6 +63,28 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
     if verdict != OK and sizes:
         verdict = f"{verdict}, with {sizes_text(sizes)}"
     return dataclasses.replace(comparison, verdict=verdict, note=note, unchecked=unchecked, blame=blame, sizes=sizes)
+
+
+def with_precision(comparison: GraphComparison, providers: Sequence[Provider]) -> GraphComparison:
+    """A verdict whose note says that an execution provider may have computed float32 with fewer digits, where that
+    would explain the error.
+
+    Args:
+        comparison: what ``conclude`` returned.
+        providers: of the run.
+    """
+    row = next((row for row in comparison.rows if comparison.blame and row.name == comparison.blame.value), None)
+    if row is None or row.region is None or row.dtype != "float32" or only_cpu(providers):
+        return comparison
+    pairs = ((row.local_onnx, row.local_eager), (row.session or row.onnx, row.eager))
+    errors = [(ours, eager) for ours, eager in pairs if ours is not None and eager is not None]
+    wrong = [pair for pair in errors if not is_explained(*pair, torch.float32, row.beside)]
+    if not wrong or not all(is_explained(*pair, torch.bfloat16, row.beside) for pair in wrong):
+        return comparison
+    name, asked = provider_name(providers[0]), options_for_float32(providers[0])
+    said = f"the error is no larger than rounding to bfloat16 makes: {name} may compute float32 with fewer digits"
+    said += f"; the options {asked} ask for float32" if asked else ""
+    return dataclasses.replace(comparison, note="; ".join(filter(None, [comparison.note, said])))
 
 
 def _blame(wrong: WrongResult, rows: Sequence[Row]) -> Blame:

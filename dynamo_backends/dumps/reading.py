@@ -73,7 +73,9 @@ class DumpedRegion:
 
     @property
     def session_model(self) -> Path:
-        """What ONNX Runtime made of it."""
+        """What ONNX Runtime made of it; where a provider compiled it, what ONNX Runtime was given."""
+        if any(item["name"] == "session" and item["same_as"] for item in self.entry["stages"]):
+            return self.optimized_model
         return self._file("model.session.onnx")
 
     def recorded(self, kind: str) -> dict[str, np.ndarray]:

@@ -8,8 +8,10 @@ from types import MappingProxyType
 
 import torch
 
+from .apart import check_apart
 from .binding import BoundSession, InputSpec, OutputSpec
 from .constants import declared, declared_as_inputs
+from .providers import only_cpu
 from .session import Session
 from .settings import SessionSettings
 
@@ -55,5 +57,20 @@ class Executable:
             (list(constants), declared),
         ):
             model += declare(self.inputs[i].declaration for i in positions)
+        if not only_cpu(self.settings.providers):
+            whole = self.model + declared_as_inputs(self.inputs[i].declaration for i in self.weights)
+            check_apart(whole, self.settings, self._sizes)
         held = {self.inputs[i].name: self.inputs[i].as_it_lies(tensor).detach() for i, tensor in constants.items()}
         return BoundSession(Session(model, self.settings, held), self.inputs, self.outputs)
+
+    @property
+    def _sizes(self) -> dict[str, list[int]] | None:
+        """The shapes of the model's inputs by name, ``None`` if some are symbolic."""
+        sizes = {}
+        for spec in self.inputs:
+            given = () if spec.dtype is None else spec.sizes
+            if given is None or not all(isinstance(size, int) for size in given):
+                return None
+            order = range(len(given)) if spec.permutation is None else spec.permutation
+            sizes[spec.name] = [int(given[i]) for i in order]
+        return sizes

@@ -7,7 +7,7 @@ fault; ``tests/test_upstream.py`` shows each, and fails where it is gone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -16,12 +16,13 @@ import torch
 from ..errors import KernelFaultError, SessionError
 from ..faults import Fault
 from ..reasons import Reason
+from .apart import check_apart
 from .constant_values import computed_from
 from .constants import TABLE
 from .long_sums import with_accurate_sums
 from .one_node import model_of, signature
 from .oracle import ORACLE
-from .providers import Provider, provider_name
+from .providers import Provider, only_cpu, provider_name
 from .settings import SessionSettings, create_session
 
 
@@ -215,17 +216,24 @@ def _with_tables(graph: onnx.GraphProto, constants: Collection[str], constant: C
         table.name = name + TABLE
 
 
-def refusal(model: ir.Model, providers: Sequence[Provider], *, only_first: bool = False) -> SessionError | None:
+def refusal(
+    model: ir.Model,
+    providers: Sequence[Provider],
+    *,
+    only_first: bool = False,
+    sizes: Mapping[str, Sequence[int]] | None = None,
+) -> SessionError | None:
     """What speaks against running a model, or ``None`` if the runtime would run it unoptimized on one thread, right.
 
     Args:
         model: the model.
         providers: in the order of preference.
         only_first: whether all nodes must be the first provider's; without it the CPU provider may take some.
+        sizes: of its inputs, by name: on another provider than the CPU's it is run too, which must not crash.
     """
     try:
         check(model, providers)
-        _load(model, providers, only_first=only_first)
+        _load(model, providers, only_first=only_first, sizes=sizes)
     except SessionError as error:
         return error
     return None
@@ -266,14 +274,22 @@ def _first_provider_refuses(node: ir.Node, providers: Sequence[Provider], opset:
     return ORACLE.ask(("ONNX node", repr(providers), opset, signature(node)), find_out)
 
 
-def _load(model: ir.Model, providers: Sequence[Provider], *, only_first: bool) -> None:
-    """Makes a session of a model that runs nothing, and drops it.
+def _load(
+    model: ir.Model,
+    providers: Sequence[Provider],
+    *,
+    only_first: bool,
+    sizes: Mapping[str, Sequence[int]] | None = None,
+) -> None:
+    """Makes a session of a model, and drops it; on another provider than the CPU's it runs too, apart, if ``sizes`` are
+    given.
 
     Raises:
         SessionError: the runtime refused it.
     """
-    settings = SessionSettings(tuple(providers), optimize=False)
-    options = settings.options(threads=1)
-    if only_first and provider_name(providers[0]) != "CPUExecutionProvider":
-        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    create_session(_as_bytes(model), settings, options)
+    settings = SessionSettings(tuple(providers), threads=1, optimize=False)
+    content = _as_bytes(model)
+    if not only_cpu(providers):
+        check_apart(content, settings, sizes, {"session.disable_cpu_ep_fallback": "1"} if only_first else {})
+        return
+    create_session(content, settings, settings.options(threads=1))

@@ -6,7 +6,7 @@ import re
 
 from onnxruntime.capi import _pybind_state as ort_c
 
-from ..errors import SessionError, first_line
+from ..errors import CompiledNodesError, SessionError, first_line
 from ..reasons import Kind, Reason
 
 ORT_ERRORS: tuple[type[BaseException], ...] = (
@@ -19,6 +19,7 @@ ORT_ERRORS: tuple[type[BaseException], ...] = (
 
 _NODE_NAME = re.compile(r" node with name '[^']*'| in node \([^)]*\)|Node \([^)]*\) | parameter \([^)]*\)")
 _INVALID_NODE = re.compile(r"In Node, \(\"[^\"]*\", (\w+), .* , Error ")
+_PLACE = re.compile(r"^/\S+\.(?:cc|h):\d+ [^\n]*?\)(?: const)? (?=[A-Z])")
 _ERROR_CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : (\w+) : ")
 _OUT_OF_MEMORY = re.compile(
     r"failed to allocate|allocation failed|bad.?alloc|out of memory|cannot allocate|available memory|"
@@ -26,6 +27,8 @@ _OUT_OF_MEMORY = re.compile(
     re.IGNORECASE,
 )
 """Memory and threads, which a thread's stack needs memory for, ran out."""
+
+_COMPILED_NODES = "model as it contains compiled nodes"
 
 
 def session_error(error: BaseException, model: bytes) -> SessionError:
@@ -36,6 +39,8 @@ def session_error(error: BaseException, model: bytes) -> SessionError:
         model: the serialized model it was raised of.
     """
     text = str(error) or type(error).__name__
+    if _COMPILED_NODES in text:
+        return CompiledNodesError(text)
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
         reason = Reason(Kind.OUT_OF_MEMORY, f"ONNX Runtime got no memory for it: {_without_names(text)}")
     else:
@@ -43,9 +48,15 @@ def session_error(error: BaseException, model: bytes) -> SessionError:
     return SessionError(text, reason, _fx_node_named(text, model))
 
 
+def without_code(text: str) -> str:
+    """The first line of what the runtime said, with the name of its kind of error and without its number and the place
+    in its sources."""
+    return first_line(_ERROR_CODE.sub(r"\1: ", _PLACE.sub("", text.strip())))
+
+
 def _without_names(text: str) -> str:
     """What the runtime said, without the name of the node, so that alike refusals are one reason."""
-    said = _ERROR_CODE.sub(r"\1: ", first_line(text))
+    said = without_code(text)
     return _NODE_NAME.sub("", _INVALID_NODE.sub(r"\1: ", said))
 
 

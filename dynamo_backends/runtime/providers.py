@@ -1,17 +1,128 @@
-"""Execution providers: which there are, and what the user may ask for."""
+"""Execution providers: which there are, what the user may ask for, and what is asked of each in every session."""
 
 from __future__ import annotations
 
 import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import onnxruntime
+import torch
+
+from .messages import ORT_ERRORS, without_code
 
 Provider: TypeAlias = "str | tuple[str, dict[str, str]]"
+
+CPU = "CPUExecutionProvider"
+
+_PACKAGES = {
+    "CUDAExecutionProvider": "onnxruntime-gpu",
+    "TensorrtExecutionProvider": "onnxruntime-gpu",
+    "NvTensorRTRTXExecutionProvider": "onnxruntime-trt-rtx",
+    "OpenVINOExecutionProvider": "onnxruntime-openvino",
+    "QNNExecutionProvider": "onnxruntime-qnn",
+    "DmlExecutionProvider": "onnxruntime-directml",
+    "MIGraphXExecutionProvider": "onnxruntime-migraphx",
+    "CoreMLExecutionProvider": "onnxruntime (on macOS)",
+}
+"""Which package on PyPI brings a provider."""
+
+_SILENT = 4
+
+_MODEL = (
+    b'\x08\x08:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x00'
+    b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x00B\x04\n\x00\x10\x12"
+)
+"""A model that returns its argument, serialized."""
+
+_BFLOAT16_ON_OPENVINO = {"load_config": json.dumps({"CPU": {"INFERENCE_PRECISION_HINT": "bf16"}})}
+
+_PRECISIONS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "OpenVINOExecutionProvider": {
+        "highest": {"precision": "FP32"},
+        "high": {"precision": "FP32"},
+        "medium": _BFLOAT16_ON_OPENVINO,
+    },
+    "CUDAExecutionProvider": {"highest": {"use_tf32": "0"}, "high": {"use_tf32": "1"}, "medium": {"use_tf32": "1"}},
+    "QNNExecutionProvider": {"highest": {"enable_htp_fp16_precision": "0"}},
+}
+"""The options by which a provider computes float32 as ``torch.get_float32_matmul_precision()`` has it."""
+
+_OF_PRECISION: Mapping[str, frozenset[str]] = {
+    "OpenVINOExecutionProvider": frozenset({"precision", "load_config", "device_type"}),
+    "CUDAExecutionProvider": frozenset({"use_tf32"}),
+    "QNNExecutionProvider": frozenset({"enable_htp_fp16_precision"}),
+}
+"""The options of a provider by which a user decides on its precision; then we do not."""
+
+_THREADS = {"OpenVINOExecutionProvider": "num_of_threads"}
+"""The option of a provider whose threads are its own, not those of the session."""
+
+_started: set[str] = set()
+"""Providers, with their options, that started in this process."""
 
 
 def provider_name(provider: Provider) -> str:
     return provider if isinstance(provider, str) else provider[0]
+
+
+def options_of(provider: Provider) -> dict[str, str]:
+    """A provider's options; none for a name alone."""
+    return {} if isinstance(provider, str) else dict(provider[1])
+
+
+def only_cpu(providers: Sequence[Provider]) -> bool:
+    """Whether the CPU provider comes first: it takes all that others after it could."""
+    return provider_name(providers[0]) == CPU
+
+
+def fallbacks(providers: Sequence[Provider]) -> Iterator[tuple[Provider, ...]]:
+    """The providers in the order of preference, then without the first, and so on.
+
+    ONNX Runtime adds the CPU provider where it is not named, and so do we: ``fallback="error"`` is about PyTorch.
+    """
+    left = tuple(providers)
+    while left:
+        yield left
+        if only_cpu(left):
+            return
+        left = left[1:] or (CPU,)
+
+
+def as_precise_as_pytorch(providers: Sequence[Provider]) -> tuple[Provider, ...]:
+    """The providers with the options by which they compute float32 as precisely as PyTorch is set to.
+
+    ``torch.set_float32_matmul_precision`` says how: by default, float32 is float32. What a user wrote in a provider's
+    options wins.
+    """
+    precision = torch.get_float32_matmul_precision()
+    result: list[Provider] = []
+    for provider in providers:
+        name, given = provider_name(provider), options_of(provider)
+        ours = _PRECISIONS.get(name, {}).get(precision, {})
+        if not ours or _OF_PRECISION[name] & set(given):
+            result.append(provider)
+        else:
+            result.append((name, {**ours, **given}))
+    return tuple(result)
+
+
+def options_for_float32(provider: Provider) -> dict[str, str]:
+    """The options by which a provider computes float32 in float32; none where that is not known."""
+    return dict(_PRECISIONS.get(provider_name(provider), {}).get("highest", {}))
+
+
+def float32_precision() -> torch.dtype:
+    """The dtype to which products of float32 may be rounded: ``torch.float16``, with as many digits as TF32, or
+    ``torch.bfloat16`` where ``torch.set_float32_matmul_precision`` allows it."""
+    return {"high": torch.float16, "medium": torch.bfloat16}.get(torch.get_float32_matmul_precision(), torch.float32)
+
+
+def with_threads(providers: Sequence[Provider], threads: int) -> list[tuple[str, dict[str, str]]]:
+    """The providers as pairs, those that have threads of their own with as many as the session has."""
+    pairs = [(provider_name(provider), options_of(provider)) for provider in providers]
+    return [(name, {**({_THREADS[name]: str(threads)} if name in _THREADS else {}), **given}) for name, given in pairs]
 
 
 def check_providers(providers: object) -> None:
@@ -19,7 +130,8 @@ def check_providers(providers: object) -> None:
 
     Raises:
         TypeError: not a sequence of names or (name, options) pairs.
-        ValueError: none given, or a provider this ONNX Runtime was not built with.
+        ValueError: none given; a provider this ONNX Runtime was not built with; one that does not start with these
+            options.
     """
     if isinstance(providers, str) or not isinstance(providers, (list, tuple)):
         raise TypeError(f"expected a list such as ['CPUExecutionProvider'], got {providers!r}")
@@ -32,10 +144,50 @@ def check_providers(providers: object) -> None:
             raise TypeError(f"expected a provider name or a (name, options) pair, got {provider!r}")
         name = provider_name(provider)
         if name not in available:
-            close = difflib.get_close_matches(name, available, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise ValueError(
-                f"execution provider {name!r} is not in the installed ONNX Runtime.{hint} "
-                f"Available: {', '.join(available)}. Other providers come with other builds of onnxruntime "
-                "(onnxruntime-gpu, onnxruntime-openvino, ...)"
-            )
+            raise ValueError(_not_installed(name, available))
+        if name != CPU:
+            _check_start(provider, available)
+
+
+def _not_installed(name: str, available: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, [*available, *_PACKAGES], n=1)
+    text = f"execution provider {name!r} is not in the installed ONNX Runtime {onnxruntime.__version__}."
+    if close and close[0] != name:
+        text += f" Did you mean {close[0]!r}?"
+    text += f" Available: {', '.join(available)}."
+    if name in _PACKAGES:
+        text += f" It comes with the package {_PACKAGES[name]}, which replaces onnxruntime."
+    else:
+        text += " Other providers come with other builds of onnxruntime (onnxruntime-gpu, onnxruntime-openvino, ...)."
+    return text
+
+
+def _check_start(provider: Provider, available: Sequence[str]) -> None:
+    """Starts a provider, once for each of its options.
+
+    ONNX Runtime takes the CPU provider instead of one that does not start, and goes on.
+
+    Raises:
+        ValueError: it does not start.
+    """
+    name, key = provider_name(provider), repr(provider)
+    if key in _started:
+        return
+    said, names = "the lines that ONNX Runtime wrote to the standard error say why", list[str]()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _SILENT
+    try:
+        given = [(name, options_of(provider)), CPU]
+        session = onnxruntime.InferenceSession(_MODEL, options, providers=given, enable_fallback=0)
+    except ValueError as error:  # options that are no texts
+        said = str(error)
+    except ORT_ERRORS as error:
+        said = without_code(str(error))
+    else:
+        names = session.get_providers()
+    if name not in names:
+        raise ValueError(
+            f"execution provider {name!r} does not start with the options {options_of(provider)}: {said}. "
+            f"Available: {', '.join(available)}"
+        )
+    _started.add(key)

@@ -7,10 +7,11 @@ import dataclasses
 import onnxruntime
 import torch
 
+from ..errors import SessionError
 from .arena import ARENA
 from .custom_operators import loaded_libraries, register_libraries
 from .messages import ORT_ERRORS, session_error
-from .providers import Provider
+from .providers import Provider, provider_name, with_threads
 
 _SILENT = 4
 
@@ -60,7 +61,7 @@ class SessionSettings:
             ``disabled_optimizers``, ``threads`` of a session that is made now, ``config``, and the paths of
             ``custom_op_libraries``.
         """
-        pairs = [item if isinstance(item, (tuple, list)) else (item, {}) for item in self.providers]
+        pairs = with_threads(self.providers, self.current_threads)
         return {
             "providers": [name for name, _ in pairs],
             "provider_options": [{key: str(value) for key, value in given.items()} for _, given in pairs],
@@ -94,14 +95,20 @@ def create_session(
     """An ``InferenceSession`` of a serialized model, which is not checked here (``kernels.serialized``).
 
     Raises:
-        SessionError: the runtime refused the model, with what it said.
+        SessionError: the runtime refused the model, with what it said; or a provider did not start.
     """
     try:
-        return onnxruntime.InferenceSession(
+        session = onnxruntime.InferenceSession(
             model,
             options,
-            providers=list(settings.providers),
+            providers=with_threads(settings.providers, options.intra_op_num_threads),
             disabled_optimizers=list(settings.disabled_optimizers) or None,
+            enable_fallback=0,  # to the CPU provider, with a print
         )
     except ORT_ERRORS as error:
         raise session_error(error, model) from error
+    started = session.get_providers()
+    for provider in settings.providers:
+        if provider_name(provider) not in started:  # ONNX Runtime writes a line, and goes on without it
+            raise SessionError(f"execution provider {provider_name(provider)!r} did not start; there are {started}")
+    return session

@@ -1,0 +1,92 @@
+"""What is private in PyTorch and used by the package: ``python tests/private_torch.py`` prints the table of
+``docs/versions.md``, which ``test_torch_versions.py`` holds to the imports."""
+
+from __future__ import annotations
+
+import ast
+import collections
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+NOTICED_BY = {
+    "torch._C": "test_op_tools.py",
+    "torch._C._AutoDispatchBelowAutograd": "test_post_grad_passes.py",
+    "torch._C._from_dlpack": "test_binding.py",
+    "torch._C._storage_Use_Count": "test_freezing.py",
+    "torch._C._to_dlpack": "test_binding.py",
+    "torch._decomp": "test_converters.py",
+    "torch._dynamo": "test_dynamo_features.py",
+    "torch._functorch": "test_training.py",
+    "torch._guards": "test_dynamo_features.py",
+    "torch._inductor": "test_placing.py",
+    "torch._inductor.compiler_bisector": "test_bisecting.py",
+    "torch._inductor.pattern_matcher": "test_patterns.py",
+    "torch._library": "test_editing.py",
+    "torch._logging": "test_torch_logs.py",
+    "torch._ops": "test_operators.py",
+    "torch._subclasses": "test_dynamic.py",
+    "torch.autograd._get_sequence_nr": "test_op_tools.py",
+    "torch.compiler._compile_session_context": "test_dynamo_features.py",
+    "torch.onnx._internal": "test_converters.py",
+    "torch.overrides": "test_op_tools.py",
+    "torch.utils._dtype_abbrs": "test_fx_debug.py",
+    "torch.utils._python_dispatch": "test_op_tools.py",
+    "torch.utils._pytree": "test_outputs.py",
+    "torch.utils._sympy": "test_dynamic.py",
+}
+"""A test file that runs what uses it, by its name or what that begins with."""
+
+_SHOWN = 3
+
+
+def used() -> dict[str, list[str]]:
+    """The modules that use each private part of PyTorch, by its name: to one part after the first that is private."""
+    found: dict[str, set[str]] = collections.defaultdict(set)
+    for package in ("dynamo_backends", "passes"):
+        for path in (ROOT / package).rglob("*.py"):
+            for name in _names(ast.parse(path.read_text(encoding="utf-8"))):
+                parts = name.split(".")
+                private = [i for i, part in enumerate(parts) if part.startswith("_") and not part.startswith("__")]
+                if parts[0] == "torch" and parts[1:2] != ["ops"] and private:
+                    found[".".join(parts[: private[0] + 2])].add(str(path.relative_to(ROOT)))
+    whole = {name for name in found if any(other.startswith(f"{name}.") for other in found)}  # ``import torch._dynamo``
+    return {name: sorted(found[name]) for name in sorted(found) if name not in whole}
+
+
+def _names(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            parts: list[str] = []
+            inner: ast.expr = node
+            while isinstance(inner, ast.Attribute):
+                parts.append(inner.attr)
+                inner = inner.value
+            if isinstance(inner, ast.Name):
+                yield ".".join([inner.id, *reversed(parts)])
+
+
+def noticed_by(name: str) -> str:
+    """The test file of a private part; empty if none is named."""
+    parts = name.split(".")
+    starts = [".".join(parts[:end]) for end in range(len(parts), 1, -1)]
+    return next((NOTICED_BY[start] for start in starts if start in NOTICED_BY), "")
+
+
+def table() -> str:
+    """The table in Markdown."""
+    rows = ["| of PyTorch | used in | a test that runs it |", "| --- | --- | --- |"]
+    for name, modules in used().items():
+        where = ", ".join(f"`{module}`" for module in modules[:_SHOWN])
+        more = f" and {len(modules) - _SHOWN} more" if len(modules) > _SHOWN else ""
+        rows.append(f"| `{name}` | {where}{more} | `{noticed_by(name)}` |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    print(table())

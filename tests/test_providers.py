@@ -1,0 +1,265 @@
+"""Other execution providers than the CPU's: what is asked of each, who takes over, and how it is said.
+
+Those of OpenVINO run where ``onnxruntime-openvino`` is installed: ``python tests/with_openvino.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import onnxruntime
+import pytest
+import torch
+from conftest import assert_same_as_eager, compiled, counted
+from torch import fx
+
+from dynamo_backends.debug.rows import Blame, GraphComparison, Row
+from dynamo_backends.debug.verdict import with_precision
+from dynamo_backends.dumps.blame import Cause, Kind
+from dynamo_backends.errors import SessionError
+from dynamo_backends.numerics.distance import distance
+from dynamo_backends.options import parse_options
+from dynamo_backends.provider_check import MOST_CHECKED, CheckedSession
+from dynamo_backends.runtime.apart import check_apart
+from dynamo_backends.runtime.providers import _MODEL, Provider, as_precise_as_pytorch, fallbacks, with_threads
+from dynamo_backends.runtime.settings import SessionSettings
+
+CPU, OPENVINO = "CPUExecutionProvider", "OpenVINOExecutionProvider"
+FIRST, SECOND = "FirstExecutionProvider", "SecondExecutionProvider"
+
+_PARTS = 8
+"""A tenth of the operators, in so many tests, which xdist runs at once."""
+
+needs_openvino = pytest.mark.skipif(
+    OPENVINO not in onnxruntime.get_available_providers(),
+    reason="onnxruntime-openvino is not installed; python tests/with_openvino.py installs it",
+)
+
+
+class Fake:
+    """A session that computes something, and counts."""
+
+    def __init__(self, compute: object) -> None:
+        self.compute = compute
+        self.calls = 0
+
+    def __call__(self, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        self.calls += 1
+        if isinstance(self.compute, str):
+            raise SessionError(self.compute)
+        return [self.compute(args[0])]  # type: ignore[operator]
+
+
+def region() -> fx.GraphModule:
+    """``x.exp()`` as the graph of a region."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    exp = graph.call_function(torch.ops.aten.exp.default, (x,))
+    graph.output([exp])
+    x.meta["val"] = exp.meta["val"] = torch.empty(3)
+    return fx.GraphModule({}, graph)
+
+
+def checked(**sessions: object) -> tuple[CheckedSession, dict[str, Fake]]:
+    """A session on the providers that are named, which compute what is given or raise a text."""
+    made = {name: Fake(compute) for name, compute in sessions.items()}
+
+    def build(providers: tuple[Provider, ...]) -> Fake:
+        found = made[str(providers[0])]
+        if found.compute == "refuses":
+            raise SessionError("it refuses")
+        return found
+
+    providers = iter([tuple(list(made)[i:]) for i in range(len(made))])
+    first = next(providers)
+    return CheckedSession("graph 0 region 0", build(first), first, providers, build, region()), made  # type: ignore[arg-type]
+
+
+def off_by_one(x: torch.Tensor) -> torch.Tensor:
+    return x.exp() + 1
+
+
+X = torch.tensor([0.0, 1.0, 2.0])
+
+
+@pytest.mark.parametrize("fault", [off_by_one, "it fails"], ids=["wrong", "fails"])
+def test_the_next_provider_takes_over_from_one_that_is_wrong_or_fails(
+    fault: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    session, made = checked(**{FIRST: fault, SECOND: torch.exp, CPU: torch.exp})
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            torch.testing.assert_close(session([X]), [X.exp()])
+    assert [made[name].calls for name in (FIRST, SECOND, CPU)] == [1, 3, 0]
+    assert counted(f"wrong_on_provider {FIRST}") == 1
+    assert f"{FIRST} " in caplog.text and f"runs on {SECOND}" in caplog.text
+
+
+def test_a_provider_that_refuses_is_passed_over_and_the_cpu_provider_is_not_checked() -> None:
+    session, made = checked(**{FIRST: off_by_one, SECOND: "refuses", CPU: off_by_one})
+    assert torch.equal(session([X])[0], X.exp() + 1)
+    assert made[SECOND].calls == 0
+
+
+def test_where_none_is_right_each_call_says_so() -> None:
+    session, _ = checked(**{FIRST: off_by_one, CPU: "refuses"})
+    for _ in range(2):
+        with pytest.raises(SessionError, match=f"{FIRST} computes something else.*{CPU} does not take it"):
+            session([X])
+
+
+def test_rounding_is_no_fault_and_each_of_the_first_sizes_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+    session, _ = checked(**{FIRST: lambda x: x.double().exp().float(), CPU: torch.exp})
+    monkeypatch.setattr(session, "_region", lambda x: ran.append(len(x)) or [x.exp()])
+    for size in (*range(1, 2 * MOST_CHECKED), 1):
+        session([torch.rand(size)])
+    assert ran == list(range(1, MOST_CHECKED + 1))
+    assert not counted(f"wrong_on_provider {FIRST}")
+
+
+@pytest.fixture
+def precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.usefixtures("precision")
+def test_a_provider_computes_float32_as_pytorch_is_set_to() -> None:
+    def options(setting: str, *providers: Provider) -> list[object]:
+        torch.set_float32_matmul_precision(setting)
+        return [item[1] if isinstance(item, tuple) else {} for item in as_precise_as_pytorch(providers)]
+
+    assert options("highest", OPENVINO, "CUDAExecutionProvider", CPU) == [{"precision": "FP32"}, {"use_tf32": "0"}, {}]
+    assert options("high", OPENVINO, "CUDAExecutionProvider", CPU) == [{"precision": "FP32"}, {"use_tf32": "1"}, {}]
+    assert "bf16" in str(options("medium", OPENVINO))
+    of_the_user = (OPENVINO, {"precision": "ACCURACY", "cache_dir": "x"})
+    assert options("medium", of_the_user) == [of_the_user[1]], "what the user wrote wins"
+
+
+@pytest.mark.usefixtures("precision")
+def test_results_are_judged_by_the_precision_that_pytorch_allows() -> None:
+    torch.set_float32_matmul_precision("medium")
+    session, made = checked(**{FIRST: lambda x: x.exp().bfloat16().float(), CPU: torch.exp})
+    session([X])
+    assert made[CPU].calls == 0
+
+
+def test_a_provider_with_threads_of_its_own_has_as_many_as_the_session() -> None:
+    assert with_threads([OPENVINO, CPU], 3) == [(OPENVINO, {"num_of_threads": "3"}), (CPU, {})]
+    assert with_threads([(OPENVINO, {"num_of_threads": "1"})], 3) == [(OPENVINO, {"num_of_threads": "1"})]
+
+
+def test_the_cpu_provider_comes_last_even_if_it_is_not_named() -> None:
+    assert list(fallbacks([FIRST, SECOND])) == [(FIRST, SECOND), (SECOND,), (CPU,)]
+    assert list(fallbacks([FIRST, CPU, SECOND])) == [(FIRST, CPU, SECOND), (CPU, SECOND)]
+
+
+def test_a_provider_that_is_not_installed_is_an_error_with_its_package() -> None:
+    with pytest.raises(ValueError, match="Available: .*CPUExecutionProvider.*package onnxruntime-gpu"):
+        parse_options({"providers": ["CUDAExecutionProvider"]})
+
+
+def test_a_provider_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime itself takes the CPU provider instead."""
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [FIRST, CPU])
+
+    class WithoutFirst:
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            pass
+
+        def get_providers(self) -> list[str]:
+            return [CPU]
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", WithoutFirst)
+    with pytest.raises(ValueError, match=f"{FIRST}' does not start.*standard error.*Available: {FIRST}, {CPU}"):
+        parse_options({"providers": [FIRST]})
+
+
+def test_the_verdict_says_that_an_error_may_be_one_of_precision() -> None:
+    exact = torch.linspace(1, 2, 100, dtype=torch.float64)
+    row = Row("mm", "aten.mm.default", dtype="float32", region=0)
+    row.local_eager = distance(exact.float(), exact)
+    row.local_onnx = distance(exact.bfloat16().float(), exact)
+    comparison = GraphComparison("diverges at mm", rows=[row], blame=Blame("mm", Cause(Kind.NODE), 0))
+    assert "rounding to bfloat16" in (note := with_precision(comparison, [OPENVINO, CPU]).note)
+    assert "FP32" in note
+    assert not with_precision(comparison, [CPU]).note
+    row.local_onnx = distance(exact.float() + 1, exact)
+    assert not with_precision(comparison, [OPENVINO]).note, "that is no rounding"
+
+
+def test_a_process_that_crashes_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = SessionSettings((CPU,), threads=1)
+    check_apart(_MODEL, settings)
+    with pytest.raises(SessionError, match="Identitz"):
+        check_apart(_MODEL.replace(b"Identity", b"Identitz"), settings)
+    with monkeypatch.context() as patch:
+        patch.setattr("dynamo_backends.runtime.apart._PACKAGE", "no_package")
+        patch.setattr("dynamo_backends.runtime.apart._APART._process", None)
+        with pytest.raises(SessionError, match="crashed, exit code 1"):
+            check_apart(_MODEL, settings)
+
+
+@needs_openvino
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("remainder", range(_PARTS))
+def test_a_part_of_the_operators_on_openvino(remainder: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All: ``python tests/with_openvino.py --run tests/operators.py float32``."""
+    from operators import compiled_difference, entries, is_random, samples
+
+    monkeypatch.setenv("DYNAMO_BACKENDS_PROVIDERS", f"{OPENVINO},{CPU}")
+    table = {name: op for name, op in entries().items() if torch.float32 in op.supported_dtypes("cpu")}
+    for name in sorted(table)[remainder :: 10 * _PARTS]:
+        sample = next(samples(table[name], torch.float32))
+        if "jiterator" not in name and not is_random(table[name], sample):
+            assert compiled_difference(table[name], sample) is None, name
+
+
+@needs_openvino
+class TestOpenVino:
+    """What was found in ``onnxruntime-openvino`` 1.24.1; the tests run there."""
+
+    providers = (OPENVINO, CPU)
+
+    def on(self, **options: object) -> dict[str, object]:
+        return {"options": {"providers": list(self.providers), **options}}
+
+    def test_a_model_runs_on_it_in_float32(self) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8))
+        assert_same_as_eager(model, torch.randn(4, 64), settings=self.on())
+        assert counted("nodes_on_onnx") and not counted(f"wrong_on_provider {OPENVINO}")
+
+    def test_what_it_computes_with_fewer_digits_runs_on_the_cpu_provider(self) -> None:
+        hint = '{"CPU": {"INFERENCE_PRECISION_HINT": "bf16"}}'
+        model, x = torch.nn.Linear(256, 256), torch.randn(64, 256)
+        settings = {"options": {"providers": [(OPENVINO, {"load_config": hint}), CPU]}}
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(model, **settings)(x), model(x))
+        assert counted(f"wrong_on_provider {OPENVINO}") == 1, "or this processor has no bfloat16"
+
+    @pytest.mark.parametrize(
+        "function", [torch.zeros_like, torch.log1p, lambda x: x.sigmoid().log1p()], ids=["constant", "log1p", "both"]
+    )
+    def test_what_ends_its_process_runs_elsewhere(self, function: object) -> None:
+        for shape in ((), (3, 4)):
+            assert_same_as_eager(function, torch.rand(shape), settings=self.on())  # type: ignore[arg-type]
+
+    def test_options_that_it_does_not_know_are_an_error(self) -> None:
+        with pytest.raises(ValueError, match="Invalid OpenVINO EP option"):
+            parse_options({"providers": [(OPENVINO, {"nonsense": "1"})]})
+        with pytest.raises(ValueError, match="does not start"):
+            parse_options({"providers": [(OPENVINO, {"device_type": "GPU.7"})]})
+
+    def test_sizes_may_change(self) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())
+        run = compiled(model, dynamic=True, **self.on())
+        for size in (2, 3, 5):
+            x = torch.randn(size, 8)
+            torch.testing.assert_close(run(x), model(x))
+
+    def test_it_trains(self) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.LayerNorm(32))
+        assert_same_as_eager(model, torch.randn(4, 16), settings=self.on())
