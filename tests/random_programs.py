@@ -564,6 +564,8 @@ class FakeStrides(TorchDispatchMode):
         wrong: their names.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()
         self.wrong: set[str] = set()
@@ -571,7 +573,8 @@ class FakeStrides(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         given = pytree.tree_leaves((args, kwargs))
         fake = None
-        if not func._schema.is_mutable and not any(isinstance(leaf, torch.nn.Module) for leaf in given):
+        is_functional = isinstance(func, torch._ops.OpOverload) and not func._schema.is_mutable
+        if is_functional and not any(isinstance(leaf, torch.nn.Module) for leaf in given):
             try:
                 with FakeTensorMode() as mode:
                     fake = func(*pytree.tree_map(functools.partial(_fake, mode), args), **(kwargs or {}))
@@ -663,6 +666,7 @@ class OtherRounding(TorchDispatchMode):
         seed: of which numbers are moved.
     """
 
+    supports_higher_order_operators = True
     _NEAR_INTEGERS = ("sigmoid", "tanh", "erf", "exp", "softmax", "softplus", "ndtr", "cos", "mish", "silu", "gelu")
 
     def __init__(self, seed: int) -> None:
