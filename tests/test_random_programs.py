@@ -59,6 +59,10 @@ FOUND: dict[str, tuple[Callable[..., object], Callable[[], list[torch.Tensor]]]]
         lambda x: torch.hypot(torch.nn.functional.relu6(x), torch.nn.functional.relu6(x)),
         lambda: [torch.tensor([-1.0, 0.0, 0.5, 6.0, 7.0], requires_grad=True)],
     ),
+    "an argument that changes between forward and backward": (
+        lambda x, y: ((y * x.sin()).sum(), x.mul_(2))[0],
+        lambda: [torch.randn(2, 3), torch.randn(2, 3, requires_grad=True)],
+    ),
     "a small result of erfc": (lambda x: torch.erfc(x).log(), lambda: [torch.tensor([-2.0, 0.5, 3.0, 6.0])]),
 }
 
