@@ -42,6 +42,7 @@ from torch._guards import CompileContext, TracingContext
 from torch.compiler import _compile_session_context
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import CheckpointPolicy
 
 from .artifacts import Runner
 from .errors import first_line
@@ -625,8 +626,31 @@ def min_cut_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> t
     in 2.14).
     """
     tell_statistics(joint)
+    _save_copies_of_changed_arguments(joint)
     with functorch_config.patch(recompute_views=True, cse=False):
         return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+
+
+def _save_copies_of_changed_arguments(joint: fx.GraphModule) -> None:
+    """Lets the backward have a copy of an argument that the function changes in place.
+
+    AOTAutograd writes the new value into the argument between forward and backward. The min-cut partitioner of PyTorch
+    2.13 does not know that, and hands the argument itself over, of which autograd then says that it was modified.
+    """
+    descriptors = joint.graph.output_node().meta.get("desc") or []
+    changed = [item.mutated_input for item in descriptors if isinstance(item, InputMutationAOTOutput)]
+    for node in joint.graph.find_nodes(op="placeholder") if changed else []:
+        if node.meta.get("desc") not in changed or not node.users:
+            continue
+        users = list(node.users)
+        with joint.graph.inserting_after(node):
+            copy = joint.graph.call_function(torch.ops.aten.clone.default, (node,))
+        copy.meta["val"] = node.meta["val"]
+        copy.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        for user in users:
+            user.replace_input_with(node, copy)
+    if changed:
+        joint.recompile()
 
 
 def boxed(runner: Runner) -> Runner:

@@ -16,7 +16,10 @@ from typing import Any
 
 import torch
 from torch import _decomp
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils import _pytree as pytree
 
+from ..aliases import is_view
 from ..layout import layout_of
 from ..normalizations import with_float32_between_casts
 from .registration import registered_targets
@@ -79,12 +82,49 @@ def native_batch_norm_backward(
     return NotImplemented if train else _decomp.decompositions.native_batch_norm_backward(grad_out, input, *args)
 
 
+def index_fill(input: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor | complex) -> torch.Tensor:
+    """A copy of a tensor without elements, of which eager takes any index; PyTorch's decomposition raises."""
+    if any(statically_known_true(size == 0) for size in input.shape):
+        return input.clone()
+    overload = aten.index_fill.int_Tensor if isinstance(value, torch.Tensor) else aten.index_fill.int_Scalar
+    return _decomp.decomposition_table[overload](input, dim, index, value)
+
+
+def in_its_own_memory(function: Callable[..., object]) -> Callable[..., object]:
+    """A decomposition that returns no argument and no view of one, and that takes nothing apart of complex tensors.
+
+    The operator returns new memory, and so may be changed in place, or its argument. Some decompositions return a view
+    where there is nothing to compute: ``channel_shuffle`` with one group, ``take`` of the only number.
+
+    What is complex runs in PyTorch, and there whole: some decompositions (``nan_to_num``) refuse it, which eager does
+    not.
+    """
+
+    @functools.wraps(function)
+    def decomposition(*args: Any, **kwargs: Any) -> object:
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if any(tensor.is_complex() for tensor in given):
+            return NotImplemented
+
+        def own(value: object) -> object:
+            if isinstance(value, torch.Tensor) and any(torch._C._is_alias_of(value, other) for other in given):
+                return value.clone()
+            return value
+
+        result = function(*args, **kwargs)
+        return result if result is NotImplemented else pytree.tree_map(own, result)
+
+    return decomposition
+
+
 Decompositions = dict[object, Callable[..., object]]
 """ATen overloads, each with the function it is taken apart by."""
 
 _OURS: Decompositions = {
     aten.native_dropout.default: native_dropout,
     aten.native_batch_norm_backward.default: native_batch_norm_backward,
+    aten.index_fill.int_Scalar: index_fill,
+    aten.index_fill.int_Tensor: index_fill,
 }
 
 
@@ -118,7 +158,7 @@ def _decompositions(translated: frozenset[str]) -> Decompositions:
                 continue
             if target in _NEVER or target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
                 continue
-            table.setdefault(target, function)
+            table.setdefault(target, function if is_view(target) else in_its_own_memory(function))
     return with_float32_between_casts(table)
 
 

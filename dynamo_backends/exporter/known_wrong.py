@@ -336,6 +336,11 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         "logcumsumexp of infinities", {aten.logcumsumexp.default}, "its translation is wrong for infinities and NaN"
     ),
     _translation("signbit of -0", {aten.signbit.default}, "its translation takes -0 for a positive number"),
+    _translation(
+        "erfc of large numbers",
+        {aten.erfc.default, aten.special_erfc.default},
+        "its translation is 1 - erf(x), which loses the digits of a small result",
+    ),
     _translation("erfcx overflows", {aten.special_erfcx.default}, "its translation overflows"),
     _kernel("sort of NaN", {aten.sort.default}, "NaN comes in another order"),
     _kernel("topk of equal numbers", {aten.topk.default}, "equal values and NaN come in another order"),

@@ -49,10 +49,18 @@ class Arena:
         self._end = threading.Event()
 
     def use(self, options: onnxruntime.SessionOptions) -> None:
-        """Lets a session with these options have its memory from the arena; not that of its weights."""
+        """Lets a session with these options have its memory from the arena; not that of its weights.
+
+        Where ONNX Runtime cannot make what gives the arena back, for want of memory, the session has none.
+        """
         with self._lock:
             if self._session is None:
-                self._session = _session_that_shrinks()
+                try:
+                    self._session = _session_that_shrinks()
+                except ORT_ERRORS as error:
+                    logger.info("a session is made without an arena: %s", error)
+                    options.enable_cpu_mem_arena = False
+                    return
         _use(options)
 
     def used(self) -> None:
@@ -61,8 +69,15 @@ class Arena:
         if self._watcher is None:
             with self._lock:
                 if self._watcher is None and not self._end.is_set():
-                    self._watcher = threading.Thread(target=self._watch, name="dynamo_backends_arena", daemon=True)
-                    self._watcher.start()
+                    watcher = threading.Thread(target=self._watch, name="dynamo_backends_arena", daemon=True)
+                    try:
+                        watcher.start()
+                    except (
+                        RuntimeError
+                    ) as error:  # no memory for its stack, or too many threads; the next run tries again
+                        logger.info("the arena is kept: %s", error)
+                    else:
+                        self._watcher = watcher
 
     def shrink(self) -> None:
         """Gives back what no session uses just now."""

@@ -105,6 +105,17 @@ def clamp_max(x: ir.Value, high: Operand) -> ir.Value:
     return clamp(x, high=high)
 
 
+@converter(aten.hardtanh_backward.default)
+def hardtanh_backward(gradient: ir.Value, x: ir.Value, low: float, high: float) -> ir.Value:
+    """The gradient where ``x`` is between the bounds; 0 beyond them and on them, whatever the gradient is there.
+
+    Torchlib's multiplies the gradient by 0 or 1, so that of NaN and infinities NaN is left, and by 1 on the bounds.
+    """
+    dtype = _dtype(x)
+    outside = op.Or(op.LessOrEqual(x, constant(low, dtype)), op.GreaterOrEqual(x, constant(high, dtype)))
+    return op.Where(outside, constant(0.0, _dtype(gradient)), gradient)
+
+
 @converter(aten.log1p.default)
 def log1p(x: ir.Value) -> ir.Value:
     """Kahan's ``log(u) * (x / (u - 1))`` with ``u = 1 + x``, exact to a few ULP.
