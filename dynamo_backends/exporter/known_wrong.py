@@ -324,18 +324,12 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         {aten.addmv.default},
         "ONNX Runtime multiplies a vector by a matrix that it forgot to transpose",
     ),
-    _translation("angle of NaN", {aten.angle.default}, "its translation loses NaN"),
-    _translation("celu of the largest double", {aten.celu.default}, "its translation overflows at the largest double"),
     _translation(
         "atan2 of NaN and signed zeros", {aten.atan2.default}, "its translation is wrong for NaN and for signed zeros"
     ),
-    _translation("heaviside of NaN", {aten.heaviside.default}, "its translation takes NaN for a positive number"),
-    _translation("logaddexp of infinities", {aten.logaddexp.default}, "its translation is wrong for infinities"),
-    _translation("logaddexp2 of infinities", {aten.logaddexp2.default}, "its translation is wrong for infinities"),
     _translation(
         "logcumsumexp of infinities", {aten.logcumsumexp.default}, "its translation is wrong for infinities and NaN"
     ),
-    _translation("signbit of -0", {aten.signbit.default}, "its translation takes -0 for a positive number"),
     _translation("erfcx overflows", {aten.special_erfcx.default}, "its translation overflows"),
     _kernel("sort of NaN", {aten.sort.default}, "NaN comes in another order"),
     _kernel("topk of equal numbers", {aten.topk.default}, "equal values and NaN come in another order"),
