@@ -53,7 +53,9 @@ def is_negative(x: ir.Value) -> ir.Value:
 @converter(aten.signbit.default)
 def signbit(x: ir.Value) -> ir.Value:
     """Whether an element is negative; torchlib takes -0.0 for a positive number."""
-    if x.dtype == ir.DataType.BOOL or (x.dtype is not None and not x.dtype.is_floating_point() and not x.dtype.is_signed()):
+    if x.dtype == ir.DataType.BOOL or (
+        x.dtype is not None and not x.dtype.is_floating_point() and not x.dtype.is_signed()
+    ):
         return op.And(cast(x, ir.DataType.BOOL), constant(False, ir.DataType.BOOL))
     if x.dtype is not None and not x.dtype.is_floating_point():
         return op.Less(x, constant(0, x.dtype))
