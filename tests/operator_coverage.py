@@ -1,14 +1,15 @@
 """Where each operator of PyTorch's database runs: on ONNX Runtime, in part there, or in PyTorch, and why.
 
-The first sample of each entry, float32 or, for an entry without it, its first dtype, as an inference graph with
-``placement="onnx"``. Run as a script it writes the table of the documentation::
+The first sample of each entry whose tensors have elements, float32 or, for an entry without it, its first dtype, as an
+inference graph with ``placement="onnx"``. Run as a script it writes the table of the documentation::
 
     python tests/operator_coverage.py                    # writes docs/operators.md
     python tests/operator_coverage.py --only sort,fmod   # prints these rows
 
 A node in PyTorch is of a class, by its schema, tags and dtypes: ``random`` (or memory without values), ``complex``,
-``view``, ``in place``; ``linear algebra`` are decompositions and solvers, which ONNX does not have. An entry whose nodes
-in PyTorch are all of such classes counts as one of them; all others are what should run whole on ONNX Runtime.
+``view``, ``in place``; ``linear algebra`` are decompositions and solvers, which ONNX does not have. An entry whose
+nodes in PyTorch are all of such classes counts as one of them. So does a ``graph break``, an operator that Dynamo hands
+to no backend, as its result is no tensor or its shape depends on values. All others should run whole on ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import onnxruntime
+import tabulate
 import torch
-from operators import call, copy_of, entries, first_dtype, samples, seed
+from operators import call, copy_of, entries, first_dtype, is_random, samples, seed
 from torch import fx
+from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
 from dynamo_backends.aliases import is_view
-from dynamo_backends.artifacts import GraphName, Split, is_operator
+from dynamo_backends.artifacts import GraphName, Split
 from dynamo_backends.observer import Observer
 from dynamo_backends.options import Options
 from dynamo_backends.pipeline import Pipeline
@@ -39,6 +43,7 @@ from dynamo_backends.reasons import Kind, Reason
 DOCUMENT = Path(__file__).parents[1] / "docs" / "operators.md"
 
 _LINEAR_ALGEBRA = {
+    "_linalg_check_errors",
     "_linalg_det",
     "_linalg_eigh",
     "_linalg_eigvals",
@@ -60,6 +65,7 @@ _LINEAR_ALGEBRA = {
     "linalg_lu_factor_ex",
     "linalg_lu_solve",
     "linalg_matrix_exp",
+    "linalg_pinv",
     "linalg_qr",
     "linalg_solve_triangular",
     "lu_unpack",
@@ -102,44 +108,64 @@ class _Splits(Observer):
 
 
 def measure(name: str) -> Row:
-    """Compiles the first sample of an entry, and says where its operators run."""
+    """Compiles a sample of an entry, and says where its operators run."""
     op = entries()[name]
     if "jiterator" in name or not op.supported_dtypes("cpu"):
-        return Row(name, "", "PyTorch", "not on the CPU", "for CUDA alone")
+        return Row(name, "", "PyTorch", "not on the CPU", "eager has no kernel for the CPU")
     dtype = first_dtype(op)
     text = str(dtype).removeprefix("torch.")
-    sample = next(samples(op, dtype))
+    sample = next((item for item in samples(op, dtype, None) if _has_elements(item)), None)
+    if sample is None:
+        sample = next(samples(op, dtype))
     arguments = copy_of((sample.input, sample.args, sample.kwargs))
     observer = _Splits()
     pipeline = Pipeline(Options(placement="onnx", cache=False), observer)
     torch._dynamo.reset()
+    counters.clear()
     seed()
     with torch.no_grad():
         compiled = torch.compile(lambda given: call(op, given), backend=pipeline.compile_dynamo_graph, dynamic=False)
         compiled(arguments)
-    in_pytorch: dict[tuple[str, Reason], str] = {}
+    in_pytorch: dict[tuple[str, str], str] = {}
     on_onnx = 0
     for split in observer.splits:
         on_onnx += split.coverage.on_onnx
         for node, reason in split.coverage.in_pytorch.items():
-            in_pytorch[str(node.target).removeprefix("aten."), reason] = _class(node, reason)
+            target = _target(node)
+            in_pytorch[str(target).removeprefix("aten."), str(reason)] = _class(node, reason)
     kinds = sorted(set(in_pytorch.values()))
     why = "; ".join(f"`{target}`: {reason}" for target, reason in in_pytorch)
     if not in_pytorch and not on_onnx:
-        if observer.splits or not _has_tensors(arguments):
-            return Row(name, text, "nothing to compute", "nothing to compute", "")
-        return Row(name, text, "PyTorch", "", "Dynamo does not capture it, or captures no operator")
+        if is_random(op, sample):
+            return Row(name, text, "PyTorch", "random", "random numbers come from PyTorch's generator")
+        breaks = [_sentence(reason) for reason in counters["graph_break"]]
+        if breaks:
+            return Row(name, text, "PyTorch", "graph break", "; ".join(breaks))
+        return Row(name, text, "nothing to compute", "nothing to compute", "")
     where = "ONNX" if not in_pytorch else "in part" if on_onnx else "PyTorch"
     return Row(name, text, where, "" if "" in kinds else " and ".join(kinds), why)
 
 
-def _has_tensors(arguments: object) -> bool:
-    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(arguments))
+def _has_elements(value: object) -> bool:
+    arguments = (value.input, value.args, value.kwargs)  # type: ignore[attr-defined]
+    return all(leaf.numel() for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor))
+
+
+def _sentence(graph_break: str) -> str:
+    """What Dynamo says of a graph break, without its advice."""
+    lines = [line.strip() for line in graph_break.splitlines()]
+    explained = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")]
+    return explained[0] if explained else lines[0]
+
+
+def _target(node: fx.Node) -> object:
+    """The operator of a node; what a wrapper of PyTorch for side effects calls."""
+    return node.args[1] if node.target is torch.ops.higher_order.with_effects else node.target
 
 
 def _class(node: fx.Node, reason: Reason) -> str:
     """The class of a node that runs in PyTorch; an empty text if it should not."""
-    target = node.target
+    target = _target(node)
     if reason.kind in (Kind.RANDOM, Kind.UNINITIALIZED):
         return "random"
     if any(value.is_complex() for value in _tensors(node)):
@@ -187,11 +213,38 @@ def summary(rows: Sequence[Row]) -> str:
     counted = [row for row in rows if not row.kind]
     whole = sum(row.where == "ONNX" for row in counted)
     left_out = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
+    share = 100 * whole / max(len(counted), 1)
+    with_breaks = 100 * whole / max(len(counted) + kinds["graph break"], 1)
     return (
         f"Of {len(rows)} entries {counts['ONNX']} run whole on ONNX Runtime, {counts['in part']} in part, "
-        f"{counts['PyTorch']} in PyTorch, and {counts['nothing to compute']} compute nothing. Left out of the share are "
-        f"{left_out}. Of the other {len(counted)} entries {whole} run whole: {100 * whole / max(len(counted), 1):.1f} %."
+        f"{counts['PyTorch']} in PyTorch, and {counts['nothing to compute']} compute nothing.\n"
+        f"Left out of the share are {left_out or 'none'}.\n"
+        f"Of the other {len(counted)} entries {whole} run whole: **{share:.1f} %** "
+        f"({with_breaks:.1f} % if graph breaks are counted in).\n"
     )
+
+
+def document(rows: Sequence[Row]) -> str:
+    """The page of the documentation."""
+    cells = [
+        (f"`{row.name}`", row.dtype, row.where, row.kind, " ".join(row.why.replace("|", "\\|").split())[:300])
+        for row in rows
+    ]
+    headers = ["entry", "dtype", "runs on", "class", "in PyTorch, and why"]
+    table = tabulate.tabulate(cells, headers=headers, tablefmt="pipe")
+    lines = (" ".join(line.split()) for line in table.splitlines())
+    versions = f"PyTorch {torch.__version__.split('+')[0]}, ONNX Runtime {onnxruntime.__version__}"
+    return f"""# Where each operator runs
+
+Each entry of PyTorch's operator database (`op_db`), as inference with `placement="onnx"`: {versions}. `ONNX` is
+whole on ONNX Runtime, `in part` is with nodes in PyTorch, which the last column names. The samples are small:
+cumulative maxima, medians, special functions and a few others run on ONNX Runtime for up to 1,024 numbers only, as
+PyTorch is faster with more. Written by `python tests/operator_coverage.py`, which also says what
+the classes are.
+
+{summary(rows)}
+{chr(10).join(lines)}
+"""
 
 
 def main() -> None:
@@ -205,6 +258,8 @@ def main() -> None:
         if options.only or (row.where != "ONNX" and not row.kind):
             print(f"{row.name} ({row.dtype}): {row.where} {row.kind} {row.why}")
     print(summary(rows))
+    if not options.only:
+        DOCUMENT.write_text(document(rows))
 
 
 if __name__ == "__main__":

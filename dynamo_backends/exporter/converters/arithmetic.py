@@ -241,11 +241,11 @@ def div(x: ir.Value, divisor: Operand, rounding_mode: str | None = None) -> ir.V
 
 
 def _rounded_down(x: ir.Value, divisor: ir.Value, quotient: ir.Value) -> ir.Value:
-    """``div_floor_floating`` of ``c10/util/generic_math.h``: by ``fmod``, as a rounded quotient may already be too large."""
+    """``div_floor_floating`` of ``c10/util/generic_math.h``: by ``fmod``, as a rounded quotient may be too large."""
     dtype = _dtype(quotient)
     wide = computing_dtype(quotient)
     x, divisor, quotient = cast(x, wide), cast(divisor, wide), cast(quotient, wide)
-    zero, one = constant(0.0, wide), constant(1.0, wide)
+    zero = constant(0.0, wide)
     rest = op.Mod(x, divisor, fmod=1)
     exact = op.Div(op.Sub(x, rest), divisor)
     signs_differ = op.And(op.Not(op.Equal(rest, zero)), op.Xor(op.Less(divisor, zero), op.Less(rest, zero)))

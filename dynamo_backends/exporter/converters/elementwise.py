@@ -64,7 +64,7 @@ def signbit(x: ir.Value) -> ir.Value:
 
 @converter(aten.copysign.Tensor, aten.copysign.Scalar)
 def copysign(x: ir.Value, sign: ir.Value | float) -> ir.Value:
-    """``|x|`` with the sign of another number. A product chooses, as ONNX Runtime's (1.31) Where loses the sign of -0.0."""
+    """``|x|`` with the sign of another number; by a product, as ONNX Runtime's (1.31) Where loses the sign of -0.0."""
     dtype = _floating(x)
     if not isinstance(sign, ir.Value):
         return op.Mul(op.Abs(x), constant(math.copysign(1.0, sign), dtype))
@@ -90,7 +90,7 @@ def angle(x: ir.Value) -> ir.Value:
 
 @converter(aten.hypot.default)
 def hypot(x: ir.Value, y: ir.Value) -> ir.Value:
-    """``sqrt(x * x + y * y)`` in float64, where float32's largest and smallest squares have place; infinite beside NaN."""
+    """``sqrt(x * x + y * y)`` in float64, where the squares of all float32 have place; infinite also beside NaN."""
     dtype = _floating(x)
     wide_x, wide_y = in_double(x), in_double(y)
     root = op.Cast(op.Sqrt(op.Add(op.Mul(wide_x, wide_x), op.Mul(wide_y, wide_y))), to=dtype)
@@ -217,3 +217,40 @@ def right_shift(x: ir.Value, number: ir.Value | int) -> ir.Value:
     if dtype == ir.DataType.INT64:  # by 63 bits and more nothing is left; the power of 63 is negative
         quotient = op.Where(outside, constant(0, ir.DataType.INT64), quotient)
     return cast(op.Where(is_below, op.Sub(op.Neg(quotient), one), quotient), dtype)
+
+
+@converter(aten.atan2.default)
+def atan2(y: ir.Value, x: ir.Value) -> ir.Value:
+    """The arctangent of the smaller size by the larger, turned to its octant; torchlib's is wrong for NaN and -0.0."""
+    dtype = _floating(y)
+    if dtype == ir.DataType.DOUBLE:
+        raise NotTranslatable("ONNX Runtime has no arctangent of float64")
+    wide = computing_dtype(y)
+    y, x = cast(y, wide), cast(x, wide)
+    zero, one = constant(0.0, wide), constant(1.0, wide)
+    height, width = op.Abs(y), op.Abs(x)
+    is_steep = op.Greater(height, width)
+    larger, smaller = op.Max(height, width), op.Min(height, width)
+    ratio = op.Where(op.Equal(larger, zero), zero, op.Div(smaller, larger))
+    ratio = op.Where(op.And(op.IsInf(height), op.IsInf(width)), one, ratio)
+    angle = op.Atan(ratio)
+    angle = op.Where(is_steep, op.Sub(constant(math.pi / 2, wide), angle), angle)
+    angle = op.Where(is_negative(x), op.Sub(constant(math.pi, wide), angle), angle)
+    return cast(op.Mul(angle, op.Where(is_negative(y), constant(-1.0, wide), one)), dtype)
+
+
+@converter(aten.gcd.default)
+def gcd(x: ir.Value, y: ir.Value) -> ir.Value:
+    """Euclid's algorithm in as many steps as the largest numbers of the dtype need (Lamé's theorem)."""
+    dtype = x.dtype
+    if dtype not in _BITS:
+        raise NotTranslatable("its translation is for integers")
+    wide = dtype if dtype == ir.DataType.INT64 else ir.DataType.INT32
+    zero, one = constant(0, wide), constant(1, wide)
+    larger, smaller = op.Abs(cast(x, wide)), op.Abs(cast(y, wide))
+    for _ in range(math.ceil(_BITS[dtype] * math.log(2) / math.log((1 + math.sqrt(5)) / 2)) + 1):
+        is_done = op.Equal(smaller, zero)
+        divisor = op.Where(is_done, one, smaller)
+        rest = op.Sub(larger, op.Mul(op.Div(larger, divisor), divisor))
+        larger, smaller = op.Where(is_done, larger, smaller), op.Where(is_done, zero, rest)
+    return cast(larger, dtype)

@@ -1,8 +1,8 @@
 """Coefficients of special functions, highest power or order first where the function that reads them says so.
 
-Those of the Bessel, Airy and normal functions are of the Cephes Math Library (Stephen L. Moshier, 3-Clause BSD License), as in
-``ATen/native/Math.h`` of PyTorch. Those of ``erfcx`` are the Chebyshev series of ``exp(x * x) * erfc(x)`` in
-``8 / (4 + x) - 1``, computed with 40 digits.
+Those of the Bessel, Airy and normal functions are of the Cephes Math Library (Stephen L. Moshier, 3-Clause BSD
+License), as in ``ATen/native/Math.h`` of PyTorch. Those of ``erfcx`` are the Chebyshev series of
+``exp(x * x) * erfc(x)`` in ``8 / (4 + x) - 1``, lowest order first, computed with 40 digits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Special functions: gamma, zeta, Bessel, Airy, the normal distribution.
 
 They follow ``ATen/native/Math.h`` in formula and dtype, so that they are as near to eager as its compiler's choices
-allow: all branches are computed, and ``Where`` chooses. Those that PyTorch takes from a C library (``lgamma``, ``erfinv``)
-are computed in float64, and not translated for float64.
+allow: all branches are computed, and ``Where`` chooses. Those that PyTorch takes from a C library (``lgamma``,
+``erfinv``) are computed in float64, and not translated for float64.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ def _erfcx(x: ir.Value) -> ir.Value:
 
 
 def _erfc(x: ir.Value) -> ir.Value:
-    """In float64, as ``exp(-x * x) * erfcx(x)``: of torchlib's ``1 - erf(x)`` no digit is left where ``x`` is above 4."""
+    """In float64, as ``exp(-x * x) * erfcx(x)``: of torchlib's ``1 - erf(x)`` no digit is left above 4."""
     dtype = x.dtype
     assert dtype is not None
     wide = cast(x, _DOUBLE)
@@ -318,8 +318,8 @@ def _ndtri(y: ir.Value) -> ir.Value:
 
 @converter(aten.erfinv.default)
 def erfinv(x: ir.Value) -> ir.Value:
-    """The normal distribution's quantile of ``(1 + x) / 2``, by its square root of 2, in float64: no digit of a number near
-    0 or 1 is lost."""
+    """The normal distribution's quantile of ``(1 + x) / 2``, divided by the square root of 2, in float64: no digit of a
+    number near 0 or 1 is lost."""
     dtype = x.dtype
     y = in_double(x)
     number = _in(y)
@@ -490,7 +490,7 @@ def polygamma(n: int, x: ir.Value) -> ir.Value:
     if n == 1:
         if dtype == _DOUBLE:
             raise NotTranslatable(
-                "ONNX Runtime's sine of a multiple of pi has other last digits, by whose square it divides"
+                "it divides by the square of a sine, which near multiples of pi is another in ONNX Runtime"
             )
         return cast(_trigamma(cast(x, computed)), dtype)
     factorial = np.exp(computed.numpy().type(math.lgamma(n + 1)))  # as eager rounds it
