@@ -1,4 +1,4 @@
-"""Reductions at indices other than sums: ``index_reduce``.
+"""Extrema at indices: ``index_reduce``.
 
 ``ScatterElements`` with a reduction is right at repeated indices (``ScatterND`` is not, see ``runtime/kernels.py``).
 """
@@ -17,8 +17,8 @@ from .shapes import constant
 
 aten = torch.ops.aten
 
-_REDUCTIONS = {"prod": "mul", "amax": "max", "amin": "min", "mean": "add"}
-_IDENTITY = {"prod": 1.0, "amax": -math.inf, "amin": math.inf, "mean": 0.0}
+_REDUCTIONS = {"amax": "max", "amin": "min"}
+_IDENTITY = {"amax": -math.inf, "amin": math.inf}
 
 
 def _reduce(
@@ -26,6 +26,8 @@ def _reduce(
 ) -> ir.Value:
     """``index`` has the shape of ``source``, and no rank is 0."""
     dtype = self.dtype
+    if reduction not in ("amax", "amin"):
+        raise NotTranslatable("eager rounds to its dtype after each element, which may be bfloat16")
     if dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         raise NotTranslatable("its translation is for float32 and float64")
     one, none = constant(1.0, dtype), constant(0.0, dtype)
@@ -35,11 +37,6 @@ def _reduce(
     is_reached = op.Greater(counts, none)
     start = self if include_self else op.Where(is_reached, constant(_IDENTITY[reduction], dtype), self)
     result = op.ScatterElements(start, index, source, axis=dim, reduction=_REDUCTIONS[reduction])
-    if reduction == "mean":
-        number = op.Add(counts, one) if include_self else op.Max(counts, one)
-        return op.Div(result, number)
-    if reduction == "prod":
-        return result
     unordered = op.Cast(op.IsNaN(source), to=dtype)
     found = op.ScatterElements(op.Cast(op.IsNaN(start), to=dtype), index, unordered, axis=dim, reduction="add")
     return op.Where(op.Greater(found, none), constant(math.nan, dtype), result)
