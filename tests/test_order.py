@@ -93,7 +93,7 @@ def test_no_region_has_to_run_both_before_and_after_a_draw() -> None:
 def test_nor_where_the_first_draw_depends_on_the_region_through_others() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         wide = torch.sigmoid(x)
-        first = torch.bernoulli(torch.heaviside(wide, wide) * 0.5)  # heaviside runs in PyTorch
+        first = torch.bernoulli(torch.nextafter(wide, wide) * 0.5)  # nextafter runs in PyTorch
         second = torch.rand_like(x)
         return first, wide + second
 

@@ -56,7 +56,7 @@ KINDS: dict[str, tuple[Callable[[torch.Tensor], object], str, Kind]] = {
     "no translation": (lambda x: torch.linalg.eigvalsh(x) + 1, "aten._linalg_eigh.default", Kind.NO_TRANSLATION),
     "no kernel": (lambda x: torch.special.erf(x.double()) * 2, "aten.erf.default", Kind.REFUSED),
     "complex": (lambda x: torch.view_as_real(x.to(torch.complex64) * 2), "aten.mul.Tensor", Kind.NOT_IN_ONNX),
-    "fault": (lambda x: torch.angle(x) + 1, "aten.angle.default", Kind.UPSTREAM_FAULT),
+    "fault": (lambda x: torch.topk(x, 1).values + 1, "aten.topk.default", Kind.UPSTREAM_FAULT),
     "random": (lambda x: torch.rand_like(x) * x, "aten.rand_like.default", Kind.RANDOM),
     "memory": (lambda x: torch.empty_like(x).fill_(2.0) * x, "aten.empty_like.default", Kind.UNINITIALIZED),
     "view": (lambda x: (x * 2, x.t()), "aten.t.default", Kind.SHARED_MEMORY),

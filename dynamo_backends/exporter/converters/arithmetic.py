@@ -14,7 +14,7 @@ import torch
 from onnxscript.onnx_opset import opset18 as op
 
 from .registry import NotTranslatable, converter
-from .shapes import constant
+from .shapes import cast, computing_dtype, constant
 
 aten = torch.ops.aten
 
@@ -232,8 +232,7 @@ def fmod(x: ir.Value, divisor: Operand) -> ir.Value:
 def div(x: ir.Value, divisor: Operand, rounding_mode: str | None = None) -> ir.Value:
     """``x / divisor``, rounded to zero (``trunc``) or down (``floor``).
 
-    Integers are divided as integers; torchlib divides them in float32. Floats are not rounded down here:
-    eager's ``div_floor_kernel`` goes by ``fmod``, and a rounded quotient may already be too large.
+    Integers are divided as integers; torchlib divides them in float32.
     """
     dtype = _dtype(x, divisor)
     divisor = _value(divisor, dtype)
@@ -241,9 +240,7 @@ def div(x: ir.Value, divisor: Operand, rounding_mode: str | None = None) -> ir.V
     if rounding_mode is None:
         return quotient
     if dtype.is_floating_point():
-        if rounding_mode == "floor":
-            raise NotTranslatable("a rounded quotient may already be too large to be rounded down")
-        return trunc(quotient)
+        return _rounded_down(x, divisor, quotient) if rounding_mode == "floor" else trunc(quotient)
     if rounding_mode == "trunc":
         return quotient  # ONNX Runtime's Div of integers truncates
     if not dtype.is_signed():
@@ -252,6 +249,24 @@ def div(x: ir.Value, divisor: Operand, rounding_mode: str | None = None) -> ir.V
     zero = constant(0, dtype)
     below = op.And(op.Not(op.Equal(rest, zero)), op.Xor(op.Less(rest, zero), op.Less(divisor, zero)))
     return op.Sub(quotient, op.Cast(below, to=dtype))
+
+
+def _rounded_down(x: ir.Value, divisor: ir.Value, quotient: ir.Value) -> ir.Value:
+    """``div_floor_floating`` of ``c10/util/generic_math.h``: by ``fmod``, as a rounded quotient may be too large."""
+    dtype = _dtype(quotient)
+    wide = computing_dtype(quotient)
+    x, divisor, quotient = cast(x, wide), cast(divisor, wide), cast(quotient, wide)
+    zero = constant(0.0, wide)
+    rest = op.Mod(x, divisor, fmod=1)
+    exact = op.Div(op.Sub(x, rest), divisor)
+    signs_differ = op.And(op.Not(op.Equal(rest, zero)), op.Xor(op.Less(divisor, zero), op.Less(rest, zero)))
+    exact = op.Sub(exact, op.Cast(signs_differ, to=wide))
+    down = op.Floor(exact)
+    down = op.Add(down, op.Cast(op.Greater(op.Sub(exact, down), constant(0.5, wide)), to=wide))
+    signed_zero = op.Mul(quotient, zero)
+    signed_zero = op.Where(op.IsNaN(signed_zero), zero, signed_zero)
+    down = op.Where(op.Equal(exact, zero), signed_zero, down)
+    return cast(op.Where(op.Equal(divisor, zero), quotient, down), dtype)
 
 
 @converter(aten.floor_divide.default)

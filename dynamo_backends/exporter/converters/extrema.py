@@ -2,13 +2,13 @@
 
 Eager's extremum of numbers with a NaN among them is NaN, and its index that of the first NaN. ONNX Runtime's
 (1.31) ReduceMax, ReduceMin, ArgMax and ArgMin skip NaN or keep it depending on where it stands, and of int64
-they compare 32 bits; PyTorch reduces those.
+they compare 32 bits; its TopK compares all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
@@ -24,6 +24,7 @@ _ORDERED = {
     ir.DataType.DOUBLE,
     ir.DataType.FLOAT16,
     ir.DataType.INT32,
+    ir.DataType.INT64,
 }
 
 
@@ -38,12 +39,18 @@ def _is_float(x: ir.Value) -> bool:
     return x.dtype is not None and x.dtype.is_floating_point()
 
 
-def _extremum(reduce: Callable[..., ir.Value], x: ir.Value, dims: Sequence[int], keepdim: bool) -> ir.Value:
-    """``reduce`` (ReduceMax or ReduceMin) over ``dims`` (all if empty), and NaN where it meets one."""
+def _extremum(x: ir.Value, dims: Sequence[int], keepdim: bool, *, largest: bool) -> ir.Value:
+    """The maximum or minimum over ``dims`` (all if empty), and NaN where there is one."""
     _check(x)
     if rank(x) == 0:
         return op.Identity(x)
-    axes = op.Constant(value_ints=list(dims) or list(range(rank(x))))
+    reduced = [dim % rank(x) for dim in dims] or list(range(rank(x)))
+    axes = op.Constant(value_ints=reduced)
+    if x.dtype == ir.DataType.INT64:
+        for dim in reduced:
+            x, _ = _first(x, dim, largest=largest)
+        return x if keepdim else op.Squeeze(x, axes)
+    reduce = op.ReduceMax if largest else op.ReduceMin
     result = reduce(x, axes, keepdims=int(keepdim))
     if not _is_float(x):
         return result
@@ -52,24 +59,39 @@ def _extremum(reduce: Callable[..., ir.Value], x: ir.Value, dims: Sequence[int],
     return op.Where(op.Cast(found, to=ir.DataType.BOOL), constant(math.nan, x.dtype), result)
 
 
-def _index(arg: Callable[..., ir.Value], x: ir.Value, dim: int | None, keepdim: bool) -> ir.Value:
-    """``arg`` (ArgMax or ArgMin), the first of equal elements; of the first NaN if there is one.
+def _first(x: ir.Value, dim: int, *, largest: bool) -> tuple[ir.Value, ir.Value]:
+    """The largest or smallest of integers along a dimension, which is kept, and its first place."""
+    values, indices = op.TopK(x, op.Constant(value_ints=[1]), axis=dim, largest=int(largest), sorted=1)
+    return values, indices
 
-    Without ``dim`` the index counts through all elements.
+
+def _index(x: ir.Value, dim: int | None, keepdim: bool, *, largest: bool) -> ir.Value:
+    """The place of the first of equal extrema; of the first NaN if there is one.
+
+    Without ``dim`` it counts through all elements.
     """
     _check(x)
     if rank(x) == 0:
         return constant(0, ir.DataType.INT64)
     if dim is None:
-        index = _index(arg, reshape(x, [-1]), 0, False)
-        return reshape(index, [1] * rank(x)) if keepdim else index
+        index = _place(op.Reshape(x, op.Constant(value_ints=[-1])), 0, keepdim, largest=largest)
+        return reshape(index, [1] * rank(x)) if keepdim else op.Reshape(index, op.Constant(value_ints=[]))
+    return _place(x, dim % rank(x), keepdim, largest=largest)
+
+
+def _place(x: ir.Value, dim: int, keepdim: bool, *, largest: bool) -> ir.Value:
+    """``_index`` along one dimension, whatever the shape."""
+    axis = op.Constant(value_ints=[dim])
+    if x.dtype == ir.DataType.INT64:
+        _, index = _first(x, dim, largest=largest)
+        return index if keepdim else op.Squeeze(index, axis)
     if x.dtype == ir.DataType.FLOAT16:
         x = cast(x, ir.DataType.FLOAT)
-    index = arg(x, axis=dim, keepdims=int(keepdim))
+    index = (op.ArgMax if largest else op.ArgMin)(x, axis=dim, keepdims=int(keepdim))
     if not _is_float(x):
         return index
     unordered = op.Cast(op.IsNaN(x), to=ir.DataType.FLOAT)
-    found = op.ReduceMax(unordered, op.Constant(value_ints=[dim]), keepdims=int(keepdim))
+    found = op.ReduceMax(unordered, axis, keepdims=int(keepdim))
     first = op.ArgMax(unordered, axis=dim, keepdims=int(keepdim))
     return op.Where(op.Cast(found, to=ir.DataType.BOOL), first, index)
 
@@ -77,49 +99,49 @@ def _index(arg: Callable[..., ir.Value], x: ir.Value, dim: int | None, keepdim: 
 @converter(aten.amax.default)
 def amax(x: ir.Value, dim: Sequence[int] = (), keepdim: bool = False) -> ir.Value:
     """The maximum over dimensions, all if none are given."""
-    return _extremum(op.ReduceMax, x, dim, keepdim)
+    return _extremum(x, dim, keepdim, largest=True)
 
 
 @converter(aten.amin.default)
 def amin(x: ir.Value, dim: Sequence[int] = (), keepdim: bool = False) -> ir.Value:
     """The minimum over dimensions, all if none are given."""
-    return _extremum(op.ReduceMin, x, dim, keepdim)
+    return _extremum(x, dim, keepdim, largest=False)
 
 
 @converter(aten.max.default)
 def max_of_all(x: ir.Value) -> ir.Value:
     """The maximum of all elements."""
-    return _extremum(op.ReduceMax, x, (), False)
+    return _extremum(x, (), False, largest=True)
 
 
 @converter(aten.min.default)
 def min_of_all(x: ir.Value) -> ir.Value:
     """The minimum of all elements."""
-    return _extremum(op.ReduceMin, x, (), False)
+    return _extremum(x, (), False, largest=False)
 
 
 @converter(aten.argmax.default)
 def argmax(x: ir.Value, dim: int | None = None, keepdim: bool = False) -> ir.Value:
     """The index of the maximum."""
-    return _index(op.ArgMax, x, dim, keepdim)
+    return _index(x, dim, keepdim, largest=True)
 
 
 @converter(aten.argmin.default)
 def argmin(x: ir.Value, dim: int | None = None, keepdim: bool = False) -> ir.Value:
     """The index of the minimum."""
-    return _index(op.ArgMin, x, dim, keepdim)
+    return _index(x, dim, keepdim, largest=False)
 
 
 @converter(aten.max.dim)
 def max_over(x: ir.Value, dim: int, keepdim: bool = False) -> tuple[ir.Value, ir.Value]:
     """The maximum over one dimension and its index."""
-    return _extremum(op.ReduceMax, x, [dim], keepdim), _index(op.ArgMax, x, dim, keepdim)
+    return _extremum(x, [dim], keepdim, largest=True), _index(x, dim, keepdim, largest=True)
 
 
 @converter(aten.min.dim)
 def min_over(x: ir.Value, dim: int, keepdim: bool = False) -> tuple[ir.Value, ir.Value]:
     """The minimum over one dimension and its index."""
-    return _extremum(op.ReduceMin, x, [dim], keepdim), _index(op.ArgMin, x, dim, keepdim)
+    return _extremum(x, [dim], keepdim, largest=False), _index(x, dim, keepdim, largest=False)
 
 
 def _is_infinite(x: ir.Value, *, positive: bool, negative: bool) -> ir.Value:

@@ -37,23 +37,24 @@ def interpolate(
     is_whole = all(by is None or int(one * by) == one * by for one, by in zip(old, factors, strict=True))
     if not is_whole and not align_corners:
         raise NotTranslatable("its factors make no whole sizes, and ONNX Runtime would round elsewhere")
-    return _linear(input, new, align_corners)
+    return _linear(input, shapes.sizes(input)[:2], new, align_corners)
 
 
-def _linear(input: ir.Value, new: list[int], align_corners: bool) -> ir.Value:
+def _linear(input: ir.Value, outer: list[shapes.Size], new: list[int], align_corners: bool) -> ir.Value:
+    """``outer`` are the sizes of the first two dimensions."""
     if len(new) == 1:  # ONNX Runtime takes one dimension for the innermost of three
-        return op.Squeeze(_linear(op.Unsqueeze(input, [2]), [1, *new], align_corners), [2])
+        return op.Squeeze(_linear(op.Unsqueeze(input, [2]), outer, [1, *new], align_corners), [2])
     places = "align_corners" if align_corners else "half_pixel"
-    return _resize(input, new, mode="linear", coordinate_transformation_mode=places)
+    return _resize(input, outer, new, mode="linear", coordinate_transformation_mode=places)
 
 
-def _resize(input: ir.Value, new: list[int], **attributes: str) -> ir.Value:
+def _resize(input: ir.Value, outer: list[shapes.Size], new: list[int], **attributes: str) -> ir.Value:
     """All dimensions but the first two.
 
     These are among the sizes all the same: between two ``Transpose``, as an image in channels-last has them, ONNX
     Runtime (1.31) takes the sizes for those of all dimensions, whatever ``axes`` says, and refuses the model.
     """
-    return op.Resize(input, None, None, shapes.vector([*shapes.sizes(input)[:2], *new]), **attributes)
+    return op.Resize(input, None, None, shapes.vector([*outer, *new]), **attributes)
 
 
 def _nearest(old: int, new: int, factor: float | None, is_exact: bool) -> list[int]:
@@ -71,7 +72,10 @@ def _pixels(input: ir.Value, old: list[int], new: list[int], chosen: list[list[i
         for before, after, times, pixels in zip(old, new, repeats, chosen, strict=True)
     ]
     if all(is_repeated):
-        return _resize(input, new, mode="nearest", nearest_mode="floor", coordinate_transformation_mode="asymmetric")
+        outer = shapes.sizes(input)[:2]
+        return _resize(
+            input, outer, new, mode="nearest", nearest_mode="floor", coordinate_transformation_mode="asymmetric"
+        )
     for dim, pixels in enumerate(chosen, start=2):
         if pixels != list(range(old[dim - 2])):
             input = op.Gather(input, shapes.vector(pixels), axis=dim)

@@ -7,7 +7,7 @@ import torch
 from onnxscript import opset18 as op
 
 from . import shapes
-from .registry import converter
+from .registry import NotTranslatable, converter
 
 
 @converter(torch.ops.aten.mv.default)
@@ -19,6 +19,19 @@ def mv(matrix: ir.Value, vector: ir.Value) -> object:
     """
     column = op.Unsqueeze(vector, op.Constant(value_ints=[1]))
     return op.Squeeze(op.MatMul(matrix, column), op.Constant(value_ints=[1]))
+
+
+@converter(torch.ops.aten.addmv.default)
+def addmv(self: ir.Value, matrix: ir.Value, vector: ir.Value, *, beta: float = 1, alpha: float = 1) -> object:
+    """``beta * self + alpha * mv(matrix, vector)``, without ``self`` where ``beta`` is 0, though it were NaN."""
+    if self.dtype is None or not self.dtype.is_floating_point():
+        raise NotTranslatable("its translation is for floating point")
+    product = mv(matrix, vector)
+    if alpha != 1:
+        product = op.Mul(product, shapes.constant(alpha, self.dtype))
+    if beta == 0:
+        return product
+    return op.Add(self if beta == 1 else op.Mul(self, shapes.constant(beta, self.dtype)), product)
 
 
 @converter(torch.ops.aten.dot.default, torch.ops.aten.vdot.default)
