@@ -19,7 +19,7 @@ from typing import Any
 
 from passes.engine.registry import Switches
 
-from .runtime.custom_operators import check_libraries
+from .runtime.custom_operators import check_libraries, libraries_from_text
 from .runtime.providers import Provider, check_providers
 from .runtime.versions import ALWAYS_LOADED, MINIMUM_OPSET, maximum_opset
 from .spelling import unknown_name
@@ -166,10 +166,6 @@ def _path_from_user(value: object) -> object:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _paths_from_text(text: str) -> object:
-    return [part for part in text.split(os.pathsep) if part]
-
-
 def _paths_from_user(value: object) -> object:
     return tuple(map(_path_from_user, value)) if isinstance(value, (list, tuple)) else value
 
@@ -236,7 +232,7 @@ class Options:
     )
     custom_op_libraries: tuple[str, ...] = option(
         (),
-        Form(check_libraries, _paths_from_text, _paths_from_user),
+        Form(check_libraries, libraries_from_text, _paths_from_user),
         "Paths of libraries with custom operators of ONNX Runtime, for the converters that call these; code in them "
         "runs in this process. In the environment separated as in PATH.",
     )

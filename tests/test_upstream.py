@@ -122,7 +122,7 @@ def test_a_fault_of_the_cpu_provider_does_not_hold_for_what_another_takes(
     providers = ("CUDAExecutionProvider", "CPUExecutionProvider")
     asked: list[tuple[object, bool]] = []
 
-    def load(model: ir.Model, given: object, *, only_first: bool) -> None:
+    def load(model: ir.Model, given: object, *, only_first: bool, sizes: object = None) -> None:
         asked.append((given, only_first))
         if only_first and not takes:
             raise SessionError("no kernel")

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import functools
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,7 +28,7 @@ import onnxruntime
 from google.protobuf.message import EncodeError
 
 from ..errors import first_line
-from ..options import ENVIRONMENT_PREFIX, parse_options
+from ..runtime.custom_operators import VARIABLE, libraries_of_environment
 from ..runtime.messages import ORT_ERRORS
 from ..spelling import unknown_name
 from . import repro
@@ -151,7 +150,7 @@ class Session:
         profile: Path | None = None,
     ) -> None:
         self._name = str(model) if isinstance(model, Path) else model.name
-        given = settings.as_json() | {"custom_op_libraries": _libraries()}
+        given = settings.as_json() | {"custom_op_libraries": libraries_of_environment()}
         content: str | bytes = str(model)
         held: list[repro.Tensor] = []
         if isinstance(model, OnnxModel):
@@ -222,18 +221,14 @@ class Session:
         return Path(self._session.end_profiling())
 
 
-@functools.cache
-def _libraries() -> tuple[str, ...]:
-    """Those with custom operators that the user names in the environment."""
-    return parse_options().custom_op_libraries
-
-
 def _hint(settings: Settings) -> str:
     """What to do where libraries are missing that the run had."""
-    missing = [path for path in settings.custom_op_libraries if path not in map(os.path.abspath, _libraries())]
+    missing = [
+        path for path in settings.custom_op_libraries if path not in map(os.path.abspath, libraries_of_environment())
+    ]
     if not missing:
         return ""
-    variable = f"{ENVIRONMENT_PREFIX}CUSTOM_OP_LIBRARIES={os.pathsep.join(missing)}"
+    variable = f"{VARIABLE}={os.pathsep.join(missing)}"
     return f"\nThe run had custom operators of libraries that are not loaded; if you trust them: {variable}"
 
 

@@ -14,6 +14,9 @@ import onnxruntime
 from ..errors import first_line
 from .messages import ORT_ERRORS
 
+VARIABLE = "DYNAMO_BACKENDS_CUSTOM_OP_LIBRARIES"
+"""The variable of the environment that sets the option ``custom_op_libraries``."""
+
 _loaded: tuple[str, ...] = ()
 """Absolute paths. Replaced, never changed."""
 
@@ -32,6 +35,25 @@ def check_libraries(value: object) -> None:
             raise TypeError(f"expected the path of a shared library, got {path!r} ({type(path).__name__})")
         if not os.path.isfile(path):
             raise ValueError(f"there is no file {path}")
+
+
+def libraries_from_text(text: str) -> list[str]:
+    """Paths that are separated as in ``PATH``."""
+    return [path for path in text.split(os.pathsep) if path]
+
+
+def libraries_of_environment() -> tuple[str, ...]:
+    """The libraries that ``VARIABLE`` names, for what has no options: the commands that run a dump.
+
+    Raises:
+        ValueError: a path is wrong.
+    """
+    paths = libraries_from_text(os.environ.get(VARIABLE, ""))
+    try:
+        check_libraries(paths)
+    except ValueError as error:
+        raise ValueError(f"{VARIABLE}: {error}") from None
+    return tuple(paths)
 
 
 def load_libraries(paths: Sequence[str]) -> None:
