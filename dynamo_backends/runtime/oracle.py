@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import functools
 import hashlib
+import types
 from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, TypeVar
 
@@ -89,17 +90,24 @@ class Oracle(Generic[Answer]):
 
 
 def name_of(question: Hashable) -> str:
-    """A name of a question that is the same in every process, where functions are told apart by their names."""
+    """A name of a question that is the same in every process, where functions are told apart by their names, their
+    places in the source and what they enclose."""
     return hashlib.sha256(repr(_named(question)).encode()).hexdigest()[:32]
 
 
-def _named(part: object) -> object:
+def _named(part: object, within: tuple[object, ...] = ()) -> object:
     if isinstance(part, tuple):
-        return tuple(map(_named, part))
+        return tuple(_named(item, within) for item in part)
     if isinstance(part, functools.partial):
-        return _named((part.func, part.args, *sorted(part.keywords.items())))
+        return _named((part.func, part.args, *sorted(part.keywords.items())), within)
     name = getattr(part, "__qualname__", None)
-    return part if name is None else f"{getattr(part, '__module__', '')}.{name}"
+    if name is None or part in within:  # a function may enclose itself
+        return name or part
+    named: list[object] = [f"{getattr(part, '__module__', '')}.{name}"]
+    if isinstance(part, types.FunctionType):
+        named += [part.__code__.co_firstlineno, part.__code__.co_linetable]
+        named += [_named(cell.cell_contents, (*within, part)) for cell in part.__closure__ or ()]
+    return tuple(named)
 
 
 ORACLE: Oracle[Reason | None] = Oracle()
