@@ -503,8 +503,6 @@ _FUNCTIONS: dict[object, Callable[[ir.Value], ir.Value]] = {
     aten.special_i0e.default: lambda x: _scaled_i(x, 0),
     aten.special_i1.default: _i1,
     aten.special_i1e.default: lambda x: _odd(x, _scaled_i(x, 1)),
-    aten.special_modified_bessel_i0.default: _i0,
-    aten.special_modified_bessel_i1.default: _i1,
     aten.special_modified_bessel_k0.default: lambda x: _scaled_k(x, 0, scaled=False),
     aten.special_modified_bessel_k1.default: lambda x: _scaled_k(x, 1, scaled=False),
     aten.special_scaled_modified_bessel_k0.default: lambda x: _scaled_k(x, 0, scaled=True),
@@ -520,5 +518,10 @@ _FUNCTIONS: dict[object, Callable[[ir.Value], ir.Value]] = {
     aten.special_ndtri.default: _ndtri,
 }
 
+_OTHER_NAMES = {
+    aten.i0.default: aten.special_modified_bessel_i0.default,
+    aten.special_i1.default: aten.special_modified_bessel_i1.default,
+}
+
 for _target, _function in _FUNCTIONS.items():
-    converter(_target)(_computed(_function))
+    converter(*filter(None, (_target, _OTHER_NAMES.get(_target))))(_computed(_function))
