@@ -21,16 +21,11 @@ import argparse
 import collections
 import copy
 import dataclasses
-import gc
 import json
-import multiprocessing
-import multiprocessing.connection
-import os
 import random
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -41,6 +36,7 @@ from architectures import ARCHITECTURES, Architecture, Inputs
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_leaves, tree_map
+from workers import Ended, judged
 from zoo import scalar
 
 RIGHT, WRONG, ERROR, BREAKS, PYTORCHS = "right", "wrong", "error", "breaks", "PyTorch's own"
@@ -396,100 +392,19 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:300]}{place}"
 
 
-# Worker processes.
+def _judge(case: tuple[str, str]) -> Report:
+    return run_case(*case)
 
 
-Judge = Callable[[str, str], Report]
-
-_START = 300
-"""Seconds that a process may take to import everything, on a machine with other work."""
-
-
-def _work(connection: multiprocessing.connection.Connection, judge: Judge) -> None:
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    for stream in (1, 2):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    connection.send(None)  # the imports are done; from here the time of the case counts
-    while (case := connection.recv()) is not None:
-        try:
-            connection.send(judge(*case))
-        except Exception as error:
-            connection.send(Report(*case, ERROR, _line(error)))
-        torch._dynamo.reset()
-        gc.collect()  # sessions have threads of their own
-
-
-class _Worker:
-    """A process that judges one case after the other, and is replaced when it dies or a case takes too long."""
-
-    def __init__(self, limit: float, judge: Judge) -> None:
-        self.limit, self.judge = limit, judge
-        self.process: multiprocessing.process.BaseProcess | None = None
-        self.case: tuple[str, str] | None = None
-
-    def give(self, case: tuple[str, str]) -> None:
-        if self.process is None:
-            context = multiprocessing.get_context("spawn")
-            self.connection, theirs = context.Pipe()
-            self.ready = False
-            self.process = context.Process(target=_work, args=(theirs, self.judge), daemon=True)
-            self.process.start()
-            theirs.close()
-        self.case, self.start = case, time.monotonic()
-        self.connection.send(case)
-
-    def report(self) -> Report | None:
-        """The report on the case it has, if there is one by now."""
-        assert self.case is not None
-        seconds = round(time.monotonic() - self.start, 2)
-        try:
-            if self.connection.poll():
-                report: Report | None = self.connection.recv()
-                if report is None:
-                    self.ready, self.start = True, time.monotonic()
-                else:
-                    self.case = None
-                return report
-        except (EOFError, ConnectionResetError):
-            return self._ended("the process died", seconds)
-        limit = self.limit if self.ready else max(self.limit, _START)
-        if seconds > limit:
-            return self._ended(f"no answer in {limit:.0f} s", seconds)
-        return None
-
-    def _ended(self, why: str, seconds: float) -> Report:
-        assert self.case is not None
-        report = Report(*self.case, ERROR, why, seconds=seconds)
-        self.stop()
-        return report
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.join()
-            self.connection.close()
-        self.process = self.case = None
-
-
-def sweep(chosen: Sequence[tuple[str, str]], processes: int, limit: float, judge: Judge = run_case) -> Iterator[Report]:
+def sweep(
+    chosen: Sequence[tuple[str, str]],
+    processes: int,
+    limit: float,
+    judge: Callable[[tuple[str, str]], Report] = _judge,
+) -> Iterator[Report]:
     """The reports on the cases, as they come."""
-    waiting = collections.deque(chosen)
-    workers = [_Worker(limit, judge) for _ in range(max(1, min(processes, len(waiting))))]
-    try:
-        while waiting or any(worker.case for worker in workers):
-            for worker in workers:
-                if worker.case is None and waiting:
-                    worker.give(waiting.popleft())
-            busy = [worker for worker in workers if worker.case]
-            multiprocessing.connection.wait([worker.connection for worker in busy], timeout=1)
-            for worker in busy:
-                report = worker.report()
-                if report is not None:
-                    yield report
-    finally:
-        for worker in workers:
-            worker.stop()
+    for case, answer, seconds in judged(chosen, judge, processes=processes, limit=limit):
+        yield Report(*case, ERROR, answer.why, seconds=seconds) if isinstance(answer, Ended) else answer
 
 
 def table(reports: Sequence[Report]) -> str:

@@ -1,33 +1,23 @@
 """PyTorch's operator database through the backend: samples, and the comparison with eager.
 
-The tests in ``test_operators.py`` use the first sample of each entry. Run as a script it sweeps further, each
-part in worker processes so that one that dies is seen and named::
-
-    python tests/operators.py float32 --samples all
-    python tests/operators.py float16 bfloat16 int64 --samples 3
-    python tests/operators.py float32 --mode gradients
-    python tests/operators.py float32 --mode dynamic
-    python tests/operators.py float32 --mode weights    # all arguments but the first are held by a module
+The tests in ``test_operators.py`` use the first sample of each entry, ``operators_sweep.py`` all of them.
 """
 
 from __future__ import annotations
 
-import argparse
-import collections
 import itertools
-import json
-import multiprocessing
 import random
-import sys
-import traceback
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
+
+Compare: TypeAlias = "Callable[[object, object], str | None]"
+"""How a first result differs from a second one, ``None`` if it does not."""
 
 
 def name_of(op: OpInfo) -> str:
@@ -65,9 +55,21 @@ def copy_of(value: object) -> object:
     def copy(leaf: object) -> object:
         if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
             return leaf
-        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        return _clone(leaf.detach()).requires_grad_(leaf.requires_grad)
 
     return pytree.tree_map(copy, value)
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, offset, and negative and conjugate bits."""
+    if tensor.is_neg() or tensor.is_conj():
+        plain = tensor._neg_view() if tensor.is_neg() else tensor.conj()
+        return _clone(plain)._neg_view() if tensor.is_neg() else _clone(plain).conj()
+    if tensor.numel() == 0:
+        return tensor.clone()
+    size = tensor.storage_offset() + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    memory = torch.as_strided(tensor, (size,), (1,), 0).clone()
+    return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def is_random(op: OpInfo, sample: SampleInput) -> bool:
@@ -139,8 +141,10 @@ def compiled_difference(
     backend: str = "onnxrt",
     dynamic: bool | None = False,
     gradients: bool = False,
+    compare: Compare = difference,
 ) -> str | None:
-    """How ``op`` on ``sample`` through a backend differs from eager: results, changed arguments, gradients.
+    """How ``op`` on ``sample`` through a backend differs from eager: results, shared memory, changed arguments,
+    gradients.
 
     Raises:
         Whatever the backend raises where eager does not.
@@ -157,7 +161,9 @@ def compiled_difference(
     compiled = torch.compile(run, backend=backend, dynamic=dynamic)
     seed()
     actual = compiled(ours)
-    found = difference(actual, expected)
+    found = compare(actual, expected)
+    if found is None and _shared(actual, ours) != _shared(expected, theirs):
+        found = f"results share memory {_shared(actual, ours)} instead of {_shared(expected, theirs)}"
     if found is None:
         found = difference(pytree.tree_leaves(ours), pytree.tree_leaves(theirs))
         found = f"arguments after the call: {found}" if found is not None else None
@@ -167,6 +173,23 @@ def compiled_difference(
         found = difference(*(_gradients(item) for item in (ours, theirs)))
         found = f"gradients: {found}" if found is not None else None
     return found
+
+
+def _shared(results: object, arguments: object) -> list[list[int]]:
+    """For each tensor of the results, the positions of the arguments whose memory it shares."""
+    given = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    owners = [_owner(leaf) for leaf in given]
+    return [
+        [i for i, owner in enumerate(owners) if owner is not None and owner == _owner(leaf)]
+        for leaf in pytree.tree_leaves(results)
+        if isinstance(leaf, torch.Tensor)
+    ]
+
+
+def _owner(tensor: torch.Tensor) -> int | None:
+    if tensor.layout is not torch.strided or tensor.numel() == 0:
+        return None
+    return tensor.untyped_storage().data_ptr()
 
 
 class _Holder(torch.nn.Module):
@@ -228,117 +251,3 @@ def _gradients(arguments: object) -> list[object]:
     return [
         leaf.grad for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
     ]
-
-
-def _sweep(
-    names: Sequence[str],
-    dtype: torch.dtype,
-    number: int | None,
-    mode: str,
-    backend: str,
-    send: Callable[[object], None],
-) -> None:
-    """Compares the entries in a worker process, and sends (name, sample, outcome, text) for each sample."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    table = entries()
-    for name in names:
-        op = table[name]
-        send(("begin", name))
-        try:
-            for index, sample in enumerate(samples(op, dtype, number, gradients=mode == "gradients")):
-                outcome, text = _judge(op, sample, mode, backend)
-                send((name, index, outcome, text))
-        except Exception as error:  # the database itself has no sample on this machine
-            send((name, -1, "no sample", f"{type(error).__name__}: {error}"[:300]))
-        send(("end", name))
-
-
-def _judge(op: OpInfo, sample: SampleInput, mode: str, backend: str) -> tuple[str, str]:
-    try:
-        if is_random(op, sample):
-            return "random", ""
-        if mode == "gradients":
-            expected = call(op, copy_of((sample.input, sample.args, sample.kwargs)))
-            loss(expected).backward()
-    except Exception as error:
-        return "eager raises", f"{type(error).__name__}: {error}"[:300]
-    try:
-        if mode == "weights":
-            found = difference_with_weights(op, sample, backend=backend)
-        else:
-            found = compiled_difference(
-                op, sample, backend=backend, dynamic=mode == "dynamic", gradients=mode == "gradients"
-            )
-    except Exception as error:
-        text = traceback.format_exc().strip().splitlines()
-        return "error", f"{type(error).__name__}: {str(error)[:400]} || {' | '.join(text[-6:])[-600:]}"
-    return ("right", "") if found is None else ("wrong", found)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("dtypes", nargs="+")
-    parser.add_argument("--samples", default="1")
-    parser.add_argument("--mode", default="values", choices=["values", "gradients", "dynamic", "weights"])
-    parser.add_argument("--only", default="")
-    parser.add_argument("--backend", default="onnxrt")
-    parser.add_argument("--out", default="")
-    options = parser.parse_args()
-    number = None if options.samples == "all" else int(options.samples)
-    lines: list[dict[str, object]] = []
-    for dtype_name in options.dtypes:
-        dtype = getattr(torch, dtype_name)
-        table = entries()
-        names = [name for name, op in table.items() if dtype in op.supported_dtypes("cpu")]
-        if options.mode == "gradients":
-            names = [
-                n for n in names if table[n].supports_autograd and dtype in table[n].supported_backward_dtypes("cpu")
-            ]
-        if options.only:
-            wanted = options.only.split(",")
-            names = [name for name in names if name in wanted]
-        counts: collections.Counter[str] = collections.Counter()
-        for name, index, outcome, text in _run_workers(names, dtype, number, options.mode, options.backend):
-            counts[outcome] += 1
-            lines.append({"dtype": dtype_name, "name": name, "sample": index, "outcome": outcome, "text": text})
-            if outcome in ("wrong", "error", "died"):
-                print(f"{dtype_name} {name}[{index}] {outcome}: {text}", flush=True)
-        print(dtype_name, options.mode, dict(counts), flush=True)
-    if options.out:
-        with open(options.out, "w") as file:
-            json.dump(lines, file, indent=1)
-
-
-def _run_workers(
-    names: Sequence[str], dtype: torch.dtype, number: int | None, mode: str, backend: str
-) -> Iterator[tuple[str, int, str, str]]:
-    """Runs the sweep in a forked process; when that dies, names the entry and goes on after it in a new
-    one."""
-    context = multiprocessing.get_context("fork")
-    left = list(names)
-    while left:
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_sweep, args=(left, dtype, number, mode, backend, sender.send))
-        process.start()
-        sender.close()
-        current = None
-        try:
-            while True:
-                message = receiver.recv()
-                if message[0] == "begin":
-                    current = message[1]
-                elif message[0] == "end":
-                    left.remove(message[1])
-                    current = None
-                else:
-                    yield message
-        except EOFError:
-            process.join()
-        if current is not None:
-            yield current, -1, "died", f"exit code {process.exitcode}"
-            left.remove(current)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -64,7 +64,8 @@ def test_more_breaks_than_aot_eager_are_told(monkeypatch: pytest.MonkeyPatch) ->
     assert run_case("unet", "inference").outcome == BREAKS
 
 
-def _dies_or_hangs(name: str, mode: str) -> Report:
+def _dies_or_hangs(case: tuple[str, str]) -> Report:
+    name, mode = case
     if name == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     if name == "hangs":

@@ -1,0 +1,288 @@
+"""PyTorch's operator database through the backend, every operator in every dtype and in many ways: is it as eager?
+
+::
+
+    python tests/operators_sweep.py --processes 4                         # all of it, hours
+    python tests/operators_sweep.py --sample 1/40 --seed 7                # a random part of it
+    python tests/operators_sweep.py --mode special --dtype float32,int64
+    python tests/operators_sweep.py --mode values --only add,nn.functional.conv2d --samples all
+
+Modes: ``values``, the samples as they are; ``gradients``, compared too; ``dynamic``, with symbolic sizes; ``weights``,
+all tensors but the first held by a module; ``special``, with infinities, NaN, zeros, denormals and the largest numbers
+in the arguments; ``layouts``, with views, empty tensors, single elements, a dimension more, conjugate, negative bits.
+
+A result is right that has eager's dtype, shape, strides, shared memory and values, signs of zeros with them. A value is
+right also where it is as near to the float64 result as eager's. Two kinds of difference are counted apart: ``sum
+overflows``, where a sum of the largest numbers overflows in one order and not in another, and what PyTorch's own
+backend ``aot_eager`` gets wrong in the same way.
+
+Exit code 1: something is wrong, raises, dies or hangs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import functools
+import json
+import logging
+import random
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from operator_variants import LAYOUTS, VALUES, varied
+from operators import (
+    call,
+    compiled_difference,
+    copy_of,
+    difference,
+    difference_with_weights,
+    entries,
+    is_random,
+    loss,
+    samples,
+    seed,
+)
+from torch.testing._internal.opinfo.core import BinaryUfuncInfo, OpInfo, SampleInput, UnaryUfuncInfo
+from torch.utils import _pytree as pytree
+from workers import Ended, judged
+
+MODES = ("values", "gradients", "dynamic", "weights", "special", "layouts")
+DTYPES = (
+    *("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"),
+    *("complex64", "complex128", "float8_e4m3fn", "float8_e5m2"),
+)
+RIGHT, WRONG, ERROR, OVERFLOWS, PYTORCHS = "right", "wrong", "error", "sum overflows", "PyTorch's own"
+FAULTS = (WRONG, ERROR)
+
+_ROUNDED = (torch.float32, torch.float16, torch.bfloat16)
+"""Dtypes whose exact results are float64's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An entry of the database in a dtype, in a mode; ``number`` of its samples, all with ``None``."""
+
+    mode: str
+    dtype: str
+    name: str
+    number: int | None = 1
+
+    def __str__(self) -> str:
+        return f"{self.mode} {self.dtype} {self.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What became of a sample; ``variant`` names what was changed in it."""
+
+    case: Case
+    sample: int
+    variant: str
+    outcome: str
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.outcome}: {self.case}[{self.sample}] {self.variant}: {self.text}"
+
+
+def cases(modes: Sequence[str] = MODES, dtypes: Sequence[str] = DTYPES, number: int | None = None) -> list[Case]:
+    """All cases; ``number`` of samples each, by default all in float32, three in other dtypes, one in other modes."""
+    found = []
+    table = entries()
+    for mode in modes:
+        for dtype in dtypes:
+            default = 1 if mode != "values" else None if dtype == "float32" else 3
+            given = getattr(torch, dtype)
+            for name, op in table.items():
+                takes = op.supported_backward_dtypes if mode == "gradients" else op.supported_dtypes
+                if given in takes("cpu") and (mode != "gradients" or op.supports_autograd):
+                    found.append(Case(mode, dtype, name, default if number is None else number))
+    return found
+
+
+def judge(case: Case) -> list[Report]:
+    """Compares the samples of a case with eager."""
+    logging.getLogger("dynamo_backends").setLevel(logging.ERROR)  # what falls back is no fault
+    op, reports = entries()[case.name], []
+    try:
+        given = list(samples(op, getattr(torch, case.dtype), case.number, gradients=case.mode == "gradients"))
+    except Exception as error:
+        return [Report(case, -1, "", "no sample", _line(error))]
+    for index, sample in enumerate(given):
+        for variant, changed in _variants(sample, case.mode):
+            reports.append(Report(case, index, variant, *_judge_sample(op, changed, case.mode)))
+    return reports
+
+
+def _variants(sample: SampleInput, mode: str) -> Iterator[tuple[str, SampleInput]]:
+    """The samples that a mode makes of one, with their names."""
+    changes = {"special": VALUES, "layouts": LAYOUTS}.get(mode)
+    if changes is None:
+        yield "", sample
+        return
+    for name, change in changes.items():
+        arguments = varied((sample.input, sample.args, sample.kwargs), change)
+        if arguments is not None:
+            input, args, kwargs = arguments  # type: ignore[misc]
+            yield name, SampleInput(input, args=args, kwargs=kwargs)
+
+
+def _judge_sample(op: OpInfo, sample: SampleInput, mode: str) -> tuple[str, str]:
+    try:
+        if is_random(op, sample):
+            return "random", ""
+        if mode == "gradients":
+            loss(call(op, copy_of((sample.input, sample.args, sample.kwargs)))).backward()
+    except Exception as error:
+        return "eager raises", _line(error)
+    found = _difference(op, sample, mode, "onnxrt")
+    if found is None:
+        return RIGHT, ""
+    if _difference(op, sample, mode, "aot_eager") is not None:
+        return PYTORCHS, found[1]
+    return found
+
+
+def _difference(op: OpInfo, sample: SampleInput, mode: str, backend: str) -> tuple[str, str] | None:
+    """How a backend differs from eager: the outcome and what is wrong."""
+    try:
+        if mode == "weights":
+            found = difference_with_weights(op, sample, backend=backend)
+        else:
+            compare = functools.partial(_compare, op, (sample.input, sample.args, sample.kwargs))
+            found = compiled_difference(
+                op,
+                sample,
+                backend=backend,
+                dynamic=mode == "dynamic",
+                gradients=mode == "gradients",
+                compare=difference if mode == "gradients" else compare,
+            )
+    except Exception as error:
+        return ERROR, _line(error)
+    if found is None:
+        return None
+    return (OVERFLOWS if found.startswith(OVERFLOWS) else WRONG), found
+
+
+def _line(error: Exception) -> str:
+    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "dynamo_backends" in frame.filename]
+    place = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{place}"
+
+
+def _compare(op: OpInfo, arguments: object, actual: object, expected: object) -> str | None:
+    """As ``difference``, with the signs of zeros; but what is as near to float64's result as eager's is right."""
+    found = difference(actual, expected)
+    if found is not None and "values: " not in found:
+        return found
+    exact = _exact(op, arguments)
+    leaves = [pytree.tree_leaves(item) for item in (actual, expected)]
+    exacts = [None] * len(leaves[0]) if exact is None else pytree.tree_leaves(exact)
+    overflows = False
+    for ours, eagers, true in zip(*leaves, exacts, strict=True):
+        if not isinstance(eagers, torch.Tensor) or not eagers.is_floating_point() or eagers.itemsize == 1:
+            if (text := difference(ours, eagers)) is not None:
+                return text
+            continue
+        same = (ours == eagers) | (ours.isnan() & eagers.isnan())
+        zeros = (ours == 0) & (eagers == 0) & (ours.signbit() != eagers.signbit())
+        if bool(zeros.any()):
+            return f"values: {int(zeros.sum())} zeros have another sign, of {zeros.numel()}"
+        if bool(same.all()):
+            continue
+        text = difference(ours, eagers)
+        if true is None or eagers.dtype not in _ROUNDED:
+            if text is not None:
+                return text
+            continue
+        info = torch.finfo(eagers.dtype)
+        allowed = 2 * (eagers.double() - true).abs() + 4 * info.eps * true.abs() + info.smallest_normal * info.eps
+        near = ours.isfinite() & true.isfinite() & ((ours.double() - true).abs() <= allowed.nan_to_num(0, 0))
+        is_elementwise = isinstance(op, (UnaryUfuncInfo, BinaryUfuncInfo))
+        if not is_elementwise:
+            near |= ours == true.to(eagers.dtype)
+        if bool((same | near).all()):
+            continue
+        if not is_elementwise and bool(
+            (same | near | (true.isfinite() & ~(ours.isfinite() & eagers.isfinite()))).all()
+        ):
+            overflows = True
+            continue
+        if text is not None:
+            return text
+        # Below the absolute tolerance: numbers near zero must not be lost.
+        lost = ~(same | near) & (ours == 0) & (eagers != 0)
+        if is_elementwise and bool(lost.any()):
+            return f"values: {int(lost.sum())} of {lost.numel()} are 0 instead of {eagers[lost][:3].tolist()}"
+    return OVERFLOWS if overflows else None
+
+
+def _exact(op: OpInfo, arguments: object) -> object | None:
+    """The result in float64, ``None`` if there is none."""
+
+    def widened(leaf: object) -> object:
+        return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.dtype in _ROUNDED else leaf
+
+    try:
+        seed()
+        return call(op, pytree.tree_map(widened, copy_of(arguments)))
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return None
+
+
+def sweep(chosen: Sequence[Case], processes: int, limit: float) -> Iterator[Report]:
+    """The reports on the cases, as they come."""
+    for case, answer, _ in judged(chosen, judge, processes=processes, limit=limit):
+        yield from [Report(case, -1, "", ERROR, answer.why)] if isinstance(answer, Ended) else answer
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", default=",".join(MODES), help="with commas between")
+    parser.add_argument("--dtype", default=",".join(DTYPES), help="with commas between")
+    parser.add_argument("--only", default="", help="names of entries, with commas between")
+    parser.add_argument("--samples", help="of each entry: a number, or all")
+    parser.add_argument("--sample", default="1/1", help="a part of the cases, 1/40")
+    parser.add_argument("--seed", type=int, default=0, help="of the part")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=600, help="seconds for a case")
+    parser.add_argument("--out", type=Path, help="JSON with all reports")
+    settings = parser.parse_args(arguments)
+
+    modes, dtypes = settings.mode.split(","), settings.dtype.split(",")
+    if unknown := {*modes} - {*MODES} | {*dtypes} - {*DTYPES}:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    chosen = cases(modes, dtypes)
+    if settings.samples:
+        number = None if settings.samples == "all" else int(settings.samples)
+        chosen = [dataclasses.replace(case, number=number) for case in chosen]
+    if settings.only:
+        wanted = set(settings.only.split(","))
+        if unknown := wanted - entries().keys():
+            parser.error(f"no such entry: {', '.join(sorted(unknown))}")
+        chosen = [case for case in chosen if case.name in wanted]
+    part, of = map(int, settings.sample.split("/"))
+    if part < of:
+        chosen = random.Random(settings.seed).sample(chosen, max(1, len(chosen) * part // of))
+
+    start, reports = time.monotonic(), []
+    for report in sweep(chosen, settings.processes, settings.limit):
+        reports.append(report)
+        if report.outcome in (*FAULTS, OVERFLOWS, PYTORCHS):
+            print(report, flush=True)
+    if settings.out:
+        settings.out.write_text(json.dumps([dataclasses.asdict(report) for report in reports], indent=1))
+    counts = collections.Counter(report.outcome for report in reports)
+    print(f"{dict(counts)}, {len(chosen)} cases in {time.monotonic() - start:.0f} s")
+    return int(any(counts[outcome] for outcome in FAULTS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
