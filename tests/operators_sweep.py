@@ -12,9 +12,9 @@ all tensors but the first held by a module; ``special``, with infinities, NaN, z
 in the arguments; ``layouts``, with views, empty tensors, single elements, a dimension more, conjugate, negative bits.
 
 A result is right that has eager's dtype, shape, strides, shared memory and values, signs of zeros with them. A value is
-right also where it is as near to the float64 result as eager's. Two kinds of difference are counted apart: ``sum
-overflows``, where a sum of the largest numbers overflows in one order and not in another, and what PyTorch's own
-backend ``aot_eager`` gets wrong in the same way.
+right also where it is as near to the float64 result as eager's. Three kinds of difference are counted apart: ``sum
+overflows``, where a sum of the largest numbers overflows in one order and not in another; ``signs of zeros``, of
+operators that are not computed element by element; and what PyTorch's own backend ``aot_eager`` gets wrong too.
 
 Exit code 1: something is wrong, raises, dies or hangs.
 """
@@ -57,7 +57,8 @@ DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"),
     *("complex64", "complex128", "float8_e4m3fn", "float8_e5m2"),
 )
-RIGHT, WRONG, ERROR, OVERFLOWS, PYTORCHS = "right", "wrong", "error", "sum overflows", "PyTorch's own"
+RIGHT, WRONG, ERROR = "right", "wrong", "error"
+OVERFLOWS, SIGNS, PYTORCHS = "sum overflows", "signs of zeros", "PyTorch's own"
 FAULTS = (WRONG, ERROR)
 
 _ROUNDED = (torch.float32, torch.float16, torch.bfloat16)
@@ -116,7 +117,7 @@ def judge(case: Case) -> list[Report]:
         return [Report(case, -1, "", "no sample", _line(error))]
     for index, sample in enumerate(given):
         for variant, changed in _variants(sample, case.mode):
-            reports.append(Report(case, index, variant, *_judge_sample(op, changed, case.mode)))
+            reports.append(Report(case, index, variant, *_judge_sample(op, changed, case.mode, variant)))
     return reports
 
 
@@ -133,7 +134,7 @@ def _variants(sample: SampleInput, mode: str) -> Iterator[tuple[str, SampleInput
             yield name, SampleInput(input, args=args, kwargs=kwargs)
 
 
-def _judge_sample(op: OpInfo, sample: SampleInput, mode: str) -> tuple[str, str]:
+def _judge_sample(op: OpInfo, sample: SampleInput, mode: str, variant: str) -> tuple[str, str]:
     try:
         if is_random(op, sample):
             return "random", ""
@@ -141,34 +142,31 @@ def _judge_sample(op: OpInfo, sample: SampleInput, mode: str) -> tuple[str, str]
             loss(call(op, copy_of((sample.input, sample.args, sample.kwargs)))).backward()
     except Exception as error:
         return "eager raises", _line(error)
-    found = _difference(op, sample, mode, "onnxrt")
+    found = _difference(op, sample, mode, variant, "onnxrt")
     if found is None:
         return RIGHT, ""
-    if _difference(op, sample, mode, "aot_eager") is not None:
-        return PYTORCHS, found[1]
-    return found
+    if _difference(op, sample, mode, variant, "aot_eager") is not None:
+        return PYTORCHS, found
+    kind = found.partition(":")[0]
+    return kind if kind in (ERROR, OVERFLOWS, SIGNS) else WRONG, found
 
 
-def _difference(op: OpInfo, sample: SampleInput, mode: str, backend: str) -> tuple[str, str] | None:
-    """How a backend differs from eager: the outcome and what is wrong."""
+def _difference(op: OpInfo, sample: SampleInput, mode: str, variant: str, backend: str) -> str | None:
+    """How a backend differs from eager."""
     try:
         if mode == "weights":
-            found = difference_with_weights(op, sample, backend=backend)
-        else:
-            compare = functools.partial(_compare, op, (sample.input, sample.args, sample.kwargs))
-            found = compiled_difference(
-                op,
-                sample,
-                backend=backend,
-                dynamic=mode == "dynamic",
-                gradients=mode == "gradients",
-                compare=difference if mode == "gradients" else compare,
-            )
+            return difference_with_weights(op, sample, backend=backend)
+        compare = functools.partial(_compare, op, (sample.input, sample.args, sample.kwargs), variant)
+        return compiled_difference(
+            op,
+            sample,
+            backend=backend,
+            dynamic=mode == "dynamic",
+            gradients=mode == "gradients",
+            compare=difference if mode == "gradients" else compare,
+        )
     except Exception as error:
-        return ERROR, _line(error)
-    if found is None:
-        return None
-    return (OVERFLOWS if found.startswith(OVERFLOWS) else WRONG), found
+        return f"{ERROR}: {_line(error)}"
 
 
 def _line(error: Exception) -> str:
@@ -177,7 +175,7 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{place}"
 
 
-def _compare(op: OpInfo, arguments: object, actual: object, expected: object) -> str | None:
+def _compare(op: OpInfo, arguments: object, variant: str, actual: object, expected: object) -> str | None:
     """As ``difference``, with the signs of zeros; but what is as near to float64's result as eager's is right."""
     found = difference(actual, expected)
     if found is not None and "values: " not in found:
@@ -185,43 +183,43 @@ def _compare(op: OpInfo, arguments: object, actual: object, expected: object) ->
     exact = _exact(op, arguments)
     leaves = [pytree.tree_leaves(item) for item in (actual, expected)]
     exacts = [None] * len(leaves[0]) if exact is None else pytree.tree_leaves(exact)
-    overflows = False
-    for ours, eagers, true in zip(*leaves, exacts, strict=True):
-        if not isinstance(eagers, torch.Tensor) or not eagers.is_floating_point() or eagers.itemsize == 1:
-            if (text := difference(ours, eagers)) is not None:
-                return text
-            continue
-        same = (ours == eagers) | (ours.isnan() & eagers.isnan())
-        zeros = (ours == 0) & (eagers == 0) & (ours.signbit() != eagers.signbit())
-        if bool(zeros.any()):
-            return f"values: {int(zeros.sum())} zeros have another sign, of {zeros.numel()}"
-        if bool(same.all()):
-            continue
-        text = difference(ours, eagers)
-        if true is None or eagers.dtype not in _ROUNDED:
-            if text is not None:
-                return text
-            continue
-        info = torch.finfo(eagers.dtype)
-        allowed = 2 * (eagers.double() - true).abs() + 4 * info.eps * true.abs() + info.smallest_normal * info.eps
-        near = ours.isfinite() & true.isfinite() & ((ours.double() - true).abs() <= allowed.nan_to_num(0, 0))
-        is_elementwise = isinstance(op, (UnaryUfuncInfo, BinaryUfuncInfo))
-        if not is_elementwise:
-            near |= ours == true.to(eagers.dtype)
-        if bool((same | near).all()):
-            continue
-        if not is_elementwise and bool(
-            (same | near | (true.isfinite() & ~(ours.isfinite() & eagers.isfinite()))).all()
-        ):
-            overflows = True
-            continue
-        if text is not None:
-            return text
-        # Below the absolute tolerance: numbers near zero must not be lost.
-        lost = ~(same | near) & (ours == 0) & (eagers != 0)
-        if is_elementwise and bool(lost.any()):
-            return f"values: {int(lost.sum())} of {lost.numel()} are 0 instead of {eagers[lost][:3].tolist()}"
-    return OVERFLOWS if overflows else None
+    is_elementwise = isinstance(op, (UnaryUfuncInfo, BinaryUfuncInfo))
+    texts = [
+        _compare_tensors(*each, is_elementwise, variant == "extreme") for each in zip(*leaves, exacts, strict=True)
+    ]
+    of_kind = sorted(filter(None, texts), key=lambda text: text.startswith((OVERFLOWS, SIGNS)))
+    return next(iter(of_kind), None)
+
+
+def _compare_tensors(
+    ours: object, eagers: object, exact: object, is_elementwise: bool, may_overflow: bool
+) -> str | None:
+    text = difference(ours, eagers)
+    if not isinstance(eagers, torch.Tensor) or not eagers.is_floating_point() or eagers.itemsize == 1:
+        return text
+    assert isinstance(ours, torch.Tensor)
+    same = (ours == eagers) | (ours.isnan() & eagers.isnan())
+    zeros = (ours == 0) & (eagers == 0) & (ours.signbit() != eagers.signbit())
+    if bool(zeros.any()):
+        return f"{WRONG if is_elementwise else SIGNS}: {int(zeros.sum())} zeros of {zeros.numel()} have another sign"
+    if bool(same.all()):
+        return None
+    if eagers.dtype not in _ROUNDED or not isinstance(exact, torch.Tensor):
+        return text
+    info = torch.finfo(eagers.dtype)
+    allowed = 2 * (eagers.double() - exact).abs() + 4 * info.eps * exact.abs() + info.smallest_normal * info.eps
+    near = ours.isfinite() & exact.isfinite() & ((ours.double() - exact).abs() <= allowed.nan_to_num(0, 0))
+    if not is_elementwise:
+        near |= ours == exact.to(eagers.dtype)
+    if bool((same | near).all()):
+        return None
+    overflows = exact.isfinite() & ~(ours.isfinite() & eagers.isfinite())
+    if may_overflow and not is_elementwise and bool((same | near | overflows).all()):
+        return f"{OVERFLOWS}: {int((overflows & ~same).sum())} of {same.numel()}"
+    lost = ~(same | near) & (ours == 0) & (eagers != 0)  # below the absolute tolerance of ``difference``
+    if text is None and is_elementwise and bool(lost.any()):
+        return f"{WRONG}: {int(lost.sum())} of {lost.numel()} are 0 instead of {eagers[lost][:3].tolist()}"
+    return text
 
 
 def _exact(op: OpInfo, arguments: object) -> object | None:
@@ -275,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start, reports = time.monotonic(), []
     for report in sweep(chosen, settings.processes, settings.limit):
         reports.append(report)
-        if report.outcome in (*FAULTS, OVERFLOWS, PYTORCHS):
+        if report.outcome in (*FAULTS, OVERFLOWS, SIGNS, PYTORCHS):
             print(report, flush=True)
     if settings.out:
         settings.out.write_text(json.dumps([dataclasses.asdict(report) for report in reports], indent=1))
