@@ -13,10 +13,11 @@ saves copies: a forward graph returns many views of weights and activations for 
 from __future__ import annotations
 
 import collections
-import operator
 
 import torch
 from torch import fx
+
+from passes.engine.fx.editing import owner, viewed
 
 from .layout import Layout, layout_of
 from .reasons import Kind, Reason
@@ -31,13 +32,6 @@ IN_PYTORCH = "in_pytorch"
 _UNKNOWN_MEMORY = Reason(Kind.UNKNOWN_SHAPE, "it reads memory that may hold more than its argument's values")
 
 
-def is_view(target: object) -> bool:
-    """Whether an ATen operator returns its argument's memory, by its schema."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    return any(result.alias_info is not None and not result.alias_info.is_write for result in target._schema.returns)
-
-
 def separate_returned_views(module: fx.GraphModule) -> int:
     """Gives results that share memory their own view nodes, which must run in PyTorch; returns how many.
 
@@ -45,12 +39,12 @@ def separate_returned_views(module: fx.GraphModule) -> int:
     """
     output = module.graph.output_node()
     returned = list(output.all_input_nodes)
-    sharing = collections.Counter(_owner(node) for node in returned)
+    sharing = collections.Counter(owner(node) for node in returned)
     separated: dict[fx.Node, fx.Node] = {}
 
     def separate(node: fx.Node) -> fx.Node:
         """The node that computes what ``node`` does, in PyTorch, from the owner of the memory."""
-        source = _viewed(node)
+        source = viewed(node)
         if source is None:
             return node
         if node not in separated:
@@ -66,8 +60,8 @@ def separate_returned_views(module: fx.GraphModule) -> int:
 
     own: set[fx.Node] = set()
     for node in reversed(returned):
-        owner = _owner(node)
-        if owner is not node and (sharing[owner] > 1 or owner.op in ("placeholder", "get_attr")):
+        root = owner(node)
+        if root is not node and (sharing[root] > 1 or root.op in ("placeholder", "get_attr")):
             output.replace_input_with(node, separate(node))
     for node in separated:  # a view before what it views
         if not node.users:
@@ -92,14 +86,14 @@ def read_memory_of_owners(module: fx.GraphModule) -> int:
     """
     changed = 0
     for node in module.graph.find_nodes(op="call_function", target=aten.as_strided.default):
-        source, owner = node.args[0], _owner(node)
+        source, root = node.args[0], owner(node)
         offset = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
         offset = source.meta["val"].storage_offset() if offset is None else offset
-        value = owner.meta.get("val")
+        value = root.meta.get("val")
         is_strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
         layout = layout_of(value) if is_strided else Layout(is_symbolic=True)
         if (
-            owner.op != "call_function"
+            root.op != "call_function"
             or layout.strides is not None
             or layout.is_symbolic
             or value.storage_offset() != 0
@@ -107,10 +101,10 @@ def read_memory_of_owners(module: fx.GraphModule) -> int:
         ):
             node.meta[IN_PYTORCH] = _UNKNOWN_MEMORY
             continue
-        memory = owner
+        memory = root
         if layout.permutation is not None:
             with module.graph.inserting_before(node):
-                memory = module.graph.call_function(aten.permute.default, (owner, list(layout.permutation)))
+                memory = module.graph.call_function(aten.permute.default, (root, list(layout.permutation)))
             memory.meta.update(source.meta, val=value.permute(layout.permutation))
         if memory is not source:
             node.args, node.kwargs = (memory, *node.args[1:3], offset), {}
@@ -119,20 +113,3 @@ def read_memory_of_owners(module: fx.GraphModule) -> int:
         module.graph.eliminate_dead_code()
         module.recompile()
     return changed
-
-
-def _viewed(node: fx.Node) -> fx.Node | None:
-    """What ``node`` is a view of, or ``None`` if it has memory of its own."""
-    if node.op != "call_function" or not node.all_input_nodes:
-        return None
-    source = node.all_input_nodes[0]
-    if node.target is operator.getitem:
-        return source if _viewed(source) is not None else None
-    return source if is_view(node.target) and node.args and node.args[0] is source else None
-
-
-def _owner(node: fx.Node) -> fx.Node:
-    """The node whose memory a node's result lies in."""
-    while (source := _viewed(node)) is not None:
-        node = source
-    return node

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import fx
 
-from .aliases import is_view
+from passes.engine.fx.editing import is_view
+
 from .artifacts import Runner
 from .errors import first_line
 from .events import count

@@ -15,7 +15,9 @@ from collections.abc import Callable, Container, Sequence
 import torch
 from torch import fx
 
-from .aliases import IN_PYTORCH, is_view
+from passes.engine.fx.editing import is_view
+
+from .aliases import IN_PYTORCH
 from .artifacts import Input, Output, Region, Split
 from .collectives import is_collective
 from .errors import TranslationError

@@ -19,8 +19,8 @@ from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from dynamo_backends import pipeline
-from dynamo_backends.aliases import is_view
 from dynamo_backends.exporter.sums_at_indices import SUMS_AT_INDICES
+from passes.engine.fx.editing import is_view
 
 os.environ["DYNAMO_BACKENDS_CACHE"] = "0"  # what is tested is compiled; tests/test_cache.py turns it on
 os.environ["DYNAMO_BACKENDS_PLACEMENT"] = "onnx"  # what trains is on ONNX Runtime; tests/test_placing.py measures

@@ -46,10 +46,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dynamo_backends.aliases import is_view
 from dynamo_backends.numerics.differences import is_discrete, largest
 from dynamo_backends.numerics.distance import distance, is_explained
 from dynamo_backends.numerics.twice import Twice
+from passes.engine.fx.editing import is_view
 
 SAME, UNSTABLE, PYTORCHS, DIFFERS, RAISES, DIED, HANGS = (
     "same",  # as eager, or as near to float64

@@ -89,6 +89,12 @@ CASES: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
         lambda x: x.scatter_reduce(0, torch.tensor([0, 0, 1]), torch.tensor([2.0, -4.0, 3.0]), "mean"),
         [torch.tensor([-5.0, 2.0, 3.0])],
     ),
+    "extrema of scattered infinities": (
+        lambda x: x.scatter_reduce(
+            0, torch.tensor([0, 0, 1]), torch.tensor([1.0, -2.0, inf]), "amin", include_self=False
+        ),
+        [torch.zeros(2)],
+    ),
     "added to a matrix by vector": (
         lambda x, a, b: torch.addmv(x, a.t(), b),
         [torch.ones(3), torch.eye(4, 3), SPECIAL[3:7]],

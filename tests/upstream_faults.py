@@ -198,6 +198,12 @@ DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
         torch.tensor([0, 0, 1]),
         torch.tensor([2.0, -4.0, 3.0]),
     ),
+    "extrema of scattered infinities": differs(
+        lambda x, i, y: x.scatter_reduce(0, i, y, "amin", include_self=False),
+        torch.zeros(2),
+        torch.tensor([0, 0, 1]),
+        torch.tensor([1.0, -2.0, torch.inf]),
+    ),
     "sort of NaN": differs(lambda x: x.sort(0), TABLE),
     "topk of equal numbers": differs(lambda x: x.topk(2), torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])),
     "power of integers": differs(lambda x: 3**x, torch.tensor([39, 40])),

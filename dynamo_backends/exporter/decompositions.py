@@ -19,7 +19,8 @@ from torch import _decomp
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
-from ..aliases import is_view
+from passes.engine.fx.editing import is_view
+
 from ..layout import layout_of
 from ..normalizations import with_float32_between_casts
 from .registration import registered_targets

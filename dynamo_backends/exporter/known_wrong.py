@@ -15,9 +15,9 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from passes.engine.fx.editing import is_view
 from passes.engine.manager import UNINITIALIZED
 
-from ..aliases import is_view
 from ..faults import Fault
 from ..reasons import Kind, Reason
 from .sums_at_indices import SUMS_AT_INDICES
@@ -234,6 +234,11 @@ def _averages(node: fx.Node) -> bool:
     return node.args[4] == "mean"
 
 
+def _starts_at_largest_number(node: fx.Node) -> bool:
+    included = node.kwargs.get("include_self", node.args[5] if len(node.args) > 5 else True)
+    return node.args[4] in ("amax", "amin") and not included and node.meta["val"].is_floating_point()
+
+
 _POWERS = {aten.pow.Scalar, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor}
 _INTERPOLATIONS = {aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default}
 _CLIPS = {aten.hardtanh.default, aten.relu6.default}
@@ -372,6 +377,12 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         _without_weight,
     ),
     _translation("mean of scattered numbers", {aten.scatter_reduce.two}, "its translation does not average", _averages),
+    _translation(
+        "extrema of scattered infinities",
+        {aten.scatter_reduce.two},
+        "its translation starts at the largest number, not at infinity",
+        _starts_at_largest_number,
+    ),
     _kernel("sort of NaN", {aten.sort.default}, "NaN comes in another order"),
     _kernel("topk of equal numbers", {aten.topk.default}, "equal values and NaN come in another order"),
     _kernel(

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 from onnxscript.onnx_opset import opset18 as op
 
-from .arithmetic import expm1, log1p
+from .arithmetic import expm1_ratio, log1p
 from .registry import NotTranslatable, converter
 from .shapes import cast, computing_dtype, constant
 
@@ -163,13 +163,27 @@ def logaddexp2(x: ir.Value, y: ir.Value) -> ir.Value:
 
 @converter(aten.celu.default)
 def celu(x: ir.Value, alpha: float = 1.0) -> ir.Value:
-    """``max(x, 0) + alpha * expm1(min(x, 0) / alpha)``; torchlib's overflows at the largest double."""
+    """``x`` above zero, ``alpha * expm1(x / alpha)`` below; torchlib's overflows at the largest double.
+
+    A product with the argument, which keeps the sign of a zero, where a choice by ``Where`` does not.
+    """
     dtype = _floating(x)
+    x = cast(x, computing_dtype(x))
     wide = computing_dtype(x)
-    x = cast(x, wide)
-    zero = constant(0.0, wide)
-    bent = op.Mul(expm1(op.Mul(op.Min(x, zero), constant(1.0 / alpha, wide))), constant(alpha, wide))
-    return cast(op.Add(op.Max(x, zero), bent), dtype)
+    bent = op.Max(x, constant(-40.0 * alpha, wide)) if alpha > 0 else x  # where the rest is -1 already
+    below = expm1_ratio(op.Mul(bent, constant(1.0 / alpha, wide)))
+    return cast(op.Mul(bent, op.Where(op.Greater(x, constant(0.0, wide)), constant(1.0, wide), below)), dtype)
+
+
+@converter(aten.special_entr.default)
+def entr(x: ir.Value) -> ir.Value:
+    """``-x * log(x)``, 0 at 0, and -infinity below; a product, which keeps the sign of a zero as eager's does."""
+    dtype = _floating(x)
+    x = cast(x, computing_dtype(x))
+    zero, infinity = constant(0.0, computing_dtype(x)), constant(math.inf, computing_dtype(x))
+    factor = op.Where(op.Equal(x, zero), constant(-1.0, computing_dtype(x)), infinity)
+    factor = op.Where(op.Greater(x, zero), op.Log(x), factor)
+    return cast(op.Neg(op.Mul(op.Abs(x), factor)), dtype)
 
 
 def _powers_of_two(dtype: ir.DataType) -> ir.Value:

@@ -1,7 +1,7 @@
 """Linear maps of single dimensions: average pooling, its gradient, and the gradients of padding.
 
-Each is a constant matrix for each dimension, and so are its gradients, with the matrices transposed. They are
-applied as matrix products: any floating-point type, no gather or scatter.
+Each is a constant matrix for each dimension, and so are its gradients, with the matrices transposed. A matrix without
+zeros is applied as a product; else only the elements with a weight are taken, as zero times infinity is NaN.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def apply(value: ir.Value, matrices: Sequence[Matrix]) -> ir.Value:
         if matrix.shape[0] == matrix.shape[1] and np.array_equal(matrix, np.eye(len(matrix))):
             continue
         result = [*sizes[:dim], matrix.shape[0], *sizes[dim + 1 :]]
-        if dim == len(sizes) - 1:
+        if not matrix.all():
+            value = _sum_of_few(value, matrix, dim, sizes)
+        elif dim == len(sizes) - 1:
             value = op.MatMul(value, _constant(matrix.T, dtype))
         elif dim == len(sizes) - 2:
             value = op.MatMul(_constant(matrix, dtype), value)
@@ -45,6 +47,27 @@ def apply(value: ir.Value, matrices: Sequence[Matrix]) -> ir.Value:
             value = shapes.reshape(product, result)
         sizes = result
     return value
+
+
+def _sum_of_few(value: ir.Value, matrix: Matrix, dim: int, sizes: Sequence[shapes.Size]) -> ir.Value:
+    """A matrix [out, in] with zeros applied to dimension ``dim``: the elements with a weight, weighted and added up."""
+    dtype = value.dtype
+    assert dtype is not None
+    taken = matrix != 0
+    width = max(int(taken.sum(axis=1).max(initial=0)), 1)
+    columns = np.argsort(~taken, axis=1, kind="stable")[:, :width]
+    counts, weights = np.take_along_axis(taken, columns, axis=1), np.take_along_axis(matrix, columns, axis=1)
+    per_window = (*weights.shape, *(1 for _ in sizes[dim + 1 :]))
+    if np.array_equal(columns.ravel(), np.arange(matrix.shape[1])):
+        value = shapes.reshape(value, [*sizes[:dim], *weights.shape, *sizes[dim + 1 :]])
+    else:
+        value = op.Gather(value, op.Constant(value=ir.tensor(columns.astype(np.int64))), axis=dim)
+    if not counts.all():
+        mask = op.Constant(value=ir.tensor(counts.reshape(per_window)))
+        value = op.Where(mask, value, shapes.constant(0, dtype))
+    if not np.array_equal(weights, counts):
+        value = op.Mul(value, _constant(weights.reshape(per_window), dtype))
+    return op.ReduceSum(value, op.Constant(value_ints=[dim + 1]), keepdims=0)
 
 
 def _constant(matrix: Matrix, dtype: ir.DataType) -> ir.Value:

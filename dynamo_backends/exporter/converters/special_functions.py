@@ -89,8 +89,10 @@ def _scaled_i(x: ir.Value, order: int) -> ir.Value:
 
 
 def _odd(x: ir.Value, result: ir.Value) -> ir.Value:
+    """``result`` with the sign of ``x``, which a zero has too."""
     number = _in(x)
-    return op.Mul(result, op.Where(op.Less(x, number(0.0)), number(-1.0), number(1.0)))
+    is_negative = op.Or(op.Less(x, number(0.0)), op.Less(op.Reciprocal(x), number(0.0)))  # of -0 it is -infinity
+    return op.Mul(result, op.Where(is_negative, number(-1.0), number(1.0)))
 
 
 def _i0(x: ir.Value) -> ir.Value:
@@ -324,13 +326,13 @@ def erfinv(x: ir.Value) -> ir.Value:
     y = in_double(x)
     number = _in(y)
     size = op.Abs(y)
-    half = op.Mul(y, number(0.5))
-    outer = op.Mul(_tail_quantile(op.Mul(op.Sub(number(1.0), size), number(0.5))), op.Sign(y))
+    tail = _tail_quantile(op.Mul(op.Sub(number(1.0), size), number(0.5)))
     is_central = op.LessOrEqual(size, number(1.0 - 2 * _TAIL))
-    result = op.Div(op.Where(is_central, _central_quantile(half), outer), number(math.sqrt(2.0)))
-    result = op.Where(op.Equal(size, number(1.0)), op.Mul(y, number(math.inf)), result)
+    central = _central_quantile(op.Mul(size, number(0.5)))
+    result = op.Div(op.Where(is_central, central, tail), number(math.sqrt(2.0)))
+    result = op.Where(op.Equal(size, number(1.0)), number(math.inf), result)
     result = op.Where(op.Greater(size, number(1.0)), number(math.nan), result)
-    return op.Cast(op.Where(op.IsNaN(y), y, result), to=dtype)
+    return op.Cast(_odd(y, op.Where(op.IsNaN(y), y, result)), to=dtype)
 
 
 # Gamma functions

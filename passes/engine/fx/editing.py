@@ -360,11 +360,17 @@ def is_row_major(value: torch.Tensor) -> bool:
     return True
 
 
+_UNMARKED_VIEWS = {aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default}
+"""Operators that return their argument's memory, and whose schemas do not say so."""
+
+
 def is_view(target: object) -> bool:
-    """Whether an ATen operator returns its argument's memory, by its schema."""
+    """Whether an ATen operator returns its argument's memory."""
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    return any(result.alias_info is not None and not result.alias_info.is_write for result in target._schema.returns)
+    return target in _UNMARKED_VIEWS or any(
+        result.alias_info is not None and not result.alias_info.is_write for result in target._schema.returns
+    )
 
 
 def viewed(node: fx.Node) -> fx.Node | None:
@@ -374,8 +380,6 @@ def viewed(node: fx.Node) -> fx.Node | None:
     source = node.all_input_nodes[0]
     if node.target is operator.getitem:
         return source if viewed(source) is not None else None
-    if node.target is aten._unsafe_view.default:  # in fact a view, whatever its schema says
-        return source
     return source if is_view(node.target) and node.args and node.args[0] is source else None
 
 
