@@ -16,7 +16,7 @@ author = "the dynamo-backends contributors"
 release = metadata.version("dynamo-backends")
 
 extensions = ["myst_parser"]
-exclude_patterns = ["_build", "_generated"]
+exclude_patterns = ["_build", "_generated", "examples"]
 html_theme = "furo"
 html_title = f"{project} {release}"
 
