@@ -82,9 +82,11 @@ def test_a_nan_that_is_masked_later(tmp_path: Path) -> None:
         (lambda x: torch.exp(x) + 1, [1.0, 100.0], "infinity", "too large for float32"),
         (lambda x: 1 / x + 1, [1.0, 0.0], "infinity", "a number divided by 0 is infinite"),
         (lambda x: x * 1e3 + 1, torch.tensor([1.0, 100.0]).half(), "infinity", "too large for float16"),
+        (lambda x: x.square() + 1, torch.tensor([-1.0, 0.0, 300.0]).half(), "infinity", "too large for float16"),
+        (lambda x: x**-1.5 + 1, [1.0, 0.0], "infinity", "0 to a negative power is infinite"),
         (lambda x: x - x, [1.0, float("inf")], "NaN", "infinity minus infinity"),
     ],
-    ids=["log of 0", "log", "sqrt", "exp", "quotient", "float16", "of infinities"],
+    ids=["log of 0", "log", "sqrt", "exp", "quotient", "float16", "square", "power", "of infinities"],
 )
 def test_why(function: Callable[[torch.Tensor], torch.Tensor], x: object, kind: str, why: str, tmp_path: Path) -> None:
     x = x if isinstance(x, torch.Tensor) else torch.tensor(x)

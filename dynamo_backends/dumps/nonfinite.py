@@ -189,7 +189,7 @@ def _birth(rows: Mapping[str, Any], row: Mapping[str, Any], key: str) -> Birth:
         eager=_count(row, "eager", key),
         onnx=_count(row, "onnx", key),
         only_in_session=bool(_count(row, "onnx", key)) and exposed is not None and not exposed[key],
-        why=_why(row, key, inputs),
+        why=_why(row, key, inputs, examples),
         inputs=inputs,
         examples=examples,
         reaches=reaches,
@@ -216,8 +216,8 @@ def _follow(rows: Mapping[str, Any], name: str, key: str) -> tuple[list[str], li
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38, "float64": 1.7977e308}
 
 
-def _why(row: Mapping[str, Any], key: str, inputs: Sequence[Input]) -> str:
-    """What usually makes this of these inputs."""
+def _why(row: Mapping[str, Any], key: str, inputs: Sequence[Input], examples: Sequence[Mapping[str, Any]]) -> str:
+    """What usually makes this of these inputs; where it is known which elements made it, of those."""
     name = row["operator"].removeprefix("aten.").split(".")[0].lstrip("_")
     extents = [item.extent for item in inputs if item.extent is not None]
     smallest = min((item["smallest"] for item in extents if item["smallest"] is not None), default=None)
@@ -227,6 +227,9 @@ def _why(row: Mapping[str, Any], key: str, inputs: Sequence[Input]) -> str:
         if "softmax" in name or "attention" in name:
             return "an infinity among its inputs: a row of a softmax that is -infinity everywhere is NaN"
         return "an infinity among its inputs: infinity minus infinity, or infinity times 0, is NaN"
+    read = [value for example in examples for value in example["inputs"].values() if isinstance(value, (int, float))]
+    if read:
+        smallest, largest = min(read), max(read)
     if smallest is None or largest is None:
         return ""
     for names, explain in _REASONS:

@@ -1,0 +1,69 @@
+"""
+A wrong pass
+============
+
+A *pass* rewrites a graph, to make it faster or to make it fit ONNX. This one is wrong on purpose: it takes the division by the
+square root of 2 for one by 1.4. The debugger compares each stage of a graph with the one before, and names the pass.
+"""
+
+import math
+import tempfile
+from pathlib import Path
+
+import torch
+from passes import fx_editing, register_pass
+
+from dynamo_backends.dumps.reading import find_run
+
+
+@register_pass("post_grad.mine.cheaper_root", "Divides by 1.4 instead of the square root of 2.")
+def cheaper_root(module, context):
+    fired = 0
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.div.Tensor):
+        if isinstance(node.args[1], float) and math.isclose(node.args[1], math.sqrt(2), rel_tol=0.02):
+            new = fx_editing.call(node, torch.ops.aten.div.Tensor, (node.args[0], 1.4))
+            fired += fx_editing.replace(node, new, context)
+    return fired
+
+
+torch.manual_seed(0)
+layer = torch.nn.Linear(16, 16).eval()
+
+
+def model(x):
+    h = torch.relu(layer(x))
+    return torch.tanh(h / math.sqrt(2))
+
+
+# %%
+# Which pass?
+# -----------
+
+folder, other_folder = tempfile.mkdtemp(), tempfile.mkdtemp()
+x = torch.randn(4, 16)
+with torch.no_grad():
+    torch.compile(model, backend="onnx_debug", options={"dump_dir": folder})(x)
+(graph,) = find_run(Path(folder)).graphs
+print(graph.entry["verdict"])
+assert "pass post_grad.mine.cheaper_root" in graph.entry["verdict"]
+
+# %%
+# Without it all is right, and so is the next user of the model:
+
+torch._dynamo.reset()
+options = {"dump_dir": other_folder, "passes": {"disable": ["post_grad.mine.*"]}}
+with torch.no_grad():
+    torch.compile(model, backend="onnx_debug", options=options)(x)
+(graph,) = find_run(Path(other_folder)).graphs
+print(graph.entry["verdict"])
+assert graph.entry["verdict"] == "ok"
+
+# %%
+# ``options={"verify_passes": True}`` compares each pass with the graph before it while it compiles, and undoes one that changes
+# results: the model is right, and a warning names the pass.
+
+torch._dynamo.reset()
+options = {"verify_passes": True, "cache": False}
+with torch.no_grad():
+    result = torch.compile(model, backend="onnxrt", options=options)(x)
+    torch.testing.assert_close(result, model(x))

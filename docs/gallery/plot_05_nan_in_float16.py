@@ -1,0 +1,65 @@
+"""
+A NaN in float16
+================
+
+The loss is NaN. Where was the first number born that is not one, from what, and where does it end up?
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from dynamo_backends.dumps.nonfinite import find_nonfinite
+from dynamo_backends.dumps.reading import find_run
+
+torch.manual_seed(0)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = torch.nn.Linear(32, 64), torch.nn.Linear(64, 8)
+
+    def forward(self, x):
+        h = self.inner(x)
+        energy = (h * 300).square()  # float16 ends at 65504
+        h = h * (energy / energy.amax(-1, keepdim=True))
+        return self.outer(h).log_softmax(-1)
+
+
+model = Model().half().eval()
+x = torch.randn(4, 32, dtype=torch.float16)
+with torch.no_grad():
+    print(model(x)[0])
+    assert model(x).isnan().any()
+
+# %%
+# ``onnx_debug`` keeps all values of a run; ``nan`` follows them from node to node.
+
+folder = tempfile.mkdtemp()
+with torch.no_grad():
+    torch.compile(model, backend="onnx_debug", options={"dump_dir": folder})(x)
+(graph,) = find_run(Path(folder)).graphs
+command = [sys.executable, "-m", "dynamo_backends", "nan", str(graph.index), "-d", folder]
+print(subprocess.run(command, capture_output=True, text=True).stdout)
+
+# %%
+# The same as data: the birth is the square, too large for float16; the quotient makes NaN of it.
+
+births = find_nonfinite(graph).births
+for birth in births:
+    print(birth.kind, birth.operator, birth.source, birth.why, sep=" | ")
+assert births[0].kind == "infinity" and "too large for float16" in births[0].why
+
+# %%
+# While the model runs in eager mode, an operator tool says the same:
+
+from dynamo_backends import op_tools  # noqa: E402
+
+with torch.no_grad(), op_tools.OpOverflowCheck(quiet=True) as check:
+    model(x)
+for found in check.found[:2]:
+    print(found)
