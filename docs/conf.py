@@ -15,8 +15,20 @@ project = "dynamo-backends"
 author = "the dynamo-backends contributors"
 release = metadata.version("dynamo-backends")
 
-extensions = ["myst_parser"]
-exclude_patterns = ["_build", "_generated", "examples"]
+extensions = ["myst_parser", "sphinx_gallery.gen_gallery"]
+exclude_patterns = ["_build", "_generated", "examples", "gallery"]
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "tutorials",
+    "filename_pattern": r"plot_.*\.py$",
+    "within_subsection_order": "FileNameSortKey",
+    "abort_on_example_error": True,  # a tutorial that fails fails the build
+    "image_scrapers": (),
+    "reset_modules": ("tables.reset_compiler",),
+    "download_all_examples": False,
+    "show_signature": False,
+    "remove_config_comments": True,
+}
 html_theme = "furo"
 html_title = f"{project} {release}"
 

@@ -6,13 +6,25 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for ``benchmarks``, which is not installed
 
+import torch  # noqa: E402
+from torch._dynamo.utils import counters  # noqa: E402
+
 from benchmarks import report  # noqa: E402
 from dynamo_backends.options import Options  # noqa: E402
+
+
+def reset_compiler(settings: object, source: object) -> None:
+    """Lets each tutorial begin as a new process would: nothing compiled, nothing counted. For sphinx-gallery."""
+    for name in ("dynamo_backends", "passes", "onnxscript"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # Sphinx asks all loggers for everything
+    torch._dynamo.reset()
+    counters.clear()
 
 
 def options_table() -> str:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .explaining import coverage, explain
     from .exporter.converters.registry import NotTranslatable
     from .exporter.decompositions import decomposition_table
-    from .exporter.registration import register_converter
+    from .exporter.registration import register_converter, unregister_converter
     from .exporter.torch_internals import operator_set
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "onnx_compiler",
     "operator_set",
     "register_converter",
+    "unregister_converter",
 ]
 
 _MODULES = {
@@ -64,6 +65,7 @@ _MODULES = {
     "onnx_compiler": ".backends",
     "operator_set": ".exporter.torch_internals",
     "register_converter": ".exporter.registration",
+    "unregister_converter": ".exporter.registration",
 }
 
 

@@ -16,7 +16,7 @@ from onnxscript import opset18, script
 from onnxscript import opset18 as op
 from onnxscript.values import Opset
 
-from dynamo_backends import NotTranslatable, operator_set, register_converter
+from dynamo_backends import NotTranslatable, operator_set, register_converter, unregister_converter
 from dynamo_backends.cli import main
 from dynamo_backends.exporter import registration
 from dynamo_backends.runtime import custom_operators
@@ -56,6 +56,15 @@ def test_an_onnx_operator_and_python_arguments(library: torch.library.Library) -
     x = torch.randn(3, 4)
     assert_same_as_eager(lambda x: swish(x) + swish(x, 2.5), x, settings={"options": ONLY_ONNX})
     assert_same_as_eager(lambda x: swish(x.double(), 0.1), x, settings={"options": ONLY_ONNX})
+
+
+def test_a_registration_that_is_taken_back() -> None:
+    register_converter(torch.ops.aten.relu)(lambda x: op.Neg(x))
+    unregister_converter(torch.ops.aten.relu)
+    assert_same_as_eager(lambda x: x.relu() + 1, torch.randn(3, 4), settings={"options": ONLY_ONNX})
+    unregister_converter(torch.ops.aten.relu)  # as often as one likes
+    with pytest.raises(TypeError, match="expected an operator"):
+        unregister_converter("relu")
 
 
 def test_an_operator_of_another_domain(library: torch.library.Library) -> None:

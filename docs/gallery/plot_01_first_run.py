@@ -34,8 +34,8 @@ torch.testing.assert_close(result, expected)
 # What ran where
 # --------------
 #
-# Each event is counted. A *region* is a part of the graph that ONNX Runtime takes as one model; what it cannot run, or is
-# known to compute wrongly, stays in PyTorch.
+# Each event is counted. A *region* is a part of the graph that ONNX Runtime takes as one model; what it cannot run, or
+# is known to compute wrongly, stays in PyTorch.
 
 for event in ("graphs", "nodes_on_onnx", "nodes_in_pytorch", "regions"):
     print(event, counters["dynamo_backends"][event])
@@ -62,8 +62,8 @@ assert fallbacks == ["fallback aten._linalg_svd.default"]
 # Is it right?
 # ------------
 #
-# ``onnx_debug`` is the same backend with an observer. It runs each operator three times, on ONNX Runtime, in eager PyTorch
-# and in float64, and writes what it finds to a folder.
+# ``onnx_debug`` is the same backend with an observer. It runs each operator three times, on ONNX Runtime, in eager
+# PyTorch and in float64, and writes what it finds to a folder.
 
 from dynamo_backends.dumps.reading import find_run  # noqa: E402  (needed to read the folder in Python)
 

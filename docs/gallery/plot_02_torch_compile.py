@@ -67,9 +67,9 @@ assert next(compiled_net.parameters()) is next(net.parameters())
 # How fast is it?
 # ---------------
 #
-# A time is worth something beside another one, taken in turn with it, after the calls that compile and warm up. Here each
-# function is called in rounds, and the median counts; ``dynamo-backends bench MODEL --train`` does it with processes of
-# their own, memory, and a judgement of the results.
+# A time is worth something beside another one, taken in turn with it, after the calls that compile and warm up. Here
+# each function is called in rounds, and the median counts; ``dynamo-backends bench MODEL --train`` does it with
+# processes of their own, memory, and a judgement of the results.
 
 import statistics  # noqa: E402
 import time  # noqa: E402
@@ -134,8 +134,9 @@ for what, functions in {
 # Control flow
 # ------------
 #
-# A branch on a tensor's value cannot be in a graph. Dynamo ends the graph there, a *graph break*, runs the branch in Python,
-# and begins another graph after it. ``explain`` shows the graphs, why each ends, what each would run where, and the guards.
+# A branch on a tensor's value cannot be in a graph. Dynamo ends the graph there, a *graph break*, runs the branch in
+# Python, and begins another graph after it. ``explain`` shows the graphs, why each ends, what each would run where, and
+# the guards.
 
 
 def branching(a, b):
@@ -177,7 +178,8 @@ for sign in (1, -1):
 # Calls that are not PyTorch's
 # ----------------------------
 #
-# A function of another library is another break, between two graphs. What Dynamo shall not even look into is marked by ``torch.compiler.disable``.
+# A function of another library is another break, between two graphs. What Dynamo shall not even look into is marked by
+# ``torch.compiler.disable``.
 
 from math import factorial  # noqa: E402
 
@@ -200,7 +202,7 @@ torch.testing.assert_close(compiled(a), mixed(a))
 # See the graph
 # -------------
 #
-# The backend ``fx_debug`` prints the graph that a backend is given, Dynamo's and those that AOTAutograd makes of it, and runs
-# it in PyTorch.
+# The backend ``fx_debug`` prints the graph that a backend is given, Dynamo's and those that AOTAutograd makes of it,
+# and runs it in PyTorch.
 
 torch.compile(foo, backend="fx_debug", options={"dump_dir": tempfile.mkdtemp()})(x, y)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from onnxscript import opset18 as op
 
-from dynamo_backends import register_converter
+from dynamo_backends import register_converter, unregister_converter
 from dynamo_backends.dumps.reading import find_run
 
 
@@ -70,8 +70,8 @@ def command(*words):
 assert command("ls", folder).returncode == 1  # a graph diverges
 
 # %%
-# The verdict names the node, the line of the model and the cause: the first node whose result is further from float64 than
-# rounding explains, given that all before it was right.
+# The verdict names the node, the line of the model and the cause: the first node whose result is further from float64
+# than rounding explains, given that all before it was right.
 
 (graph,) = find_run(Path(folder)).graphs
 print(graph.entry["verdict"])
@@ -82,8 +82,8 @@ print((graph.folder / "side_by_side.txt").read_text())
 # One node, alone
 # ---------------
 #
-# ``bisect`` cuts the ONNX model down to what is still wrong, and writes it with its inputs, a program that runs it, and a text
-# for a bug report.
+# ``bisect`` cuts the ONNX model down to what is still wrong, and writes it with its inputs, a program that runs it, and
+# a text for a bug report.
 
 done = command("bisect", f"{graph.index}/{graph.direction}", "-d", folder)
 assert done.returncode == 1
@@ -92,9 +92,17 @@ print(*sorted(str(path.relative_to(cut)) for path in cut.rglob("*")), sep="\n")
 print((cut / "README.txt").read_text())
 
 # %%
-# The program in it needs ONNX Runtime and nothing of this project. It says the same: the model, run by ONNX Runtime, is not what
-# PyTorch computed from the same inputs.
+# The program in it needs ONNX Runtime and nothing of this project. It says the same: the model, run by ONNX Runtime, is
+# not what PyTorch computed from the same inputs.
 
 done = subprocess.run([sys.executable, cut / "repro.py"], capture_output=True, text=True)
 print(done.stdout)
 assert done.returncode == 1
+
+# %%
+# The tutorial takes its wrong translation back, and all is right again.
+
+unregister_converter(torch.ops.aten.softplus.default)
+torch._dynamo.reset()
+with torch.no_grad():
+    torch.testing.assert_close(torch.compile(model, backend="onnxrt")(x), model(x))

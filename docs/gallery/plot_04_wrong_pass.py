@@ -2,8 +2,9 @@
 A wrong pass
 ============
 
-A *pass* rewrites a graph, to make it faster or to make it fit ONNX. This one is wrong on purpose: it takes the division by the
-square root of 2 for one by 1.4. The debugger compares each stage of a graph with the one before, and names the pass.
+A *pass* rewrites a graph, to make it faster or to make it fit ONNX. This one is wrong on purpose: it takes the
+division by the square root of 2 for one by 1.4. The debugger compares each stage of a graph with the one before, and
+names the pass.
 """
 
 import math
@@ -11,9 +12,9 @@ import tempfile
 from pathlib import Path
 
 import torch
-from passes import fx_editing, register_pass
 
 from dynamo_backends.dumps.reading import find_run
+from passes import fx_editing, register_pass, unregister
 
 
 @register_pass("post_grad.mine.cheaper_root", "Divides by 1.4 instead of the square root of 2.")
@@ -59,11 +60,12 @@ print(graph.entry["verdict"])
 assert graph.entry["verdict"] == "ok"
 
 # %%
-# ``options={"verify_passes": True}`` compares each pass with the graph before it while it compiles, and undoes one that changes
-# results: the model is right, and a warning names the pass.
+# ``options={"verify_passes": True}`` compares each pass with the graph before it while it compiles, and undoes one that
+# changes results: the model is right, and a warning names the pass.
 
 torch._dynamo.reset()
 options = {"verify_passes": True, "cache": False}
 with torch.no_grad():
     result = torch.compile(model, backend="onnxrt", options=options)(x)
     torch.testing.assert_close(result, model(x))
+unregister("post_grad.mine.cheaper_root")

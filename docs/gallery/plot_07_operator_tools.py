@@ -2,8 +2,8 @@
 The operator tools on a real model
 ==================================
 
-Seven tools look at every operator while a model trains, or change where and in which dtype it runs. Here a small BERT takes a
-training step under each of them.
+Seven tools look at every operator while a model trains, or change where and in which dtype it runs. Here a small BERT
+takes a training step under each of them.
 """
 
 import tempfile
@@ -40,7 +40,8 @@ for signature in observe.signatures[:5]:
 with op_tools.OpTimeMeasure(quiet=True) as timed:
     step()
 for operator in sorted(timed.operators, key=lambda operator: -operator.forward)[:5]:
-    print(f"{operator.name:45} {operator.calls:4} calls {operator.forward * 1e3:6.2f} ms {operator.backward * 1e3:6.2f} ms")
+    milliseconds = f"{operator.forward * 1e3:6.2f} ms {operator.backward * 1e3:6.2f} ms"
+    print(f"{operator.name:45} {operator.calls:4} calls {milliseconds}")
 
 # %%
 # Is each right, and its gradients? The reference is the same call in float64.

@@ -95,6 +95,23 @@ def register_converter(
     return register
 
 
+def unregister_converter(*targets: object) -> None:
+    """Takes registrations back: an operator has torchlib's or our translation again, if there is one.
+
+    What was compiled before keeps the one it was compiled with. An operator without a registration is not an error.
+
+    Args:
+        *targets: as of ``register_converter``.
+
+    Raises:
+        TypeError: a target is no operator.
+    """
+    global _converters
+    overloads = {overload for target in targets for overload in _overloads(target)}
+    with _registering:
+        _converters = {target: function for target, function in _converters.items() if target not in overloads}
+
+
 def _overloads(target: object) -> list[torch._ops.OpOverload]:
     if isinstance(target, torch.library.CustomOpDef):
         target = getattr(getattr(torch.ops, target._namespace), target._name)

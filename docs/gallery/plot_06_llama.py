@@ -1,0 +1,133 @@
+"""
+A Llama, compared
+=================
+
+One Llama decoder: forward, backward and mixed precision on ONNX Runtime; what a compile leaves behind; two ONNX
+models side by side; and ONNX's reference runtime beside ONNX Runtime.
+"""
+
+import tempfile
+from pathlib import Path
+
+import onnx
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from transformers import LlamaConfig, LlamaModel
+
+from dynamo_backends import decomposition_table, onnx_compiler
+
+torch.manual_seed(0)
+config = LlamaConfig(
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=512,
+    max_position_embeddings=64,
+)
+model = LlamaModel(config)
+ids = torch.randint(0, 512, (2, 32))
+
+
+def loss(model):
+    return model(ids, use_cache=False).last_hidden_state.square().mean()
+
+
+# %%
+# Forward and backward
+# --------------------
+#
+# AOTAutograd makes two graphs of the model, forward and backward, and hands each to a compiler. ``onnx_compiler`` is
+# ours; ``record`` receives what it did with each.
+
+records = []
+folder = Path(tempfile.mkdtemp())
+compiler = onnx_compiler(debug=True, dump_dir=str(folder / "dump"), record=records)
+backend = aot_autograd(fw_compiler=compiler, partition_fn=compiler.partition_fn, decompositions=decomposition_table())
+compiled = torch.compile(model, backend=backend)
+loss(compiled).backward()
+ours = [parameter.grad.clone() for parameter in model.parameters()]
+model.zero_grad()
+loss(model).backward()
+for mine, parameter in zip(ours, model.parameters(), strict=True):
+    torch.testing.assert_close(mine, parameter.grad, rtol=1e-3, atol=1e-6)
+for record in records:
+    print(record.direction, record.comparison.verdict)
+assert [record.comparison.verdict for record in records] == ["ok", "ok"]
+
+# %%
+# What is in a record: the graph as it came and as it was split, the models, and the inputs and outputs of the run that
+# was compared.
+
+forward = records[0]
+print([name for name in dir(forward) if not name.startswith("_")])
+(model_proto, *_) = forward.onnx_models
+print(len(model_proto.graph.node), "ONNX nodes:", sorted({node.op_type for node in model_proto.graph.node}))
+
+# %%
+# Mixed precision
+# ---------------
+#
+# Under autocast parts of the graph are bfloat16, and are judged by bfloat16's rounding.
+
+records.clear()
+torch._dynamo.reset()
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    value = loss(torch.compile(model, backend=backend))
+value.backward()
+for record in records:
+    print(record.direction, record.comparison.verdict)
+assert [record.comparison.verdict for record in records] == ["ok", "ok"]
+
+# %%
+# Two ONNX models side by side
+# ----------------------------
+#
+# The model as our exporter and passes make it, and as ``torch.onnx.export`` does: other nodes and names, the same
+# values? ``compare`` aligns the nodes by what they compute, and judges the differences by what rounding explains.
+
+import subprocess  # noqa: E402
+import sys  # noqa: E402
+
+from dynamo_backends.options import Options  # noqa: E402
+from dynamo_backends.tracing import export_model  # noqa: E402
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = model.layers[0].mlp
+
+    def forward(self, x):
+        return self.layer(x) + x
+
+
+block, x = Block().eval(), torch.randn(2, 8, 64)
+torch.onnx.export(block, (x,), folder / "export.onnx", dynamo=True, verbose=False)
+export_model(
+    block, ((x,), {}), folder / "ours.onnx", Options()
+)  # what ``dynamo-backends trace MODEL --onnx FILE`` does
+command = [sys.executable, "-m", "dynamo_backends", "compare", "ours.onnx", "export.onnx"]
+done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+print(done.stdout)
+assert done.returncode == 0, done.stderr
+
+# %%
+# Another runtime
+# ---------------
+#
+# ONNX's reference runtime computes each operator in NumPy, as the standard says. If it and ONNX Runtime differ, it is
+# the kernel; if both are alike and PyTorch differs, it is the translation.
+
+import numpy as np  # noqa: E402
+import onnxruntime  # noqa: E402
+from onnx_array_api.reference import ExtendedReferenceEvaluator  # noqa: E402
+
+proto = onnx.load(folder / "export.onnx")
+feeds = {proto.graph.input[0].name: x.numpy()}
+(by_reference,) = ExtendedReferenceEvaluator(proto).run(None, feeds)
+session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+(by_runtime,) = session.run(None, feeds)
+print("largest difference:", np.abs(by_reference - by_runtime).max())
+np.testing.assert_allclose(by_reference, by_runtime, rtol=1e-4, atol=1e-5)
