@@ -183,8 +183,8 @@ def test_a_wrong_pass_is_told_from_a_wrong_operator(dump: Path, monkeypatch: pyt
 
     def blunt_the_sigmoid(model: ir.Model, context: PassContext) -> int:
         for node in model.graph:
-            if node.op_type == "Sigmoid":
-                node.op_type = "HardSigmoid"
+            if node.op_type == "Reciprocal":
+                node.op_type = "Sqrt"
                 return 1
         return 0
 

@@ -236,27 +236,23 @@ def test_the_matcher_is_not_imported_for_graphs_it_has_nothing_for() -> None:
     assert subprocess.check_output(command, env=environment, text=True).strip() == "False"
 
 
-def test_all_patterns_are_registered_within_a_tenth_of_a_second() -> None:
-    """In a process of its own, which has compiled something, so that PyTorch's own modules are there."""
+def test_our_passes_do_not_load_pytorchs_pattern_matcher() -> None:
+    """Which takes most of a second, and traces each pattern; in a process of its own, where nothing else loads it."""
     script = """
-        import time, torch
+        import sys, torch
         torch.compile(lambda x: x + 1, backend="onnxrt", options={"passes": {"disable": ["*"]}})(torch.ones(3))
         from passes import PassContext
         from passes.engine.registry import all_passes
         import onnx_ir as ir
         empty = torch.fx.symbolic_trace(lambda x: x)
-        total = 0.0
         for item in all_passes():
             graph = ir.Model(ir.Graph([], [], nodes=[], opset_imports={"": 20}), ir_version=10)
-            start = time.perf_counter()
             item.run(graph if item.stage == "onnx" else empty, PassContext(item.name, explain=True))
-            total += time.perf_counter() - start
-        print(total)
+        print("torch._inductor.pattern_matcher" in sys.modules)
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    best = min(float(subprocess.check_output(command, env=environment, text=True)) for _ in range(3))
-    assert best < 0.1
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    assert subprocess.check_output(command, env=environment, text=True) == "False\n"
 
 
 # Passes of other packages
