@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import page_blocks
 import pytest
 import torch
 from conftest import assert_same_as_eager, counted
@@ -18,7 +20,7 @@ from torch._dynamo.utils import counters
 from dynamo_backends.bench.case import Case
 from dynamo_backends.bench.loading import load
 from dynamo_backends.bench.measuring import CaseResult, Row
-from dynamo_backends.cli import bench
+from dynamo_backends.cli import bench, build_parser
 from passes import unregister
 from passes.engine.manager import all_passes
 
@@ -63,24 +65,48 @@ def test_switches_of_the_demo_are_documented(switch: str) -> None:
     assert f"`{switch}`" in (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
 
 
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+RUN_ELSEWHERE = {"upstream.md"}  # tests/test_upstream.py
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_each_block_of_a_page_runs_by_itself_and_prints_what_the_page_shows(part: int, tmp_path: Path) -> None:
+    pages = [page for page in PAGES if page.name not in RUN_ELSEWHERE][part::3]
+    program = [sys.executable, page_blocks.__file__, *pages]
+    ran = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_what_a_page_shows_may_differ_in_numbers_only() -> None:
+    printed = "a     ms\n---  ---\nx   1.25\n/tmp/x/app.py:3 run_20261122_162306_pid22154"
+    assert page_blocks.difference("a ms\n---- --\nx 3e-05\napp.py:7 run_1_2_pid3", printed) is None
+    assert page_blocks.difference("...\nx 3", "a\nb\nx 4") is None
+    assert page_blocks.difference("a\n...", "a\nb\nx 4") is None
+    assert page_blocks.difference("a\nx 3", "a\ny 4") is not None
+    assert page_blocks.difference("a\nb", "a") is not None
+    assert page_blocks.difference("a", "a\nb") is not None
+    assert page_blocks.difference("...\nc", "a\nb") is not None
+
+
+def commands_of(text: str) -> set[str]:
+    """Calls of ``dynamo-backends`` in fenced blocks and in backquotes, but for usage lines with brackets."""
+    fenced = re.findall(r"^(?:\$ |try: |.* && )?dynamo-backends (.*)$", text, re.MULTILINE)
+    quoted = re.findall(r"`dynamo-backends ([^`]*)`", text)
+    return {command for command in [*fenced, *quoted] if not re.search(r"\[|…|\.\.\.", command)}
+
+
 @pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "docs/getting_started.md",
-        "docs/passes.md",
-        "docs/exporter.md",
-        "docs/extending.md",
-        "docs/op_tools.md",
-        "docs/command_line.md",
-    ],
+    "page", [page for page in PAGES if commands_of(page.read_text("utf-8"))], ids=lambda page: page.name
 )
-def test_code_of_a_page_runs_as_written(page: str, tmp_path: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    assert blocks
-    (tmp_path / "page.py").write_text("\n".join(blocks), encoding="utf-8")
-    ran = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert ran.returncode == 0, ran.stderr
+def test_commands_of_a_page_have_arguments_that_there_are(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = []
+    for command in commands_of(page.read_text(encoding="utf-8").replace("\\\n", " ")):
+        try:
+            build_parser().parse_args(shlex.split(command, comments=True))
+        except SystemExit as leaves:
+            if leaves.code:
+                wrong.append((command, capsys.readouterr().err.splitlines()[-1:]))
+    assert not wrong
 
 
 def documented_examples() -> list[str]:
