@@ -15,14 +15,20 @@ project = "dynamo-backends"
 author = "the dynamo-backends contributors"
 release = metadata.version("dynamo-backends")
 
-extensions = ["myst_parser"]
-exclude_patterns = ["_build", "_generated"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+autodoc_member_order = "groupwise"
+autodoc_typehints = "signature"
+autodoc_class_signature = "mixed"
+napoleon_use_ivar = True  # of attributes, which are described in the class's docstring
+exclude_patterns = ["_build", "_generated", "examples"]
 html_theme = "furo"
 html_title = f"{project} {release}"
 
 _GENERATED = _HERE / "_generated"
 _GENERATED.mkdir(exist_ok=True)
 (_GENERATED / "options.md").write_text(tables.options_table(), encoding="utf-8")
+(_GENERATED / "counters.md").write_text(tables.counters_table(), encoding="utf-8")
+(_GENERATED / "commands.md").write_text(tables.commands_reference(), encoding="utf-8")
 (_GENERATED / "passes.md").write_text(tables.passes_table(), encoding="utf-8")
 for name, table in tables.measured_tables().items():
     (_GENERATED / f"{name}.md").write_text(table, encoding="utf-8")

@@ -3,11 +3,11 @@
     python tests/page_blocks.py README.md docs/passes.md
     python tests/page_blocks.py --write docs/command_line.md  # puts what is printed into the page
 
-A block marked ``python`` is the file ``app.py``, run by a process of its own. A block marked ``text`` right behind it, with
-nothing but an empty line between, must be what it prints. Lines that begin with ``$ dynamo-backends`` in a block marked
-``console`` are run in the same folder, one after the other, and must print what follows them. Numbers, times, widths of
-tables and paths above the folder may differ; ``...`` on a line by itself stands for any lines. What stands behind the
-Markdown comment ``% the order changes from run to run`` is run, and not compared.
+A block marked ``python`` is the file ``app.py``, run by a process of its own. A block marked ``text`` right behind it,
+with nothing but an empty line between, must be what it prints. Lines that begin with ``$ dynamo-backends`` in a block
+marked ``console`` are run in the same folder, one after the other, and must print what follows them. Numbers, times,
+widths of tables and paths above the folder may differ; ``...`` on a line by itself stands for any lines. What stands
+behind the Markdown comment ``% the order changes from run to run`` is run, and not compared.
 
 Blocks of output that follow no block of code are not looked at. The processes are forked from one that has imported
 PyTorch and nothing else.
@@ -150,7 +150,7 @@ def _command(line: str) -> int:
 
 
 def _run(folder: Path, function: object, argument: str) -> tuple[int, str]:
-    """Calls the function in a process of its own in the folder: its exit code, and what it printed; errors, if it failed."""
+    """Calls the function in a process of its own: its exit code, and what it printed; with its errors, if it failed."""
     output, errors = folder.parent / f"{folder.name}.out", folder.parent / f"{folder.name}.err"
     child = os.fork()
     if child == 0:

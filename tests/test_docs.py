@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
+import json
 import re
 import runpy
 import shlex
@@ -17,10 +20,14 @@ import torch
 from conftest import assert_same_as_eager, counted
 from torch._dynamo.utils import counters
 
+import dynamo_backends
+import passes
+from dynamo_backends import op_tools
 from dynamo_backends.bench.case import Case
 from dynamo_backends.bench.loading import load
 from dynamo_backends.bench.measuring import CaseResult, Row
-from dynamo_backends.cli import bench, build_parser
+from dynamo_backends.cli import COMMANDS, bench, build_parser
+from dynamo_backends.events import EVENTS
 from passes import unregister
 from passes.engine.manager import all_passes
 
@@ -31,6 +38,59 @@ def test_readme_has_the_table_of_options() -> None:
     tables = runpy.run_path(str(ROOT / "docs" / "tables.py"))
     expected = tables["options_table"]().strip()
     assert expected in (ROOT / "README.md").read_text(encoding="utf-8"), "put in what python docs/tables.py prints"
+
+
+def counted_in(source: str) -> set[str]:
+    """The events that a module counts, with a word in capitals for what stands in an f-string."""
+    found = set()
+    for call in ast.walk(ast.parse(source)):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "count":
+            for part in ast.walk(call.args[0]):
+                if isinstance(part, ast.JoinedStr):
+                    parts = part.values
+                    found.add("".join(str(each.value) if isinstance(each, ast.Constant) else "*" for each in parts))
+                elif isinstance(part, ast.Constant) and part not in getattr(call.args[0], "values", []):
+                    found.add(str(part.value))
+    return found
+
+
+def test_every_counter_is_in_the_list() -> None:
+    sources = (path.read_text(encoding="utf-8") for path in (ROOT / "dynamo_backends").rglob("*.py"))
+    counted_somewhere = set().union(*map(counted_in, sources))
+    assert counted_somewhere == {re.sub(r"\b[A-Z]{4,}\b", "*", name) for name in EVENTS}
+
+
+def test_reference_of_commands_has_every_argument_once() -> None:
+    text = runpy.run_path(str(ROOT / "docs" / "tables.py"))["commands_reference"]()
+    for name in COMMANDS:
+        assert f"## `{name}" in text
+    assert all(
+        f"`{option}" in text for option in ("--part", "--stage", "--check", "--forward-only", "--why", "--rounds")
+    )
+    assert "%(" not in text
+
+
+def test_public_modules_are_on_the_page_of_the_python_interface() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    wanted = ["dynamo_backends", "dynamo_backends.op_tools", "passes"]
+    wanted += [passes.fx_editing.__name__, passes.onnx_editing.__name__]
+    assert re.findall(r"automodule:: (\S+)", page) == wanted
+    for module in (dynamo_backends, op_tools, passes):
+        assert all(inspect.getdoc(getattr(module, name)) for name in module.__all__)
+
+
+def test_page_of_the_dump_names_what_a_dump_has(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "dump_folder.md").read_text(encoding="utf-8")
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
+    compiled = torch.compile(model, backend="onnx_debug", options={"dump_dir": str(tmp_path)})
+    compiled(torch.randn(2, 4)).sum().backward()
+    [run] = tmp_path.glob("run_*")
+    files = {re.sub(r"\d+", "0", path.name) for path in run.rglob("*") if path.is_file() and path.suffix != ".diff"}
+    assert len(files) > 10
+    assert {name for name in files if name not in page} == set()
+    manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
+    keys = {*manifest, *manifest["graphs"][0], *manifest["dynamo_graphs"][0]}
+    assert {key for key in keys if f"`{key}`" not in page} == set()
 
 
 def test_readme_opens_with_the_two_commands() -> None:
