@@ -127,7 +127,8 @@ def _results(example: Example, folder: Path) -> Iterator[tuple[str | None, str, 
         yield None, printed, f"ends with {code}:\n{printed}"
         return
     if example.output is not None:
-        yield example.output, printed, difference(example.output, printed)
+        fence = "```text\n"
+        yield fence + example.output, fence + printed, difference(example.output, printed)
     for command, output in example.commands:
         code, printed = _run(folder, _command, command)
         first = f"$ {command}\n"
