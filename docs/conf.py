@@ -21,6 +21,7 @@ autodoc_typehints = "signature"
 autodoc_class_signature = "mixed"
 napoleon_use_ivar = True  # of attributes, which are described in the class's docstring
 exclude_patterns = ["_build", "_generated", "examples"]
+myst_heading_anchors = 2
 html_theme = "furo"
 html_title = f"{project} {release}"
 

@@ -100,6 +100,22 @@ def test_readme_opens_with_the_two_commands() -> None:
     assert demo < test < text.index("## What it is")
 
 
+def test_readme_has_the_figures_of_the_bench() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    bench_page = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
+    header, _, ours, theirs = re.findall(r"^\|.*", readme, re.MULTILINE)[:4]
+    models = [cell.strip().lower() for cell in header.split("|")[2:-2]]
+    for row, backend in ((ours, "onnxrt"), (theirs, "inductor")):
+        for model, shown in zip(models, row.split("|")[2:-2], strict=True):
+            table = bench_page.split(f"\n{model}: inference")[1]
+            measured = re.search(rf"^{backend} .*? ± \S+ +(\S+)", table, re.MULTILINE)
+            assert measured and measured[1] == shown.strip(), (model, backend)
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+
+
 def test_every_pass_has_been_measured() -> None:
     report = runpy.run_path(str(ROOT / "benchmarks" / "report.py"))
     missing = {item.name for item in all_passes()} - set(report["load_results"]()["passes"])
