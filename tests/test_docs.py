@@ -102,7 +102,7 @@ def test_readme_opens_with_the_two_commands() -> None:
 
 def test_readme_has_the_figures_of_the_bench() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    bench_page = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
+    bench_page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     header, _, ours, theirs = re.findall(r"^\|.*", readme, re.MULTILINE)[:4]
     models = [cell.strip().lower() for cell in header.split("|")[2:-2]]
     for row, backend in ((ours, "onnxrt"), (theirs, "inductor")):
@@ -188,7 +188,7 @@ def test_commands_of_a_page_have_arguments_that_there_are(page: Path, capsys: py
 
 
 def documented_examples() -> list[str]:
-    text = (ROOT / "docs" / "passes.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "writing_passes.md").read_text(encoding="utf-8")
     return [
         block for block in re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) if "regist" in block
     ]
@@ -200,7 +200,7 @@ def documented_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.chdir(tmp_path)
     before = {item.name for item in all_passes()}
     for block in documented_examples():
-        exec(compile(block, "docs/passes.md", "exec"), {})
+        exec(compile(block, "docs/writing_passes.md", "exec"), {})
     added = {item.name for item in all_passes()} - before
     counters.clear()
     yield added
