@@ -164,6 +164,31 @@ def test_what_a_page_shows_may_differ_in_numbers_only() -> None:
     assert page_blocks.difference("...\nc", "a\nb") is not None
 
 
+def test_a_block_that_fails_or_prints_something_else_is_told(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    block = "```python\n{}\n```\n\n"
+    shows = "```text\nfour\n```\n\n"
+    made_before, shown, command = (
+        block.format("x = 'four'") * 2,
+        block.format("print('five')") + shows,
+        "```console\n{}```\n",
+    )
+    page.write_text(
+        made_before
+        + block.format("print(x)")  # each block runs by itself
+        + block.format("print('four')") + shows
+        + shown
+        + block.format("open('a.txt', 'w')")
+        + command.format("$ dynamo-backends ls\n$ dynamo-backends --version\nfour\n")
+    )  # fmt: skip
+    ran = subprocess.run([sys.executable, page_blocks.__file__, page], capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 1
+    told = [line for line in ran.stdout.splitlines() if str(page) in line]
+    assert [re.sub(r".*page.md:(\d+): .*", r"\1", line) for line in told] == ["10", "22", "30", "30"]
+    assert "NameError: name 'x' is not defined" in ran.stdout
+    assert "not printed: four" in told[1] and "ls ends with 2" in told[2] and "not printed: four" in told[3]
+
+
 def commands_of(text: str) -> set[str]:
     """Calls of ``dynamo-backends`` in fenced blocks and in backquotes, but for usage lines and versions."""
     fenced = re.findall(r"^(?:\$ |try: |.* && )?dynamo-backends (\D.*)$", text, re.MULTILINE)
