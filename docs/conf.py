@@ -15,8 +15,13 @@ project = "dynamo-backends"
 author = "the dynamo-backends contributors"
 release = metadata.version("dynamo-backends")
 
-extensions = ["myst_parser", "sphinx_gallery.gen_gallery"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_gallery.gen_gallery"]
+autodoc_member_order = "groupwise"
+autodoc_typehints = "signature"
+autodoc_class_signature = "mixed"
+napoleon_use_ivar = True  # of attributes, which are described in the class's docstring
 exclude_patterns = ["_build", "_generated", "examples", "gallery"]
+myst_heading_anchors = 2
 sphinx_gallery_conf = {
     "examples_dirs": "gallery",
     "gallery_dirs": "tutorials",
@@ -35,6 +40,8 @@ html_title = f"{project} {release}"
 _GENERATED = _HERE / "_generated"
 _GENERATED.mkdir(exist_ok=True)
 (_GENERATED / "options.md").write_text(tables.options_table(), encoding="utf-8")
+(_GENERATED / "counters.md").write_text(tables.counters_table(), encoding="utf-8")
+(_GENERATED / "commands.md").write_text(tables.commands_reference(), encoding="utf-8")
 (_GENERATED / "passes.md").write_text(tables.passes_table(), encoding="utf-8")
 for name, table in tables.measured_tables().items():
     (_GENERATED / f"{name}.md").write_text(table, encoding="utf-8")

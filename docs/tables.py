@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for ``benchmarks``, which is not installed
@@ -16,6 +18,8 @@ import torch  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
 
 from benchmarks import report  # noqa: E402
+from dynamo_backends import events  # noqa: E402
+from dynamo_backends.cli import COMMANDS, build_parser  # noqa: E402
 from dynamo_backends.options import Options  # noqa: E402
 
 
@@ -41,6 +45,49 @@ def passes_table() -> str:
     return report.passes_table(report.load_results())
 
 
+def counters_table() -> str:
+    """Every event that is counted; Markdown."""
+    return _table(("counter", "what is counted"), [(f"`{name}`", what) for name, what in events.EVENTS.items()])
+
+
+def commands_reference() -> str:
+    """Every subcommand with its usage and its arguments, from its parser; Markdown."""
+    parts = []
+    for name, parser in _parsers(build_parser()):
+        rows = [(_syntax(action), _help(action)) for action in parser._actions if action.dest not in ("help", "action")]
+        parts.append(
+            f"({name.replace(' ', '-')})=\n## `{name}`\n\n{parser.description}\n\n"
+            f"```text\n{_usage(parser)}\n```\n\n{_table(('argument', 'what it does'), rows) if rows else ''}"
+        )
+    return "\n".join(parts)
+
+
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """The parsers of the subcommands, and in the place of one that has subcommands these, each with its name."""
+    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not below:
+        yield parser.prog.partition(" ")[2], parser
+    for action in below:
+        for name in COMMANDS if action.dest == "command" else action.choices:
+            yield from _parsers(action.choices[name])
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=110)
+    return parser.format_usage().removeprefix("usage: ").strip()
+
+
+def _syntax(action: argparse.Action) -> str:
+    value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else action.dest.upper())
+    if not action.option_strings:
+        return f"`{value}`"
+    return ", ".join(f"`{option}{f' {value}' if action.nargs != 0 else ''}`" for option in action.option_strings)
+
+
+def _help(action: argparse.Action) -> str:
+    return (action.help or "") % {"default": action.default, "prog": "dynamo-backends", "dest": action.dest}
+
+
 def measured_tables() -> dict[str, str]:
     """What was measured of the passes on models, by the name of the file it goes to; Markdown."""
     results = report.load_results()
@@ -59,4 +106,6 @@ def _table(headers: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 if __name__ == "__main__":
-    print(options_table(), passes_table(), *measured_tables().values(), sep="\n")
+    print(
+        options_table(), passes_table(), counters_table(), commands_reference(), *measured_tables().values(), sep="\n"
+    )

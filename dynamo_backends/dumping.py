@@ -59,7 +59,10 @@ def dump(folder: str | os.PathLike[str]) -> Iterator[Path]:
         folder: the dump folder, as the option ``dump_dir``: the run is a folder in it, to which ``latest`` points.
 
     Yields:
-        The dump folder.
+        The dump folder. Where it cannot be written, that is one warning, and the model runs on.
+
+    Raises:
+        TypeError: ``folder`` is no path.
     """
     block = Block(folder)
     token = _current.set(block)

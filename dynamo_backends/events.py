@@ -9,6 +9,42 @@ from collections.abc import Iterator
 
 from torch._dynamo.utils import counters
 
+EVENTS = {
+    "graphs": "Dynamo's graphs that were compiled; under onnx_compiler the graphs that AOTAutograd handed over",
+    "recompiles": "graphs of code that had been compiled before",
+    "regions": "regions on ONNX Runtime",
+    "nodes_on_onnx": "operators in regions",
+    "nodes_in_pytorch": "operators that run in PyTorch, also those of graphs that are faster there",
+    "nodes_by_inductor": "of these, those that Inductor compiled, with fallback='inductor'",
+    "fallback OPERATOR": "nodes of this operator that run in PyTorch for want of a translation or kernel that is right",
+    "refused_regions": "regions that ONNX Runtime refused; what it named went to PyTorch, the graph was split again",
+    "refused_by_provider": "regions that an execution provider refused as a whole; the next one runs them",
+    "wrong_on_provider NAME": "regions whose first results on that provider were wrong; the next one runs them",
+    "runtime_failures": "calls of a region that failed on ONNX Runtime, and were computed by PyTorch",
+    "wrong_results": "calls of a region whose results had another shape or dtype, and were computed by PyTorch",
+    "inductor_failures": "parts that Inductor could not compile or run; PyTorch runs them node by node",
+    "calls_inside_forward_ad": "calls of a region inside forward-mode AD, which PyTorch computed",
+    "contest_won NAME": "graphs that were tried in PyTorch and on ONNX Runtime, and were fastest there",
+    "contest_out NAME": "candidates that failed, or were wrong, while a graph was tried",
+    "pass NAME": "how often the pass fired",
+    "undone pass NAME": "how often the pass was undone: it failed, spoiled the graph, or changed the results",
+    "graphs_not_verified": "graphs with collectives, on which verify_passes checks nothing",
+    "constant_weights": "weights that are constants of a session",
+    "weights_left_inputs": "weights that stayed inputs, for want of memory or because ONNX Runtime refused the model",
+    "weight_refreshes": "sessions that were made anew because a weight had changed",
+    "weights_written_unseen": "weights that were written to without PyTorch counting it, and found in the memory",
+    "weights_made_inputs": "weights that changed again and again, and became inputs",
+    "weight_sets": "further sets of weights of a compiled graph that got a session of their own",
+    "cache_hits": "compiled graphs that were found on disk",
+    "cache_misses": "graphs that were looked for on disk, and compiled",
+    "cache_stored": "compiled graphs that were written to disk",
+    "not_cached": "graphs that are not kept on disk",
+    "not_cached: REASON": "of these, those with this reason",
+    "compared_runs": "runs that onnx_debug compared",
+    "unchecked_values": "values that could not be compared, or only with eager",
+}
+"""Every event and what is counted; a word in capitals stands for a name."""
+
 _tried: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("tried", default=None)
 
 
@@ -35,11 +71,11 @@ def tell(logger: logging.Logger, text: str) -> None:
     """Warns of something, of what is only tried not before it is used."""
     told = _tried.get()
     if told is None:
-        logger.warning("%s", text)
+        logger.warning("%s", text, stacklevel=2)
     else:
         told.append(text)
 
 
 def count(event: str, number: int = 1) -> None:
-    """Counts an event under ``torch._dynamo.utils.counters["dynamo_backends"]``."""
+    """Counts one of ``EVENTS`` under ``torch._dynamo.utils.counters["dynamo_backends"]``."""
     counters["dynamo_backends"][event] += number

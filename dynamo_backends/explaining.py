@@ -58,8 +58,11 @@ def explain(
         A function that takes the arguments of ``function``; its result is an ``Explanation``, which prints as text.
 
     Raises:
+        TypeError: ``function`` cannot be called.
         ValueError: an unknown option or an impossible value.
     """
+    if not callable(function):
+        raise TypeError(f"explain takes a function or a module, not {function!r}: explain(model)(*inputs)")
     checked = dataclasses.replace(parse_options(options), fallback="pytorch", verify_passes=False)
     load_libraries(checked.custom_op_libraries)
 

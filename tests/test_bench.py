@@ -651,7 +651,7 @@ def test_what_only_the_processes_can_see(
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install 'transformers>=5'" in said_of(["bert"], capsys)
-    assert "pip install 'dynamo-backends[plot]'" in said_of(["mlp", "--plot", "x.png"], capsys)
+    assert "pip install 'matplotlib>=3.8'" in said_of(["mlp", "--plot", "x.png"], capsys)
 
 
 def test_a_missing_compiler_is_named() -> None:

@@ -94,6 +94,8 @@ def test_a_function_without_a_graph_says_why() -> None:
 def test_unknown_options_and_symbolic_sizes() -> None:
     with pytest.raises(ValueError, match="unknown option 'opsett'"):
         dynamo_backends.explain(torch.sin, options={"opsett": 18})
+    with pytest.raises(TypeError, match="explain takes a function or a module, not tensor"):
+        dynamo_backends.explain(torch.ones(2))  # type: ignore[arg-type]
     found = dynamo_backends.explain(lambda x: x.reshape(-1) + x.shape[0], dynamic=True)(torch.ones(3, 4))
     assert found.graphs[0].graphs[0].share_on_onnx > 0
 

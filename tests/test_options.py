@@ -305,3 +305,10 @@ def test_a_copy_of_a_model_compiled_through_aot_autograd() -> None:
     torch._dynamo.reset()
     torch.testing.assert_close(other(x), expected)
     assert len(records) == 2
+
+
+def test_decompositions_are_for_an_opset_that_is_translated_to() -> None:
+    with pytest.raises(ValueError, match="opset 17 is older than 18"):
+        decomposition_table(17)
+    with pytest.raises(TypeError, match="opset must be a whole number, not '18'"):
+        decomposition_table("18")  # type: ignore[arg-type]

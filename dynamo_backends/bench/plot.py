@@ -8,7 +8,7 @@ from typing import Any
 
 from .case import UsageError
 
-INSTALL = "pip install 'dynamo-backends[plot]'"
+INSTALL = "pip install 'matplotlib>=3.8'"
 
 
 def check_plot(path: Path) -> None:

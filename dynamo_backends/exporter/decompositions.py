@@ -23,6 +23,7 @@ from passes.engine.fx.editing import is_view
 
 from ..layout import layout_of
 from ..normalizations import with_float32_between_casts
+from ..onnx_versions import MINIMUM_OPSET
 from .registration import registered_targets
 from .sums_at_indices import SUMS_AT_INDICES
 
@@ -167,9 +168,18 @@ def decomposition_table(opset: int = 23, translated: frozenset[str] | None = Non
     """The decompositions our backends use, for ``aot_autograd(decompositions=...)``: ATen overload to function.
 
     Args:
-        opset: the ONNX opset the graphs will be translated to; a newer one has more operators that stay whole.
+        opset: the ONNX opset the graphs will be translated to, that of the compiler's option; a newer one has more
+            operators that stay whole.
         translated: what ``translated_operators`` says, if that is known already.
+
+    Raises:
+        TypeError: the opset is no whole number.
+        ValueError: it is older than 18, which no translation is written for.
     """
+    if not isinstance(opset, int) or isinstance(opset, bool):
+        raise TypeError(f"opset must be a whole number, not {opset!r}")
+    if opset < MINIMUM_OPSET:
+        raise ValueError(f"opset {opset} is older than {MINIMUM_OPSET}, the oldest that is translated to")
     table = _decompositions(translated_operators(opset) if translated is None else translated)
     whole = registered_targets()
     return {target: function for target, function in table.items() if target not in whole}
