@@ -162,6 +162,19 @@ def expm1_ratio(x: ir.Value) -> ir.Value:
     return op.Where(op.Equal(u, one), one, ratio)
 
 
+@converter(aten.pow.Tensor_Scalar)
+def power(x: ir.Value, exponent: float | ir.Value) -> ir.Value:
+    """``Pow``, but for a half and minus a half a root, as in eager, which differs for -infinity and -0."""
+    if isinstance(exponent, ir.Value):
+        return op.Pow(x, exponent)
+    if isinstance(exponent, float) and not _dtype(x).is_floating_point():
+        x = cast(x, ir.DataType.FLOAT)
+    if abs(exponent) == 0.5:
+        root = op.Sqrt(x)
+        return root if exponent > 0 else op.Reciprocal(root)
+    return op.Pow(x, constant(exponent, _dtype(x)))
+
+
 @converter(aten.trunc.default)
 def trunc(x: ir.Value) -> ir.Value:
     """Towards zero, keeping the sign of a zero: torchlib's ``sign(x) * floor(|x|)`` loses that of -0, and ONNX

@@ -175,6 +175,16 @@ def celu(x: ir.Value, alpha: float = 1.0) -> ir.Value:
     return cast(op.Mul(bent, op.Where(op.Greater(x, constant(0.0, wide)), constant(1.0, wide), below)), dtype)
 
 
+@converter(aten.sinc.default, aten.special_sinc.default)
+def sinc(x: ir.Value) -> ir.Value:
+    """``sin(pi * x) / (pi * x)``, 1 at 0; the pi of torchlib's is float32's."""
+    dtype, wide = _floating(x), computing_dtype(x)
+    x = cast(x, wide)
+    angle = op.Mul(x, constant(math.pi, wide))
+    is_zero = op.Equal(x, constant(0.0, wide))
+    return cast(op.Where(is_zero, constant(1.0, wide), op.Div(op.Sin(angle), angle)), dtype)
+
+
 @converter(aten.special_entr.default)
 def entr(x: ir.Value) -> ir.Value:
     """``-x * log(x)``, 0 at 0, and -infinity below; a product, which keeps the sign of a zero as eager's does."""
