@@ -29,7 +29,6 @@ import onnxruntime
 from google.protobuf.message import EncodeError
 
 from ..errors import first_line
-from ..options import ENVIRONMENT_PREFIX, parse_options
 from ..runtime.messages import ORT_ERRORS
 from ..spelling import unknown_name
 from . import repro
@@ -37,6 +36,7 @@ from .differences import OnnxValue, kind_of
 from .models import OnnxModel
 from .reading import DumpedRegion, DumpError
 
+_LIBRARIES = "DYNAMO_BACKENDS_CUSTOM_OP_LIBRARIES"
 _EXTERNAL = "session.optimized_model_external_initializers_"
 
 
@@ -225,6 +225,10 @@ class Session:
 @functools.cache
 def _libraries() -> tuple[str, ...]:
     """Those with custom operators that the user names in the environment."""
+    if _LIBRARIES not in os.environ:
+        return ()
+    from ..options import parse_options  # it imports PyTorch, without which dumps are read
+
     return parse_options().custom_op_libraries
 
 
@@ -233,7 +237,7 @@ def _hint(settings: Settings) -> str:
     missing = [path for path in settings.custom_op_libraries if path not in map(os.path.abspath, _libraries())]
     if not missing:
         return ""
-    variable = f"{ENVIRONMENT_PREFIX}CUSTOM_OP_LIBRARIES={os.pathsep.join(missing)}"
+    variable = f"{_LIBRARIES}={os.pathsep.join(missing)}"
     return f"\nThe run had custom operators of libraries that are not loaded; if you trust them: {variable}"
 
 
