@@ -747,26 +747,6 @@ sys.exit(code)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_example_of_the_documentation(tmp_path: Path) -> None:
-    page = (Path(__file__).parent.parent / "docs" / "command_line.md").read_text(encoding="utf-8")
-    section = page.split("\n## compare:")[1].split("\n## ")[0]
-    [script] = re.findall(r"^```python\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
-    [block] = re.findall(r"^```text\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
-    prompt, _, shown = block.partition("\n")
-    (tmp_path / "page.py").write_text(script, encoding="utf-8")
-    run = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 300}
-    subprocess.run([sys.executable, "page.py"], check=True, **run)  # type: ignore[call-overload]
-    arguments = prompt.removeprefix("$ dynamo-backends ").split()
-    done = subprocess.run([sys.executable, "-m", "dynamo_backends", *arguments], **run)  # type: ignore[call-overload]
-    assert done.returncode == 1, done.stderr
-
-    def without_figures(text: str) -> list[str]:
-        """Another processor rounds otherwise, and so do the digests."""
-        return re.sub(r"[\d.]+(e-\d+)?|\b[A-Z]{4}\b| +", " ", text).split()
-
-    assert without_figures(done.stdout) == without_figures(shown)
-
-
 def test_models_and_graphs_are_completed(dumps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "after.onnx").touch()
