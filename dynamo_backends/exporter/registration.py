@@ -116,7 +116,9 @@ def _overloads(target: object) -> list[torch._ops.OpOverload]:
     if isinstance(target, torch.library.CustomOpDef):
         target = getattr(getattr(torch.ops, target._namespace), target._name)
     if isinstance(target, torch._ops.OpOverloadPacket):
-        return [getattr(target, name) for name in target.overloads()]
+        overloads = [getattr(target, name) for name in target.overloads()]
+        # Those of Python's numbers, which TorchScript has, are no operators of a graph.
+        return [overload for overload in overloads if torch._C._dispatch_has_kernel(overload.name())]
     if isinstance(target, torch._ops.OpOverload):
         return [target]
     raise TypeError(f"expected an operator such as torch.ops.my_package.my_operator, got {target!r}")
