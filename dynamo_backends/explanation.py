@@ -149,7 +149,7 @@ _REMEDIES = {
 
 def remedy_of(kind: Kind, operator: str) -> str:
     """What would let an operator that runs in PyTorch for a reason of a kind run on ONNX Runtime."""
-    return _REMEDIES[kind].format(operator)
+    return _REMEDIES[kind].replace("{}", operator)  # others have braces of their own
 
 
 def _lines(explanation: Explanation) -> Iterator[str]:

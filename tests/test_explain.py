@@ -10,6 +10,8 @@ import torch
 
 import dynamo_backends
 from dynamo_backends.cli import main
+from dynamo_backends.explanation import remedy_of
+from dynamo_backends.reasons import Kind
 from dynamo_backends.runtime import session
 
 LINEAR = torch.nn.Linear(3, 3)
@@ -108,3 +110,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert [part["name"].split("/")[1] for part in found["graphs"][0]["graphs"]] == ["forward", "backward"]
     assert main(["explain", "mlp", "--options", "opset"]) == 2
     assert "NAME=VALUE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_reason_has_a_remedy(kind: Kind) -> None:
+    remedy = remedy_of(kind, "aten.sin.default")
+    assert remedy and "{}" not in remedy

@@ -40,7 +40,7 @@ def test_a_case_is_right(case: Case) -> None:
     "translation",
     [
         lambda x: op.Mul(op.Neg(x), op.CastLike(op.Constant(value_float=1.001), x)),
-        lambda x: op.Where(op.Not(op.IsNaN(x)), op.Neg(x), x),  # loses the sign of a zero
+        lambda x: op.Where(op.Equal(x, x), op.Neg(x), x),  # loses the sign of a zero
         lambda x: op.Where(op.IsInf(x), x, op.Neg(x)),
     ],
     ids=["digits", "zeros", "infinities"],
