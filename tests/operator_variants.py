@@ -35,7 +35,8 @@ def _special(tensor: torch.Tensor, kinds: str) -> torch.Tensor:
 
 def _special_values(dtype: torch.dtype, kinds: str) -> list[float] | list[int] | list[complex]:
     if dtype.is_complex:
-        raise NotApplicable
+        parts = _special_values(dtype.to_real(), kinds)
+        return [complex(real, imaginary) for real, imaginary in zip(parts, reversed(parts), strict=True)]
     if not dtype.is_floating_point:
         if kinds != "extreme":
             raise NotApplicable
