@@ -98,8 +98,8 @@ def wrong_translation(
         found.place, found.value = "translation", name
         found.cause = next(filter(None, operators), "a folded constant")
         found.advice.append(
-            "the ONNX model is not what PyTorch computes, whatever runs it; report it with the folder to dynamo-backends, "
-            "or to the package that registered a converter for this operator"
+            "the ONNX model is not what PyTorch computes, whatever runs it; report it with the folder to "
+            "dynamo-backends, or to the package that registered a converter for this operator"
         )
         returned = {name: _as_type(right, eager.dtype)}
         text = (
