@@ -531,7 +531,7 @@ def test_a_pass_is_told_which_values_are_weights() -> None:
     assert sorted(seen.values()) == [False, True, True]
 
 
-# Operators of PyTorch's database; python tests/operators.py float32 --mode weights tries all
+# Operators of PyTorch's database; python tests/operators_sweep.py --mode weights --dtype float32 tries all
 
 
 CONSTANT_ARGUMENTS = (
