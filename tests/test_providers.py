@@ -207,7 +207,7 @@ def test_a_process_that_crashes_refuses(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("remainder", range(_PARTS))
 def test_a_part_of_the_operators_on_openvino(remainder: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All: ``python tests/with_openvino.py --run tests/operators_sweep.py --mode values --dtype float32 --samples 1``."""
+    """All: ``tests/with_openvino.py --run tests/operators_sweep.py --mode values --dtype float32 --samples 1``."""
     from operators import compiled_difference, entries, is_random, samples
 
     monkeypatch.setenv("DYNAMO_BACKENDS_PROVIDERS", f"{OPENVINO},{CPU}")

@@ -2,7 +2,7 @@
 
     python tests/with_openvino.py                            # a part that takes some minutes
     python tests/with_openvino.py tests/test_models.py -n 2    # what is given is for pytest
-    python tests/with_openvino.py --run tests/operators_sweep.py --mode values --dtype float32 --only add,sin  # a script instead
+    python tests/with_openvino.py --run tests/operators_sweep.py --mode values --only add,sin  # a script instead
 
 It makes a virtual environment, once, in the folder ``~/.cache/dynamo-backends`` (in ``$XDG_CACHE_HOME`` if that is
 set), and installs this checkout in it with all else from ``constraints.txt``. What is compiled there has
