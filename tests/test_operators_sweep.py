@@ -22,6 +22,7 @@ MENDED = [
 ] + [
     Case("special", "float64", "log_softmax"),
     Case("values", "float64", "sinc"),
+    Case("values", "int64", "nn.functional.avg_pool2d"),
     Case("layouts", "complex64", "mul"),
     Case("gradients", "float32", "nn.functional.avg_pool2d"),
     Case("weights", "float32", "nn.functional.linear"),

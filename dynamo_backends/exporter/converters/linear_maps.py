@@ -28,7 +28,8 @@ def apply(value: ir.Value, matrices: Sequence[Matrix]) -> ir.Value:
     ``value``.
     """
     dtype = value.dtype
-    assert dtype is not None
+    if dtype is None or not dtype.is_floating_point():
+        raise NotTranslatable("its translation is for floating point")
     sizes = shapes.sizes(value)
     first = len(sizes) - len(matrices)
     for dim, matrix in enumerate(matrices, first):
