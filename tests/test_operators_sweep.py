@@ -21,6 +21,7 @@ MENDED = [
     )
 ] + [
     Case("special", "float64", "log_softmax"),
+    Case("special", "float32", "norm.inf"),
     Case("values", "float64", "sinc"),
     Case("values", "int64", "nn.functional.avg_pool2d"),
     Case("layouts", "complex64", "mul"),

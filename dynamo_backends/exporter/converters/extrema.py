@@ -15,7 +15,7 @@ import torch
 from onnxscript.onnx_opset import opset18 as op
 
 from .registry import NotTranslatable, converter
-from .shapes import cast, constant, rank, reshape
+from .shapes import cast, computing_dtype, constant, rank, reshape
 
 aten = torch.ops.aten
 
@@ -106,6 +106,42 @@ def amax(x: ir.Value, dim: Sequence[int] = (), keepdim: bool = False) -> ir.Valu
 def amin(x: ir.Value, dim: Sequence[int] = (), keepdim: bool = False) -> ir.Value:
     """The minimum over dimensions, all if none are given."""
     return _extremum(x, dim, keepdim, largest=False)
+
+
+@converter(aten.linalg_vector_norm.default)
+def vector_norm(
+    self: ir.Value,
+    ord: float = 2.0,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: ir.DataType | None = None,
+) -> ir.Value:
+    """The norm of a vector, all dimensions if none are given. Of an infinite order torchlib's loses NaN, and of another
+    than 1 and 2 its root has float32's digits."""
+    x = self if dtype is None else cast(self, dtype)
+    result = x.dtype
+    if result is None or not result.is_floating_point():
+        raise NotTranslatable("its translation is for floating point")
+    x = cast(x, computing_dtype(x))
+    wide = computing_dtype(x)
+    axes = [dim] if isinstance(dim, int) else list(dim or range(rank(self)))
+    if rank(self) == 0:
+        x, axes, keepdim = op.Unsqueeze(x, op.Constant(value_ints=[0])), [0], False
+    if math.isinf(ord):
+        return cast(_extremum(op.Abs(x), axes, keepdim, largest=ord > 0), result)
+    dims, keepdims = op.Constant(value_ints=axes), int(keepdim)
+    if ord == 0:
+        is_zero = op.Cast(op.Equal(x, constant(0.0, wide)), to=wide)
+        norm = op.ReduceSum(op.Sub(constant(1.0, wide), is_zero), dims, keepdims=keepdims)
+    elif ord == 1:
+        norm = op.ReduceL1(x, dims, keepdims=keepdims)
+    elif ord == 2:
+        norm = op.ReduceL2(x, dims, keepdims=keepdims)
+    else:
+        total = op.ReduceSum(op.Pow(op.Abs(x), constant(ord, wide)), dims, keepdims=keepdims)
+        norm = op.Pow(total, constant(1 / ord, wide))
+    return cast(norm, result)
 
 
 @converter(aten.max.default)
