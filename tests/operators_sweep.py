@@ -113,7 +113,6 @@ def cases(modes: Sequence[str] = MODES, dtypes: Sequence[str] = DTYPES, number: 
 
 def judge(case: Case) -> list[Report]:
     """Compares the samples of a case with eager."""
-    logging.getLogger("dynamo_backends").setLevel(logging.ERROR)  # what falls back is no fault
     op, reports = entries()[case.name], []
     try:
         given = list(samples(op, getattr(torch, case.dtype), case.number, gradients=case.mode == "gradients"))
@@ -252,9 +251,14 @@ def _exact(op: OpInfo, arguments: object) -> object | None:
         return None
 
 
+def _judge_quietly(case: Case) -> list[Report]:
+    logging.getLogger("dynamo_backends").setLevel(logging.ERROR)  # what falls back is no fault
+    return judge(case)
+
+
 def sweep(chosen: Sequence[Case], processes: int, limit: float) -> Iterator[Report]:
     """The reports on the cases, as they come."""
-    for case, answer, _ in judged(chosen, judge, processes=processes, limit=limit):
+    for case, answer, _ in judged(chosen, _judge_quietly, processes=processes, limit=limit):
         yield from [Report(case, -1, "", ERROR, answer.why)] if isinstance(answer, Ended) else answer
 
 
