@@ -80,7 +80,7 @@ _KNOWN = {
     **{(name, "transposed"): "strides " for name in (*_NORMALIZATIONS, "native_dropout_backward")},
     ("linalg.pinv.singular", "one more dimension"): "values",  # of a matrix without an inverse, rounding decides
 }
-"""What is left as it is, by entry and variant, with a part of what is said. Fake tensors of PyTorch have these strides."""
+"""What is left, by entry and variant, with a part of what is said. The strides are those of fake tensors."""
 
 
 @dataclasses.dataclass(frozen=True)
