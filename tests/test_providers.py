@@ -164,6 +164,7 @@ def test_a_provider_that_is_not_installed_is_an_error_with_its_package() -> None
 
 def test_a_provider_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime itself takes the CPU provider instead."""
+    monkeypatch.delenv("DYNAMO_BACKENDS_PROVIDERS", raising=False)  # which a run on another provider sets
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [FIRST, CPU])
 
     class WithoutFirst:
