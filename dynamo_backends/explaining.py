@@ -116,11 +116,11 @@ class _Listener(Observer):
         self.graphs: dict[int, DynamoGraph] = {}
         self.guards: list[Any] = []
         self.said: collections.Counter[str] = collections.Counter()
-        self._heard: collections.Counter[str] = collections.Counter()
+        self._heard = _said_by_dynamo()  # of other functions, which were compiled before
 
     def hear(self) -> list[str]:
         """What Dynamo has said since the last time of what it does not trace."""
-        now = sum((collections.Counter(counters[key]) for key in _LEFT_TO_PYTHON), collections.Counter[str]())
+        now = _said_by_dynamo()
         new, self._heard = now - self._heard, now
         for said, number in new.items():
             self.said[said.strip()] += number
@@ -152,6 +152,11 @@ class _Listener(Observer):
 
     def gave_up(self, graph: GraphName, why: str) -> None:
         self.graphs.pop(graph.index, None)
+
+
+def _said_by_dynamo() -> collections.Counter[str]:
+    """All that Dynamo has said in this process of what it does not trace, with how often."""
+    return sum((collections.Counter(counters[key]) for key in _LEFT_TO_PYTHON), collections.Counter[str]())
 
 
 class _SplitLowering:

@@ -199,3 +199,27 @@ def test_a_size_is_computed_as_pytorch_writes_it(size: str) -> None:
     expected = {"math.trunc(1.5*torch.sym_float(s0))": 10, "int(s0 / 2)": 3, "max(1, s0 // 3)": 2}[size]
     assert not differs([expected], [size], {"s0": 7})
     assert differs([expected + 1], [size], {"s0": 7})
+
+
+@pytest.mark.parametrize(
+    ("mode", "dimensions"),
+    [
+        ("linear", 1),
+        ("bilinear", 2),
+        ("trilinear", 3),
+        ("nearest", 1),
+        ("nearest", 2),
+        ("nearest-exact", 3),
+        ("bicubic", 2),
+    ],
+)
+def test_an_interpolation_is_trained_with_a_batch_that_changes(mode: str, dimensions: int) -> None:
+    """Of the second size the batch alone is symbolic."""
+    layer = torch.nn.Conv2d(1, 1, 1) if dimensions == 2 else torch.nn.Identity()
+    function = compiled(lambda x: torch.nn.functional.interpolate(layer(x), scale_factor=2.0, mode=mode))
+    for batch in (4, 3, 5):
+        x = torch.randn(batch, 1, *(4,) * dimensions, requires_grad=True)
+        function(x).square().sum().backward()
+        ours, x.grad = x.grad, None
+        torch.nn.functional.interpolate(layer(x), scale_factor=2.0, mode=mode).square().sum().backward()
+        assert_same_values(ours, x.grad)

@@ -116,3 +116,12 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_reason_has_a_remedy(kind: Kind) -> None:
     remedy = remedy_of(kind, "aten.sin.default")
     assert remedy and "{}" not in remedy
+
+
+def test_nothing_is_said_of_what_was_compiled_before() -> None:
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+    torch.compile(other, backend="onnxrt")(torch.randn(3))
+    assert "other" not in str(dynamo_backends.explain(lambda x: x * 2)(torch.randn(3)))
+    assert not dynamo_backends.coverage(lambda x: x * 2)(torch.randn(3))["unused"]

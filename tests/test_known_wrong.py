@@ -66,6 +66,11 @@ CASES: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
         [torch.tensor([255, 3], dtype=torch.uint8)],
     ),
     "erfc of large numbers": (lambda x: torch.erfc(x).log(), [torch.tensor([-2.0, 0.5, 3.0, 6.0])]),
+    "gate far below zero": (
+        lambda x: (torch.nn.functional.glu(x, 0).log(), torch.sigmoid(x).log()),
+        [torch.tensor([1.0, 2.0, 1.0, -15.0, -19.0, -30.0])],
+    ),
+    "logit of NaN": (lambda x: torch.logit(x, 1e-3), [torch.tensor([nan, 0.5, 0.0, 1.0])]),
     "erfcx overflows": (torch.special.erfcx, [torch.tensor([-2.0, 0.5, 3.0, 20.0])]),
     "log_ndtr far from zero": (torch.special.log_ndtr, [torch.tensor([-100.0, -10.0, 0.0, 10.0, 100.0])]),
     "heaviside of NaN": (torch.heaviside, PAIRS),

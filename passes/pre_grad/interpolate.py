@@ -11,7 +11,8 @@ thirty nodes that read four images and mix them, its gradient four sums at indic
 stays one kernel of PyTorch's.
 
 Not for bicubic interpolation, whose ``Resize`` takes ONNX Runtime ten times as long as PyTorch's kernel, with
-``antialias``, with symbolic sizes of what is resized, in another dtype than float32, nor inside a transform of
+``antialias``, with symbolic sizes of what is resized, for a gradient with a symbolic batch that PyTorch cannot
+foretell, in another dtype than float32, nor inside a transform of
 ``torch.func``.
 """
 
@@ -68,6 +69,9 @@ def _reason_against(node: fx.Node, given: dict[str, Any]) -> str | None:
         return f"ONNX Runtime has no fast one of mode {given['mode']}{' with antialias' * bool(given['antialias'])}"
     if not all(isinstance(size, int) for size in (*value.shape[2:], *result.shape[2:])):
         return "the sizes of what it resizes are symbolic"
+    has_symbolic_batch = not all(isinstance(size, int) for size in value.shape[:2])
+    if has_symbolic_batch and value.requires_grad and not _foretells_symbols(given["mode"], value.ndim - 2):
+        return "PyTorch cannot foretell its gradient for a symbolic batch"
     if _has_nodes(given["scale_factor"]):
         return "its factors are computed"
     if result.numel() == 0:
@@ -75,6 +79,11 @@ def _reason_against(node: fx.Node, given: dict[str, Any]) -> str | None:
     if any("functorch" in str(getattr(other.target, "__module__", "")) for other in node.graph.nodes):
         return "a transform of torch.func is in the graph"
     return None
+
+
+def _foretells_symbols(mode: str, dimensions: int) -> bool:
+    """Whether the kernel of the gradient has a meta function that takes symbolic sizes: those in Python (2.13)."""
+    return mode.startswith("nearest") and dimensions == 2
 
 
 def _has_nodes(argument: Any) -> bool:

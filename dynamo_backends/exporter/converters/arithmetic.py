@@ -14,7 +14,7 @@ import torch
 from onnxscript.onnx_opset import opset18 as op
 
 from .registry import NotTranslatable, converter
-from .shapes import cast, computing_dtype, constant
+from .shapes import cast, computing_dtype, constant, rank, static_size
 
 aten = torch.ops.aten
 
@@ -127,6 +127,26 @@ def sigmoid(x: ir.Value) -> ir.Value:
         raise NotTranslatable("its translation is for floating point")
     wide = cast(x, computing_dtype(x))
     return cast(op.Reciprocal(op.Add(op.Exp(op.Neg(wide)), constant(1.0, _dtype(wide)))), dtype)
+
+
+@converter(aten.glu.default)
+def glu(x: ir.Value, dim: int = -1) -> ir.Value:
+    """Half of ``x`` times the sigmoid of the other half."""
+    size = static_size(x, dim)
+    axes = [dim % rank(x)]
+    first, second = op.Slice(x, [0], [size // 2], axes), op.Slice(x, [size // 2], [size], axes)
+    return op.Mul(first, sigmoid(second))
+
+
+@converter(aten.logit.default)
+def logit(x: ir.Value, eps: float | None = None) -> ir.Value:
+    """``log(x / (1 - x))`` of ``x`` within ``eps`` of 0 and 1; torchlib's makes a number of NaN there."""
+    dtype = _dtype(x)
+    if eps is not None:
+        low, high = constant(eps, dtype), constant(1 - eps, dtype)
+        x = op.Where(op.Less(x, low), low, x)
+        x = op.Where(op.Greater(x, high), high, x)
+    return op.Log(op.Div(x, op.Sub(constant(1.0, dtype), x)))
 
 
 @converter(aten.log1p.default)
