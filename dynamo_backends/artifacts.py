@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 from torch.autograd import forward_ad
 
@@ -72,6 +73,15 @@ class Input:
 
     node: fx.Node
     permutation: tuple[int, ...] | None = None
+
+
+def operator_name(node: fx.Node) -> str:
+    """What a node calls: an operator by PyTorch's name, a function with its module: ``operator.mul``, ``math.trunc``."""
+    target = node.target
+    name = getattr(target, "__qualname__", None)
+    if name is None or isinstance(target, (str, torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
+        return str(target)
+    return f"{target.__module__.lstrip('_')}.{name}"
 
 
 def is_operator(call: fx.Node) -> bool:
@@ -142,7 +152,7 @@ class Coverage:
     @property
     def fallbacks(self) -> collections.Counter[tuple[str, Reason]]:
         """How often an operator (``aten.sort.default``) runs in PyTorch for a reason."""
-        return collections.Counter((str(node.target), reason) for node, reason in self.in_pytorch.items())
+        return collections.Counter((operator_name(node), reason) for node, reason in self.in_pytorch.items())
 
 
 @dataclasses.dataclass(eq=False)

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from passes.engine.manager import PassResult
 
 from . import aot
-from .artifacts import GraphName, Runner, Split
+from .artifacts import GraphName, Runner, Split, operator_name
 from .explanation import AtenGraph, DynamoGraph, Explanation, Fallback, Guard, remedy_of
 from .exporter.locations import is_user_file, short_file, where
 from .frozen import Weight
@@ -183,7 +183,7 @@ class _SplitLowering:
 def _aten_graph(name: GraphName, split: Split) -> AtenGraph:
     lines: dict[tuple[str, Reason], list[str]] = {}
     for node, reason in split.coverage.in_pytorch.items():
-        lines.setdefault((str(node.target), reason), []).append(where(node))
+        lines.setdefault((operator_name(node), reason), []).append(where(node))
     fallbacks = [
         Fallback(
             operator,

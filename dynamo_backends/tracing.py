@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from passes.engine.manager import PassResult
 
-from .artifacts import GraphName, Region, Runner, Split
+from .artifacts import GraphName, Region, Runner, Split, operator_name
 from .errors import TranslationError
 from .exporter.locations import user_name, where
 from .exporter.translate import fold_constants, translate
@@ -204,6 +204,6 @@ class _ModelLowering:
 def _what_is_missing(split: Split) -> str:
     reasons: dict[tuple[str, Reason], str] = {}
     for node, reason in split.coverage.in_pytorch.items():
-        reasons.setdefault((str(node.target), reason), where(node))
+        reasons.setdefault((operator_name(node), reason), where(node))
     texts = [f"{target} at {line or 'an unknown line'}: {reason}" for (target, reason), line in reasons.items()]
     return "; ".join(texts or ["it has no operators"])

@@ -125,3 +125,11 @@ def test_nothing_is_said_of_what_was_compiled_before() -> None:
     torch.compile(other, backend="onnxrt")(torch.randn(3))
     assert "other" not in str(dynamo_backends.explain(lambda x: x * 2)(torch.randn(3)))
     assert not dynamo_backends.coverage(lambda x: x * 2)(torch.randn(3))["unused"]
+
+
+def test_functions_of_numbers_are_named_alike_in_every_process() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.interpolate(x, scale_factor=1.5, mode="nearest")
+
+    found = str(dynamo_backends.coverage(function, dynamic=True)(torch.randn(1, 1, 4, 4)))
+    assert "torch.sym_float" in found and " at 0x" not in found and "built-in" not in found

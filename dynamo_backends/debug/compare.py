@@ -26,7 +26,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from .. import aot
-from ..artifacts import CompiledGraph, CompiledRegion, Region, is_operator
+from ..artifacts import CompiledGraph, CompiledRegion, Region, is_operator, operator_name
 from ..dumps.blame import Cause, Kind
 from ..errors import CompiledNodesError, SessionError, first_line
 from ..exporter.known_wrong import is_uninitialized
@@ -358,7 +358,7 @@ class _Lockstep:
             index = i if several else None
             row = Row(
                 name=f"{node.name}__{i}" if several else node.name,
-                operator=str(node.target) if node.op == "call_function" else node.op,
+                operator=operator_name(node) if node.op == "call_function" else node.op,
                 module=module_path(node),
                 source=source_line(node),
                 user_name=user_name(node) or self._result_names.get(node, ""),

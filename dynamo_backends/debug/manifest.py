@@ -26,7 +26,7 @@ from torch._dynamo.utils import counters
 from passes.engine.manager import PassResult
 
 from ..aot import call_being_compiled, frame_being_compiled
-from ..artifacts import CompiledGraph, CompiledRegion, GraphName
+from ..artifacts import CompiledGraph, CompiledRegion, GraphName, operator_name
 from ..dumps.reading import MANIFEST, SCHEMA_VERSION
 from ..dumps.schema import DIRECTIONS
 from ..exporter.locations import is_user_file, place, short_file, user_name, where, working_folder
@@ -171,7 +171,7 @@ class Manifest:
                 for item in graph.regions
             ],
             "in_pytorch": [
-                {"node": node.name, "operator": str(node.target), "reason": str(reason), "source": where(node)}
+                {"node": node.name, "operator": operator_name(node), "reason": str(reason), "source": where(node)}
                 for node, reason in coverage.in_pytorch.items()
             ],
             "passes": [_pass_as_json(result) for result in graph.passes],

@@ -10,7 +10,7 @@ import torch
 from tabulate import tabulate
 from torch import fx
 
-from ..artifacts import CompiledGraph
+from ..artifacts import CompiledGraph, operator_name
 from ..exporter.locations import user_name, where
 from ..numerics.distance import Distance
 from .rows import GraphComparison
@@ -109,7 +109,7 @@ def regions_text(graph: CompiledGraph) -> str:
         "",
     ]
     for region in split.regions:
-        counted = collections.Counter(str(node.target) for node in region.operators)
+        counted = collections.Counter(operator_name(node) for node in region.operators)
         lines.append(f"region_{region.index}: {len(region.operators)} operators")
         lines.append(f"  inputs:  {', '.join(user_name(item.node) or item.node.name for item in region.inputs)}")
         lines.append(f"  outputs: {', '.join(item.node.name for item in region.outputs)}")
@@ -117,7 +117,7 @@ def regions_text(graph: CompiledGraph) -> str:
         lines.append("")
     in_pytorch = coverage.in_pytorch
     lines.append(f"PyTorch: {len(in_pytorch)} operators")
-    table = [[node.name, str(node.target), str(reason), where(node)] for node, reason in in_pytorch.items()]
+    table = [[node.name, operator_name(node), str(reason), where(node)] for node, reason in in_pytorch.items()]
     if table:
         lines.append(tabulate(table, headers=["node", "operator", "why", "source"], tablefmt="simple"))
     return "\n".join(lines) + "\n"
