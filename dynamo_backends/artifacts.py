@@ -76,7 +76,7 @@ class Input:
 
 
 def operator_name(node: fx.Node) -> str:
-    """What a node calls: an operator by PyTorch's name, a function with its module: ``operator.mul``, ``math.trunc``."""
+    """What a node calls: an operator by its name, a function with its module: ``operator.mul``, ``math.trunc``."""
     target = node.target
     name = getattr(target, "__qualname__", None)
     if name is None or isinstance(target, (str, torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
