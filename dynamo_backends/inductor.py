@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .artifacts import Runner, without_graph
 from .events import count
-from .normalizations import with_float32_between_casts
+from .normalizations import as_kernels_normalize
 
 _graph_ids = itertools.count(1_000_000)  # Inductor's own count from 0
 
@@ -49,7 +49,7 @@ def compile_with_inductor(module: fx.GraphModule, direction: str) -> Runner:
     mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None) or FakeTensorMode()
     with _disable_current_modes(), config.patch(fallback_random=True), torch.no_grad():
         with mode:
-            table = with_float32_between_casts(select_decomp_table())
+            table = as_kernels_normalize(select_decomp_table())
             graph = make_fx(fx.Interpreter(module).run, decomposition_table=table)(*values)
         output = graph.graph.output_node()
         results = output.args[0]

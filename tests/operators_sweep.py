@@ -70,17 +70,10 @@ _ROUNDED = (torch.float32, torch.float16, torch.bfloat16)
 _MAY_VANISH = ("nn.functional.elu", "nn.functional.selu", "nn.functional.silu", "sinc")
 """Results of these are right beside the largest ones only: very small ones become 0, see ``docs/upstream.md``."""
 
-_NORMALIZATIONS = (
-    "native_batch_norm",
-    "_native_batch_norm_legit",
-    "_batch_norm_with_update",
-    "nn.functional.batch_norm",
-)
 _KNOWN = {
-    **{(name, "transposed"): "strides " for name in (*_NORMALIZATIONS, "native_dropout_backward")},
     ("linalg.pinv.singular", "one more dimension"): "values",  # of a matrix without an inverse, rounding decides
 }
-"""What is left, by entry and variant, with a part of what is said. The strides are those of fake tensors."""
+"""What is left, by entry and variant, with a part of what is said."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from conftest import compiled, counted
+from conftest import assert_same_values, compiled, counted
 from operators import difference
 
 nan, inf = math.nan, math.inf
@@ -109,6 +109,49 @@ def test_the_tail_of_the_error_function_keeps_its_digits() -> None:
     with torch.no_grad():
         found = compiled(torch.erfc)(x)
     torch.testing.assert_close(found, torch.erfc(x), rtol=1e-6, atol=0.0)
+
+
+def test_numbers_next_to_zero_and_beside_the_largest() -> None:
+    """ONNX Runtime's ``Tanh`` makes 0 of the former, its ``HardSwish`` does not overflow."""
+    x = torch.tensor([1e-45, -1e-45, 1e-42, -1e-39, 1e-30, -1e-10, 1e-5, 2.4e-4, 0.0, -0.0, 3e38, -3e38, inf, nan])
+    with torch.no_grad():
+        found, gone = compiled(lambda x: (torch.tanh(x), torch.nn.functional.tanhshrink(x)))(x)
+        assert not gone[:7].any()
+        torch.testing.assert_close(found, x.double().tanh().float(), rtol=3e-7, atol=0.0, equal_nan=True)
+        assert torch.equal(found.signbit()[:-1], x.signbit()[:-1])
+        large = torch.tensor([3e38, -3e38, 6e37, inf, 1.0, -3.0] * 6)
+        assert_same_values(compiled(torch.nn.functional.hardswish)(large), torch.nn.functional.hardswish(large))
+    assert counted("nodes_in_pytorch") == 0
+
+
+def test_layouts_that_fake_tensors_foretell_otherwise() -> None:
+    """The kernels', of values and gradients: contiguous or channels last, whatever else the input was."""
+    for x in (
+        torch.randn(5, 4, 3, 2).permute(3, 2, 1, 0),
+        torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+        torch.randn(3, 5, 2).permute(2, 0, 1),
+    ):
+        for trained in (True, False):
+            x, w = x.requires_grad_(), torch.rand(3, requires_grad=True)
+            y = torch.nn.functional.batch_norm(x, w.detach() * 1, w.detach().exp(), w, w, trained)
+            ours = compiled(
+                lambda x, w, trained=trained: torch.nn.functional.batch_norm(
+                    x, w.detach() * 1, w.detach().exp(), w, w, trained
+                )
+            )(x, w)
+            assert_same_values(ours, y)
+            assert ours.stride() == y.stride()
+            gradients = [torch.autograd.grad(value.sin().sum(), (x, w)) for value in (ours, y)]
+            assert_same_values(*gradients)
+            assert [g.stride() for g in gradients[0]] == [g.stride() for g in gradients[1]]
+
+    x = torch.randn(2, 3, 4, 6).contiguous(memory_format=torch.channels_last)
+    pooled, places = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
+    for values in (pooled, pooled.contiguous()):
+        y = torch.nn.functional.max_unpool2d(values, places, 2)
+        ours = compiled(lambda x, i: torch.nn.functional.max_unpool2d(x, i, 2))(values, places)
+        assert_same_values(ours, y)
+        assert ours.stride() == y.stride()
 
 
 def test_what_is_slower_of_many_numbers_runs_in_pytorch() -> None:

@@ -18,6 +18,8 @@ from .shapes import cast, computing_dtype, constant, rank, static_size
 
 aten = torch.ops.aten
 
+_TANH_IS_X_BELOW = 2**-12  # tanh(x) is x - x**3 / 3: in float32 that is x here
+
 Operand: TypeAlias = "ir.Value | float"
 """A tensor of the dtype the operator computes in, or a Python number."""
 
@@ -127,6 +129,26 @@ def sigmoid(x: ir.Value) -> ir.Value:
         raise NotTranslatable("its translation is for floating point")
     wide = cast(x, computing_dtype(x))
     return cast(op.Reciprocal(op.Add(op.Exp(op.Neg(wide)), constant(1.0, _dtype(wide)))), dtype)
+
+
+@converter(aten.tanh.default)
+def tanh(x: ir.Value) -> ir.Value:
+    """``x`` itself near zero: ONNX Runtime's ``Tanh`` (1.31) of float32 is one rounding off there, all that
+    ``x - tanh(x)`` has, and makes 0 of the smallest denormal numbers.
+
+    2.0 instead of 0.3 ms for a million numbers, eager takes 2.7 (EPYC, one thread). Passes make GELU of it."""
+    dtype = _dtype(x)
+    if dtype != ir.DataType.FLOAT:
+        return op.Tanh(x)
+    return op.Where(op.GreaterOrEqual(op.Abs(x), constant(_TANH_IS_X_BELOW, dtype)), op.Tanh(x), x)
+
+
+@converter(aten.hardswish.default)
+def hardswish(x: ir.Value) -> ir.Value:
+    """``x * clamp(x + 3, 0, 6) / 6`` in eager's order, which overflows above 5e37; ``HardSwish`` does not."""
+    dtype = _dtype(x)
+    slope = op.Clip(op.Add(x, constant(3.0, dtype)), constant(0.0, dtype), constant(6.0, dtype))
+    return op.Div(op.Mul(x, slope), constant(6.0, dtype))
 
 
 @converter(aten.glu.default)
