@@ -19,6 +19,7 @@ from . import installation as installation  # first: it says what is wrong if th
 from .artifacts import Runner
 from .dumping import Block, current_block
 from .observer import Observer
+from .option_error import option_errors
 from .options import Options, parse_options
 from .pipeline import Pipeline
 from .runtime.custom_operators import load_libraries
@@ -40,10 +41,12 @@ def onnxrt(
         mode: sets options: ``max-autotune`` ``placement``, ``reduce-overhead`` ``spin``.
 
     Raises:
-        ValueError: an unknown option or an impossible value.
+        OptionError: a ``ValueError``, of an unknown option or an impossible value.
         UnsupportedOperatorError: with ``options={"fallback": "error"}``, for a node that needs PyTorch.
     """
-    return _pipeline(parse_options(options, mode), current_block()).compile_dynamo_graph(gm, example_inputs)
+    with option_errors():
+        pipeline = _pipeline(parse_options(options, mode), current_block())
+    return pipeline.compile_dynamo_graph(gm, example_inputs)
 
 
 def onnx_debug(
@@ -57,7 +60,9 @@ def onnx_debug(
 
     Same arguments and errors as ``onnxrt``; the options ``dump_dir``, ``compare`` and ``tensor_limit`` are for it.
     """
-    return _pipeline(parse_options(options, mode), current_block(), debug=True).compile_dynamo_graph(gm, example_inputs)
+    with option_errors():
+        pipeline = _pipeline(parse_options(options, mode), current_block(), debug=True)
+    return pipeline.compile_dynamo_graph(gm, example_inputs)
 
 
 def fx_debug(
@@ -73,7 +78,9 @@ def fx_debug(
     """
     from .debug.fx_debug import compile_in_pytorch
 
-    return compile_in_pytorch(gm, example_inputs, _in_block(parse_options(options, mode), current_block()))
+    with option_errors():
+        checked = _in_block(parse_options(options, mode), current_block())
+    return compile_in_pytorch(gm, example_inputs, checked)
 
 
 def _in_block(options: Options, block: Block | None) -> Options:

@@ -36,9 +36,6 @@ _DECOMPOSE_ANYWAY = {
     aten._native_batch_norm_legit.default,
     aten._native_batch_norm_legit.no_stats,
     aten.instance_norm.default,
-    # Torchlib returns the batch size instead of the total weight; the gradient divides by it.
-    aten.nll_loss_forward.default,
-    aten.nll_loss2d_forward.default,
 }
 
 _NEVER = SUMS_AT_INDICES | {  # theirs add by index_put, in PyTorch slower than the kernel of each

@@ -1,4 +1,4 @@
-"""The gradient of the negative log-likelihood loss."""
+"""The negative log-likelihood loss, and its gradient."""
 
 from __future__ import annotations
 
@@ -7,11 +7,53 @@ import torch
 from onnxscript.onnx_opset import opset18 as op
 
 from . import shapes
-from .registry import converter
+from ..indices import refuse_negative
+from .registry import NotTranslatable, converter
 
 aten = torch.ops.aten
 
-_MEAN = 1
+_NONE, _MEAN = 0, 1
+
+
+@converter(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def nll_loss_forward(
+    input: ir.Value,
+    target: ir.Value,
+    weight: ir.Value | None,
+    reduction: int,
+    ignore_index: int | ir.Value,
+) -> tuple[ir.Value, ir.Value]:
+    """Minus the number at the target's place times its class weight, and the sum of the weights.
+
+    input: [N, C, ...] or [C]; target: [N, ...] or a scalar; the result is like the target, or a scalar. Torchlib (0.7)
+    returns the batch size as the second. Whole, so that PyTorch's own kernel names a target that is out of range.
+    """
+    dtype = input.dtype
+    assert dtype is not None
+    if 0 in shapes.sizes(target):
+        raise NotTranslatable("the sum of nothing has the wrong shape in ONNX Runtime")
+    channel = 1 if shapes.rank(input) > 1 else 0
+    wide = shapes.computing_dtype(input)
+    ignored = op.Equal(target, ignore_index)
+    safe_target = refuse_negative(op.Where(ignored, shapes.constant(0, ir.DataType.INT64), target))
+    at_target = op.GatherElements(input, op.Unsqueeze(safe_target, [channel]), axis=channel)
+    losses = op.Neg(shapes.cast(op.Squeeze(at_target, [channel]), wide))
+    zero, one = shapes.constant(0.0, wide), shapes.constant(1.0, wide)
+    if weight is None:
+        weights = op.Where(ignored, zero, one)
+    else:
+        weights = op.Where(ignored, zero, shapes.cast(op.Gather(weight, safe_target), wide))
+        losses = op.Mul(losses, weights)
+    losses = op.Where(ignored, zero, losses)
+    if reduction == _NONE and shapes.rank(input) > 1:
+        return shapes.cast(losses, dtype), shapes.constant(0.0, dtype)
+    total = weights
+    if shapes.rank(target) > 0:
+        total = op.ReduceSum(weights, keepdims=0)
+        losses = losses if reduction == _NONE else op.ReduceSum(losses, keepdims=0)
+    if reduction == _MEAN:
+        losses = op.Div(losses, total)
+    return shapes.cast(losses, dtype), shapes.cast(total, dtype)
 
 
 @converter(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
