@@ -6,8 +6,8 @@ import onnx_ir as ir
 import torch
 from onnxscript.onnx_opset import opset18 as op
 
-from . import shapes
 from ..indices import refuse_negative
+from . import shapes
 from .registry import NotTranslatable, converter
 
 aten = torch.ops.aten
