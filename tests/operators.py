@@ -205,12 +205,27 @@ class _Holder(torch.nn.Module):
             setattr(self, name, leaf)
 
     def forward(self, first: object) -> object:
+        return call(self._op, self.arguments(first))
+
+    def arguments(self, first: object) -> object:
+        """What the entry is called with: its input, arguments and keywords."""
         leaves = [first if i == self._first else getattr(self, name) for i, name in enumerate(self._names)]
-        return call(self._op, pytree.tree_unflatten(leaves, self._structure))
+        return pytree.tree_unflatten(leaves, self._structure)
 
 
-def difference_with_weights(op: OpInfo, sample: SampleInput, *, backend: str = "onnxrt") -> str | None:
-    """How ``op`` differs from eager where all tensors but the first are constants, before and after they change."""
+def difference_with_weights(
+    op: OpInfo,
+    sample: SampleInput,
+    *,
+    backend: str = "onnxrt",
+    compare: Callable[[object, object, object], str | None] = lambda actual, expected, arguments: difference(
+        actual, expected
+    ),
+) -> str | None:
+    """How ``op`` differs from eager where all tensors but the first are constants, before and after they change.
+
+    ``compare`` gets our results, eager's, and the entry's arguments.
+    """
     arguments = (sample.input, sample.args, sample.kwargs)
     ours, theirs = _Holder(op, copy_of(arguments)), _Holder(op, copy_of(arguments))
     torch._dynamo.reset()
@@ -224,7 +239,7 @@ def difference_with_weights(op: OpInfo, sample: SampleInput, *, backend: str = "
             seed()
             expected = theirs(copy_of(first))
             seed()
-            found = difference(compiled(copy_of(first)), expected)
+            found = compare(compiled(copy_of(first)), expected, theirs.arguments(first))
             if found is not None:
                 return found if change is None else f"after the weights changed: {found}"
     return None

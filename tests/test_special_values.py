@@ -145,6 +145,11 @@ def test_layouts_that_fake_tensors_foretell_otherwise() -> None:
             assert_same_values(*gradients)
             assert [g.stride() for g in gradients[0]] == [g.stride() for g in gradients[1]]
 
+    x, target = torch.randn(2, 3, 4, 5), torch.randint(0, 3, (5, 4, 2)).permute(2, 1, 0)
+    losses = compiled(lambda x, y: torch.nn.functional.nll_loss(x, y, reduction="none"))(x, target)
+    assert_same_values(losses, torch.nn.functional.nll_loss(x, target, reduction="none"))
+    assert losses.is_contiguous()
+
     x = torch.randn(2, 3, 4, 6).contiguous(memory_format=torch.channels_last)
     pooled, places = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
     for values in (pooled, pooled.contiguous()):

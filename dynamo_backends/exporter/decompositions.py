@@ -93,6 +93,12 @@ def native_batch_norm_backward(
     return NotImplemented if train else _decomp.decompositions.native_batch_norm_backward(grad_out, input, *args)
 
 
+def nll_loss2d_forward(input: torch.Tensor, target: torch.Tensor, *args: Any) -> Any:
+    """Whole, and its losses row-major; the fake tensor's are in the order of the targets (PyTorch 2.13)."""
+    row_major = target.contiguous()
+    return NotImplemented if row_major is target else aten.nll_loss2d_forward.default(input, row_major, *args)
+
+
 def index_fill(input: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor | complex) -> torch.Tensor:
     """A copy of a tensor without elements, of which eager takes any index; PyTorch's decomposition raises."""
     if any(statically_known_true(size == 0) for size in input.shape):
@@ -136,6 +142,7 @@ _OURS: Decompositions = {
     aten.native_dropout_backward.default: native_dropout_backward,
     aten.max_unpool2d.default: max_unpool2d,
     aten.native_batch_norm_backward.default: native_batch_norm_backward,
+    aten.nll_loss2d_forward.default: nll_loss2d_forward,
     aten.index_fill.int_Scalar: index_fill,
     aten.index_fill.int_Tensor: index_fill,
 }
