@@ -223,3 +223,33 @@ def test_an_interpolation_is_trained_with_a_batch_that_changes(mode: str, dimens
         ours, x.grad = x.grad, None
         torch.nn.functional.interpolate(layer(x), scale_factor=2.0, mode=mode).square().sum().backward()
         assert_same_values(ours, x.grad)
+
+
+FORMULAS_WITH_A_NUMBER: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
+    "layer norm": lambda x, e: (x - x.mean(-1, True)) / torch.sqrt((x - x.mean(-1, True)).pow(2).mean(-1, True) + e),
+    "RMS norm": lambda x, e: x * torch.rsqrt(x.pow(2).mean(-1, True) + e),
+    "GELU": lambda x, e: x * e * (1 + torch.erf(x / 1.4142135)),
+    "quick GELU": lambda x, e: x * torch.sigmoid(e * x),
+    "scaled product": lambda x, e: (x @ x.transpose(-1, -2)) * e,
+    "clamp": lambda x, e: x.relu().clamp(-e, e),
+    "attention": lambda x, e: torch.nn.functional.scaled_dot_product_attention(x, x, x, scale=e),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS_WITH_A_NUMBER)
+def test_a_number_of_a_module_that_changes(name: str) -> None:
+    """It becomes symbolic, and a formula that is recognized by a constant in its place must not be."""
+
+    class Module(torch.nn.Module):
+        number = 0.5
+
+        def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return FORMULAS_WITH_A_NUMBER[name](x, self.number) * w + w
+
+    module, x, w = Module(), torch.randn(2, 3, 8), torch.rand(3 if "product" in name else 8)
+    function = compiled(module)
+    with torch.no_grad():
+        for number in (0.5, 0.37, 0.2):
+            module.number = number
+            assert_same_values(function(x, w), module(x, w))
+    assert counted("nodes_in_pytorch") == 0

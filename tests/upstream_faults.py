@@ -182,6 +182,16 @@ def _epsilon_loses_its_rank() -> bool:
     return result.shape == (2, 4, 8)
 
 
+def _epsilon_is_taken_for_another() -> bool:
+    text = """g (float[2,8] x, float e) => (float[2,8] y)
+        <int64[1] last = {-1}, float two = {2.0}, float[8] w = {1,1,1,1,1,1,1,1}, float[8] b = {0,0,0,0,0,0,0,0}> {
+            m = ReduceMean(x, last)  d = Sub(x, m)  p = Pow(d, two)  v = ReduceMean(p, last)
+            a = Add(v, e)  s = Sqrt(a)  q = Div(d, s)  n = Mul(q, w)  y = Add(n, b)
+        }"""
+    x = np.arange(16, dtype=np.float32).reshape(2, 8)
+    return bool(abs(_run_optimized(text, x=x, e=np.array(1e6, np.float32))).max() > 0.1)
+
+
 DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
     "gelu by tanh in double precision": differs(
         lambda x: gelu(x, approximate="tanh"), torch.linspace(-3, 3, 50, dtype=torch.float64), by=1e-12
@@ -229,5 +239,6 @@ DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
     "the sum of -0 and 0": _minus_zero_stays,
     "a scaled product in double precision": _scale_is_rounded,
     "an epsilon of a higher rank than what is normalized": _epsilon_loses_its_rank,
+    "an epsilon that is computed": _epsilon_is_taken_for_another,
     "repeated indices are written in any order": _scatter_writes_in_any_order,
 }

@@ -81,6 +81,22 @@ def _has_doubles(model: ir.Model) -> bool:
     return any(value.dtype == ir.DataType.DOUBLE for value in values)
 
 
+def _has_a_root_of_an_unknown_sum(model: ir.Model) -> bool:
+    """Whether a root is taken of a sum with no constant in it, as of a variance and an epsilon that is computed."""
+    for node in _all_nodes(model):
+        total = node.inputs[0].producer() if node.op_type == "Sqrt" and node.inputs[0] is not None else None
+        if total is not None and total.op_type == "Add" and not any(map(_is_constant, total.inputs)):
+            return True
+    return False
+
+
+def _is_constant(value: ir.Value | None) -> bool:
+    if value is None or value.is_graph_input():
+        return False
+    node = value.producer()
+    return value.is_initializer() if node is None else node.op_type == "Constant"
+
+
 OPTIMIZER_FAULTS: tuple[Fault[ir.Model], ...] = (
     Fault(
         "the sum of -0 and 0",
@@ -106,6 +122,15 @@ OPTIMIZER_FAULTS: tuple[Fault[ir.Model], ...] = (
         "onnxruntime",
         ">=1.24",
         providers=(),
+    ),
+    Fault(
+        "an epsilon that is computed",
+        frozenset({"LayerNormFusionL1", "LayerNormFusionL2"}),
+        "takes 1e-5 for an epsilon that is no constant",
+        "onnxruntime",
+        ">=1.24",
+        providers=(),
+        applies=_has_a_root_of_an_unknown_sum,
     ),
 )
 """Graph optimizers of ONNX Runtime that change results; they run before nodes are given to providers."""
