@@ -21,6 +21,7 @@ import argparse
 import collections
 import copy
 import dataclasses
+import functools
 import json
 import random
 import sys
@@ -321,13 +322,14 @@ def run_case(name: str, mode: str) -> Report:
         return report(ERROR, _line(error))
     counted = _counted()
     runtime_failures = counters["dynamo_backends"]["runtime_failures"]
-    text = difference(actual.values, eager.values, exact)
+    differs = functools.partial(difference, computed_in=torch.bfloat16 if mode == "autocast" else torch.float32)
+    text = differs(actual.values, eager.values, exact)
     if text:
         try:
             theirs = results(_compiling("aot_eager")).values
         except Exception as error:
             return report(WRONG, f"{text}; aot_eager raises {_line(error)}", actual)
-        as_theirs = difference(theirs, eager.values, exact) and not difference(actual.values, theirs, exact)
+        as_theirs = differs(theirs, eager.values, exact) and not differs(actual.values, theirs, exact)
         return report(PYTORCHS if as_theirs else WRONG, f"{text}{' as aot_eager' if as_theirs else ''}", actual)
     if runtime_failures:
         return report(ERROR, f"ONNX Runtime failed {runtime_failures} times", actual)
@@ -352,8 +354,16 @@ def _counted() -> tuple[int, int, dict[str, int]]:
     return ours["nodes_on_onnx"], ours["nodes_in_pytorch"], fallbacks
 
 
-def difference(actual: dict[str, torch.Tensor], eager: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> str:
+def difference(
+    actual: dict[str, torch.Tensor],
+    eager: dict[str, torch.Tensor],
+    exact: dict[str, torch.Tensor],
+    *,
+    computed_in: torch.dtype = torch.float32,
+) -> str:
     """What is not as exact as eager, or an empty string. ``exact`` may be eager's.
+
+    What is in float32 and was computed in a lower precision is as exact as that.
 
     A rounding of the largest number among all gradients (or all buffers) is no difference: the gradient of a bias
     before a normalization is 0 but for the rounding of sums of others.
@@ -375,8 +385,9 @@ def difference(actual: dict[str, torch.Tensor], eager: dict[str, torch.Tensor], 
             continue
         if double.shape != expected.shape:  # float64 generated other tokens, or routed otherwise
             double = expected
-        rounding = torch.finfo(expected.dtype).eps * largest.get(what.split(" ")[0], 0.0)
-        text = _distance(ours.double(), expected.double(), double.double(), expected.dtype, rounding)
+        dtype = computed_in if expected.dtype is torch.float32 else expected.dtype
+        rounding = torch.finfo(dtype).eps * largest.get(what.split(" ")[0], 0.0)
+        text = _distance(ours.double(), expected.double(), double.double(), dtype, rounding)
         if text:
             return f"{what}: {text}"
     return ""
