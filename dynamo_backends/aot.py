@@ -460,14 +460,16 @@ def compiled_with_guards(
 
 def call_being_compiled() -> Frame | None:
     """The user's line that called what Dynamo is compiling in this thread: the innermost frame in the user's own files
-    on the way from Dynamo outwards; ``None`` outside of Dynamo, or where no user's file called it."""
+    on the way from Dynamo outwards, past this package's (``explain``); ``None`` outside of Dynamo, or where no user's
+    file called it."""
     pytorch, is_dynamo = os.path.join(os.path.dirname(torch.__file__), ""), False
+    ours = os.path.join(os.path.dirname(__file__), "")
     if _translator() is None:
         return None
     for frame, line in traceback.walk_stack(sys._getframe()):
         file = frame.f_code.co_filename
         is_dynamo = is_dynamo or file.startswith(pytorch)
-        if is_dynamo and is_user_file(file):
+        if is_dynamo and is_user_file(file) and not file.startswith(ours):
             return Frame(file, line, function_name(frame.f_code.co_name), linecache.getline(file, line).strip())
     return None
 

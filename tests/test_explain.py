@@ -11,6 +11,7 @@ import torch
 import dynamo_backends
 from dynamo_backends.cli import main
 from dynamo_backends.explanation import remedy_of
+from dynamo_backends.exporter.locations import short_file
 from dynamo_backends.reasons import Kind
 from dynamo_backends.runtime import session
 
@@ -91,6 +92,12 @@ def test_a_function_without_a_graph_says_why() -> None:
 
     found = dynamo_backends.explain(lambda x: hidden(x))(torch.ones(2))
     assert found.graphs == [] and any("disable" in said for said in found.unused)
+
+
+def test_a_module_of_a_library_is_called_by_the_users_line() -> None:
+    (graph,) = dynamo_backends.explain(torch.nn.Linear(3, 4))(torch.ones(2, 3)).graphs  # this line
+    line = 1 + next(i for i, text in enumerate(Path(__file__).read_text().splitlines()) if "# this line" in text)
+    assert graph.line.endswith(f"called from {short_file(__file__)}:{line}")
 
 
 def test_unknown_options_and_symbolic_sizes() -> None:

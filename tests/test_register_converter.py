@@ -254,6 +254,8 @@ def test_what_is_no_operator_or_no_function_is_an_error(caplog: pytest.LogCaptur
         register_converter(torch.ops.aten.sin.default)(None)  # type: ignore[type-var]
     with pytest.raises(ValueError, match="onnxscript"):
         operator_set("")
+    with pytest.raises(TypeError, match="must be text"):
+        operator_set(3)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="in a converter only"):
         operator_set("com.microsoft").Gelu(1)
     register_converter(torch.ops.aten.sin.default)(refuse)

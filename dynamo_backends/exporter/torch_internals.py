@@ -308,8 +308,11 @@ def operator_set(domain: str, version: int = 1) -> OperatorSet:
         and ``_outputs``, how many results the node has; it returns a value, or a tuple of them.
 
     Raises:
+        TypeError: the domain is no text.
         ValueError: the domain is empty: ONNX's operators are in ``onnxscript``.
     """
+    if not isinstance(domain, str):
+        raise TypeError(f"the domain must be text, not {domain!r}")
     if not domain or domain == "ai.onnx":
         raise ValueError("ONNX's own operators are in onnxscript: from onnxscript import opset18 as op")
     return OperatorSet(domain, version)
