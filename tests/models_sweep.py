@@ -60,9 +60,10 @@ for this page ({versions}, CPU, one thread); of the others, *not run* in the
 table, it says nothing. The command goes on where it stopped: what is in the file `results.json` is not run again.
 
 - *right*: each tensor of the result is as near to the float64 result as eager is: its largest error is at most 8
-  times that of eager, plus 64 roundings of the largest value (4 in bfloat16, and of what autocasting computes), or a rounding of the
-  largest number among all gradients. Integers, such as generated tokens, are equal. {by_eager} cases were compared with eager itself, because the model does not run in float64, or
-  generates other tokens there.
+  times that of eager, plus 64 roundings of the largest value (4 in bfloat16, and of what autocasting computes), or
+  a rounding of the largest number among all gradients. Integers, such as generated tokens, are equal.
+  {by_eager} cases were compared with eager itself, because the model does not run in float64, or generates other
+  tokens there.
 - *breaks*: more graph breaks or more graphs than under PyTorch's own backend `aot_eager`.
 - *PyTorch's own*: eager or `aot_eager` fails as well, or differs as much.
 - *on ONNX*: of all nodes in the modes that were run, the share that runs on ONNX Runtime (with
