@@ -204,10 +204,10 @@ def test_what_the_partitioner_did(run: Run) -> None:
 
 def test_a_translation_shows_each_operator_and_what_stays_in_pytorch(run: Run) -> None:
     diff = _diff(run, "1/forward", "post_grad", "onnx")
-    tanh = _change(diff, "tanh")
-    assert tanh.kind == "translated" and tanh.before is not None and tanh.after is not None
-    assert (tanh.before.operator, tanh.after.operator) == ("aten.tanh.default", "Tanh")
-    assert tanh.source.endswith("model.py:6")
+    exp = _change(diff, "exp")
+    assert exp.kind == "translated" and exp.before is not None and exp.after is not None
+    assert (exp.before.operator, exp.after.operator) == ("aten.exp.default", "Exp")
+    assert exp.source.endswith("model.py:6")
     assert _change(diff, "sort").note.startswith("runs in PyTorch: no translation")
     assert _change(diff, "getitem").what == ("kind",), "an input of the second region"
     back = _diff(run, "1/forward", "onnx", "post_grad")
