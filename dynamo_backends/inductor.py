@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .artifacts import Runner, without_graph
+from .elementwise_layouts import as_kernels_order
 from .events import count
 from .normalizations import as_kernels_normalize
 
@@ -49,7 +50,7 @@ def compile_with_inductor(module: fx.GraphModule, direction: str) -> Runner:
     mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None) or FakeTensorMode()
     with _disable_current_modes(), config.patch(fallback_random=True), torch.no_grad():
         with mode:
-            table = as_kernels_normalize(select_decomp_table())
+            table = as_kernels_order(as_kernels_normalize(select_decomp_table()))
             graph = make_fx(fx.Interpreter(module).run, decomposition_table=table)(*values)
         output = graph.graph.output_node()
         results = output.args[0]

@@ -367,6 +367,31 @@ def test_torchlib_is_read_as_pytorchs_registry_reads_it(opset: int) -> None:
         assert found is (wanted[0] if wanted and not torch_internals._needs_the_exporter(wanted[0]) else None), name
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda c, x, y: torch.where(c, x, y),
+        lambda c, x, y: torch.where(~c, x, y[0]),
+        lambda c, x, y: torch.where(c, x, 0.0),
+        lambda c, x, y: torch.where(c[:, None], x, torch.ones_like(y)),
+        lambda c, x, y: torch.where(c, x.half(), y),
+        lambda c, x, y: torch.where(c, x.bfloat16(), y.bfloat16()),
+        lambda c, x, y: x.masked_fill(c, -0.0),
+        lambda c, x, y: x.masked_fill(c, y[0]),
+        lambda c, x, y: torch.fmax(torch.full_like(x, torch.nan), y),
+        lambda c, x, y: torch.heaviside(x, y),
+        lambda c, x, y: x.cummax(0).values,
+        lambda c, x, y: torch.ones(4, 4).diagonal_scatter(x),
+    ],
+)
+def test_a_choice_keeps_the_sign_of_a_zero(function: Callable[..., torch.Tensor]) -> None:
+    x, y = torch.tensor([-0.0, 0.0, -0.0, 2.0]), torch.tensor([-0.0, -0.0, 3.0, -0.0])
+    for condition in (torch.tensor([True, False, True, False]), torch.tensor([False, True, False, True])):
+        found, eager = compiled(function)(condition, x, y), function(condition, x, y)
+        assert torch.equal(found, eager) and found.dtype == eager.dtype
+        assert torch.equal(found.signbit(), eager.signbit())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 def test_truncation_keeps_the_sign_of_a_zero(dtype: torch.dtype) -> None:
     x = torch.tensor([-0.5, 0.5, -0.0, 0.0, -1.5, float("nan"), float("-inf"), float("inf"), 7.9], dtype=dtype)

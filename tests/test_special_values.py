@@ -9,6 +9,9 @@ import pytest
 import torch
 from conftest import assert_same_values, compiled, counted
 from operators import difference
+from torch.utils import _pytree as pytree
+
+from dynamo_backends.layout import layout_of
 
 nan, inf = math.nan, math.inf
 SPECIAL = torch.tensor(
@@ -157,6 +160,32 @@ def test_layouts_that_fake_tensors_foretell_otherwise() -> None:
         ours = compiled(lambda x, i: torch.nn.functional.max_unpool2d(x, i, 2))(values, places)
         assert_same_values(ours, y)
         assert ours.stride() == y.stride()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: (x // y, x // 2, torch.div(x, y, rounding_mode="floor"), torch.div(x, 2, rounding_mode="trunc")),
+        lambda x, y: (torch.copysign(x, y), torch.copysign(x, -1.0), torch.heaviside(x, y)),
+        lambda x, y: (torch.logaddexp(x, y), torch.logaddexp2(x, y), torch.xlogy(x, y), torch.special.xlog1py(x, y)),
+        lambda x, y: (torch.logical_and(x, y), torch.logical_or(x, y), torch.logical_xor(x > 1, y)),
+        lambda x, y: torch.nn.functional.binary_cross_entropy(*torch.broadcast_tensors(x / 9, y / 9), reduction="none"),
+    ],
+)
+def test_results_of_two_tensors_lie_in_memory_as_eagers(function: Callable[..., object]) -> None:
+    rows = torch.arange(1.0, 6.0)
+    first = torch.arange(1.0, 1.0 + 3 * 4 * 5).remainder(7) + 1
+    for x, y in (
+        (first.view(5, 4, 3).permute(2, 1, 0), rows),
+        (first.view(4, 3, 5).permute(1, 0, 2), first[:20].view(5, 4).T),
+        (first.view(3, 4, 5), first.view(5, 4, 3).permute(2, 1, 0)),
+        (first[:50].view(5, 1, 10).permute(2, 1, 0), first[:50].view(5, 10).T),
+        (first.view(12, 5)[:, :3].T, torch.tensor(2.0)),
+    ):
+        ours, eagers = pytree.tree_leaves(compiled(function)(x, y)), pytree.tree_leaves(function(x, y))
+        for found, eager in zip(ours, eagers, strict=True):
+            assert_same_values(found, eager)
+            assert layout_of(found) == layout_of(eager), (found.stride(), eager.stride())
 
 
 def test_what_is_slower_of_many_numbers_runs_in_pytorch() -> None:

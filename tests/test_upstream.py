@@ -106,7 +106,7 @@ def test_an_optimizer_runs_where_its_fault_is_not(monkeypatch: pytest.MonkeyPatc
     doubles = ir.from_onnx_text(
         '<ir_version: 10, opset_import: ["" : 18]> g (double[4] x) => (double[4] y) { y = Neg(x) }'
     )
-    always = {"NoopElimination", "SimplifiedLayerNormFusion", *kernels._SLOW_OPTIMIZERS}
+    always = {"NoopElimination", "NotWhereFusion", "SimplifiedLayerNormFusion", *kernels._SLOW_OPTIMIZERS}
     assert set(kernels.optimizers_to_disable(NEG)) == always
     assert set(kernels.optimizers_to_disable(doubles)) == always | {"MatMulScaleFusion"}
     mended = tuple(dataclasses.replace(fault, versions=f"<{VERSION}") for fault in kernels.OPTIMIZER_FAULTS)

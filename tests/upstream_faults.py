@@ -169,6 +169,13 @@ def _scale_is_rounded() -> bool:
     return bool(abs(_run_optimized(text, x=np.eye(2)) - np.eye(2) * 0.1).max() > 1e-12)
 
 
+def _where_loses_a_sign() -> bool:
+    text = """g (bool[2] c, float[2] x, float[2] y) => (float[2] z)
+        { n = Not(c) a = Where(n, x, y) z = Reciprocal(a) }"""
+    zeros = np.array([-0.0, -0.0], np.float32)
+    return bool((_run_optimized(text, c=np.array([True, True]), x=zeros + 1, y=zeros) > 0).any())
+
+
 def _epsilon_loses_its_rank() -> bool:
     text = """<ir_version: 10, opset_import: ["" : 20]>
         m (float[2,4,8] x) => (float[1,2,4,8] z)
@@ -239,6 +246,7 @@ DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
     "the sum of -0 and 0": _minus_zero_stays,
     "a scaled product in double precision": _scale_is_rounded,
     "an epsilon of a higher rank than what is normalized": _epsilon_loses_its_rank,
+    "a choice between zeros by a negated condition": _where_loses_a_sign,
     "an epsilon that is computed": _epsilon_is_taken_for_another,
     "repeated indices are written in any order": _scatter_writes_in_any_order,
 }

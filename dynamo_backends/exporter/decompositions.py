@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from passes.engine.fx.editing import is_view
 
+from ..elementwise_layouts import as_kernels_order
 from ..layout import layout_of
 from ..normalizations import as_kernels_normalize
 from ..onnx_versions import MINIMUM_OPSET
@@ -179,7 +180,7 @@ def _decompositions(translated: frozenset[str]) -> Decompositions:
             if target in _NEVER or target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
                 continue
             table.setdefault(target, function if is_view(target) else in_its_own_memory(function))
-    return as_kernels_normalize(table)
+    return as_kernels_order(as_kernels_normalize(table))
 
 
 def decomposition_table(opset: int = 23, translated: frozenset[str] | None = None) -> Decompositions:

@@ -132,6 +132,14 @@ OPTIMIZER_FAULTS: tuple[Fault[ir.Model], ...] = (
         providers=(),
         applies=_has_a_root_of_an_unknown_sum,
     ),
+    Fault(
+        "a choice between zeros by a negated condition",
+        frozenset({"NotWhereFusion"}),
+        "exchanges the sides of Where, which makes 0.0 of the -0.0 that it takes where the condition is true",
+        "onnxruntime",
+        ">=1.24",
+        providers=(),
+    ),
 )
 """Graph optimizers of ONNX Runtime that change results; they run before nodes are given to providers."""
 

@@ -8,6 +8,7 @@ import torch
 from onnxscript.onnx_opset import opset18 as op
 
 from . import shapes
+from .choosing import select
 from .registry import converter
 
 aten = torch.ops.aten
@@ -69,5 +70,5 @@ def diagonal_scatter(value: ir.Value, source: ir.Value, offset: int = 0, dim1: i
     spread = op.Unsqueeze(op.Gather(source, along, axis=-1), [-1 if offset >= 0 else -2])
     on_diagonal = op.Constant(value=ir.tensor(np.eye(rows, columns, k=offset, dtype=bool)))
     order = [dim for dim in range(rank) if dim not in (dim1, dim2)] + [dim1, dim2]
-    moved = op.Where(on_diagonal, spread, op.Transpose(value, perm=order))
+    moved = select(on_diagonal, spread, op.Transpose(value, perm=order))
     return op.Transpose(moved, perm=[order.index(dim) for dim in range(rank)])

@@ -14,6 +14,7 @@ import torch
 from onnxscript.onnx_opset import opset18 as op
 
 from .arithmetic import expm1_ratio, log1p
+from .choosing import select
 from .registry import NotTranslatable, converter
 from .shapes import cast, computing_dtype, constant
 
@@ -77,7 +78,7 @@ def heaviside(x: ir.Value, values: ir.Value) -> ir.Value:
     if x.dtype is None or x.dtype == ir.DataType.BOOL:
         raise NotTranslatable("ONNX has no order of booleans")
     zero = constant(0, x.dtype)
-    return op.Where(op.Equal(x, zero), values, op.Cast(op.Greater(x, zero), to=x.dtype))
+    return select(op.Equal(x, zero), values, op.Cast(op.Greater(x, zero), to=x.dtype))
 
 
 @converter(aten.angle.default)
@@ -98,22 +99,18 @@ def hypot(x: ir.Value, y: ir.Value) -> ir.Value:
     return op.Where(infinite, constant(math.inf, dtype), root)
 
 
-def _ignoring_nan(x: ir.Value, y: ir.Value, chosen: ir.Value) -> ir.Value:
-    return op.Where(op.IsNaN(x), y, op.Where(op.IsNaN(y), x, chosen))
-
-
 @converter(aten.fmax.default)
 def fmax(x: ir.Value, y: ir.Value) -> ir.Value:
-    """The larger number, of NaN and a number the number."""
+    """The larger number, of NaN and a number the number, of equal ones the first, which is a matter of -0.0 and 0."""
     _floating(x)
-    return _ignoring_nan(x, y, op.Max(x, y))
+    return select(op.Or(op.IsNaN(x), op.Less(x, y)), y, x)
 
 
 @converter(aten.fmin.default)
 def fmin(x: ir.Value, y: ir.Value) -> ir.Value:
-    """The smaller number, of NaN and a number the number."""
+    """The smaller number, of NaN and a number the number, of equal ones the first, which is a matter of -0.0 and 0."""
     _floating(x)
-    return _ignoring_nan(x, y, op.Min(x, y))
+    return select(op.Or(op.IsNaN(x), op.Greater(x, y)), y, x)
 
 
 @converter(aten.frexp.Tensor)

@@ -17,6 +17,7 @@ import torch
 from onnxscript.onnx_opset import opset18 as op
 
 from . import shapes
+from .choosing import select
 from .elementwise import logaddexp
 from .registry import NotTranslatable, converter
 from .shapes import cast, constant
@@ -133,7 +134,7 @@ def _extremum_so_far(x: ir.Value, dim: int, *, largest: bool) -> tuple[ir.Value,
         is_later = compare(after[0], before[0])
         if is_float:
             is_later = op.Or(op.IsNaN(after[0]), op.And(op.Not(op.IsNaN(before[0])), is_later))
-        return op.Where(is_later, after[0], before[0]), op.Where(is_later, after[1], before[1])
+        return select(is_later, after[0], before[0]), op.Where(is_later, after[1], before[1])
 
     value, place = scan((x, places), dim, size, combine)
     return cast(value, dtype), place
