@@ -35,6 +35,7 @@ _IN_THE_ORDER_OF_BOTH = (
     aten.xlogy.Tensor,
 )
 _IN_THE_ORDER_OF_THE_FIRST = (aten.binary_cross_entropy.default,)
+_AS_IF_THE_SECOND_WERE_ROW_MAJOR = (aten.float_power.Scalar, aten.pow.Scalar, aten.ldexp.Tensor)
 
 
 def as_kernels_order(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
@@ -44,7 +45,11 @@ def as_kernels_order(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Calla
         table: from an operator to a function of its arguments, which may return ``NotImplemented``: it stays.
     """
     ours = dict(table)
-    for rule, targets in ((_of_both, _IN_THE_ORDER_OF_BOTH), (_of_the_first, _IN_THE_ORDER_OF_THE_FIRST)):
+    for rule, targets in (
+        (_of_both, _IN_THE_ORDER_OF_BOTH),
+        (_of_the_first, _IN_THE_ORDER_OF_THE_FIRST),
+        (_of_a_row_major_second, _AS_IF_THE_SECOND_WERE_ROW_MAJOR),
+    ):
         ours |= {target: functools.partial(rule, target, table.get(target)) for target in targets}
     return ours
 
@@ -74,6 +79,15 @@ def _of_the_first(
     order = layout.permutation or range(x.ndim)
     ordered = (_row_major(value, order).permute(_inverse(order)) for value in (x, y))
     return target(*ordered, *others, **named)
+
+
+def _of_a_row_major_second(
+    target: Callable[..., Any], decomposition: Callable[..., Any] | None, base: Any, exponent: torch.Tensor
+) -> Any:
+    row_major = exponent.contiguous()
+    if row_major is not exponent:
+        return target(base, row_major)
+    return NotImplemented if decomposition is None else decomposition(base, exponent)
 
 
 def _row_major(value: Any, order: Sequence[int]) -> Any:

@@ -168,6 +168,7 @@ def test_layouts_that_fake_tensors_foretell_otherwise() -> None:
         lambda x, y: (x // y, x // 2, torch.div(x, y, rounding_mode="floor"), torch.div(x, 2, rounding_mode="trunc")),
         lambda x, y: (torch.copysign(x, y), torch.copysign(x, -1.0), torch.heaviside(x, y)),
         lambda x, y: (torch.logaddexp(x, y), torch.logaddexp2(x, y), torch.xlogy(x, y), torch.special.xlog1py(x, y)),
+        lambda x, y: (2**x, 2.5**y, torch.float_power(2.0, x), torch.ldexp(x, y)),
         lambda x, y: (torch.logical_and(x, y), torch.logical_or(x, y), torch.logical_xor(x > 1, y)),
         lambda x, y: torch.nn.functional.binary_cross_entropy(*torch.broadcast_tensors(x / 9, y / 9), reduction="none"),
     ],
