@@ -81,8 +81,8 @@ def read_memory_of_owners(module: fx.GraphModule) -> int:
         t: f32[3, 2] = transpose(x, 0, 1); y: f32[2, 2] = as_strided(t, [2, 2], [1, 1])
         y: f32[2, 2] = as_strided(x, [2, 2], [1, 1], 0)
 
-    A graph's input may be a view of memory that the graph does not know, and the memory of a result may have gaps:
-    then the node must run in PyTorch. Changes the graph in place.
+    A graph's input may be a view of memory that the graph does not know, the memory of a result may have gaps, or
+    numbers of another dtype: then the node must run in PyTorch. Changes the graph in place.
     """
     changed = 0
     for node in module.graph.find_nodes(op="call_function", target=aten.as_strided.default):
@@ -96,6 +96,7 @@ def read_memory_of_owners(module: fx.GraphModule) -> int:
             root.op != "call_function"
             or layout.strides is not None
             or layout.is_symbolic
+            or value.dtype != source.meta["val"].dtype
             or value.storage_offset() != 0
             or not isinstance(offset, (int, fx.Node))
         ):

@@ -385,7 +385,8 @@ WRITES = [
     "{name} = {0}<view>\n{0}.add_(1)",
     "{name} = {0}.clone()\n{name}.data = {name}.data * 2",
     "{name} = {0}.clone()\n{name}.set_({1})",
-    "{name} = {0}.clone()\n{name}.resize_({1}.shape)",
+    # What is larger would be memory that nobody wrote.
+    "{name} = {0}.clone()\nif {1}.numel() <= {0}.numel():\n    {name}.resize_({1}.shape)",
 ]
 """Statements that write."""
 

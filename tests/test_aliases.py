@@ -136,6 +136,18 @@ def test_as_strided_reads_permuted_memory_in_its_order() -> None:
     assert torch.equal(module(x), torch.as_strided(permuted(x), (3, 2), (2, 5)))
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: torch.view_as_complex(x.exp().view(3, 4, 2)),
+        lambda x: x.exp().view(torch.int32),
+        lambda x: (x.exp().view(torch.int32) + 0).view(torch.float32),
+    ],
+)
+def test_as_strided_reads_memory_as_the_dtype_of_its_argument(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    assert_same_as_eager(lambda x: view(x).as_strided((3,), (2,), 1), torch.randn(4, 6))
+
+
 def test_as_strided_of_permuted_memory_runs_on_onnx() -> None:
     assert_same_as_eager(lambda x: torch.as_strided(x.t().exp(), (3, 2), (2, 5)) * 2, torch.randn(4, 6))
     assert counted("nodes_in_pytorch") == 0

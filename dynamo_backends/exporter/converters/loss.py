@@ -50,7 +50,8 @@ def nll_loss_forward(
     total = weights
     if shapes.rank(target) > 0:
         total = op.ReduceSum(weights, keepdims=0)
-        losses = losses if reduction == _NONE else op.ReduceSum(losses, keepdims=0)
+        if reduction != _NONE:
+            losses = op.Add(op.ReduceSum(losses, keepdims=0), zero)  # the kernel adds to 0, which makes 0 of -0.0
     if reduction == _MEAN:
         losses = op.Div(losses, total)
     return shapes.cast(losses, dtype), shapes.cast(total, dtype)
