@@ -150,6 +150,15 @@ def test_an_output_keeps_its_name_when_its_noop_goes() -> None:
     assert [node.outputs[0].name for node in model.graph] == ["y"]
 
 
+def test_an_output_keeps_its_sizes_when_its_noop_goes() -> None:
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 20]>
+        agraph (float[2,3] x) => (int64[2,6] y) { r = NonZero(x) y = Identity(r) }""")
+    model.graph[0].outputs[0].shape = ir.Shape([2, None])
+    PassManager(Switches(disable=("*",), enable=("onnx.remove_noops",)), TARGET).run("onnx", model)
+    assert [node.op_type for node in model.graph] == ["NonZero"]
+    assert model.graph.outputs[0].shape == ir.Shape([2, 6])
+
+
 @pytest.mark.parametrize(
     "graph",
     [

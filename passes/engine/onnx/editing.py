@@ -287,7 +287,7 @@ def _use_instead_of(result: ir.Value, value: ir.Value) -> None:
     is_free = not value.is_graph_output() and not value.is_initializer() and not value.is_graph_input()
     takes_name = result.is_graph_output() or (is_named(result) and not is_named(value) and is_free)
     name = result.name
-    value.shape, value.type = value.shape or result.shape, value.type or result.type
+    value.shape, value.type = _known_shape(value, result), value.type or result.type
     result.replace_all_uses_with(value, replace_graph_outputs=True)
     if takes_name and name:
         result.name = f"{name}__replaced"
@@ -295,6 +295,14 @@ def _use_instead_of(result: ir.Value, value: ir.Value) -> None:
         source = value.producer()
         if source is not None and value.index() == 0:
             source.name = f"node_{name}"
+
+
+def _known_shape(value: ir.Value, result: ir.Value) -> ir.Shape | None:
+    """The shape of ``value``; its unknown sizes are those of ``result``, which has the same."""
+    if value.shape is None or result.shape is None or len(value.shape) != len(result.shape):
+        return value.shape or result.shape
+    pairs = zip(dims_of(value.shape), dims_of(result.shape), strict=True)
+    return ir.Shape([other if known is None else known for known, other in pairs])
 
 
 def _reason_against_using(result: ir.Value, value: ir.Value) -> str | None:
