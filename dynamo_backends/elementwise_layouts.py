@@ -85,7 +85,8 @@ def _of_a_row_major_second(
     target: Callable[..., Any], decomposition: Callable[..., Any] | None, base: Any, exponent: torch.Tensor
 ) -> Any:
     row_major = exponent.contiguous()
-    if row_major is not exponent:
+    is_scalar_tensor = isinstance(base, torch.Tensor) and base.ndim == 0  # ldexp of one resizes its result
+    if row_major is not exponent and not is_scalar_tensor:
         return target(base, row_major)
     return NotImplemented if decomposition is None else decomposition(base, exponent)
 

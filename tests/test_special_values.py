@@ -162,6 +162,17 @@ def test_layouts_that_fake_tensors_foretell_otherwise() -> None:
         assert ours.stride() == y.stride()
 
 
+def test_places_among_no_boundaries_are_integers() -> None:
+    for x, boundaries in (
+        (torch.ones(3), torch.ones(0)),
+        (torch.ones(0), torch.ones(2)),
+        (torch.ones(0), torch.ones(0)),
+    ):
+        for int32 in (False, True):
+            found = compiled(lambda x, b, i=int32: torch.bucketize(x, b, out_int32=i))(x, boundaries)
+            assert_same_values(found, torch.bucketize(x, boundaries, out_int32=int32))
+
+
 @pytest.mark.parametrize(
     "function",
     [

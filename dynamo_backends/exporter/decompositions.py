@@ -108,6 +108,18 @@ def index_fill(input: torch.Tensor, dim: int, index: torch.Tensor, value: torch.
     return _decomp.decomposition_table[overload](input, dim, index, value)
 
 
+def bucketize(
+    input: torch.Tensor, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False
+) -> torch.Tensor:
+    """Integers also where there is nothing to compare; PyTorch's decomposition (2.13) returns the input's dtype there."""
+    if any(statically_known_true(tensor.numel() == 0) for tensor in (input, boundaries)):
+        return torch.zeros_like(input, dtype=torch.int32 if out_int32 else torch.int64)
+    result: torch.Tensor = _decomp.decomposition_table[aten.bucketize.Tensor](
+        input, boundaries, out_int32=out_int32, right=right
+    )
+    return result
+
+
 def in_its_own_memory(function: Callable[..., object]) -> Callable[..., object]:
     """A decomposition that returns no argument and no view of one, and that takes nothing apart of complex tensors.
 
@@ -144,6 +156,7 @@ _OURS: Decompositions = {
     aten.max_unpool2d.default: max_unpool2d,
     aten.native_batch_norm_backward.default: native_batch_norm_backward,
     aten.nll_loss2d_forward.default: nll_loss2d_forward,
+    aten.bucketize.Tensor: bucketize,
     aten.index_fill.int_Scalar: index_fill,
     aten.index_fill.int_Tensor: index_fill,
 }
