@@ -111,7 +111,7 @@ def index_fill(input: torch.Tensor, dim: int, index: torch.Tensor, value: torch.
 def bucketize(
     input: torch.Tensor, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False
 ) -> torch.Tensor:
-    """Integers also where there is nothing to compare; PyTorch's decomposition (2.13) returns the input's dtype there."""
+    """Integers also without boundaries, where PyTorch's decomposition (2.13) returns the input's dtype."""
     if any(statically_known_true(tensor.numel() == 0) for tensor in (input, boundaries)):
         return torch.zeros_like(input, dtype=torch.int32 if out_int32 else torch.int64)
     result: torch.Tensor = _decomp.decomposition_table[aten.bucketize.Tensor](
