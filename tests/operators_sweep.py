@@ -104,7 +104,8 @@ class Report:
 
 
 def cases(modes: Sequence[str] = MODES, dtypes: Sequence[str] = DTYPES, number: int | None = None) -> list[Case]:
-    """All cases; ``number`` of samples each, by default all in float32, three in other dtypes, one in other modes."""
+    """All cases; ``number`` of samples each, by default all in float32, three in other dtypes, one in other modes, in
+    ``layouts`` that of the most dimensions."""
     found = []
     table = entries()
     for mode in modes:
@@ -122,13 +123,26 @@ def judge(case: Case) -> list[Report]:
     """Compares the samples of a case with eager."""
     op, reports = entries()[case.name], []
     try:
-        given = list(samples(op, getattr(torch, case.dtype), case.number, gradients=case.mode == "gradients"))
+        given = list(enumerate(_samples(op, case)))
     except Exception as error:
         return [Report(case, -1, "", "no sample", _line(error))]
-    for index, sample in enumerate(given):
+    if case.mode == "layouts":
+        given = sorted(given, key=lambda numbered: _dimensions(numbered[1]), reverse=True)[: case.number]
+    for index, sample in given:
         for variant, changed in _variants(sample, case.mode):
             reports.append(Report(case, index, variant, *_judge_sample(op, changed, case.mode, variant)))
     return reports
+
+
+def _samples(op: OpInfo, case: Case) -> Iterator[SampleInput]:
+    number = None if case.mode == "layouts" else case.number
+    return samples(op, getattr(torch, case.dtype), number, gradients=case.mode == "gradients")
+
+
+def _dimensions(sample: SampleInput) -> int:
+    """Of the tensor with the most; only with two can one be transposed."""
+    leaves = pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
+    return max((leaf.ndim for leaf in leaves if isinstance(leaf, torch.Tensor)), default=0)
 
 
 def _variants(sample: SampleInput, mode: str) -> Iterator[tuple[str, SampleInput]]:
