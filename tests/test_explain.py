@@ -109,6 +109,15 @@ def test_unknown_options_and_symbolic_sizes() -> None:
     assert found.graphs[0].graphs[0].share_on_onnx > 0
 
 
+def test_what_is_computed_of_a_symbolic_float_would_run_with_sizes_that_are_known() -> None:
+    def enlarged(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.interpolate(x, scale_factor=1.7, mode="bilinear")
+
+    found = dynamo_backends.explain(enlarged, dynamic=True)(torch.randn(1, 3, 10, 11))
+    remedies = [item.remedy for item in found.graphs[0].graphs[0].in_pytorch]
+    assert remedies and all("dynamic=False" in remedy for remedy in remedies)
+
+
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "mlp"]) == 0
     assert "100 % of the operators on ONNX Runtime" in capsys.readouterr().out

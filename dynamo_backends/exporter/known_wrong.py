@@ -103,7 +103,7 @@ def _not_strided(node: fx.Node) -> Reason | None:
 def _symbolic_float(node: fx.Node) -> Reason | None:
     values = [node.meta.get("val"), *(arg.meta.get("val") for arg in node.all_input_nodes)]
     if any(isinstance(value, (float, torch.SymFloat)) for value in values):
-        return Reason(Kind.NOT_IN_ONNX, "a symbolic float has double precision, which its translation loses")
+        return Reason(Kind.UNKNOWN_SHAPE, "a symbolic float has double precision, which its translation loses")
     return None
 
 
