@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict, namedtuple
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -101,6 +102,14 @@ def test_views_of_a_result_are_views_of_it() -> None:
 
     assert_same_as_eager(views, x())
     assert_same_as_eager(views, x().requires_grad_())
+
+
+@pytest.mark.parametrize("function", [lambda x: x > 0, lambda x: x.t() + 1, lambda x: x.t() > 0])
+def test_a_result_that_is_no_view_has_no_base(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Dynamo guards the sizes of a base: what reads the result would be compiled more often than under eager."""
+    with torch.no_grad():
+        found = compiled(function, options={"placement": "onnx"})(torch.randn(2, 3))
+    assert counted("regions") == 1 and found._base is None
 
 
 def test_views_used_inside_and_returned() -> None:

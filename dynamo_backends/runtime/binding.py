@@ -278,11 +278,12 @@ def _wrong_result(value: ort_c.OrtValue, spec: OutputSpec, known: dict[str, int]
 
 
 def _present(memory: torch.Tensor, spec: OutputSpec) -> torch.Tensor | int | bool:
-    tensor = memory.view(torch.bool) if spec.dtype is torch.bool else memory
+    """A result as eager returns it: no view, as Dynamo's guards would ask for the sizes of what it is a view of."""
+    tensor = memory.view(torch.bool).detach() if spec.dtype is torch.bool else memory
     if spec.is_number:
         return tensor.item()
     if spec.permutation is not None:
-        return tensor.permute(spec.inverse)
+        return tensor.permute(spec.inverse).detach()
     if spec.strides is not None:
         return _with_strides(tensor, spec.strides)
     return tensor
