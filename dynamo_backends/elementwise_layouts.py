@@ -58,7 +58,9 @@ def _of_both(
     target: Callable[..., Any], decomposition: Callable[..., Any] | None, x: torch.Tensor, y: Any, **named: Any
 ) -> Any:
     tensors = [value for value in (x, y) if isinstance(value, torch.Tensor)]
-    if all(layout_of(tensor) == ROW_MAJOR for tensor in tensors) or any(tensor.is_complex() for tensor in tensors):
+    if all(layout_of(tensor) == ROW_MAJOR for tensor in tensors) or any(
+        tensor.is_complex() or _is_cast_first(tensor) for tensor in tensors
+    ):
         return NotImplemented if decomposition is None else decomposition(x, y, **named)
     kernels = x * y  # its fake tensor is in the order of the kernels; nothing reads it, so it leaves no node
     order = layout_of(kernels).permutation or range(kernels.ndim)
@@ -89,6 +91,13 @@ def _of_a_row_major_second(
     if row_major is not exponent and not is_scalar_tensor:
         return target(base, row_major)
     return NotImplemented if decomposition is None else decomposition(base, exponent)
+
+
+def _is_cast_first(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory in a dtype that kernels may compute in another: then the result is in an order
+    that a product's fake tensor does not tell."""
+    is_expanded = any(stride == 0 and size != 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return is_expanded and tensor.dtype not in (torch.float32, torch.float64)
 
 
 def _row_major(value: Any, order: Sequence[int]) -> Any:

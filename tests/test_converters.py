@@ -382,6 +382,7 @@ def test_torchlib_is_read_as_pytorchs_registry_reads_it(opset: int) -> None:
         lambda c, x, y: torch.heaviside(x, y),
         lambda c, x, y: x.cummax(0).values,
         lambda c, x, y: torch.ones(4, 4).diagonal_scatter(x),
+        lambda c, x, y: torch.where(c, torch.full((4,), -1e-10).half(), x.half()),
     ],
 )
 def test_a_choice_keeps_the_sign_of_a_zero(function: Callable[..., torch.Tensor]) -> None:
@@ -390,6 +391,35 @@ def test_a_choice_keeps_the_sign_of_a_zero(function: Callable[..., torch.Tensor]
         found, eager = compiled(function)(condition, x, y), function(condition, x, y)
         assert torch.equal(found, eager) and found.dtype == eager.dtype
         assert torch.equal(found.signbit(), eager.signbit())
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        (lambda c, x: x.masked_fill(c, -1e9), torch.float16),
+        (lambda c, x: x.clone().masked_fill_(c, 1e60), torch.float32),
+        (lambda c, x: x.masked_fill(c, torch.full((), 1e60, dtype=torch.float64)), torch.float32),
+        (lambda c, x: x.masked_fill(c, torch.full((), torch.nan)), torch.int64),
+        (lambda c, x: x.masked_fill(c, -1e-60), torch.uint8),
+        (lambda c, x: torch.where(c, x, 1e60), torch.float32),
+        (lambda c, x: torch.where(c, x, 300), torch.uint8),
+        (lambda c, x: torch.full_like(x, 1e60) + x, torch.float32),
+    ],
+)
+def test_a_number_that_does_not_fit_is_eagers_error(function: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
+    arguments = torch.tensor([True, False]), torch.tensor([1, 2]).to(dtype)
+    with pytest.raises(RuntimeError, match="cannot be converted to type .* without overflow"):
+        function(*arguments)
+    with pytest.raises(RuntimeError, match="cannot be converted to type .* without overflow"):
+        compiled(function)(*arguments)
+
+
+def test_a_number_below_float32s_is_true() -> None:
+    def function(c: torch.Tensor) -> torch.Tensor:
+        return c.masked_fill(c, 1e-50) & (torch.full((2,), 1e-50, dtype=torch.bool) | c)
+
+    mask = torch.tensor([True, False])
+    assert torch.equal(compiled(function)(mask), function(mask))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])

@@ -193,6 +193,7 @@ def test_results_of_two_tensors_lie_in_memory_as_eagers(function: Callable[..., 
         (first.view(3, 4, 5), first.view(5, 4, 3).permute(2, 1, 0)),
         (first[:50].view(5, 1, 10).permute(2, 1, 0), first[:50].view(5, 10).T),
         (first.view(12, 5)[:, :3].T, torch.tensor(2.0)),
+        (rows[:4].view(1, 4).expand(3, 4), first[:12].view(4, 3).T),
     ):
         ours, eagers = pytree.tree_leaves(compiled(function)(x, y)), pytree.tree_leaves(function(x, y))
         for found, eager in zip(ours, eagers, strict=True):

@@ -8,6 +8,7 @@ an ATen operator tells. Faults that an ONNX node tells are in ``runtime/kernels.
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from collections.abc import Callable, Iterator
 
@@ -125,6 +126,43 @@ def _number_out_of_range(node: fx.Node) -> Reason | None:
     return None
 
 
+_FILLED = {
+    aten.fill.Scalar: 1,
+    aten.full.default: 1,
+    aten.full_like.default: 1,
+    aten.masked_fill.Scalar: 2,
+    aten.new_full.default: 2,
+    aten.scalar_tensor.default: 0,
+}
+"""Which argument of an operator is a number that is written into its result."""
+
+
+def _written_number_does_not_fit(node: fx.Node) -> Reason | None:
+    """Eager raises an error of a number that overflows the dtype it is written in; ONNX makes infinity of it, or
+    another integer. And a translation makes 0, in a tensor of booleans ``False``, of a number below float32's."""
+    place, result = _FILLED.get(node.target), node.meta.get("val")
+    if place is None or not isinstance(result, torch.Tensor) or len(node.args) <= place:
+        return None
+    number = node.args[place]
+    if isinstance(number, (int, float)) and _overflows(number, result.dtype):
+        return Reason(Kind.NOT_IN_ONNX, f"{number} does not fit into {result.dtype}, of which eager raises an error")
+    if result.dtype is torch.bool and isinstance(number, float) and 0 < abs(number) < torch.finfo(torch.float32).tiny:
+        return Reason(Kind.NOT_IN_ONNX, f"{number} is not 0, and its translation makes 0 of it")
+    return None
+
+
+def _overflows(number: float, dtype: torch.dtype) -> bool:
+    """As ``c10::overflows`` (``c10/util/overflows.h``): integers below zero wrap around in unsigned dtypes."""
+    if dtype is torch.bool or dtype.is_complex:
+        return False
+    if dtype.is_floating_point:
+        return math.isfinite(number) and abs(number) > torch.finfo(dtype).max
+    limits = torch.iinfo(dtype)
+    if isinstance(number, int) and limits.min == 0:
+        return abs(number) > limits.max
+    return not limits.min <= number <= limits.max
+
+
 _SLOWER = {
     getattr(packet, overload)
     for packet in (
@@ -193,6 +231,7 @@ _RULES: tuple[Callable[[fx.Node], Reason | None], ...] = (
     _not_strided,
     _symbolic_float,
     _number_out_of_range,
+    _written_number_does_not_fit,
     _slower_of_many_numbers,
 )
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 from onnxscript.onnx_opset import opset18 as op
 
-from .registry import converter
+from .registry import NotTranslatable, converter
 from .shapes import cast, constant
 
 aten = torch.ops.aten
@@ -22,6 +22,10 @@ _KEEP_ELEMENTS = frozenset(
     {"Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
 )
 """Operators whose results are elements of their first argument."""
+
+_HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+_EXACT_IN = {ir.DataType.FLOAT: _HALVES, ir.DataType.DOUBLE: _HALVES | {ir.DataType.FLOAT}}
+"""Of a dtype, those all of whose numbers it holds."""
 
 _NEVER_MINUS_ZERO = frozenset({"Abs", "Exp", "Not", "Sigmoid", "Softmax"})
 
@@ -55,9 +59,27 @@ def may_be_minus_zero(value: ir.Value) -> bool:
     if node.op_type == "ConstantOfShape":
         filled = node.attributes.get("value")
         return filled is not None and _has_minus_zero(filled.as_tensor().numpy())
-    if node.op_type in _KEEP_ELEMENTS | {"Cast", "CastLike"}:
-        return node.inputs[0] is None or may_be_minus_zero(node.inputs[0])
+    if node.op_type in _KEEP_ELEMENTS | {"Cast"}:
+        source = node.inputs[0]
+        return source is None or may_be_minus_zero(source) or _rounds(source.dtype, value.dtype)
     return node.op_type not in _NEVER_MINUS_ZERO
+
+
+def _rounds(source: ir.DataType | None, target: ir.DataType | None) -> bool:
+    """Whether a cast may make zero of a small number."""
+    return (
+        source != target
+        and source is not None
+        and source.is_floating_point()
+        and source not in _EXACT_IN.get(target, ())
+    )
+
+
+def _always_fits(source: ir.DataType | None, target: ir.DataType) -> bool:
+    """Whether no number of a dtype is too large for another."""
+    if source is None or source.is_floating_point():
+        return source == target or source in _EXACT_IN.get(target, ())
+    return source in (target, ir.DataType.BOOL) or target in _EXACT_IN
 
 
 def _has_minus_zero(array: np.ndarray) -> bool:
@@ -81,7 +103,12 @@ def where(condition: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
 
 @converter(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(x: ir.Value, mask: ir.Value, value: float | ir.Value) -> ir.Value:
-    """``value`` where the mask is true, else ``x``."""
+    """``value`` where the mask is true, else ``x``.
+
+    A tensor of another dtype may hold a number that eager refuses to write, which is known at the call only.
+    """
     assert x.dtype is not None
+    if isinstance(value, ir.Value) and not _always_fits(value.dtype, x.dtype):
+        raise NotTranslatable(f"a value of {value.dtype} may not fit into {x.dtype}, of which eager raises an error")
     filled = cast(value, x.dtype) if isinstance(value, ir.Value) else constant(value, x.dtype)
     return select(mask, filled, x)

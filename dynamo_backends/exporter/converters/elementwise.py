@@ -108,7 +108,7 @@ def fmax(x: ir.Value, y: ir.Value) -> ir.Value:
 
 @converter(aten.fmin.default)
 def fmin(x: ir.Value, y: ir.Value) -> ir.Value:
-    """The smaller number, of NaN and a number the number, of equal ones the first, which is a matter of -0.0 and 0."""
+    """The smaller number, of NaN and a number the number, of equal ones as ``fmax``."""
     _floating(x)
     return select(op.Or(op.IsNaN(x), op.Greater(x, y)), y, x)
 

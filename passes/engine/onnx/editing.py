@@ -299,8 +299,10 @@ def _use_instead_of(result: ir.Value, value: ir.Value) -> None:
 
 def _known_shape(value: ir.Value, result: ir.Value) -> ir.Shape | None:
     """The shape of ``value``; its unknown sizes are those of ``result``, which has the same."""
-    if value.shape is None or result.shape is None or len(value.shape) != len(result.shape):
-        return value.shape or result.shape
+    if value.shape is None:
+        return result.shape
+    if result.shape is None or len(value.shape) != len(result.shape) or None not in dims_of(value.shape):
+        return value.shape
     pairs = zip(dims_of(value.shape), dims_of(result.shape), strict=True)
     return ir.Shape([other if known is None else known for known, other in pairs])
 
