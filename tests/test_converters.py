@@ -404,6 +404,8 @@ def test_a_choice_keeps_the_sign_of_a_zero(function: Callable[..., torch.Tensor]
         (lambda c, x: torch.where(c, x, 1e60), torch.float32),
         (lambda c, x: torch.where(c, x, 300), torch.uint8),
         (lambda c, x: torch.full_like(x, 1e60) + x, torch.float32),
+        (lambda c, x: torch.nn.functional.pad(x, (1, 1), value=1e9), torch.float16),
+        (lambda c, x: x.scatter(0, c.long(), 1e9), torch.float16),
     ],
 )
 def test_a_number_that_does_not_fit_is_eagers_error(function: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
@@ -412,6 +414,11 @@ def test_a_number_that_does_not_fit_is_eagers_error(function: Callable[..., torc
         function(*arguments)
     with pytest.raises(RuntimeError, match="cannot be converted to type .* without overflow"):
         compiled(function)(*arguments)
+
+
+def test_the_number_in_the_place_of_nan_may_be_any() -> None:
+    x = torch.tensor([1.0, torch.nan])
+    assert torch.equal(compiled(lambda x: torch.nan_to_num(x, nan=1e60))(x), torch.nan_to_num(x, nan=1e60))
 
 
 def test_a_number_below_float32s_is_true() -> None:

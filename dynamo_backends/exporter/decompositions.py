@@ -11,6 +11,7 @@ others are decomposed where PyTorch knows how. Two kinds are never decomposed:
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -120,6 +121,20 @@ def bucketize(
     return result
 
 
+def nan_to_num(input: torch.Tensor, *numbers: float | None, **named: float | None) -> torch.Tensor:
+    """Numbers beyond the dtype are infinite, as in the kernel; in PyTorch's decomposition they are an error."""
+    if not input.is_floating_point():
+        return NotImplemented if input.is_complex() else input.clone()
+    largest = torch.finfo(input.dtype).max
+
+    def rounded(number: float | None) -> float | None:
+        return number if number is None or not abs(number) > largest else math.copysign(math.inf, number)
+
+    given = [rounded(number) for number in numbers], {name: rounded(number) for name, number in named.items()}
+    result: torch.Tensor = _decomp.decomposition_table[aten.nan_to_num.default](input, *given[0], **given[1])
+    return result
+
+
 def in_its_own_memory(function: Callable[..., object]) -> Callable[..., object]:
     """A decomposition that returns no argument and no view of one, and that takes nothing apart of complex tensors.
 
@@ -157,6 +172,7 @@ _OURS: Decompositions = {
     aten.native_batch_norm_backward.default: native_batch_norm_backward,
     aten.nll_loss2d_forward.default: nll_loss2d_forward,
     aten.bucketize.Tensor: bucketize,
+    aten.nan_to_num.default: nan_to_num,
     aten.index_fill.int_Scalar: index_fill,
     aten.index_fill.int_Tensor: index_fill,
 }

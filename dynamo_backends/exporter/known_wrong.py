@@ -127,19 +127,22 @@ def _number_out_of_range(node: fx.Node) -> Reason | None:
 
 
 _FILLED = {
+    aten.constant_pad_nd.default: 2,
     aten.fill.Scalar: 1,
     aten.full.default: 1,
     aten.full_like.default: 1,
     aten.masked_fill.Scalar: 2,
     aten.new_full.default: 2,
     aten.scalar_tensor.default: 0,
+    aten.scatter.value: 3,
 }
 """Which argument of an operator is a number that is written into its result."""
 
 
 def _written_number_does_not_fit(node: fx.Node) -> Reason | None:
     """Eager raises an error of a number that overflows the dtype it is written in; ONNX makes infinity of it, or
-    another integer. And a translation makes 0, in a tensor of booleans ``False``, of a number below float32's."""
+    another integer. And a translation makes 0, in a tensor of booleans ``False``, of a number below float32's.
+    """
     place, result = _FILLED.get(node.target), node.meta.get("val")
     if place is None or not isinstance(result, torch.Tensor) or len(node.args) <= place:
         return None
