@@ -21,7 +21,7 @@ autodoc_typehints = "signature"
 autodoc_class_signature = "mixed"
 napoleon_use_ivar = True  # of attributes, which are described in the class's docstring
 exclude_patterns = ["_build", "_generated", "examples", "gallery"]
-myst_heading_anchors = 2
+myst_heading_anchors = 3
 sphinx_gallery_conf = {
     "examples_dirs": "gallery",
     "gallery_dirs": "tutorials",

@@ -23,10 +23,10 @@ Each name is imported when it is first asked for: the command ``dynamo-backends 
 ``dynamo-backends bench`` start without PyTorch.
 """
 
-from __future__ import annotations
+# This module imports nothing: every ``import torch`` runs it (``torch_logs``), and ``python -m dynamo_backends`` runs
+# it while the current folder is still in front of ``sys.path``, where a ``typing.py`` would be executed.
 
-import importlib
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False  # what type checkers take for true
 
 if TYPE_CHECKING:
     from .backends import onnx_compiler
@@ -70,6 +70,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
+    import importlib
+
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     importlib.import_module(".installation", __name__)

@@ -633,6 +633,19 @@ def min_cut_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> t
         return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
 
+def plain_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """PyTorch's min-cut partitioner without anything of ours, for a graph on which ``min_cut_partition`` failed."""
+    with functorch_config.patch(cse=False):  # see ``min_cut_partition``
+        return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+
+
+def is_ahead_of_time() -> bool:
+    """Whether ``torch.compile(...).aot_compile(...)`` calls the backend: not from Dynamo's frame, and for a result that
+    can be saved (``torch/_dynamo/aot_compile.py``)."""
+    is_saved = functorch_config.force_autograd_cache and functorch_config.bundled_autograd_cache
+    return bool(is_saved and _translator() is None)
+
+
 def _save_copies_of_changed_arguments(joint: fx.GraphModule) -> None:
     """Lets the backward have a copy of an argument that the function changes in place.
 

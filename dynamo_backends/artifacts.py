@@ -23,6 +23,7 @@ from .errors import SessionError, WrongResultError, first_line
 from .events import count, is_tried
 from .layout import Layout
 from .reasons import Reason
+from .safety_net import caught
 
 if TYPE_CHECKING:  # the exporter imports this module, and does not know the runtime
     import onnx_ir as ir
@@ -35,6 +36,9 @@ if TYPE_CHECKING:  # the exporter imports this module, and does not know the run
     from .runtime.executable import Executable
 
 logger = logging.getLogger(__name__)
+
+MOST_FAILURES = 3
+"""Calls in which our own code or ONNX Runtime's binding fails, after which PyTorch runs the region."""
 
 Runner = Callable[[list[object]], object]
 """A compiled graph: takes its arguments boxed (in one list, which it empties) and returns the results."""
@@ -181,6 +185,7 @@ class RunnableRegion:
         self.failures = 0
         self.last_failure = ""
         self._has_told_of_tangents = False
+        self._internal_failures = 0
 
     def __call__(self, *args: object) -> Sequence[object]:
         if watchers.is_watched and watchers.watch_this_thread():
@@ -197,15 +202,22 @@ class RunnableRegion:
             bound = self.session.chosen(args, complete=True)
         except SessionError as error:
             return self._rescue(args, error), None
+        except Exception as error:
+            return self._caught(args, error), None
         return self._run(bound, args), bound
 
     def _run(self, session: BoundSession | FrozenSession | CheckedSession, args: Sequence[object]) -> Sequence[object]:
         if forward_ad._current_level >= 0:
             return self._with_tangents(args)
+        if self._internal_failures >= MOST_FAILURES:
+            self.failures += 1
+            return self.in_pytorch(*args)
         try:
             return session(args)
         except SessionError as error:
             return self._rescue(args, error)
+        except Exception as error:
+            return self._caught(args, error)
 
     def _with_tangents(self, args: Sequence[object]) -> Sequence[object]:
         """Runs the region in PyTorch inside forward-mode AD, whose tensors may carry tangents."""
@@ -219,6 +231,23 @@ class RunnableRegion:
             self._has_told_of_tangents = True
             logger.warning("%s region %d: PyTorch runs it inside forward-mode AD", self.graph, self.index)
         return self.in_pytorch(*args)
+
+    def _caught(self, args: Sequence[object], error: Exception) -> Sequence[object]:
+        """Runs the region in PyTorch after anything but the session failed; PyTorch's own error wins."""
+        if is_tried():
+            raise error
+        results = self.in_pytorch(*args)
+        self.failures += 1
+        self.last_failure = f"our own code failed on this call: {type(error).__name__}: {first_line(str(error))}"
+        if self.must_run_on_onnx:
+            count("internal_failures")
+            raise error
+        self._internal_failures += 1
+        instead = "PyTorch ran the region"
+        if self._internal_failures == MOST_FAILURES:
+            instead += ", and will from now on"
+        caught(f"a call of {self.graph} region {self.index}", error, instead)
+        return results
 
     def _rescue(self, args: Sequence[object], error: SessionError) -> Sequence[object]:
         """Runs the region in PyTorch after the session failed on these arguments; PyTorch's own error wins."""

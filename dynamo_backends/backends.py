@@ -18,11 +18,12 @@ from torch import fx
 from . import installation as installation  # first: it says what is wrong if the imports below would not work
 from .artifacts import Runner
 from .dumping import Block, current_block
-from .observer import Observer
+from .observer import GuardedObserver, Observer
 from .option_error import option_errors
 from .options import Options, parse_options
 from .pipeline import Pipeline
 from .runtime.custom_operators import load_libraries
+from .safety_net import caught, never_fails, or_captured
 
 
 def onnxrt(
@@ -44,9 +45,11 @@ def onnxrt(
         OptionError: a ``ValueError``, of an unknown option or an impossible value.
         UnsupportedOperatorError: with ``options={"fallback": "error"}``, for a node that needs PyTorch.
     """
-    with option_errors():
-        pipeline = _pipeline(parse_options(options, mode), current_block())
-    return pipeline.compile_dynamo_graph(gm, example_inputs)
+
+    def compile_it(options: Options) -> Callable[..., object]:
+        return _pipeline(options, current_block(), debug=False).compile_dynamo_graph(gm, example_inputs)
+
+    return _compiled(gm, options, mode, compile_it)
 
 
 def onnx_debug(
@@ -60,9 +63,11 @@ def onnx_debug(
 
     Same arguments and errors as ``onnxrt``; the options ``dump_dir``, ``compare`` and ``tensor_limit`` are for it.
     """
-    with option_errors():
-        pipeline = _pipeline(parse_options(options, mode), current_block(), debug=True)
-    return pipeline.compile_dynamo_graph(gm, example_inputs)
+
+    def compile_it(options: Options) -> Callable[..., object]:
+        return _pipeline(options, current_block(), debug=True).compile_dynamo_graph(gm, example_inputs)
+
+    return _compiled(gm, options, mode, compile_it)
 
 
 def fx_debug(
@@ -76,11 +81,32 @@ def fx_debug(
 
     Same arguments and errors as ``onnxrt``.
     """
-    from .debug.fx_debug import compile_in_pytorch
 
-    with option_errors():
-        checked = _in_block(parse_options(options, mode), current_block())
-    return compile_in_pytorch(gm, example_inputs, checked)
+    def compile_it(options: Options) -> Callable[..., object]:
+        from .debug.fx_debug import compile_in_pytorch
+
+        return compile_in_pytorch(gm, example_inputs, _in_block(options, current_block()))
+
+    return _compiled(gm, options, mode, compile_it)
+
+
+def _compiled(
+    gm: fx.GraphModule,
+    options: Mapping[str, object] | None,
+    mode: str | None,
+    compile_it: Callable[[Options], Callable[..., object]],
+) -> Callable[..., object]:
+    """What Dynamo calls instead of its graph; nothing of ours that fails ends the compile."""
+    known: list[Options] = []
+
+    def compile_checked() -> Callable[..., object]:
+        with option_errors():
+            checked = parse_options(options, mode)
+            load_libraries(checked.custom_op_libraries)
+        known.append(checked)
+        return compile_it(checked)
+
+    return or_captured(gm, compile_checked, must_compile=lambda: any(item.fallback == "error" for item in known))
 
 
 def _in_block(options: Options, block: Block | None) -> Options:
@@ -92,20 +118,28 @@ def _pipeline(
     options: Options, block: Block | None, *, debug: bool = False, record: list[object] | None = None
 ) -> Pipeline:
     """A pipeline; that of a block ``with dump(...)`` is watched until its end."""
-    load_libraries(options.custom_op_libraries)
     if not debug and block is None:
-        if record is None:
-            return Pipeline(options, Observer())
-        from .debug.record import RecordObserver
-
-        return Pipeline(options, RecordObserver(record))
-    from .debug.observer import DebugObserver
-
+        return Pipeline(options, _unwatching(record))
     options = _in_block(options, block)
-    observer = DebugObserver(options, record)
+    try:
+        from .debug.observer import DebugObserver
+
+        observer: Observer = GuardedObserver(DebugObserver(options, record))
+    except Exception as error:
+        caught("the debug backend", error, "Graphs run, and are neither dumped nor compared")
+        observer = _unwatching(record)
     if block is not None:
         block.observers.append(observer)
     return Pipeline(options, observer)
+
+
+def _unwatching(record: list[object] | None) -> Observer:
+    """An observer that dumps and compares nothing."""
+    if record is None:
+        return Observer()
+    from .debug.record import RecordObserver
+
+    return GuardedObserver(RecordObserver(record))
 
 
 class AotCompiler(Protocol):
@@ -148,9 +182,11 @@ def onnx_compiler(*, debug: bool = False, record: list[object] | None = None, **
     checked = parse_options(options)
     if record is not None and not isinstance(record, list):
         raise TypeError(f"record: expected a list, which gets one record for each graph, not {record!r}")
+    load_libraries(checked.custom_op_libraries)
     outside = _pipeline(checked, None, debug=debug, record=record)
     inside: weakref.WeakKeyDictionary[Block, Pipeline] = weakref.WeakKeyDictionary()
 
+    @never_fails("with dump(...)", "It is as if there were no such block", lambda: outside)
     def pipeline() -> Pipeline:
         block = current_block()
         if block is None:

@@ -32,6 +32,8 @@ class CapturedCall:
         args, kwargs: without values: dtypes, shapes, numbers.
         bytes: of its files.
         files: which of ``input``, ``output``, ``grad_inputs``, ``grad_outputs``, ``reference`` are there.
+        module: the module that registers the operator, if one is to be imported for it; else ``""``.
+        not_again: why the call cannot be made again; ``""`` if nothing is known against it.
     """
 
     folder: Path
@@ -43,12 +45,20 @@ class CapturedCall:
     kwargs: Mapping[str, Any]
     bytes: int
     files: Sequence[str]
+    module: str = ""
+    not_again: str = ""
 
     @property
     def call(self) -> str:
         """The call in words: ``torch.Tensor.add(float32[2, 3], 1)``."""
         named = [f"{key}={_in_words(item)}" for key, item in self.kwargs.items()]
         return f"{self.operator}({', '.join([*map(_in_words, self.args), *named])})"
+
+
+def as_argument(path: str | os.PathLike[str]) -> str:
+    """A path as an argument of a command: one that begins with ``-`` would be an option."""
+    text = os.fspath(path)
+    return os.path.join(os.curdir, text) if text.startswith("-") else text
 
 
 def find_calls(folder: str | os.PathLike[str]) -> list[CapturedCall]:
@@ -93,6 +103,11 @@ def _read(file: Path) -> CapturedCall:
 
     folder = file.parent
     files = [name for name in _FILES if (folder / f"{name}.pth").exists()]
+    not_again = str(found.get("not_again", ""))
+    if "input" not in files:
+        not_again = not_again or "its arguments are not there"
+    elif files == ["input"]:
+        not_again = not_again or "it raised an error when it was captured, or was not finished"
     return CapturedCall(
         folder=folder,
         operator=field("operator", str),
@@ -103,6 +118,8 @@ def _read(file: Path) -> CapturedCall:
         kwargs=field("kwargs", dict),
         bytes=sum((folder / f"{name}.pth").stat().st_size for name in files),
         files=files,
+        module=str(found.get("module", "")),
+        not_again=not_again,
     )
 
 

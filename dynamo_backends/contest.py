@@ -1,7 +1,8 @@
 """Finds out in a graph's first calls where it runs fastest, and runs it there from then on.
 
 The *candidates* are ways to run one graph: PyTorch, ONNX Runtime, Inductor. The first of them, the *reference*, gives
-the results of these calls; the others get the same arguments and must compute the same::
+the results of these calls; the others get the same arguments and must compute the same. Who watches operators sees one
+run of the reference a call, as the program makes it, and nothing of what is tried::
 
     call 1          the reference is built, and runs alone: the first result does not wait for the others
     call 2          the others are built, and run; one that fails, or returns something else, is out
@@ -24,10 +25,13 @@ import torch
 from passes.engine.locks import Lock
 
 from .artifacts import GraphName, Runner
-from .errors import first_line
+from .errors import CandidateError, SessionError, TranslationError, first_line
 from .events import count, trying
+from .layout import significant_strides
 from .numerics.distance import dense, distance, is_carried, is_explained
 from .runtime.heap import give_back
+from .safety_net import caught, net
+from .watchers import unseen, watch_this_thread
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +72,27 @@ class Outcome:
         return "; ".join([*times, *(f"{name} is out: {why}" for name, why in self.out.items())])
 
 
+@dataclasses.dataclass(frozen=True)
+class _Measured:
+    """A call before the reference runs.
+
+    Attributes:
+        new: the candidates that ran for the first time.
+        given: what they were given; empty if there are none.
+        results: what they returned, and then what they wrote, by name.
+        arguments: those of the reference, for further runs.
+        written: what the reference writes to.
+        state: of PyTorch's generator, where the graph draws random numbers.
+    """
+
+    new: Sequence[str]
+    given: Sequence[object]
+    results: Mapping[str, list[object]]
+    arguments: Sequence[object]
+    written: Sequence[object]
+    state: torch.Tensor | None
+
+
 def _nobody_hears(outcome: Outcome) -> None:
     pass
 
@@ -85,6 +110,8 @@ class Contest:
             after them what it writes to each of ``written``; by it those are judged whose results differ by more than
             rounding usually grows to.
         ended: is told of the outcome.
+        in_pytorch: makes what runs where the reference cannot be built; by default that is an error.
+        foreign: candidates whose failures are another library's.
     """
 
     def __init__(
@@ -97,6 +124,8 @@ class Contest:
         draws: bool = False,
         exact: Callable[[Sequence[object], torch.Tensor | None], Sequence[object]] | None = None,
         ended: Callable[[Outcome], None] = _nobody_hears,
+        in_pytorch: Build | None = None,
+        foreign: Sequence[str] = (),
     ) -> None:
         self._graph = graph
         self._waiting = dict(candidates)
@@ -106,6 +135,9 @@ class Contest:
         self._draws = draws
         self._exact = exact
         self._ended = ended
+        self._in_pytorch = in_pytorch
+        self._foreign = frozenset(foreign)
+        self._failed: dict[str, Exception] = {}
         self._lock = Lock()
         self._runners: dict[str, Runner] = {}
         self._times: dict[str, list[float]] = {}
@@ -128,33 +160,80 @@ class Contest:
 
     def _call(self, args: list[object]) -> object:
         if not self._runners:
-            self._runners[self._reference] = self._waiting[self._reference]()  # may raise, and be tried again
-            del self._waiting[self._reference]
+            self._build_reference()
             return self._runners[self._reference](args)
-        if self._waiting:
-            self._build()
-        state = torch.get_rng_state() if self._draws else None
-        new = [name for name in self._runners if name != self._reference and name not in self._compared]
-        given = self._copied(args) if new else []
-        results: dict[str, object] = {}
-        for name in [name for name in self._runners if name != self._reference]:
-            if name in new:  # its first run makes what it keeps, and is not timed
-                copied = self._copied(args)
-                written = [copied[i] for i in self._written]
-                results[name] = [*_leaves(self._run(name, copied, state)), *written]
-            if name in self._runners:
-                self._timed(name, self._copied(args), state)
-        written = [args[i] for i in self._written]
-        result = self._timed(self._reference, args, state)
-        expected = [*_leaves(result), *written]
-        for name, other in results.items():
-            if name in self._runners and (wrong := self._wrong(expected, other, given, state)):
-                self._drop(name, f"it computes something else: {wrong}")
-        self._compared.update(new)
-        results.clear()
-        given.clear()
-        self._judge()
+        try:
+            before = self._before(args)
+        except Exception as error:
+            self._give_up(error)
+            return self._runners[self._reference](args)
+        result, milliseconds = self._clocked(self._reference, args, before.state)  # what PyTorch raises is the user's
+        try:
+            self._after(before, result, milliseconds)
+        except Exception as error:
+            self._give_up(error)
         return result
+
+    def _build_reference(self) -> None:
+        try:
+            with unseen(while_compiling=True):
+                self._runners[self._reference] = self._waiting[self._reference]()
+            del self._waiting[self._reference]
+        except Exception as error:
+            if self._in_pytorch is None:
+                raise
+            self._runners[self._reference] = self._in_pytorch()
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """The reference runs from now on, after an exception that is no candidate's own."""
+        caught(f"autotuning of {self._graph}", error, "PyTorch runs the graph")
+        self._winner = self._runners[self._reference]
+        self._runners = {self._reference: self._winner}
+        self._waiting = {}
+        self._exact, self._ended, self._in_pytorch = None, _nobody_hears, None  # they hold the graph
+
+    def _before(self, args: list[object]) -> _Measured:
+        """What the other candidates return and take on these arguments, and what the reference starts from."""
+        if self._waiting:
+            with unseen(while_compiling=True):
+                self._build()
+        state = torch.get_rng_state() if self._draws else None
+        with unseen():
+            return self._run_others(args, state)
+
+    def _run_others(self, args: list[object], state: torch.Tensor | None) -> _Measured:
+        """Times all candidates but the reference, with what the new ones gave and wrote into their arguments."""
+        try:
+            new = [name for name in self._runners if name != self._reference and name not in self._compared]
+            given = self._copied(args) if new else []
+            results: dict[str, list[object]] = {}
+            for name in [name for name in self._runners if name != self._reference]:
+                if name in new:  # its first run makes what it keeps, and is not timed
+                    copied = self._copied(args)
+                    written = [copied[i] for i in self._written]
+                    results[name] = [*_leaves(self._run(name, copied, state)), *written]
+                if name in self._runners:
+                    self._timed(name, self._copied(args), state)
+            measured = _Measured(new, given, results, self._copied(args), [args[i] for i in self._written], state)
+            time.sleep(_PAUSE)
+        except BaseException:
+            if state is not None:
+                torch.set_rng_state(state)
+            raise
+        return measured
+
+    def _after(self, measured: _Measured, result: object, milliseconds: float) -> None:
+        """Compares the other candidates with the result of the reference, and judges."""
+        self._tell_of_failures()
+        self._time_again(self._reference, measured.arguments, measured.state, milliseconds)
+        with unseen():
+            expected = [*_leaves(result), *measured.written]
+            for name, other in measured.results.items():
+                if name in self._runners and (wrong := self._wrong(expected, other, measured.given, measured.state)):
+                    self._drop(name, f"it computes something else: {wrong}")
+            self._compared.update(measured.new)
+            self._judge()
 
     def _build(self) -> None:
         for name, build in self._waiting.items():
@@ -164,7 +243,9 @@ class Contest:
                 with trying(self._told[name]):
                     self._runners[name] = build()
             except Exception as error:  # whatever a compiler raises: the model runs without it
-                self._drop(name, f"it cannot be compiled: {type(error).__name__}: {first_line(str(error))}")
+                said = "" if isinstance(error, CandidateError) else f"{type(error).__name__}: "
+                self._drop(name, f"it cannot be compiled: {said}{first_line(str(error))}")
+                self._failed[name] = error
             else:
                 seconds = time.perf_counter() - started
                 logger.info("%s: %s is compiled, %.1f s", self._graph, name, seconds)
@@ -202,26 +283,42 @@ class Contest:
                 return self._runners[name](args)
         except Exception as error:  # whatever it raises: the reference runs the model, and may raise its own
             self._drop(name, f"it failed: {type(error).__name__}: {first_line(str(error))}")
+            self._failed[name] = error
             return None
+
+    def _tell_of_failures(self) -> None:
+        """Tells of the candidates that failed, if that is our fault: the reference ran, so it is not the user's."""
+        failed, self._failed = self._failed, {}
+        for name, error in failed.items():
+            if name not in self._foreign and not isinstance(error, (SessionError, TranslationError, CandidateError)):
+                caught(f"{self._graph} by {name}", error, "The candidate is out")
 
     def _timed(self, name: str, args: list[object], state: torch.Tensor | None) -> object:
         """The result of a run, after which further ones are timed, of which the least counts.
 
         A program calls one thing again and again, and so finds caches and threads as its last call left them: what ran
-        before was another candidate. A long run does not depend on that, and is timed itself.
+        before was another candidate. A long run does not depend on that, and is timed itself, unless it is watched.
         """
-        before = self._copied(args)
+        with unseen():
+            before = self._copied(args)
         time.sleep(_PAUSE)
         first, milliseconds = self._clocked(name, args, state)
+        self._time_again(name, before, state, milliseconds)
+        return first
+
+    def _time_again(self, name: str, before: Sequence[object], state: torch.Tensor | None, milliseconds: float) -> None:
+        """The further runs, after a first one of ``milliseconds``; the random state stays as that left it."""
         after = torch.get_rng_state() if state is not None else None
-        times = [milliseconds] if milliseconds > _LONG else []
-        while name in self._runners and sum(times) < _SHORT and len(times) < _MOST_RUNS:
-            times.append(self._clocked(name, self._copied(before), state)[1])
-        if after is not None:
-            torch.set_rng_state(after)
+        try:
+            times = [milliseconds] if milliseconds > _LONG and not watch_this_thread() else []
+            with unseen():
+                while name in self._runners and sum(times) < _SHORT and len(times) < _MOST_RUNS:
+                    times.append(self._clocked(name, self._copied(before), state)[1])
+        finally:
+            if after is not None:
+                torch.set_rng_state(after)
         if name in self._runners:
             self._times.setdefault(name, []).append(min(times))
-        return first
 
     def _clocked(self, name: str, args: list[object], state: torch.Tensor | None) -> tuple[object, float]:
         started = time.perf_counter()
@@ -256,13 +353,14 @@ class Contest:
         for text in self._told[winner]:
             logger.warning("%s", text)
         self._ended(outcome)
-        self._exact, self._ended = None, _nobody_hears  # they hold the graph
+        self._exact, self._ended, self._in_pytorch = None, _nobody_hears, None  # they hold the graph
 
     def _after_the_contest(self, args: list[object]) -> object:
         """The first call by the winner alone: what the others had is free now, and goes back."""
         self._winner = self._runners[self._reference]
-        gc.collect(0)
-        give_back()
+        with net("giving memory back", "The graph runs"):
+            gc.collect(0)
+            give_back()
         return self._winner(args)
 
 
@@ -289,7 +387,7 @@ def difference_of_results(
         for ours_is, theirs_is in ((our.dtype, their.dtype), (our.shape, their.shape), (our.layout, their.layout)):
             if ours_is != theirs_is:
                 return f"result {i} is {ours_is}, not {theirs_is}"
-        if _strides(our) != _strides(their):
+        if significant_strides(our) != significant_strides(their):
             return f"result {i} is laid out in another way"
         rounded_to = float32_as if our.dtype is torch.float32 else our.dtype
         if not _is_near(our, their, largest, None if exact is None else exact[i], rounded_to):
@@ -317,9 +415,3 @@ def _largest(value: object) -> float:
     whole = whole.float() if whole.itemsize == 1 else whole  # PyTorch has no largest of those
     largest = float(whole.abs().max())
     return largest if largest < float("inf") else 0.0
-
-
-def _strides(value: torch.Tensor) -> list[int]:
-    if value.layout is not torch.strided:
-        return []
-    return [stride for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1]

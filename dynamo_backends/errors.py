@@ -35,6 +35,17 @@ class UnsupportedOperatorError(RuntimeError):
         self.reason = reason
 
 
+class AheadOfTimeError(RuntimeError):
+    """``torch.compile(...).aot_compile(...)`` was asked for; the backends' compiled graphs cannot be saved that way."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "aot_compile() saves a compiled function, and the graphs of dynamo-backends cannot be saved that way yet. "
+            "Call the compiled function itself: options={'cache_dir': FOLDER} keeps its graphs on disk, where other "
+            "processes find them."
+        )
+
+
 class TranslationError(RuntimeError):
     """An FX node has no translation to ONNX, or its translation failed.
 
@@ -77,6 +88,10 @@ class KernelFaultError(SessionError):
 
     def __init__(self, onnx_node: str, reason: Reason, node: str | None) -> None:
         super().__init__(f"{onnx_node}: {reason}", reason, node)
+
+
+class CandidateError(RuntimeError):
+    """A candidate of autotuning is not to be used, though nothing failed."""
 
 
 class CompiledNodesError(SessionError):

@@ -22,8 +22,8 @@ from .events import count
 from .runtime.binding import BoundSession
 from .runtime.executable import Executable
 from .runtime.heap import available, give_back
-from .runtime.tensors import uses_of
-from .runtime.watch import MOST_CALLS, Addresses, Watch, addresses_of, can_be_watched
+from .runtime.tensors import on_same_memory, uses_of
+from .runtime.watch import CALLS, Addresses, Watch, addresses_of, can_be_watched
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class _State:
     def __init__(self, executable: Executable, weights: Mapping[int, torch.Tensor], *, complete: bool) -> None:
         self.tensors = [tensor.detach() for tensor in weights.values()]
         self.watch = Watch(list(weights.values()), complete=complete)  # before the session reads them: see there
-        self.bound = executable.load(weights)
+        self.bound = executable.load({position: on_same_memory(tensor) for position, tensor in weights.items()})
         self.calls = itertools.count()
         self._places = dict(zip(map(id, weights.values()), self.watch.addresses, strict=True))
         with _states_lock:
@@ -107,8 +107,8 @@ class _State:
 
 
 _USES = 3
-"""How often a state holds the memory of a weight: as its tensor, in its watch, and in its session; of booleans ONNX
-Runtime keeps a view of their bytes besides (1.31)."""
+"""How often a state holds the storage of a weight: as its tensor, in its watch, and by ``on_same_memory``. The session
+and ONNX Runtime hold what that returned, as often as their versions do."""
 
 
 def _held_by_sessions() -> collections.Counter[int]:
@@ -117,7 +117,7 @@ def _held_by_sessions() -> collections.Counter[int]:
         states = list(_states)
     held: collections.Counter[int] = collections.Counter()
     for tensor in (tensor for state in states for tensor in state.tensors):
-        held[tensor.untyped_storage()._cdata] += _USES + (tensor.dtype is torch.bool)
+        held[tensor.untyped_storage()._cdata] += _USES
     return held
 
 
@@ -300,7 +300,7 @@ class FrozenSession:
                 "of up to %d calls, may have used the old values; write under torch.no_grad() instead, or use "
                 "options={'weights': 'checked'}",
                 _listed(unseen),
-                MOST_CALLS,
+                CALLS,
             )
 
     def _tell_of_inputs(self, names: Sequence[str]) -> None:

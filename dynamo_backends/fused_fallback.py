@@ -40,7 +40,7 @@ def compile_groups(assembled: fx.GraphModule, direction: str) -> int:
     for group in _groups(assembled.graph):
         module, inputs, results = _extracted(assembled, group)
         try:
-            runner = compile_with_inductor(module, direction)
+            runner = compile_with_inductor(module, direction, keeps_arguments=True)
         except Exception as error:  # whatever Inductor raises, without a C++ compiler for instance: PyTorch runs them
             logger.warning(
                 "Inductor cannot compile %d operators, which run in PyTorch: %s", len(group), first_line(str(error))

@@ -6,6 +6,7 @@ Written against ``torch/_inductor/compile_fx.py`` of the versions in ``torch_ver
 from __future__ import annotations
 
 import itertools
+import logging
 from typing import Any
 
 import torch
@@ -17,14 +18,17 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .artifacts import Runner, without_graph
-from .elementwise_layouts import as_kernels_order
-from .events import count
+from .errors import first_line
+from .events import count, tell
+from .kernel_strides import decompositions_as_kernels, fake_tensors_as_kernels
 from .normalizations import as_kernels_normalize
+
+logger = logging.getLogger(__name__)
 
 _graph_ids = itertools.count(1_000_000)  # Inductor's own count from 0
 
 
-def compile_with_inductor(module: fx.GraphModule, direction: str) -> Runner:
+def compile_with_inductor(module: fx.GraphModule, direction: str, *, keeps_arguments: bool = False) -> Runner:
     """What Inductor makes of a functional ATen graph; it takes its arguments boxed.
 
     It draws the random numbers that eager draws, and its results lie in memory as the graph's do. Inside forward-mode
@@ -33,6 +37,8 @@ def compile_with_inductor(module: fx.GraphModule, direction: str) -> Runner:
     Args:
         module: the graph, with ``meta["val"]`` on its placeholders; it takes its arguments boxed from then on.
         direction: ``forward``, ``backward`` or ``inference``.
+        keeps_arguments: whether somebody keeps the arguments alive in a call, so that PyTorch can run the graph on them
+            where Inductor's code fails.
 
     Raises:
         Exception: whatever Inductor raises, of a missing C++ compiler for instance.
@@ -49,8 +55,8 @@ def compile_with_inductor(module: fx.GraphModule, direction: str) -> Runner:
     values = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None) or FakeTensorMode()
     with _disable_current_modes(), config.patch(fallback_random=True), torch.no_grad():
-        with mode:
-            table = as_kernels_order(as_kernels_normalize(select_decomp_table()))
+        with fake_tensors_as_kernels(mode), mode:
+            table = decompositions_as_kernels(as_kernels_normalize(select_decomp_table()))
             graph = make_fx(fx.Interpreter(module).run, decomposition_table=table)(*values)
         output = graph.graph.output_node()
         results = output.args[0]
@@ -76,6 +82,15 @@ def compile_with_inductor(module: fx.GraphModule, direction: str) -> Runner:
         if forward_ad._current_level >= 0:  # its kernels would lose the tangents
             count("calls_inside_forward_ad")
             return in_pytorch(args)
-        return compiled(args)
+        if not keeps_arguments:
+            return compiled(args)
+        kept = list(args)
+        try:
+            return compiled(args)
+        except Exception as error:  # whatever Inductor's code raises; PyTorch's own error is the user's
+            results = in_pytorch(kept)
+            count("inductor_failures")
+            tell(logger, f"Inductor's code failed, PyTorch ran the operators: {first_line(str(error))}")
+            return results
 
     return run

@@ -26,6 +26,19 @@ class Layout:
     strides: tuple[int, ...] | None = None
     is_symbolic: bool = False
 
+    def exact_strides(self, tensor: torch.Tensor) -> tuple[int, ...] | None:
+        """All strides of a tensor of this layout, where those of dimensions of size one are not those of new memory in
+        this order; else ``None``, as where sizes are symbolic."""
+        sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
+        if self.strides is not None or not all(isinstance(item, int) for item in (*sizes, *strides)) or 0 in sizes:
+            return None
+        order = range(len(sizes)) if self.permutation is None else self.permutation
+        new, stride = {}, 1
+        for dim in reversed(order):
+            new[dim] = stride
+            stride *= sizes[dim]
+        return None if [new[dim] for dim in range(len(sizes))] == list(strides) else strides
+
 
 ROW_MAJOR = Layout()
 
@@ -34,8 +47,8 @@ def layout_of(tensor: torch.Tensor) -> Layout:
     """The layout of a fake or real tensor.
 
     It holds for all sizes the graph is compiled for, and symbolic sizes get no guards. Strides that
-    address no second element (of an empty tensor, of a dimension of size one) are left out: fake tensors
-    do not have eager's there.
+    address no second element (of an empty tensor, of a dimension of size one) do not matter; for those of
+    size one see ``Layout.exact_strides``.
     """
     sizes: list[Size] = list(tensor.shape)
     strides: list[Size] = list(tensor.stride())
@@ -49,6 +62,13 @@ def layout_of(tensor: torch.Tensor) -> Layout:
     if any(isinstance(item, torch.SymInt) for item in [*sizes, *strides]):
         return Layout(is_symbolic=True)
     return Layout(strides=tuple(known_strides))
+
+
+def significant_strides(tensor: torch.Tensor) -> list[int]:
+    """The strides of a real tensor that address something; of a tensor without strides, or without elements, none."""
+    if tensor.layout is not torch.strided or tensor.numel() == 0:
+        return []
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
 def _is_row_major(sizes: Sequence[Size], strides: Sequence[Size]) -> bool:

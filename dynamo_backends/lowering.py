@@ -353,6 +353,7 @@ def _output_specs(region: Region, model: ir.Model) -> tuple[OutputSpec, ...]:
                     meta.dtype,
                     permutation=layout.permutation,
                     strides=layout.strides,
+                    exact=layout.exact_strides(meta),
                     sizes=sizes_of(meta),
                     device=meta.device,
                 )

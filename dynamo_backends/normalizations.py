@@ -1,13 +1,8 @@
-"""What PyTorch's fake tensors foretell otherwise than the kernels of normalizations return it (seen in 2.13):
+"""Normalizations whose fake tensors have the wrong dtype (PyTorch 2.13).
 
-- the statistics saved for the gradients, of a half input with float32 weights, as autocasting leaves them: the kernels
-  return float32, the fake tensors have the half;
-- the strides of a batch normalization of a transposed input: the kernels return it contiguous, or channels last if the
-  input is, the fake tensors in the order of the input, or of the gradient.
-
-What is compiled by its fake tensors would return, or expect, something else than the kernel. So a compiler is given the
-normalization of a float32 input between casts, and of an input in the kernel's order, which computes the same; and
-graphs that PyTorch may run are told what their statistics are.
+The kernels save statistics for the gradients. Of a half input with float32 weights, as autocasting leaves them, the
+kernels' statistics are float32, the fake tensors' are half. So a compiler is given the normalization of a float32 input
+between casts, which computes the same; and graphs that PyTorch may run are told the dtype of their statistics.
 """
 
 from __future__ import annotations
@@ -19,12 +14,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
 
 aten = torch.ops.aten
 
-_BATCH_NORMALIZATIONS = (
+_NORMALIZATIONS = (
+    aten.native_layer_norm.default,
+    aten.native_group_norm.default,
     aten.native_batch_norm.default,
     aten._native_batch_norm_legit_functional.default,
     aten._native_batch_norm_legit.no_stats,
@@ -32,7 +28,6 @@ _BATCH_NORMALIZATIONS = (
     aten._batch_norm_with_update_functional.default,
     aten._batch_norm_no_update.default,
 )
-_NORMALIZATIONS = (aten.native_layer_norm.default, aten.native_group_norm.default, *_BATCH_NORMALIZATIONS)
 """They return the result, two statistics of the input, and some new running statistics."""
 
 _STATISTICS = (1, 2)
@@ -50,36 +45,16 @@ def as_kernels_normalize(table: Table) -> dict[Any, Callable[..., Any]]:
         table: from an operator to a function of its arguments, which may return ``NotImplemented``: it stays.
     """
     ours = {target: functools.partial(_normalized, target, table.get(target)) for target in _NORMALIZATIONS}
-    backward = aten.native_batch_norm_backward.default
-    ours[backward] = functools.partial(_batch_norm_backward, table.get(backward))
     return {**table, **ours}
 
 
 def _normalized(
     target: Callable[..., Any], decomposition: Callable[..., Any] | None, input: torch.Tensor, *args: Any
 ) -> Any:
-    if target in _BATCH_NORMALIZATIONS:
-        ordered = _in_kernels_order(input, input)
-        if ordered is not input:
-            return target(ordered, *args)
     if not _is_mixed(input, args):
         return NotImplemented if decomposition is None else decomposition(input, *args)
     result, *statistics = target(input.float(), *args)
     return (result.to(input.dtype), *statistics)
-
-
-def _batch_norm_backward(
-    decomposition: Callable[..., Any] | None, gradient: torch.Tensor, input: torch.Tensor, *args: Any
-) -> Any:
-    ordered = _in_kernels_order(gradient, input), _in_kernels_order(input, input)
-    if ordered[0] is not gradient or ordered[1] is not input:
-        return aten.native_batch_norm_backward.default(*ordered, *args)
-    return NotImplemented if decomposition is None else decomposition(gradient, input, *args)
-
-
-def _in_kernels_order(value: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-    """``value`` in the memory format that a kernel chooses by its input, itself if it is in that already."""
-    return value.contiguous(memory_format=suggest_memory_format(input))
 
 
 def _is_mixed(input: torch.Tensor, others: Iterable[object]) -> bool:

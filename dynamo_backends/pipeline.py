@@ -22,10 +22,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from passes.engine.fx.snapshot import RecordedGraph
 from passes.engine.locks import Lock
 from passes.engine.registry import are_only_built_in
 from passes.order import LOOKED_FOR
@@ -33,14 +36,19 @@ from passes.order import LOOKED_FOR
 from . import aot
 from .artifacts import GraphName, Runner
 from .cache.graphs import CachedGraphs, cached_graphs
-from .events import count
+from .errors import AheadOfTimeError, first_line
+from .events import count, is_tried
 from .exporter.decompositions import Decompositions, decomposition_table
 from .exporter.locations import UserName
 from .first_call import at_first_call
 from .freezing import weights_of
 from .garbage import only_new
+from .kernel_strides import correct as correct_strides
+from .kernel_strides import fake_tensors_as_kernels
 from .observer import Observer
 from .options import Options
+from .placing import boxed_code
+from .safety_net import caught, is_for_others
 from .ways import Ways, ways_of
 
 if TYPE_CHECKING:
@@ -113,7 +121,6 @@ class Pipeline:
             return None
         return cached_graphs(self.options) if self.options.cache else None
 
-    @only_new
     def compile_dynamo_graph(self, module: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         """The whole pipeline on one of Dynamo's graphs.
 
@@ -126,7 +133,10 @@ class Pipeline:
 
         Raises:
             UnsupportedOperatorError: a node cannot run on ONNX Runtime, and ``fallback`` is ``error``.
+            AheadOfTimeError: ``torch.compile(...).aot_compile(...)`` was asked for.
         """
+        if aot.is_ahead_of_time():
+            raise AheadOfTimeError
         graph = GraphName(_next_graph_number())
         try:
             return self._compile_dynamo_graph(graph, module, example_inputs)
@@ -134,6 +144,7 @@ class Pipeline:
             self.observer.gave_up(graph, aot.why_given_up(error))
             raise
 
+    @only_new
     def _compile_dynamo_graph(
         self, graph: GraphName, module: fx.GraphModule, example_inputs: Sequence[object]
     ) -> Callable[..., object]:
@@ -152,19 +163,19 @@ class Pipeline:
         def compile_direction(direction: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
             name = GraphName(graph.index, direction)
 
-            def compile_it(aten: fx.GraphModule, inputs: Sequence[object]) -> Runner:
+            def compile_it(aten: fx.GraphModule) -> Runner:
                 aot.name_values(aten, names)
-                return aot.boxed(compile_trained(name, aten))
+                return compile_trained(name, aten)
 
-            return compile_it
+            return lambda aten, inputs: self._or_in_pytorch(name, aten, compile_it)
 
-        def compile_inference(aten: fx.GraphModule, inputs: Sequence[object]) -> Runner:
+        def compile_inference(aten: fx.GraphModule) -> Runner:
             aot.name_values(aten, names)
             known = aot.at_placeholders(aten, weights)
             name = GraphName(graph.index, "inference")
             if ways is not None and self.options.placement == "fastest":
                 known = {i: aot.StaticInput(item.name) for i, item in known.items()}  # their values come with the call
-                return aot.boxed(ways.runner(name, aten, known))
+                return ways.runner(name, aten, known)
             if ways is not None:  # it was traced to be trained, and has nothing to be trained
                 ways.decompose(aten)
             return self.compile_aten_graph(name, aten, is_joint=True, weights=known)
@@ -172,13 +183,16 @@ class Pipeline:
         backend = aot_autograd(
             fw_compiler=compile_direction("forward"),
             bw_compiler=compile_direction("backward"),
-            inference_compiler=compile_inference,
+            inference_compiler=lambda aten, inputs: self._or_in_pytorch(
+                GraphName(graph.index, "inference"), aten, compile_inference
+            ),
             partition_fn=self.partitioner(graph, arguments, names)
             if ways is None or not ways.is_plain
             else aot.min_cut_partition,
             decompositions=self._decompositions() if ways is None else {},
         )
-        result: Callable[..., object] = backend(module, example_inputs)
+        with fake_tensors_as_kernels(detect_fake_mode(example_inputs)):
+            result: Callable[..., object] = backend(module, example_inputs)
         weights.clear()  # AOTAutograd keeps the compilers
         count("graphs")  # not before: Dynamo may give up an attempt and trace again, with a float made a constant
         if aot.is_recompile():
@@ -187,9 +201,20 @@ class Pipeline:
 
     def compile_for_aot_autograd(self, module: fx.GraphModule) -> Runner:
         """The pipeline from the stage ``aten`` on, for ``aot_autograd(fw_compiler=...)``; an inference graph, which
-        AOTAutograd does not partition, goes through the stage ``joint`` too."""
+        AOTAutograd does not partition, goes through the stage ``joint`` too.
+
+        Raises:
+            UnsupportedOperatorError: a node cannot run on ONNX Runtime, and ``fallback`` is ``error``.
+            AheadOfTimeError: ``torch.compile(...).aot_compile(...)`` was asked for.
+        """
+        return self._or_in_pytorch(None, module, self._compile_for_aot_autograd)
+
+    def _compile_for_aot_autograd(self, module: fx.GraphModule) -> Runner:
+        if aot.is_ahead_of_time():
+            raise AheadOfTimeError
         graph, direction, names = self._graph_of_aot_autograd(module)
         aot.name_values(module, names)
+        correct_strides(module)
         name = GraphName(graph.index, direction)
         if direction != "inference":
             return self.compile_aten_graph(name, module)
@@ -203,8 +228,12 @@ class Pipeline:
 
         The numeric check of passes runs it on made-up arguments: AOTAutograd does not tell the real ones.
         """
-        graph, _, names = self._graph_of_aot_autograd(joint, is_joint=True)
-        return self.partitioner(graph, None, names)(joint, inputs, **kwargs)
+
+        def partition(joint: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
+            graph, _, names = self._graph_of_aot_autograd(joint, is_joint=True)
+            return self._partition(graph, None, names, joint, inputs, kwargs)
+
+        return self._partitioned(joint, inputs, kwargs, partition)
 
     def _graph_of_aot_autograd(
         self, module: fx.GraphModule, *, is_joint: bool = False
@@ -234,11 +263,68 @@ class Pipeline:
         arguments = example_inputs if verify else ()  # AOTAutograd keeps what is made here, and the first batch with it
 
         def partition(joint: fx.GraphModule, inputs: object, **kwargs: object) -> tuple[fx.GraphModule, fx.GraphModule]:
-            aot.name_values(joint, names)
-            self.compiler.joint(graph, joint, arguments)
-            return aot.min_cut_partition(joint, inputs, **kwargs)
+            def with_passes(joint: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
+                return self._partition(graph, arguments, names, joint, inputs, kwargs)
+
+            return self._partitioned(joint, inputs, kwargs, with_passes)
 
         return partition
+
+    def _partition(
+        self,
+        graph: GraphName,
+        arguments: Sequence[object] | None,
+        names: Sequence[UserName],
+        joint: fx.GraphModule,
+        inputs: object,
+        kwargs: Mapping[str, object],
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        aot.name_values(joint, names)
+        self.compiler.joint(graph, joint, arguments)
+        return aot.min_cut_partition(joint, inputs, **kwargs)
+
+    def _partitioned(
+        self,
+        joint: fx.GraphModule,
+        inputs: object,
+        kwargs: Mapping[str, object],
+        partition: Callable[[fx.GraphModule], tuple[fx.GraphModule, fx.GraphModule]],
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """What ``partition`` makes of the joint graph; if it fails, PyTorch's partitioner, without our passes."""
+        recorded = RecordedGraph(joint)
+        try:
+            return partition(joint)
+        except Exception as error:
+            if self.options.fallback == "error" or is_for_others(error):
+                raise
+            caught("the stage joint", error, "PyTorch partitions the graph")
+            return aot.plain_partition(recorded.before(), inputs, **kwargs)
+
+    def _or_in_pytorch(
+        self, name: GraphName | None, module: fx.GraphModule, compile_it: Callable[[fx.GraphModule], Runner]
+    ) -> Runner:
+        """What ``compile_it`` makes of one of AOTAutograd's graphs; if it fails, PyTorch on the graph as it was.
+
+        Args:
+            name: which graph, if that is known.
+            module: the graph; changed in place.
+            compile_it: compiles it.
+        """
+        recorded = RecordedGraph(module)
+        with _disable_current_modes():
+            random_state = torch.get_rng_state()
+        try:
+            return aot.boxed(compile_it(module))
+        except Exception as error:
+            if self.options.fallback == "error" or is_tried() or is_for_others(error):
+                raise
+            with _disable_current_modes():
+                torch.set_rng_state(random_state)
+            caught(f"the compile of {name or 'a graph'}", error, "PyTorch runs the graph")
+            if name is not None:
+                why = f"the compile failed, PyTorch runs it: {type(error).__name__}: {first_line(str(error))}"
+                self.observer.not_compiled(name, why)
+            return aot.boxed(boxed_code(recorded.before()))
 
     def _ways(self, module: fx.GraphModule, arguments: Sequence[object]) -> Ways | None:
         if self._lowering is not None:
@@ -286,7 +372,9 @@ class Pipeline:
                 return self.compiler.aten(name, module, arguments, frozen, is_joint=is_joint, keep=lookup.keep)
 
         needs_arguments = verify or any(weight.value is None for weight in weights.values())
-        return aot.boxed(at_first_call(build) if needs_arguments else build(None))
+        if not needs_arguments:
+            return build(None)
+        return at_first_call(lambda arguments: self._or_in_pytorch(name, module, lambda _: build(arguments)))
 
 
 def _may_change(module: fx.GraphModule) -> bool:

@@ -16,8 +16,9 @@ from . import aot
 from .artifacts import GraphName, Runner, is_operator, without_graph
 from .collectives import is_collective
 from .contest import Contest, Outcome
-from .errors import first_line
+from .errors import CandidateError, first_line
 from .events import count
+from .safety_net import caught
 
 if TYPE_CHECKING:
     from .cache.graphs import CachedGraphs
@@ -158,10 +159,13 @@ class Placing:
             except Exception as error:  # whatever a compiler raises, one that is no longer there for instance
                 if outcome.winner == names[0]:
                     raise
-                why = first_line(str(error))
-                logger.warning("%s is measured anew, %s cannot compile it any more: %s", name, outcome.winner, why)
-        written = _written(module)
-        if written is None or not _may_run_twice(module):
+                if outcome.winner != INDUCTOR:
+                    caught(f"the compile of {name}", error, "The graph is timed with each engine again")
+                else:
+                    why = first_line(str(error))
+                    logger.warning("%s is measured anew, %s cannot compile it any more: %s", name, outcome.winner, why)
+        written = written_arguments(module)
+        if written is None or not may_run_twice(module):
             return unmeasured(copy_of(module))
 
         def ended(outcome: Outcome) -> None:
@@ -171,7 +175,17 @@ class Placing:
         candidates = {way: functools.partial(self._build, way, make, module) for way, make in ways.items()}
         exact = functools.partial(_exact_results, module)
         margin = _MARGIN if name.direction == "inference" else _MARGIN_IN_TRAINING
-        return Contest(name, candidates, margin=margin, written=written, draws=_draws(module), exact=exact, ended=ended)
+        return Contest(
+            name,
+            candidates,
+            margin=margin,
+            written=written,
+            draws=_draws(module),
+            exact=exact,
+            ended=ended,
+            in_pytorch=lambda: boxed_code(copy_of(module)),
+            foreign=(INDUCTOR,),
+        )
 
     def _build(self, way: str, make: Way, module: fx.GraphModule) -> Runner:
         """Builds a candidate at a call, as Dynamo compiles: FX traces for one thread at a time."""
@@ -182,7 +196,7 @@ class Placing:
         if way != INDUCTOR:
             return self._holding_for_all_sizes(way, make, module)
         if _budget.left < 0:
-            raise TimeoutError(f"{_MOST_SECONDS:.0f} s were spent on it for other graphs")
+            raise CandidateError(f"{_MOST_SECONDS:.0f} s were spent on it for other graphs")
         started = time.perf_counter()
         try:
             return self._holding_for_all_sizes(way, make, module)
@@ -196,7 +210,7 @@ class Placing:
         but PyTorch, which reads sizes as it runs, is made after something was assumed since the frame's first call.
 
         Raises:
-            RuntimeError: something was.
+            CandidateError: something was.
         """
         from .cache.description import describe_symbols, shape_environment
 
@@ -208,7 +222,7 @@ class Placing:
             self._symbols = before
         made = make(copy_of(module))
         if describe_symbols(symbols) != (before if way == PYTORCH else self._symbols):
-            raise RuntimeError("it would hold for some sizes only")
+            raise CandidateError("it would hold for some sizes only")
         return made
 
 
@@ -221,11 +235,11 @@ def _exact_results(module: fx.GraphModule, args: Sequence[object], state: torch.
     assert isinstance(results, (list, tuple))
     sources = {node.args[0]: node.args[1] for node in module.graph.find_nodes(op="call_function", target=_COPY)}
     placeholders = module.graph.find_nodes(op="placeholder")
-    written = [sources[placeholders[i]] for i in _written(module) or ()]
+    written = [sources[placeholders[i]] for i in written_arguments(module) or ()]
     return [values[item] if isinstance(item, fx.Node) else None for item in (*results, *written)]
 
 
-def _written(module: fx.GraphModule) -> list[int] | None:
+def written_arguments(module: fx.GraphModule) -> list[int] | None:
     """Positions of the arguments that a graph writes to; ``None`` if it writes to anything else."""
     placeholders = {node: i for i, node in enumerate(module.graph.find_nodes(op="placeholder"))}
     found = []
@@ -239,7 +253,7 @@ def _written(module: fx.GraphModule) -> list[int] | None:
     return found
 
 
-def _may_run_twice(module: fx.GraphModule) -> bool:
+def may_run_twice(module: fx.GraphModule) -> bool:
     """Whether a graph only computes, writes to arguments and draws random numbers on the CPU, whose generator alone
     ``Contest`` puts back, as far as is known: an operator of another library may count its calls, or draw random
     numbers and not say so."""

@@ -1,17 +1,24 @@
 """Our name in PyTorch's logs: ``TORCH_LOGS="+dynamo_backends"``, and ``TORCH_LOGS=help`` lists it.
 
 PyTorch calls ``register`` when it is imported, before it reads ``TORCH_LOGS``: an entry point in the group
-``torch.backends``. Where that is turned off (``TORCH_DEVICE_BACKEND_AUTOLOAD=0``), ``dynamo_backends`` still works in
+``torch.backends``. It does so in every process of the environment that imports PyTorch, also in those that do not use
+this package, and an exception in it ends the import of PyTorch: ``RuntimeError: Failed to load the backend extension``.
+So this module and ``dynamo_backends/__init__.py``, which is imported for it, import nothing themselves, and
+``register`` raises nothing.
+
+Where entry points are turned off (``TORCH_DEVICE_BACKEND_AUTOLOAD=0``), ``dynamo_backends`` still works in
 ``TORCH_LOGS``, as the name of a package; ``passes`` is then another.
 """
-
-from __future__ import annotations
 
 
 def register() -> None:
     """Makes ``dynamo_backends`` a name of PyTorch's logs, which stands for our passes, too."""
     try:
         from torch._logging._internal import register_log
-    except ImportError:  # private, and a PyTorch that has it elsewhere must not fail to be imported because of us
+
+        register_log("dynamo_backends", ["dynamo_backends", "passes"])
+    except Exception:
+        # Any exception, on purpose, and only here. The interface is private: a later PyTorch may move it, change its
+        # arguments, or fail in it. Then a name in TORCH_LOGS is missing; without this line, ``import torch`` would fail
+        # in programs that never use this package. For their sake nothing is logged either.
         return
-    register_log("dynamo_backends", ["dynamo_backends", "passes"])

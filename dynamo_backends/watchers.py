@@ -46,11 +46,19 @@ def watch_this_thread() -> bool:
 
 
 @contextlib.contextmanager
-def unseen() -> Iterator[None]:
-    """No watcher, and none of PyTorch's modes, sees what is computed; nothing else is different."""
+def unseen(*, while_compiling: bool = False) -> Iterator[None]:
+    """No watcher, and none of PyTorch's modes, sees what is computed; nothing else is different.
+
+    Args:
+        while_compiling: for what traces graphs with FX, whose proxies need ``__torch_function__``: modes of functions
+            stay.
+    """
     stack, _watchers.stack = _watchers.stack, ()
     try:
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
+        with contextlib.ExitStack() as entered:
+            if not while_compiling:
+                entered.enter_context(torch._C.DisableTorchFunction())
+            entered.enter_context(_disable_current_modes())
             yield
     finally:
         _watchers.stack = stack

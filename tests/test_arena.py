@@ -25,7 +25,7 @@ def large(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_the_model_is_an_identity() -> None:
-    model = onnx.load_from_string(arena._IDENTITY)
+    model = onnx.load_from_string(arena.IDENTITY)
     onnx.checker.check_model(model)
     assert [node.op_type for node in model.graph.node] == ["Identity"]
 

@@ -245,7 +245,7 @@ def test_help_lists_models_and_imports_no_pytorch() -> None:
     ],
 )
 def test_a_process_that_gives_no_answer(code: str, kind: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_START", code)
+    monkeypatch.setattr(processes, "worker_command", lambda module: [sys.executable, "-c", code])
     with Process(0.5 if kind == "timed out" else 60, {}) as process:
         with pytest.raises(WorkerError, match=message) as caught:
             process.ask("load")
@@ -255,7 +255,8 @@ def test_a_process_that_gives_no_answer(code: str, kind: str, message: str, monk
 
 def test_what_a_process_started_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     child = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print('{\"ok\": {\"child\": %d}}' % p.pid)"
-    monkeypatch.setattr(processes, "_START", f"{child}; sys.stdout.flush(); sys.stdin.read()")
+    code = f"{child}; sys.stdout.flush(); sys.stdin.read()"
+    monkeypatch.setattr(processes, "worker_command", lambda module: [sys.executable, "-c", code])
     with Process(60, {}) as process:
         pid = process.ask("load")["child"]
     for _ in range(100):  # a signal takes its time

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 
 import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 from conftest import assert_on_onnx, assert_same_as_eager, compiled, counted
+from onnxruntime.capi import _pybind_state
 from onnxscript import opset18 as op
 from torch.autograd import forward_ad
 
 from dynamo_backends.artifacts import GraphName, RunnableRegion
 from dynamo_backends.errors import SessionError
 from dynamo_backends.exporter.converters import CONVERTERS
+from dynamo_backends.runtime import ort_internals
 from dynamo_backends.runtime.binding import BoundSession, InputSpec, OutputSpec
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings
@@ -27,6 +32,79 @@ def session_of(text: str, inputs: list[InputSpec], outputs: list[OutputSpec], th
     model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 18]>\n{text}')
     session = Session(model, SessionSettings(("CPUExecutionProvider",), threads=threads))
     return BoundSession(session, inputs, outputs)
+
+
+# Versions of ONNX Runtime
+
+
+class NoSuchName:
+    """A library that lost something."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> object:
+        if name == self._name:
+            raise AttributeError(name)
+        return getattr(_pybind_state, name)
+
+
+class OtherValue:
+    """An ``OrtValue`` whose private functions take other arguments."""
+
+    from_dlpack = staticmethod(lambda data, stream: data)
+
+
+@pytest.mark.parametrize("lost", ["OrtValueVector", "OrtValue", "OrtDevice", "from_dlpack", "the module"])
+def test_a_version_without_private_parts_is_called_by_its_public_ones(
+    lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ort_internals.choose().is_private, "of this version they are known"
+    if lost == "from_dlpack":
+        monkeypatch.setattr(_pybind_state, "OrtValue", OtherValue)
+    else:
+        module = None if lost == "the module" else NoSuchName(lost)
+        monkeypatch.setitem(sys.modules, "onnxruntime.capi._pybind_state", module)
+        monkeypatch.setattr(onnxruntime.capi, "_pybind_state", module)
+    assert not ort_internals.choose().is_private
+
+
+PUBLIC = """
+from onnxruntime.capi import _pybind_state
+del _pybind_state.InferenceSession.run_with_ortvaluevector
+import torch
+from torch.testing import assert_close
+from dynamo_backends.runtime.ort_internals import CALLS
+assert not CALLS.is_private
+
+def compute(x, n):
+    half = x.to(torch.bfloat16)
+    return x.tanh() + n, x > 0, (x > 0) & (x < 1), half * 2, x.sum().long(), x[:0] + 1, x.t() * 2, x.shape[0] + 1
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+for dynamic in (False, True):
+    torch._dynamo.reset()
+    options = {"cache": False, "placement": "onnx"}
+    compiled = torch.compile(compute, backend="onnxrt", options=options, dynamic=dynamic)
+    x = torch.randn(3, 4)
+    for _ in range(3):  # the first call judges the results, the others have memory for them
+        assert_close(compiled(x, 3), compute(x, 3))
+    trained = torch.compile(model, backend="onnxrt", options=options, dynamic=dynamic)
+    for _ in range(2):
+        with torch.no_grad():
+            assert_close(trained(x), model(x))
+        loss, expected = trained(x).sum(), model(x).sum()
+        ours = torch.autograd.grad(loss, list(model.parameters()))
+        assert_close(ours, torch.autograd.grad(expected, list(model.parameters())))
+counters = torch._dynamo.utils.counters["dynamo_backends"]
+assert counters["nodes_on_onnx"] and not counters["runtime_failures"] and not counters["wrong_results"], counters
+"""
+
+
+def test_the_public_interface_computes_the_same() -> None:
+    ran = subprocess.run([sys.executable, "-c", PUBLIC], capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count("public interface") == 1, "one warning"
 
 
 # Arguments

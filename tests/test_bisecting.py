@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +16,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed
 from conftest import compiled
 from dumped import graph_entry, region_entry, write_manifest
 from onnx import TensorProto, helper
@@ -21,12 +24,13 @@ from onnxscript import opset18 as op
 from test_planted_faults import Damped, Perceptron, line_of, planted, scale, scale_onnx, silu_lines  # noqa: F401
 from torch import nn
 
+from dynamo_backends import python_process
 from dynamo_backends.cli import main
 from dynamo_backends.dumps import candidates, failing
-from dynamo_backends.dumps.bisecting import bisect
+from dynamo_backends.dumps.bisecting import _trivial, bisect
 from dynamo_backends.dumps.bisection import MEMORY, Bisection
 from dynamo_backends.dumps.candidates import Outcome, Runner
-from dynamo_backends.dumps.cut_folder import run_repro
+from dynamo_backends.dumps.cut_folder import Piece, run_repro, write_piece
 from dynamo_backends.dumps.cutting import Parts
 from dynamo_backends.dumps.execution import PLAIN, region_settings
 from dynamo_backends.dumps.reading import DumpError, find_run, read_tensor
@@ -34,11 +38,14 @@ from dynamo_backends.dumps.reducing import smallest
 from dynamo_backends.exporter import decompositions, translate
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.locations import short_file
-from dynamo_backends.runtime import kernels
+from dynamo_backends.runtime import kernels, settings
 from dynamo_backends.runtime.optimizers import OPTIMIZERS
 from passes import Pass, PassContext
 
 aten = torch.ops.aten
+
+WEIGHTS = (torch.arange(32 * 32) * 37 % 255 - 127).to(torch.int8).reshape(32, 32)
+dequantize = torch.ops.quantized_decomposed.dequantize_per_tensor.default
 
 
 def dumped(function: Callable[..., object], *args: torch.Tensor, dump: Path, train: bool = False) -> Path:
@@ -200,13 +207,27 @@ def test_an_onnx_pass_whose_fault_the_model_damps(planted: Callable[[Pass], None
 
 
 @pytest.mark.parametrize("stage", ["pre_grad", "joint", "post_grad"])
-def test_a_pass_in_pytorch(stage: str, planted: Callable[[Pass], None], tmp_path: Path) -> None:  # noqa: F811
-    """The run named it; without PyTorch it cannot be cut, but it is said how to confirm it."""
+def test_a_pass_in_pytorch(
+    stage: str,
+    planted: Callable[[Pass], None],  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The run named it; without PyTorch it cannot be cut, but it is said how to confirm it, and shown what it did."""
     planted(Pass(f"{stage}.wrong", "Planted by a test.", scale(stage)))  # type: ignore[arg-type]
     found = bisected(dumped(Perceptron(), torch.randn(5, 8), dump=tmp_path))
     assert (found.place, found.cause, found.cut) == ("FX pass", f"pass {stage}.wrong", None)
     assert found.source == line_of("silu of the perceptron")
     assert f"options={{'passes': {{'disable': ['{stage}.wrong']}}}}" in found.advice[0]
+    assert main(["bisect", "0", "-d", str(tmp_path)]) == 1
+    hint = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("try: dynamo-backends passes"))
+    assert main(shlex.split(hint.removeprefix("try: dynamo-backends "))) == 0
+    printed = capsys.readouterr().out
+    assert "No near misses" not in printed and f"{{'disable': ['{stage}.wrong']}}" in printed
+    assert "\n  graph 0" in printed and f"/passes/{stage}.wrong.diff" in printed and "\n+" in printed
+    assert main(["passes", "--why", f"{stage}.wrong", "-d", str(tmp_path), "--json"]) == 0
+    (fired,) = json.loads(capsys.readouterr().out)["fired_in"]
+    assert fired["fired"] == 1 and Path(fired["diff"]).read_text().splitlines()[0] == f"--- before {stage}.wrong"
 
 
 def test_a_wrong_decomposition_of_a_gradient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -254,44 +275,47 @@ def test_a_nan_that_is_masked_later(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert "NaN or infinite on one side 1" in fails_without_our_libraries(found.cut.folder)
 
 
-def scaled_product(dump: Path, layers: int = 4) -> Path:
+def int8_product(dump: Path, layers: int = 4) -> Path:
     """A dump whose session is wrong by an optimizer of ONNX Runtime, which is switched off otherwise."""
-    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers))).double()
+    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(layers)))
+    model.register_buffer("weights", WEIGHTS)
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        return (model(x).tanh() @ x.t()) * 0.1 + 1  # a scaled product
+        return model(x).tanh() @ dequantize(model.weights, 0.01, 3, -128, 127, torch.int8) + 1  # dequantized
 
-    return dumped(function, torch.randn(4, 8).double(), dump=dump)
+    return dumped(function, torch.randn(4, 32), dump=dump)
 
 
 @pytest.fixture
 def with_faulty_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "OPTIMIZER_FAULTS", ())
+    monkeypatch.setattr(settings, "_DEQUANTIZED_ONCE", {})
 
 
 def test_an_optimizer_of_onnx_runtime(with_faulty_optimizers: None, tmp_path: Path) -> None:
-    found = bisected(scaled_product(tmp_path))
-    assert (found.place, found.cause) == ("ONNX Runtime optimizer", "the optimizer MatMulScaleFusion")
-    assert found.source == line_of_here("a scaled product")
+    found = bisected(int8_product(tmp_path))
+    assert (found.place, found.cause) == ("ONNX Runtime optimizer", "the optimizer QDQSelectorActionTransformer")
+    assert found.source == line_of_here("# dequantized")
     outcomes = {trial.what.rsplit(" ", 1)[1]: trial.outcome for trial in found.trials[-3:]}
     assert outcomes == {"basic": "right", "extended": "wrong", "all": "wrong"}
-    assert_cut(found, "FusedMatMul", "Mul")
-    assert "MatMulScaleFusion" in OPTIMIZERS
+    assert_cut(found, "DequantizeLinear", "MatMul")
+    assert "QDQSelectorActionTransformer" in OPTIMIZERS
 
 
 def test_an_optimizer_whose_fault_the_model_damps(with_faulty_optimizers: None, tmp_path: Path) -> None:
     """The results are right; what is wrong is a value inside the session."""
-    layer = nn.Linear(8, 8).double()
+    layer = nn.Linear(8, 32)
+    layer.register_buffer("weights", WEIGHTS)
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        y = (layer(x).tanh() @ x.t()) * 0.1  # a product that is damped
-        return 1 + 1e-12 * y.sin().exp()
+        y = layer(x).tanh() @ dequantize(layer.weights, 0.01, 3, -128, 127, torch.int8)  # damped
+        return 1 + 1e-6 * y.sin()
 
-    dump = dumped(function, torch.randn(4, 8).double(), dump=tmp_path)
-    assert find_run(dump).graphs[0].entry["blame"]["cause"] == "ONNX Runtime optimizer MatMulScaleFusion"
+    dump = dumped(function, torch.randn(4, 8), dump=tmp_path)
+    assert find_run(dump).graphs[0].entry["blame"]["cause"] == "ONNX Runtime optimizer QDQSelectorActionTransformer"
     found = bisected(dump)
-    assert (found.place, found.source) == ("ONNX Runtime optimizer", line_of_here("a product that is damped"))
-    assert_cut(found, "FusedMatMul", "Mul")
+    assert (found.place, found.source) == ("ONNX Runtime optimizer", line_of_here("# damped"))
+    assert_cut(found, "DequantizeLinear", "MatMul")
 
 
 def test_five_thousand_nodes_take_a_few_dozen_sessions(tmp_path: Path) -> None:
@@ -302,23 +326,26 @@ def test_five_thousand_nodes_take_a_few_dozen_sessions(tmp_path: Path) -> None:
         for i, (before, after) in enumerate(zip(names, names[1:], strict=False))
     ]
     at = 3_333
-    nodes[at] = helper.make_node("MatMul", [names[at], names[at]], [names[at + 1]], name="product")
-    nodes[at + 1] = helper.make_node("Mul", [names[at + 1], "scale"], [names[at + 2]], name="scaled")
-    info = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, [4, 4]) for name in (names[0], names[-1])]
-    scale = onnx.numpy_helper.from_array(np.array(0.1), "scale")
-    graph = helper.make_graph(nodes, "chain", info[:1], info[1:], [scale])
+    nodes[at] = helper.make_node("MatMul", [names[at], "dequantized"], [names[at + 1]], name="product")
+    nodes.insert(at, helper.make_node("DequantizeLinear", ["weights", "scale"], ["dequantized"], name="dequantized"))
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 32]) for name in (names[0], names[-1])]
+    constants = [
+        onnx.numpy_helper.from_array(WEIGHTS.numpy(), "weights"),
+        onnx.numpy_helper.from_array(np.array(0.01, np.float32), "scale"),
+    ]
+    graph = helper.make_graph(nodes, "chain", info[:1], info[1:], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     region = tmp_path / "graph_000" / "inference" / "region_0"
     (region / "test_data_set_0").mkdir(parents=True)
     for name in ("model.onnx", "model.optimized.onnx"):
         onnx.save(model, region / name)
-    given = onnx.numpy_helper.from_array(np.random.default_rng(0).normal(size=(4, 4)), names[0])
+    given = onnx.numpy_helper.from_array(np.random.default_rng(0).normal(size=(4, 32)).astype("f4"), names[0])
     (region / "test_data_set_0" / "input_0.pb").write_bytes(given.SerializeToString())
-    blame = {"value": names[at + 2], "region": 0, "kind": "optimizer", "name": "", "source": ""}
+    blame = {"value": names[at + 1], "region": 0, "kind": "optimizer", "name": "", "source": ""}
     write_manifest(tmp_path, graph_entry(regions=[region_entry()], verdict="diverges", blame=blame))
     found = bisect(find_run(tmp_path), "0")
-    assert found.cause == "the optimizer MatMulScaleFusion"
-    assert_cut(found, "MatMul", "Mul")
+    assert found.cause == "the optimizer QDQSelectorActionTransformer"
+    assert_cut(found, "DequantizeLinear", "MatMul")
     assert found.sessions < 80
 
 
@@ -360,7 +387,7 @@ def test_the_cut_holds_its_weights(tmp_path: Path) -> None:
 
 
 def test_nothing_in_the_cut_can_be_spared(with_faulty_optimizers: None, tmp_path: Path) -> None:
-    found = bisected(scaled_product(tmp_path))
+    found = bisected(int8_product(tmp_path))
     assert found.cut is not None
     (graph,) = find_run(found.cut.folder).graphs  # the cut is a dump of its own
     (region,) = graph.regions
@@ -373,12 +400,12 @@ def test_nothing_in_the_cut_can_be_spared(with_faulty_optimizers: None, tmp_path
     again = bisect(find_run(found.cut.folder), "0")
     assert (again.place, again.cause) == (found.place, found.cause)
     assert not any("when the model ran" in trial.what for trial in again.trials)  # this one never ran in PyTorch
-    assert_cut(again, "FusedMatMul", "Mul")
+    assert_cut(again, "DequantizeLinear", "MatMul")
     assert main(["replay", "-d", str(found.cut.folder), "0"]) == 1
 
 
 def test_a_bisection_that_is_killed_goes_on(with_faulty_optimizers: None, tmp_path: Path) -> None:
-    dump = scaled_product(tmp_path / "dump", layers=8)
+    dump = int8_product(tmp_path / "dump", layers=8)
     first = bisected(dump, output=tmp_path / "whole")
     folder, index = tmp_path / "stopped", find_run(dump).graphs[0].index
     command = [sys.executable, "-m", "dynamo_backends", "bisect", "-d", str(dump), "-o", str(folder), str(index)]
@@ -570,7 +597,7 @@ def bisect_command(dump: Path, *more: str) -> int:
 
 
 def test_the_command(with_faulty_optimizers: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dump = scaled_product(tmp_path)
+    dump = int8_product(tmp_path)
     assert bisect_command(dump) == 1
     printed = capsys.readouterr()
     assert "the fault is in: ONNX Runtime optimizer at " in printed.out
@@ -648,6 +675,42 @@ def test_a_crash_is_confirmed_by_the_same_signal_only(tmp_path: Path) -> None:
     ):
         repro.write_text(code)
         assert failing.is_same_end(run_repro(tmp_path).outcome, segmentation_fault) == is_same, code
+
+
+NAMES = ("argparse", "dataclasses", "json", "numpy", "onnx", "onnxruntime", "tempfile", "typing")
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder has files that are called like packages."""
+    for name in NAMES:
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('planted {name}')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    return tmp_path
+
+
+def test_the_current_folder_is_no_package_of_a_subprocess(hostile: Path) -> None:
+    with Runner() as runner:
+        outcome = runner.run(trivial_model(), {"x": np.ones(1, np.float32)}, PLAIN)
+    assert outcome.kind == "ran", outcome
+    settings = dataclasses.replace(PLAIN, custom_op_libraries=("/planted.so",))
+    one = {"x": np.ones(1, np.float32)}
+    write_piece(hostile, Piece(trivial_model(), settings, one, {"y": one["x"]}, {"y": 0.0}, "differs", ""), {})
+    assert run_repro(hostile).ends == "right", "neither of the folder's files nor of a library that the dump names"
+    command = [sys.executable, "-m", "dynamo_backends", "ls", "-d", "nothing"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2 and "nothing does not exist" in done.stderr, done
+
+
+def test_a_process_that_does_not_start_is_no_fault_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_process, "worker_command", lambda module: [sys.executable, "-c", "import no_package"])
+    with Runner() as runner, pytest.raises(DumpError, match="no_package"):
+        runner.run(trivial_model(), None, PLAIN)
+
+
+def trivial_model() -> ir.Model:
+    return _trivial()[0]
 
 
 def test_a_repro_that_python_cannot_run_confirms_no_crash(tmp_path: Path) -> None:

@@ -33,8 +33,15 @@ def symbolic(function: Callable[..., object]) -> fx.GraphModule:
     return fx.symbolic_trace(function)
 
 
+def compared(whole: Captured, function: Callable[..., object], args: Sequence[object]) -> tuple[object, Call]:
+    """What a compared call of the compiled ``function`` returns, and the call."""
+    call = whole.call_for(args)
+    assert call is not None
+    return whole.called(function, args, call), call
+
+
 def call_of(function: Callable[..., object], *args: object) -> Call:
-    return captured(symbolic(function)).compared(lambda *args: None, args)[1]
+    return compared(captured(symbolic(function)), lambda *args: None, args)[1]
 
 
 def wrong(function: Callable[..., object], args: Sequence[object], *results: object) -> list[str]:
@@ -98,11 +105,11 @@ def test_an_input_that_the_graph_changes_is_a_result() -> None:
 def test_a_wrong_pass_of_the_captured_graph() -> None:
     before, after = symbolic(lambda x: torch.sin(x) * 2), symbolic(lambda x: torch.cos(x) * 2)
     right = symbolic(lambda x: 2 * torch.sin(x))
-    _, call = captured(before, right, after).compared(lambda *args: None, [X])
+    _, call = compared(captured(before, right, after), lambda *args: None, [X])
     culprit = call.judge_forward([X.sin() * 2], [X]).culprit
     assert culprit is not None and str(culprit.cause) == "pass pre_grad.pass_1"
     whole = captured(before, right)
-    _, call = whole.compared(lambda *args: None, [X])
+    _, call = compared(whole, lambda *args: None, [X])
     assert call.judge_forward([X.sin() * 2], [X]) == Finding()
     whole.pre_grad.end("pre_grad", after)  # changed by nobody who says so
     culprit = call.judge_forward([X.sin() * 2], [X]).culprit
@@ -161,11 +168,11 @@ def test_a_call_without_arguments_in_autocast() -> None:
     whole = captured(fx.GraphModule({}, graph))
     half, full = torch.full((2, 2), 2.0, dtype=torch.bfloat16), torch.full((2, 2), 2.0)
     with torch.autocast("cpu", torch.bfloat16):
-        _, call = whole.compared(lambda: None, [])
+        _, call = compared(whole, lambda: None, [])
     assert call.judge_forward([half], []) == Finding()
     (said,) = call.judge_forward([full], []).wrong
     assert str(said) == "mm (no source line): dtype torch.float32 instead of torch.bfloat16"
-    _, call = whole.compared(lambda: None, [])
+    _, call = compared(whole, lambda: None, [])
     with torch.autocast("cpu", torch.bfloat16):
         assert call.judge_forward([full], []) == Finding()
 
@@ -174,7 +181,7 @@ def test_a_wrong_pass_of_the_captured_graph_that_gradients_show() -> None:
     before = symbolic(lambda x: (torch.sin(x),))
     after = symbolic(lambda x: (torch.sin(x) + (torch.cos(x) - torch.cos(x).detach()),))
     x = X.clone().requires_grad_()
-    _, call = captured(before, after).compared(lambda *args: None, [x])
+    _, call = compared(captured(before, after), lambda *args: None, [x])
     assert call.judge_forward([X.sin()], [x]) == Finding()
     culprit = call.judge_backward({0: torch.ones(3)}, {0: X.cos()}).culprit
     assert culprit is not None and (culprit.node, str(culprit.cause)) == ("the gradient of x", "pass pre_grad.pass_0")
@@ -221,10 +228,11 @@ def test_a_backward_is_known_by_what_it_is_handed() -> None:
     whole = captured(symbolic(lambda x: (x.sin(),)))
     calls = []
     tensors = [X.clone() for _ in range(6)]
+    results = [X.clone().requires_grad_().sin() for _ in tensors]
     for i, tensor in enumerate(tensors):
-        call = whole.compared(lambda *args: None, [X])[1]
+        call = compared(whole, lambda *args: None, [X])[1]
         call.save({"x": tensor, "size": i, "state_of_the_forward": i, "sparse": tensor.to_sparse()})
-        whole.keep_for_backward(call)
+        whole.keep_for_backward(call, [results[i].grad_fn])
         calls.append(call)
     assert whole.call_of({"x": tensors[0], "size": 0}) is None  # four are kept
     assert whole.call_of({"x": tensors[3], "size": 4}) is None
@@ -237,6 +245,13 @@ def test_a_backward_is_known_by_what_it_is_handed() -> None:
     tensors[4].add_(1)
     assert whole.call_of({"x": tensors[4], "size": 4}) is None
     assert whole.call_of({}) is calls[2]
+    results[5] = results[5] * 2  # by which the backward can still come
+    whole.release_references()
+    whole.keep_for_backward(calls[3], [])
+    assert whole.call_of({"size": 3}) is None, "no result has a gradient"
+    whole.keep_for_backward(calls[3], [results[3].grad_fn])
+    del results[3:5]
+    assert whole.call_of({"size": 3}) is None, "its backward cannot come"
     whole.joint.start("joint", described(lambda x, tangent: (x.sin(), tangent * x.cos())))
     whole.drop()
     assert whole.call_of({"x": tensors[5], "size": 5}) is None
@@ -246,10 +261,10 @@ def test_a_backward_is_known_by_what_it_is_handed() -> None:
 def test_a_call_is_there_while_it_runs() -> None:
     whole = captured(symbolic(lambda x: (x.sin(),)))
     seen: list[object] = []
-    result, call = whole.compared(lambda x: seen.append(whole.call), [X])
+    result, call = compared(whole, lambda x: seen.append(whole.call), [X])
     assert (result, seen, whole.call) == (None, [call], None)
     with pytest.raises(ZeroDivisionError):
-        whole.compared(lambda x: 1 / 0, [X])
+        compared(whole, lambda x: 1 / 0, [X])
     assert whole.call is None
 
 
@@ -266,7 +281,7 @@ def test_attributes_are_arguments_of_the_captured_graph() -> None:
     module = Counts()
     whole = captured(symbolic(module))
     assert [value is module.seen for value in whole.pre_grad.attributes] == [True]
-    _, call = whole.compared(module, [X])
+    _, call = compared(whole, module, [X])
     assert torch.equal(call.argument(0), torch.zeros(3)) and torch.equal(call.argument(1), X)  # type: ignore[arg-type]
     assert call.judge_forward([X * 3], [X]) == Finding()
     assert torch.equal(module.seen, X), "the comparison has not changed it once more"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -85,7 +86,9 @@ def test_a_static_graph_is_compared_once(tmp_path: Path) -> None:
     assert (entry["runs"], entry["compared_runs"], entry["sizes"]) == (3, 1, {})
 
 
-def test_the_dump_has_the_run_that_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_dump_has_the_run_that_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The forward has two regions, with ``sort`` between them in PyTorch; the second is wrong for more rows."""
     monkeypatch.setitem(CONVERTERS, aten.sinh.default, wrong_above_five_rows(op.Sinh))
 
@@ -104,7 +107,12 @@ def test_the_dump_has_the_run_that_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp
     assert json.loads((graph.folder / "side_by_side.json").read_text())["verdict"] == graph.verdict
     found = bisect(find_run(tmp_path), graph.reference, output=tmp_path / "cut")
     assert (found.place, found.value) == ("translation", "sinh") and found.cut is not None and found.cut.confirmed
+    capsys.readouterr()
     assert main(["replay", graph.reference, "-d", str(tmp_path)]) == 0, "it computes the same wrong results again"
+    printed = capsys.readouterr().out
+    assert ": ok" not in printed and printed.count(f"verdict: {graph.verdict}") == len(graph.regions)
+    main(["replay", graph.reference, "-d", str(tmp_path), "--json"])
+    assert not any(item["ok"] or not item["same_as_recorded"] for item in json.loads(capsys.readouterr().out))
 
 
 def test_a_backward_is_compared_at_each_set_of_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -131,6 +139,34 @@ def test_a_forward_without_a_backward_is_compared_again(tmp_path: Path) -> None:
     found = graphs(tmp_path)
     assert found["forward"].entry["compared_runs"] == 2 + MOST_RETRIES
     assert found["backward"].entry["compared_sizes"] == [{"x": [7, 8]}]
+
+
+def live_bytes() -> int:
+    """The memory of all tensors."""
+    gc.collect()
+    tensors = [item for item in gc.get_objects() if type(item) in (torch.Tensor, torch.nn.Parameter)]
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+
+def test_a_call_is_kept_no_longer_than_its_backward_may_come(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(4)]).eval()
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    x = torch.randn(4, 128)
+    function = torch.compile(model, backend="onnx_debug", options={"dump_dir": str(tmp_path), "cache": False})
+    torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.randn(1, 2))  # what PyTorch keeps of a first compile
+    before = live_bytes()
+    for _ in range(2 + MOST_RETRIES):  # without ``no_grad``, and no backward follows
+        result = function(x)
+    del result
+    assert live_bytes() - before < size / 4
+    torch._dynamo.reset()
+    results = [function(x) for _ in range(2 + MOST_RETRIES)]
+    assert live_bytes() - before < 2 * size, "one copy of the arguments, and what the user's own graphs hold"
+    for result in (results[2], results[0]):  # the references are computed again
+        result.sum().backward()
+    found = graphs(tmp_path)
+    assert found["backward"].verdict == "ok" and found["backward"].entry["compared_runs"] >= 1
 
 
 @pytest.mark.parametrize("gradients", [False, True])

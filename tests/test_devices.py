@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import onnxruntime
 import pytest
 import torch
-from onnxruntime.capi import _pybind_state as ort_c
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -16,15 +16,19 @@ from dynamo_backends.lowering import _output_specs
 from dynamo_backends.reasons import Kind
 from dynamo_backends.regions import Support
 from dynamo_backends.runtime.binding import BoundSession, InputSpec, OutputSpec, ort_device
+from dynamo_backends.runtime.ort_internals import PublicCalls
 from dynamo_backends.runtime.session import Session, SessionSettings
 
 CPU, FIRST, SECOND = torch.device("cpu"), torch.device("cuda"), torch.device("cuda", 1)
 
 
 def test_names_of_devices() -> None:
-    names = [(ort_device(device).device_type(), ort_device(device).device_id()) for device in (CPU, FIRST, SECOND)]
-    cpu, cuda = ort_c.OrtDevice.cpu(), ort_c.OrtDevice.cuda()
-    assert names == [(cpu, 0), (cuda, 0), (cuda, 1)]
+    public = PublicCalls()
+    names = [(device.type, device.index or 0) for device in (CPU, FIRST, SECOND)]
+    assert [public.device(*name) for name in names] == names
+    for device, name in zip((CPU, FIRST, SECOND), names, strict=True):
+        made, expected = ort_device(device), onnxruntime.OrtDevice.make(*name)
+        assert (made.device_type(), made.device_id()) == (expected.device_type(), expected.device_id())
 
 
 def graph_of_two() -> tuple[fx.Node, fx.Node]:

@@ -8,10 +8,14 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx
 import pytest
 from dumped import dump_of_two_graphs
+from onnx import helper
 
 from dynamo_backends.cli import main
+from dynamo_backends.dumps.models import load_ir, load_model
+from dynamo_backends.dumps.reading import DumpError
 
 COMMANDS = (
     ["ls"],
@@ -117,3 +121,72 @@ def test_every_command_survives_every_damage(
         shutil.rmtree(run)
     assert codes >= {0, 2}
     assert not executed.exists()
+
+
+@pytest.fixture
+def run(dump: Path, tmp_path: Path) -> Path:
+    shutil.copytree(dump, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def with_session(run: Path, **more: object) -> None:
+    """Changes what the manifest says of each session."""
+    manifest = json.loads((run / "manifest.json").read_text())
+    for graph in manifest["graphs"]:
+        for region in graph["regions"]:
+            region["session"].update(more)
+    (run / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_options_of_a_provider_are_used_only_if_the_user_gives_them(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may name libraries to load."""
+    options = {"backend_path": "/planted.so"}
+    with_session(run, provider_options=[options])
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["options"]["providers"] = [["CPUExecutionProvider", options]]
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    for command in (["replay"], ["determinism", "--runs", "1"], ["profile", "--runs", "1"], ["bisect", "--refused"]):
+        assert main([*command, "0/forward", "-d", str(run)]) == 2, command
+        assert "/planted.so" in capsys.readouterr().err
+    assert main(["replay", "0/forward", "--provider", "cpu", "-d", str(run)]) == 0
+    capsys.readouterr()
+    monkeypatch.setenv("DYNAMO_BACKENDS_PROVIDERS", json.dumps([["CPUExecutionProvider", options]]))
+    assert main(["replay", "0/forward", "-d", str(run)]) == 0, "the CPU provider leaves options alone"
+    monkeypatch.setenv("DYNAMO_BACKENDS_PROVIDERS", '[["CPUExecutionProvider", {"backend_path": "/other.so"}]]')
+    assert main(["replay", "0/forward", "-d", str(run)]) == 2
+
+
+def test_entries_of_the_configuration_that_name_files_are_not_used(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = "session.model_external_initializers_file_folder_path"
+    with_session(run, config={entry: "/etc"})
+    assert main(["replay", "0/forward", "-d", str(run)]) == 2
+    assert entry in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["initializer", "attribute", "subgraph"])
+@pytest.mark.parametrize("location", ["../secret.bin", "{folder}/secret.bin", "link.bin"])
+def test_a_model_reads_no_file_outside_its_folder(where: str, location: str, tmp_path: Path) -> None:
+    (tmp_path / "secret.bin").write_bytes(bytes(16))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "link.bin").symlink_to(tmp_path / "secret.bin")
+    secret = onnx.TensorProto(name="w", data_type=1, dims=[4], data_location=onnx.TensorProto.EXTERNAL)
+    for key, value in (("location", location.format(folder=tmp_path)), ("offset", "0"), ("length", "16")):
+        secret.external_data.add(key=key, value=value)
+    result = [helper.make_tensor_value_info("w" if where == "initializer" else "y", 1, [4])]
+    constant = helper.make_node("Constant", [], ["y"], value=secret)
+    graph = {
+        "initializer": helper.make_graph([], "g", [], result, [secret]),
+        "attribute": helper.make_graph([constant], "g", [], result),
+    }
+    condition = helper.make_tensor_value_info("c", 9, [])
+    branch = graph["attribute"]
+    either = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    graph["subgraph"] = helper.make_graph([either], "g", [condition], result)
+    onnx.save(helper.make_model(graph[where]), tmp_path / "model" / "model.onnx")
+    for load in (load_model, load_ir):
+        with pytest.raises(DumpError, match="outside the model's folder"):
+            load(tmp_path / "model" / "model.onnx")

@@ -13,10 +13,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynamo_backends.debug.captured import Finding, WrongResult
 from dynamo_backends.debug.first_node import first_wrong_node, first_wrong_node_in_float64
 from dynamo_backends.debug.repeat import Instability
-from dynamo_backends.debug.rows import GraphComparison, Row
+from dynamo_backends.debug.rows import Blame, GraphComparison, Row
 from dynamo_backends.debug.stages import Culprit, StageGraphs, changed, copy_of, difference, name_of_result
 from dynamo_backends.debug.verdict import conclude
 from dynamo_backends.dumps.blame import Cause, Kind
+from dynamo_backends.numerics.differences import Deviation
 from dynamo_backends.numerics.distance import EQUAL, Distance
 from dynamo_backends.numerics.twice import Results
 from passes.engine.manager import PassResult
@@ -387,14 +388,28 @@ def test_the_worst_output_is_that_of_the_largest_share() -> None:
     assert GraphComparison("ok", rows=rows[3:5]).worst_as_json() is None
 
 
+def test_the_worst_error_of_what_diverges_is_a_fault() -> None:
+    """A small error of the outputs says nothing of a pass that is wrong."""
+    rows = [row(is_output=True, onnx=RIGHT, eager=RIGHT), row(onnx=WRONG, eager=RIGHT)]
+    rows[0].name, rows[1].name = "y", "x"
+    by_a_pass = Finding(Culprit("z", "", Cause(Kind.PASS, "joint.bad"), Deviation("off", WRONG, RIGHT)))
+    of_a_result = Finding(wrong=[WrongResult("y", "", Deviation("off", WRONG, RIGHT))])
+    of_dtype = Finding(wrong=[WrongResult("y", "", Deviation("dtype torch.int64 instead of torch.int32"))])
+    for finding, value in ((by_a_pass, "z"), (of_a_result, "y"), (of_dtype, None)):
+        worst = conclude(GraphComparison("ok", rows=rows), [finding], {}).worst
+        assert (worst and worst.value) == value and (worst is None or worst.onnx == WRONG)
+    blamed = GraphComparison("diverges at x (a.py:3)", rows=rows, blame=Blame("x", Cause(Kind.NODE)))
+    assert blamed.worst is not None and blamed.worst.value == "x"
+
+
 # The conclusion
 
 DIVERGES = "diverges at mul (a.py:3)"
-OFF = WrongResult("sin", "a.py:7", "off")
+OFF = WrongResult("sin", "a.py:7", Deviation("off"))
 
 
 def culprit(node: str) -> Finding:
-    return Finding(Culprit(node, "a.py:7", Cause(Kind.PASS, "joint.bad"), "off by a lot"))
+    return Finding(Culprit(node, "a.py:7", Cause(Kind.PASS, "joint.bad"), Deviation("off by a lot")))
 
 
 @pytest.mark.parametrize(
@@ -413,7 +428,7 @@ def culprit(node: str) -> Finding:
         ),
         (
             "ok",
-            [Finding(wrong=[OFF, WrongResult("cos", "a.py:8", "off")])],
+            [Finding(wrong=[OFF, WrongResult("cos", "a.py:8", Deviation("off"))])],
             "diverges at sin (a.py:7): off",
             "no stage, no pass and no node by itself explains it",
         ),

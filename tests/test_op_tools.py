@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import logging
+import shlex
 import shutil
+import subprocess
+import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,12 +27,14 @@ from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertForSequenceClassification
 
 from dynamo_backends import op_tools, watchers
+from dynamo_backends.captures import find_calls
 from dynamo_backends.cli import main
 from dynamo_backends.numerics.distance import EQUAL, Distance, is_explained
 from dynamo_backends.op_tools import judge
 from dynamo_backends.op_tools.folder import operator_folder
 from dynamo_backends.op_tools.names import function_of, is_query, name_of
 
+ROOT = Path(__file__).resolve().parent.parent
 LEVELS = ["torch", "aten"]
 
 
@@ -686,6 +693,27 @@ class TestCompiled:
         assert any(name.startswith("onnxruntime.") for name in names)
         assert not any("gelu" in name for name in names)
 
+    @pytest.mark.parametrize("level", ["torch", "aten"])
+    def test_what_is_tried_in_the_first_steps_is_not_seen(self, level: str) -> None:
+        """A step is seen as the user makes it: once, where the graph ran for the user."""
+        torch._dynamo.reset()
+        model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+        step = torch.compile(model, backend="onnxrt", options={"cache": False, "placement": "measured"})
+        torch._dynamo.utils.counters.clear()
+        steps = 8
+        with op_tools.OpObserve(level=level, quiet=True) as tool:
+            for _ in range(steps):
+                step(torch.randn(8, 16)).sum().backward()
+        events = torch._dynamo.utils.counters["dynamo_backends"]
+        assert sum(number for event, number in events.items() if event.startswith("contest_won")) == 2
+        counts: Counter[str] = Counter()
+        for signature in tool.signatures:
+            counts[signature.call.split("(")[0]] += signature.count
+        forwards = sum(number for name, number in counts.items() if "forward.region_0" in name)
+        assert counts["torch.addmm" if level == "torch" else "aten.addmm.default"] / 2 + forwards == steps
+        assert sum(number for name, number in counts.items() if "gelu.default" in name) + forwards == steps
+        assert not any("clone" in name or "resolve_conj" in name for name in counts), "comparisons are not the user's"
+
     def test_a_region_falls_back_to_pytorch(self) -> None:
         torch._dynamo.reset()
         x = torch.randn(3, 5)
@@ -733,6 +761,58 @@ class TestCommand:
         assert main(["op", "run", str(captured), "--compare", "--json"]) == 0
         ran = {item["operator"]: item for item in json.loads(capsys.readouterr().out)["ran"]}
         assert ran["torch.nn.functional.dropout"]["difference_to_captured"]["output"] == 0
+
+    def test_what_ls_suggests_runs(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Each command as it is printed, and where none would run, the reason."""
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(tmp_path)
+        (tmp_path / "shop_of_a_test.py").write_text(
+            "import torch\n"
+            "@torch.library.custom_op('shop_of_a_test::double', mutates_args=())\n"
+            "def double(x: torch.Tensor) -> torch.Tensor:\n    return x * 2\n"
+            "library = torch.library.Library('shop_of_a_test', 'FRAGMENT')\n"
+            "library.define('triple.twice(Tensor x) -> Tensor')\n"
+            "library.impl('triple.twice', lambda x: x * 3, 'CompositeExplicitAutograd')\n"
+        )
+        importlib.import_module("shop_of_a_test")
+        x = torch.randn(3, 4, requires_grad=True)
+        function = torch.compile(lambda x: x.sin() + 1, backend="onnxrt")
+        for level in LEVELS:
+            with op_tools.OpCapture("-a folder", quiet=True, level=level, max_bytes=1000) as tool:
+                F.gelu(x @ x.T).sum().backward()
+                x.detach().add_(1), x.to(torch.float64), torch.empty(3), x.detach().to_sparse()
+                torch.ops.shop_of_a_test.double(x.detach()), torch.ops.shop_of_a_test.triple.twice(x.detach())
+                torch.quantize_per_tensor(x.detach(), 0.1, 0, torch.qint8)
+                torch.relu(torch.randn(40, 40))
+                with pytest.raises(RuntimeError):
+                    torch.mv(x.detach(), torch.randn(7))
+                with torch.no_grad():
+                    function(x)
+            refused: set[str] = set()
+            imported: dict[str, list[str]] = {}
+            for call in find_calls(tool.folder.location):
+                assert main(["op", "ls", f"./{call.folder.relative_to(tmp_path)}"]) == 0
+                printed = capsys.readouterr().out.splitlines()[-1]
+                if not printed.startswith("try: "):
+                    assert printed.startswith("none runs again as it is: ")
+                    refused.add(call.operator.split(".")[0 if "onnxruntime" in call.operator else 1])
+                    continue
+                words = shlex.split(printed)
+                if words[-1] == "shop_of_a_test":
+                    imported[call.operator] = words
+                assert main(words[2:]) == 0, printed
+            capsys.readouterr()
+            assert refused == {"mv", "relu", "onnxruntime"}
+            assert len(imported) == 2
+            assert main(["op", "ls", "--", str(tool.folder.location.relative_to(tmp_path))]) == 0
+            hint = capsys.readouterr().out.splitlines()[-1]
+            assert main(shlex.split(hint)[2:]) == 0
+        for words in imported.values():  # a process that does not know the operator
+            script = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from dynamo_backends.cli import main; "
+            script += f"sys.exit(main({words[2:]!r}))"
+            subprocess.run([sys.executable, "-P", "-c", script], check=True, capture_output=True, timeout=300)
 
     def test_damaged_and_foreign_folders(
         self, captured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -787,6 +867,9 @@ def test_a_page_in_a_browser(browser: Browser, tmp_path: Path) -> None:
         "aten.__dict__.clear",
         "torch.from_file",
         "aten.from_file.default",
+        "torch.ops.aten.from_file",
+        "aten.save.default",  # TorchScript's, which writes a file
+        "torch.ops.aten.save",
     ],
 )
 def test_a_name_in_a_folder_is_that_of_an_operator_or_nothing(name: str) -> None:

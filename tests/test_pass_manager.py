@@ -160,6 +160,84 @@ def test_two_passes_that_want_to_be_before_each_other(plant: Callable[..., None]
         plant("joint.three", nothing, after=["joint.one"], before=["joint.two"])
 
 
+# Two passes of one name
+
+
+_CELL = """
+import functools, torch
+from passes import OnnxPattern, Pass, Pattern, onnx_pattern_pass, pattern_pass, register, register_pass
+
+def none(module, context): return 0
+def some(module, context, factor=2): return factor
+def make(factor):
+    def run(module, context): return factor
+    return run
+def scaled(factor, module, context): return factor
+class Scale:
+    def __init__(self, factor): self.factor = factor
+    def __call__(self, module, context): return self.factor
+def relu(x): return torch.relu(torch.relu(x))
+def gelu(x): return torch.nn.functional.gelu(torch.relu(x))
+def onnx_relu(op, x): return op.Relu(op.Relu(x))
+def onnx_gelu(op, x): return op.Gelu(op.Relu(x))
+def pattern(search): return Pattern("one", search, lambda x: torch.relu(x), [torch.empty(2)])
+"""
+
+TWO_OF_ONE_NAME = {
+    "functions": ('register_pass("joint.mine", "")(none)', 'register_pass("joint.mine", "")(some)'),
+    "lambdas": (
+        'register(Pass("joint.mine", "", lambda module, context: 0))',
+        'register(Pass("joint.mine", "", lambda module, context: 1))',
+    ),
+    "functions of one def": (
+        'register(Pass("joint.mine", "", make(2)))',
+        'register(Pass("joint.mine", "", make(3)))',
+    ),
+    "partial": (
+        'register(Pass("joint.mine", "", functools.partial(scaled, 2)))',
+        'register(Pass("joint.mine", "", functools.partial(scaled, 3)))',
+    ),
+    "objects": ('register(Pass("joint.mine", "", Scale(2)))', 'register(Pass("joint.mine", "", Scale(3)))'),
+    "patterns": (
+        'register(pattern_pass("joint.mine", "", [pattern(relu)]))',
+        'register(pattern_pass("joint.mine", "", [pattern(gelu)]))',
+    ),
+    "functions that make patterns": (
+        'register(pattern_pass("joint.mine", "", lambda: [pattern(relu)]))',
+        'register(pattern_pass("joint.mine", "", lambda: [pattern(gelu)]))',
+    ),
+    "onnx patterns": (
+        'register(onnx_pattern_pass("onnx.mine", "", [OnnxPattern("one", onnx_relu, onnx_relu)]))',
+        'register(onnx_pattern_pass("onnx.mine", "", [OnnxPattern("one", onnx_gelu, onnx_relu)]))',
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TWO_OF_ONE_NAME)
+def test_a_name_belongs_to_one_pass(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A pass that is defined again replaces the former one and says so; another needs ``unregister``."""
+    first, second = (_CELL + line for line in TWO_OF_ONE_NAME[case])
+    cell = {"__name__": "a_notebook"}
+
+    def run(text: str) -> Pass:
+        exec(compile(text, "cell.py", "exec"), cell)
+        return next(item for item in all_passes() if item.name.endswith(".mine"))
+
+    try:
+        pass_ = run(first)
+        assert not caplog.records
+        again = run(first)
+        assert again.run is not pass_.run and [record.levelname for record in caplog.records] == ["WARNING"]
+        with pytest.raises(ValueError, match=r"there is already a pass.*cell\.py.*; .*cell\.py.*unregister"):
+            exec(compile(TWO_OF_ONE_NAME[case][1], "cell.py", "exec"), cell)
+        assert run("").run is again.run
+        unregister(again.name)
+        assert run(second).run is not again.run
+    finally:
+        unregister("joint.mine")
+        unregister("onnx.mine")
+
+
 # Switches
 
 

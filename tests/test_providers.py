@@ -6,6 +6,7 @@ Those of OpenVINO run where ``onnxruntime-openvino`` is installed: ``python test
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 
 import onnxruntime
@@ -14,6 +15,7 @@ import torch
 from conftest import assert_same_as_eager, compiled, counted
 from torch import fx
 
+from dynamo_backends import python_process
 from dynamo_backends.debug.rows import Blame, GraphComparison, Row
 from dynamo_backends.debug.verdict import with_precision
 from dynamo_backends.dumps.blame import Cause, Kind
@@ -21,6 +23,7 @@ from dynamo_backends.errors import SessionError
 from dynamo_backends.numerics.distance import distance
 from dynamo_backends.options import parse_options
 from dynamo_backends.provider_check import MOST_CHECKED, CheckedSession
+from dynamo_backends.runtime import apart
 from dynamo_backends.runtime.apart import check_apart
 from dynamo_backends.runtime.providers import _MODEL, Provider, as_precise_as_pytorch, fallbacks, with_threads
 from dynamo_backends.runtime.settings import SessionSettings
@@ -192,16 +195,23 @@ def test_the_verdict_says_that_an_error_may_be_one_of_precision() -> None:
     assert not with_precision(comparison, [OPENVINO]).note, "that is no rounding"
 
 
-def test_a_process_that_crashes_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_crashes_refuses(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """And one that does not start, which is said once."""
     settings = SessionSettings((CPU,), threads=1)
     check_apart(_MODEL, settings)
     with pytest.raises(SessionError, match="Identitz"):
         check_apart(_MODEL.replace(b"Identity", b"Identitz"), settings)
-    with monkeypatch.context() as patch:
-        patch.setattr("dynamo_backends.runtime.apart._PACKAGE", "no_package")
-        patch.setattr("dynamo_backends.runtime.apart._APART._process", None)
-        with pytest.raises(SessionError, match="crashed, exit code 1"):
+    crashing = [sys.executable, "-c", "print('ready', flush=True); input(); import os; os.abort()"]
+    monkeypatch.setattr(python_process, "worker_command", lambda module: crashing)
+    monkeypatch.setattr(apart, "_APART", apart._Apart())
+    with pytest.raises(SessionError, match="crashed, exit code -6"):
+        check_apart(_MODEL, settings)
+    monkeypatch.setattr(python_process, "worker_command", lambda module: [sys.executable, "-c", "import no_package"])
+    monkeypatch.setattr(apart, "_APART", apart._Apart())
+    for _ in range(2):
+        with pytest.raises(SessionError, match="No module named 'no_package'"):
             check_apart(_MODEL, settings)
+    assert len([record for record in caplog.records if "no_package" in record.getMessage()]) == 1
 
 
 @needs_openvino

@@ -20,6 +20,8 @@ from dynamo_backends import NotTranslatable, operator_set, register_converter, u
 from dynamo_backends.cli import main
 from dynamo_backends.exporter import registration
 from dynamo_backends.runtime import custom_operators
+from dynamo_backends.runtime.apart import check_apart
+from dynamo_backends.runtime.settings import SessionSettings
 
 ONLY_ONNX = {"fallback": "error", "placement": "onnx"}
 
@@ -179,6 +181,10 @@ def test_a_library_of_custom_operators(
     manifest = json.loads((tmp_path / "latest" / "manifest.json").read_text())
     assert [graph["verdict"] for graph in manifest["graphs"]] == ["ok"]
 
+    # Other providers than the CPU's are tried in a process that has to load the library, too.
+    (model,) = (tmp_path / "latest").rglob("model.onnx")
+    check_apart(model.read_bytes(), SessionSettings(("CPUExecutionProvider",), threads=1), {"x": [3, 3]})
+
     # A dump is not enough for its library to be loaded.
     command = ["replay", str(manifest["graphs"][0]["folder"]), "-d", str(tmp_path)]
     assert main(command) == 2
@@ -262,5 +268,8 @@ def test_what_is_no_operator_or_no_function_is_an_error(caplog: pytest.LogCaptur
     register_converter(torch.ops.aten.sin.default)(refuse)  # as a module that is imported again does
     with pytest.raises(ValueError, match="has the converter refuse"):
         register_converter(torch.ops.aten.sin.default)(fail)
+    register_converter(torch.ops.aten.cos.default)(lambda x: x)
+    with pytest.raises(ValueError, match="unregister_converter"):
+        register_converter(torch.ops.aten.cos.default)(lambda x: -x)
     register_converter(torch.ops.aten.linear.default)(refuse)
     assert "made of other operators" in caplog.text

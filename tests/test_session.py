@@ -21,6 +21,8 @@ from torch import nn
 
 from dynamo_backends.artifacts import CompiledGraph, Runner
 from dynamo_backends.debug.suspects import find_rewrite
+from dynamo_backends.dumps.reading import DumpError
+from dynamo_backends.dumps.trust import check_config
 from dynamo_backends.observer import Observer
 from dynamo_backends.options import parse_options
 from dynamo_backends.pipeline import Pipeline
@@ -241,3 +243,11 @@ def test_what_is_stored_runs() -> None:
     assert stored == region.executable
     assert len({stored, *others}) == 4
     assert str(stored.model) not in repr(stored), "it is long"
+
+
+@pytest.mark.parametrize("shares_graph", [False, True])
+def test_a_dump_may_name_what_our_sessions_are_configured_by(shares_graph: bool) -> None:
+    for providers in (("CPUExecutionProvider",), ("OpenVINOExecutionProvider", "CPUExecutionProvider")):
+        check_config(SessionSettings(providers, shares_graph=shares_graph).config)
+    with pytest.raises(DumpError):
+        check_config({"session.optimized_model_external_initializers_file_name": "/etc/passwd"})

@@ -89,6 +89,53 @@ def test_nothing_is_said_unasked(installed: dict[str, str], tmp_path: Path) -> N
     assert "stage" not in _run(tmp_path, installed, "onnxrt")
 
 
+BROKEN = """
+import builtins, importlib.abc, importlib.util, sys
+
+original, called = builtins.__import__, []
+
+def planted(*args, **kwargs):
+    called.append(args)
+    raise {error}("planted")
+
+def in_ours(name, globals=None, *rest, **more):
+    if (globals or {{}}).get("__name__", "").startswith("dynamo_backends"):
+        planted(name)
+    return original(name, globals, *rest, **more)
+
+class Patched(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "dynamo_backends":  # PyTorch loads the entry point
+            internal = original("torch._logging._internal", fromlist=["register_log"])
+            {plant}
+
+sys.meta_path.insert(0, Patched())
+import torch
+
+assert called, "what is broken was used"
+assert torch.ones(2).sum() == 2 and torch._logging is not None
+ours = [name for name in sys.modules if name.split(".")[0] in ("dynamo_backends", "passes")]
+assert ours == ["dynamo_backends", "dynamo_backends.torch_logs"], "it stays cheap"
+"""
+
+
+@pytest.mark.parametrize(
+    ("plant", "error"),
+    [
+        ("builtins.__import__ = in_ours", "ImportError"),
+        ("internal.register_log = planted", "UserWarning"),
+        ("internal.log_registry.register_log = planted", "KeyError"),
+    ],
+)
+def test_pytorch_is_imported_whatever_fails_in_the_entry_point(
+    plant: str, error: str, installed: dict[str, str], tmp_path: Path
+) -> None:
+    """Each import in what PyTorch runs of ours, and each private function that it calls: nothing is said."""
+    code = BROKEN.format(plant=plant, error=error)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=installed, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def _artifacts(folder: Path) -> dict[str, tuple[dict[str, Any], str]]:
     """Our artifacts of a trace: what is said of each, and its text."""
     (log,) = folder.glob("*.log")

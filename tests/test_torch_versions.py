@@ -10,7 +10,7 @@ import sys
 import warnings
 from pathlib import Path
 
-import private_torch
+import private_parts
 import pytest
 import torch
 from environments import constraints_without
@@ -85,8 +85,9 @@ def test_the_command_without_a_version_says_how_it_is_used() -> None:
     assert "with_torch.py 2.15.0" in ran.stderr
 
 
-def test_the_docs_list_what_is_private_in_pytorch_and_used_here() -> None:
+@pytest.mark.parametrize("library", ["torch", "onnxruntime"])
+def test_the_docs_list_what_is_private_and_used_here(library: str) -> None:
     text = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
-    assert private_torch.table() in text, "put in what python tests/private_torch.py prints"
-    tests = {name: private_torch.noticed_by(name) for name in private_torch.used()}
-    assert all(test and (ROOT / "tests" / test).is_file() for test in tests.values()), tests
+    assert private_parts.table(library) in text, "put in what python tests/private_parts.py prints"
+    tests = {name: private_parts.noticed_by(name) for name in private_parts.used(library)}
+    assert tests and all(test and (ROOT / "tests" / test).is_file() for test in tests.values()), tests

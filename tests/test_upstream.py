@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
+import re
+from collections.abc import Callable
 from importlib import metadata
 
 import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed
 from conftest import assert_on_onnx, compiled, counted
 from packaging.version import Version
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.functional import gelu
-from upstream_faults import DEMONSTRATIONS, faults, unknown
+from torch.nn.functional import gelu, max_pool2d
+from upstream_faults import DEMONSTRATIONS, cast_is_dropped, faults, in_a_process, unknown
 
 from dynamo_backends import SessionError
 from dynamo_backends import faults as versions
@@ -26,6 +30,9 @@ from dynamo_backends.faults import Fault, installed_version
 from dynamo_backends.regions import Support
 from dynamo_backends.runtime import kernels, oracle
 from dynamo_backends.runtime.kernels import fault_in, refusal_of_node
+from dynamo_backends.runtime.optimizers import OPTIMIZERS
+
+decomposed = torch.ops.quantized_decomposed
 
 NAMES = sorted({fault.shown_by for fault in faults()})
 
@@ -42,6 +49,11 @@ def test_the_fault_is_there_in_the_versions_that_its_entry_names(name: str) -> N
             assert is_there, f"{name!r} is gone in {entry.library} {version}: write {entry.versions!r} + ',<{version}'"
         else:
             assert not is_there, f"{name!r} is in {entry.library} {version} too, which {entry.versions!r} leaves out"
+
+
+def test_of_two_casts_the_first_is_still_dropped() -> None:
+    """When it fails, ``runtime/kept_casts.py`` can go, once no version that is supported needs it."""
+    assert cast_is_dropped()
 
 
 def test_no_demonstration_is_left_behind() -> None:
@@ -106,12 +118,112 @@ def test_an_optimizer_runs_where_its_fault_is_not(monkeypatch: pytest.MonkeyPatc
     doubles = ir.from_onnx_text(
         '<ir_version: 10, opset_import: ["" : 18]> g (double[4] x) => (double[4] y) { y = Neg(x) }'
     )
-    always = {"NoopElimination", "NotWhereFusion", "SimplifiedLayerNormFusion", *kernels._SLOW_OPTIMIZERS}
-    assert set(kernels.optimizers_to_disable(NEG)) == always
-    assert set(kernels.optimizers_to_disable(doubles)) == always | {"MatMulScaleFusion"}
+    always = set(kernels.optimizers_to_disable(NEG))
+    assert always > {"NoopElimination", "QDQSelectorActionTransformer", *kernels._SLOW_OPTIMIZERS}
+    assert always.isdisjoint({"FuseReluClip", "LayerNormFusionL1"})
+    assert set(kernels.optimizers_to_disable(doubles)) > always | {"FuseReluClip", "LayerNormFusionL1"}
     mended = tuple(dataclasses.replace(fault, versions=f"<{VERSION}") for fault in kernels.OPTIMIZER_FAULTS)
     monkeypatch.setattr(kernels, "OPTIMIZER_FAULTS", mended)
-    assert kernels.optimizers_to_disable(doubles) == kernels._SLOW_OPTIMIZERS
+    assert set(kernels.optimizers_to_disable(doubles)) == set(kernels._SLOW_OPTIMIZERS)
+
+
+_LIST = """
+import onnxruntime
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 0
+for key in ("optimization.enable_gelu_approximation", "session.enable_dq_matmulnbits_fusion"):
+    options.add_session_config_entry(key, "1")
+onnxruntime.InferenceSession(MODEL, options, providers=["CPUExecutionProvider"])
+"""
+
+_NO_CHOICE = {
+    "CastFloat16Transformer",
+    "FreeDimensionOverrideTransformer",
+    "Level1_RuleBasedTransformer",
+    "Level2_RuleBasedTransformer",
+    "MemcpyTransformer",
+    "RemoveDuplicateCastTransformer",
+}
+"""What a session needs, or runs whatever is disabled; and the names of groups."""
+
+
+def test_all_optimizers_are_listed() -> None:
+    """Each that the log of a session names. A new one may compute with fewer bits than the graph has: try it, and add
+    it to ``OPTIMIZERS``, and if it does to ``OPTIMIZER_FAULTS``."""
+    log = in_a_process(_LIST.replace("MODEL", repr(ir.to_proto(NEG).SerializeToString()))).stderr
+    names = set(re.findall(r"GraphTransformer (\w+) modified", log))
+    assert "QDQSelectorActionTransformer" in names
+    assert names - _NO_CHOICE <= set(OPTIMIZERS)
+
+
+class WithInt8Weights(torch.nn.Module):
+    """Products with dequantized weights, by channels and as a whole, and the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weights", (torch.arange(64 * 32) * 37 % 255 - 127).to(torch.int8).reshape(64, 32))
+        self.register_buffer("scales", torch.linspace(0.01, 0.02, 32))
+        self.register_buffer("zeros", torch.arange(32) % 5 - 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        by_channel = decomposed.dequantize_per_channel(self.weights, self.scales, self.zeros, 1, -128, 127, torch.int8)
+        whole = decomposed.dequantize_per_tensor(self.weights, 0.0213, 3, -128, 127, torch.int8)
+        return x @ by_channel, torch.nn.functional.linear(x, whole.T, self.scales), by_channel * 2
+
+
+@pytest.mark.parametrize("weights", ["constants", "inputs"])
+@pytest.mark.parametrize("rows", [1, 8, 200])
+def test_no_product_is_of_fewer_bits(rows: int, weights: str) -> None:
+    model, x = WithInt8Weights().eval(), torch.randn(rows, 64)
+    with torch.no_grad():
+        for actual, expected in zip(compiled(model, options={"weights": weights})(x), model(x), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=2e-6 * float(expected.abs().max()))
+    assert_on_onnx()
+
+
+def quantized(x: torch.Tensor, scale: float, zero: int, dtype: torch.dtype = torch.int8) -> torch.Tensor:
+    limits = torch.iinfo(dtype)
+    q = decomposed.quantize_per_tensor(x, scale, zero, limits.min, limits.max, dtype)
+    return decomposed.dequantize_per_tensor(q, scale, zero, limits.min, limits.max, dtype)
+
+
+FINE = torch.nn.Conv2d(3, 4, 3).requires_grad_(False)
+PRECISE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]] = {
+    "two quantizations": (lambda x: quantized(quantized(x, 0.5, 0), 0.75, 1), torch.tensor([1, 1.3, 2.6, 4.2, 100.0])),
+    "float32 weights": (
+        lambda x: quantized(FINE(quantized(x, 0.02, 3)), 1e-4, 0, torch.int16),
+        torch.randn(2, 3, 8, 8),
+    ),
+    "a softmax": (lambda x: quantized(quantized(x, 0.02, 3).softmax(-1), 1e-4, 0, torch.int16), torch.randn(4, 32)),
+    "float64 in between": (
+        lambda x: torch.nn.functional.layer_norm(x.double(), (64,)).float() * 2 + 1,
+        torch.randn(4, 64) + 1000,
+    ),
+    "nearly gelu": (lambda x: x * 0.500004 * (1 + torch.erf(x / math.sqrt(2))), torch.linspace(-4, 4, 64)),
+    "nearly gelu by tanh": (
+        lambda x: x * 0.500004 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+        torch.linspace(-4, 4, 64),
+    ),
+    "padded numbers": (
+        lambda x: max_pool2d(torch.nn.functional.pad(x, (1, 1, 1, 1)), 2),
+        torch.full((1, 1, 4, 4), -1.0),
+    ),
+    "a float16 in between": (lambda x: x.half().to(torch.int8), torch.tensor([1.9999, 2.5, -3.9999])),
+    "a transposed float16": (lambda x: x.half().T.to(torch.int8), torch.tensor([[1.9999, 2.5, -3.9999]])),
+    "an int64 in between": (lambda x: x.long().int(), torch.tensor([5e9, -5e9, 7.0], dtype=torch.float64)),
+    "a float32 in between": (lambda x: x.float().short(), torch.tensor([2.9999999999], dtype=torch.float64)),
+    "a number without dimensions": (lambda x: x.half().to(torch.int8), torch.tensor(1.9999)),
+}
+
+
+@pytest.mark.parametrize("name", PRECISE)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_nothing_is_computed_with_other_bits(name: str, dynamic: bool) -> None:
+    function, x = PRECISE[name]
+    actual, expected = compiled(function, dynamic=dynamic)(x), function(x)
+    step = 1.01e-4 if name in ("float32 weights", "a softmax") else 1e-6  # of what is quantized at the end
+    torch.testing.assert_close(actual, expected, rtol=0, atol=step)
+    assert_on_onnx()
 
 
 @pytest.mark.parametrize("takes", [True, False])

@@ -20,6 +20,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed  # registers quantized_decomposed
 from conftest import compiled
 from onnx import TensorProto, helper
 from operators import difference
@@ -29,6 +30,7 @@ from torch.nn.functional import gelu, interpolate
 from dynamo_backends.exporter import known_wrong
 from dynamo_backends.faults import Fault
 from dynamo_backends.runtime import kernels, oracle
+from dynamo_backends.runtime.messages import ORT_ERRORS
 
 nan, inf = float("nan"), float("inf")
 SPECIAL = torch.tensor([nan, inf, -inf, 0.0, -0.0, 0.5, -0.5, 1.0, -1.5, 2.5, 3e38, -100.0])
@@ -78,7 +80,8 @@ def differs(function: Callable[..., object], *args: torch.Tensor, by: float | No
     return run
 
 
-def _in_a_process(script: str) -> subprocess.CompletedProcess[str]:
+def in_a_process(script: str) -> subprocess.CompletedProcess[str]:
+    """What a Python program writes."""
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
 
 
@@ -99,7 +102,7 @@ print("survived")
 
 def _division_ends_the_process(dividend: int, divisor: int) -> Callable[[], bool]:
     script = _DIVIDES.replace("DIVIDEND", str(dividend)).replace("DIVISOR", str(divisor))
-    return lambda: "survived" not in _in_a_process(script).stdout
+    return lambda: "survived" not in in_a_process(script).stdout
 
 
 def _scatter_loses_sums() -> bool:
@@ -107,7 +110,7 @@ def _scatter_loses_sums() -> bool:
     if CORES < 2:
         pytest.skip("two threads race only where there are two cores")
     [script] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    run = _in_a_process(script)
+    run = in_a_process(script)
     assert run.returncode == 0, run.stderr
     wrong = {int(threads): int(runs) for threads, runs in re.findall(r"threads (\d+): (\d+) of", run.stdout)}
     assert wrong.keys() == {1, 2, 4}, run.stdout
@@ -152,8 +155,9 @@ def _sum_of_exponentials_underflows() -> bool:
     return not np.allclose(result, -200)
 
 
-def _run_optimized(text: str, **feeds: np.ndarray) -> np.ndarray:
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18]>\n{text}')
+def _run_optimized(text: str, opset: int = 18, **feeds: np.ndarray) -> np.ndarray:
+    """What ONNX Runtime's own settings make of an ONNX graph."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]>\n{text}')
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     [result] = session.run(None, feeds)
     return result
@@ -199,6 +203,107 @@ def _epsilon_is_taken_for_another() -> bool:
     return bool(abs(_run_optimized(text, x=x, e=np.array(1e6, np.float32))).max() > 0.1)
 
 
+ROWS = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
+INTEGERS = ", ".join(str(number) for number in (np.arange(16 * 8) * 37 % 255 - 127).tolist())
+FLOATS = ", ".join(str(number / 255) for number in (np.arange(16 * 8) * 37 % 255 - 127).tolist())
+
+
+def _weights_are_multiplied_in_int8() -> bool:
+    product = _run_optimized(
+        f"""g (float[4,16] x) => (float[4,8] y)
+            <int8[16,8] q = {{{INTEGERS}}}, float s = {{0.01}}, int8 z = {{3}}> {{
+                w = DequantizeLinear(q, s, z)  y = MatMul(x, w)
+            }}""",
+        x=ROWS,
+    )
+    weights = (np.array(INTEGERS.split(", "), np.float64).reshape(16, 8) - 3) * 0.01
+    return bool(abs(product - ROWS @ weights).max() > 1e-3)
+
+
+def _float32_weights_are_quantized() -> bool:
+    """What is returned is quantized in steps of 1e-3, the weights would be in steps of 4e-3."""
+    product = _run_optimized(
+        f"""g (uint8[4,16] x) => (float[4,8] y)
+            <float[16,8] w = {{{FLOATS}}}, float a = {{0.01}}, uint8 b = {{120}}, float c = {{0.001}},
+             int16 d = {{0}}> {{
+                f = DequantizeLinear(x, a, b)  p = Gemm(f, w)  q = QuantizeLinear(p, c, d)
+                y = DequantizeLinear(q, c, d)
+            }}""",
+        opset=21,
+        x=(np.arange(64, dtype=np.uint8) * 37).reshape(4, 16),
+    )
+    rows = ((np.arange(64, dtype=np.uint8) * 37).reshape(4, 16).astype(np.float64) - 120) * 0.01
+    weights = np.array(FLOATS.split(", "), np.float64).reshape(16, 8)
+    return bool(abs(product - rows @ weights).max() > 2e-3)
+
+
+def _two_quantizations_become_one() -> bool:
+    text = """g (float[5] x) => (float[5] y)
+        <float a = {0.5}, float b = {0.75}, int8 c = {0}, int8 d = {1}> {
+            p = QuantizeLinear(x, a, c)  q = DequantizeLinear(p, a, c)
+            r = QuantizeLinear(q, b, d)  y = DequantizeLinear(r, b, d)
+        }"""
+    result = _run_optimized(text, x=np.array([1, 1.3, 2.5, 4.2, 100], np.float32))
+    return result.tolist() != [0.75, 1.5, 2.25, 3.75, 63.75]
+
+
+def _float64_is_normalized_in_float32() -> bool:
+    text = """g (float[4,16] x) => (float[4,16] y)
+        <int64[1] last = {-1}, float two = {2.0}, float e = {0.00001},
+         float[16] w = {1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1}, float[16] b = {0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0}> {
+            f = Cast <to = 11> (x)  t = Cast <to = 11> (two)  g = Cast <to = 11> (e)
+            m = ReduceMean(f, last)  d = Sub(f, m)  p = Pow(d, t)  v = ReduceMean(p, last)
+            a = Add(v, g)  s = Sqrt(a)  q = Div(d, s)  n = Cast <to = 1> (q)  k = Mul(n, w)  y = Add(k, b)
+        }"""
+    x = ROWS + 1000
+    centered = x.astype(np.float64) - x.astype(np.float64).mean(-1, keepdims=True)
+    exact = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-5)
+    return bool(abs(_run_optimized(text, x=x) - exact).max() > 1e-6)
+
+
+def _exponent_is_taken_for_two() -> bool:
+    """Of the negative numbers there is no such power."""
+    text = """g (float[4,16] x) => (float[4,16] y)
+        <int64[1] last = {-1}, float exponent = {2.00001}, float e = {0.00001},
+         float[16] w = {1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1}, float[16] b = {0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0}> {
+            m = ReduceMean(x, last)  d = Sub(x, m)  p = Pow(d, exponent)  v = ReduceMean(p, last)
+            a = Add(v, e)  s = Sqrt(a)  q = Div(d, s)  k = Mul(q, w)  y = Add(k, b)
+        }"""
+    return not np.isnan(_run_optimized(text, x=ROWS)).all()
+
+
+def _factor_is_taken_for_half() -> bool:
+    text = """g (float[4,16] x) => (float[4,16] y) <float root = {1.4142135}, float one = {1.0}, float h = {0.500004}> {
+            a = Div(x, root)  b = Erf(a)  c = Add(b, one)  d = Mul(x, c)  y = Mul(d, h)
+        }"""
+    exact = gelu(torch.from_numpy(ROWS).double()).numpy() * (0.500004 / 0.5)
+    return bool(abs(_run_optimized(text, x=ROWS) - exact).max() > 2e-6)
+
+
+def _padding_takes_no_part() -> bool:
+    text = """g (float[1,1,2,2] x) => (float[1,1,2,2] y) <int64[8] pads = {0, 0, 1, 1, 0, 0, 1, 1}> {
+            p = Pad(x, pads)  y = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (p)
+        }"""
+    return bool((_run_optimized(text, x=np.full((1, 1, 2, 2), -1, np.float32)) != 0).any())
+
+
+def _relu_and_clip_fail() -> bool:
+    text = """g (double[2] x) => (double[2] y) <double low = {-1.0}, double high = {6.0}> {
+            r = Relu(x)  y = Clip(r, low, high)
+        }"""
+    try:
+        _run_optimized(text, x=np.zeros(2))
+    except ORT_ERRORS:
+        return True
+    return False
+
+
+def cast_is_dropped() -> bool:
+    """Of two casts the first, with all optimizations off too; ``runtime/kept_casts.py`` keeps it."""
+    text = "g (float[1] x) => (int8[1] y) { h = Cast <to = 10> (x) y = Cast <to = 3> (h) }"
+    return _run_optimized(text, x=np.array([1.9999], np.float32)).tolist() != [2]
+
+
 DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
     "gelu by tanh in double precision": differs(
         lambda x: gelu(x, approximate="tanh"), torch.linspace(-3, 3, 50, dtype=torch.float64), by=1e-12
@@ -221,7 +326,11 @@ DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
         torch.tensor([0, 0, 1]),
         torch.tensor([1.0, -2.0, torch.inf]),
     ),
-    "sort of NaN": differs(lambda x: x.sort(0), TABLE),
+    "quantization to a part of a dtype": differs(
+        lambda x: torch.ops.quantized_decomposed.quantize_per_tensor(x, 0.1, 0, -8, 7, torch.int8),
+        torch.linspace(-3, 3, 50),
+    ),
+    "sort of equal numbers": differs(lambda x: x.sort(0), TABLE.repeat(16, 1)),
     "topk of equal numbers": differs(lambda x: x.topk(2), torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])),
     "power of integers": differs(lambda x: 3**x, torch.tensor([39, 40])),
     "antialiased interpolation with aligned corners": differs(
@@ -249,4 +358,12 @@ DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
     "a choice between zeros by a negated condition": _where_loses_a_sign,
     "an epsilon that is computed": _epsilon_is_taken_for_another,
     "repeated indices are written in any order": _scatter_writes_in_any_order,
+    "a product with dequantized weights": _weights_are_multiplied_in_int8,
+    "float32 weights between quantized activations": _float32_weights_are_quantized,
+    "two quantizations in a row": _two_quantizations_become_one,
+    "a normalization in double precision": _float64_is_normalized_in_float32,
+    "a power that is nearly a square": _exponent_is_taken_for_two,
+    "constants that are nearly those of gelu": _factor_is_taken_for_half,
+    "the largest of padded numbers": _padding_takes_no_part,
+    "Relu and Clip in double precision": _relu_and_clip_fail,
 }

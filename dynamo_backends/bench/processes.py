@@ -9,7 +9,6 @@ import queue
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -17,16 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-_START = """
-import sys
-sys.path[:] = [*filter(None, sys.path), sys.argv[1]]
-from dynamo_backends.bench.worker import main
-main()
-"""
-"""The folder the command runs in is not in front of ``sys.path``: a file there might be called like a package. The
-folder of this package is behind all, for a checkout that is not installed."""
-
-_ROOT = str(Path(__file__).resolve().parents[2])
+from ..python_process import worker_command
 
 
 class WorkerError(Exception):
@@ -53,7 +43,7 @@ class Process:
         self._timeout = timeout
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  closed by close
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, _ROOT],
+            worker_command(f"{__package__}.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

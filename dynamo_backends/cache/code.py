@@ -1,9 +1,9 @@
 """FX graphs as JSON and back, without pickle and without source text.
 
-A target is stored by name, and only of a closed list of kinds: operators of ``torch.ops``, functions of ``operator``
-and ``math``, ``torch.sym_...``, a few of Python's own, and the regions of the graph. Anything else raises
-``CannotStoreError``, as does an argument whose type is not exactly one of those below: a graph comes back as it was, or
-is not stored.
+A target is stored by name, and only of a closed list of kinds: operators of PyTorch's dispatcher, the arithmetic of
+``operator``, functions of ``math``, ``torch.sym_...``, a few of Python's own, and the regions of the graph. Anything
+else raises ``CannotStoreError``, as does an argument whose type is not exactly one of those below: a graph comes back
+as it was, or is not stored. A file may be crafted: no name in it reaches another function.
 """
 
 from __future__ import annotations
@@ -19,12 +19,46 @@ import torch
 from torch import fx
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
-_MODULES = {"_operator": operator, "operator": operator, "math": math}
+from ..operator_names import operator_named
+
+_ARITHMETIC = frozenset(
+    {
+        *(
+            "abs",
+            "add",
+            "and_",
+            "eq",
+            "floordiv",
+            "ge",
+            "getitem",
+            "gt",
+            "index",
+            "inv",
+            "invert",
+            "is_",
+            "is_not",
+            "le",
+        ),
+        *("lshift", "lt", "mod", "mul", "ne", "neg", "not_", "or_", "pos", "pow", "rshift", "sub", "truediv"),
+        *("truth", "xor"),
+    }
+)
+"""The functions of ``operator`` that compute with numbers, and ``getitem``: not ``attrgetter``, ``methodcaller`` or
+``call``, by which any function is reached, nor those that change their argument."""
+_FUNCTIONS: Mapping[str, Mapping[str, Callable[..., object]]] = {
+    "_operator": {name: getattr(operator, name) for name in sorted(_ARITHMETIC)},
+    "math": {name: found for name, found in vars(math).items() if callable(found) and not name.startswith("_")},
+    "torch": {name: found for name, found in vars(torch).items() if callable(found) and name.startswith("sym_")},
+    "builtins": {
+        name: getattr(builtins, name) for name in ("abs", "bool", "float", "int", "max", "min", "pow", "round")
+    },
+}
+"""The functions that a graph may call besides operators, by module and name."""
+_NAMES = {function: (kind, name) for kind, named in _FUNCTIONS.items() for name, function in named.items()}
 _OPERATORS = ("dynamo_backends", "passes.operators")
 """The namespace of the operators that our passes put into graphs, and the module that defines them."""
 _OPERATIONS = ("placeholder", "get_attr", "output")
 """What nodes may be besides calls."""
-_BUILTINS = ("abs", "bool", "float", "int", "max", "min", "pow", "round")
 
 
 class CannotStoreError(Exception):
@@ -40,12 +74,8 @@ def encode_target(target: object) -> list[str]:
     if isinstance(target, torch._ops.OpOverload):
         namespace, _, name = target._schema.name.partition("::")
         encoded = ["op", namespace, name, target._overloadname]
-    elif getattr(target, "__module__", None) in _MODULES:
-        encoded = [target.__module__, target.__name__]  # type: ignore[attr-defined]
-    elif getattr(target, "__name__", "") in _BUILTINS and getattr(builtins, target.__name__) is target:  # type: ignore[attr-defined]
-        encoded = ["builtins", target.__name__]
-    elif getattr(target, "__name__", "").startswith("sym_"):
-        encoded = ["torch", target.__name__]  # type: ignore[attr-defined]
+    elif (named := _NAMES.get(target)) is not None:  # type: ignore[call-overload]  # a function can be a key
+        encoded = list(named)
     else:
         raise CannotStoreError(f"a call of {type(target).__name__}")
     if decode_target(encoded) is not target:
@@ -60,17 +90,9 @@ def decode_target(encoded: Sequence[str]) -> Callable[..., object] | None:
         namespace, name, overload = names
         if namespace == _OPERATORS[0]:
             importlib.import_module(_OPERATORS[1])  # it defines them; where nothing calls them it is not needed
-        packet = getattr(getattr(torch.ops, namespace, None), name, None)
-        found = getattr(packet, overload, None)
-        return found if isinstance(found, torch._ops.OpOverload) else None
+        return operator_named(namespace, name, overload)
     [name] = names
-    if kind in _MODULES and not name.startswith("__"):
-        return getattr(_MODULES[kind], name, None)
-    if kind == "builtins" and name in _BUILTINS:
-        return getattr(builtins, name)
-    if kind == "torch" and name.startswith("sym_"):
-        return getattr(torch, name, None)
-    return None
+    return _FUNCTIONS.get(kind, {}).get(name)
 
 
 _BY_NAME: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
@@ -176,7 +198,7 @@ def decode_graph(encoded: Sequence[Any], regions: Sequence[Callable[..., object]
     nodes: list[fx.Node] = []
     for op, name, target, args, kwargs in encoded:
         names = [key for key, _ in kwargs[1]] + ([] if op == "call_function" else target.split("."))
-        if not all(map(str.isidentifier, names)):
+        if not all(part.isidentifier() and not part.startswith("__") for part in names):
             raise ValueError(f"{names} are no names")
         if op == "call_function":
             called = regions[target[1]] if target[0] == "region" else decode_target(target)

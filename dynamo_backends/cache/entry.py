@@ -21,7 +21,7 @@ from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.executable import Executable
 from ..runtime.settings import SessionSettings
 from .code import CannotStoreError, decode_graph, encode_graph
-from .description import bytes_of, check_plain
+from .description import bytes_of, check_plain, constants
 from .store import Record
 
 
@@ -31,7 +31,7 @@ class Entry:
 
     Attributes:
         assembled: its nodes, each region a call, see ``code.encode_graph``.
-        regions: what runs on ONNX Runtime.
+        regions: what runs on ONNX Runtime, on the execution providers of the options.
         in_pytorch: for each region its nodes, for calls on which its session fails.
         originals: from an attribute that the graph reads to the attribute it was before the passes.
         constants: attributes that the passes made.
@@ -60,6 +60,7 @@ class Entry:
             SessionError: ONNX Runtime refused a model.
             ValueError: something that the graph calls does not exist.
         """
+        self._check_attributes()
         placeholders = list(module.graph.find_nodes(op="placeholder"))
         calls = {
             target[1]: args
@@ -75,13 +76,33 @@ class Entry:
                 if kind != "node" or self.assembled[index][0] != "placeholder":  # these are the first nodes of a graph
                     raise ValueError("a weight that is no argument")
                 held[position] = weights[placeholders[index]]
+            settings = dataclasses.replace(executable.settings, providers=options.providers)
+            executable = dataclasses.replace(executable, settings=settings)
             session = load(executable, held, complete=options.weights == "checked")
             in_pytorch = _Later(self.in_pytorch[i])
             regions.append(RunnableRegion(name, i, session, in_pytorch, options.fallback == "error"))
         graph = decode_graph(self.assembled, regions)
         graph.set_codegen(fx.graph._BoxedCodeGen())
-        attributes = {name: attribute(module, original) for name, original in self.originals.items()}
+        known = constants(module)
+        attributes = {name: known[original] for name, original in self.originals.items()}
         return without_graph(fx.GraphModule({**attributes, **self.constants}, graph, "SplitGraph"))
+
+    def _check_attributes(self) -> None:
+        """Checks that what the graph reads from its module is what is kept, and nothing that each module has.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        given = {*self.originals, *self.constants}
+        if {target for op, _, target, _, _ in self.assembled if op == "get_attr"} != given:
+            raise ValueError("attributes that are not kept, or not read")
+        taken = sorted(name for name in given if hasattr(_MODULE, name) or not name.isidentifier())
+        if taken:
+            raise ValueError(f"a constant that is called {taken[0]!r}")
+
+
+_MODULE = fx.GraphModule({}, fx.Graph())
+"""A module without attributes of its own."""
 
 
 class _Later:
@@ -111,7 +132,7 @@ def entry_of(graph: CompiledGraph, in_pytorch: Sequence[fx.Graph], originals: Ma
     """
     names = {id(tensor): name for name, tensor in originals.items()}
     found: dict[str, str] = {}
-    constants: dict[str, torch.Tensor] = {}
+    made: dict[str, torch.Tensor] = {}
     for node in graph.assembled.graph.find_nodes(op="get_attr"):
         name = str(node.target)
         value = attribute(graph.assembled, name)
@@ -123,13 +144,13 @@ def entry_of(graph: CompiledGraph, in_pytorch: Sequence[fx.Graph], originals: Ma
         check_plain(value)
         if not value.is_contiguous() or type(value) is not torch.Tensor or value.requires_grad:
             raise CannotStoreError("a constant that is not row-major")
-        constants[name] = value
+        made[name] = value
     return Entry(
         encode_graph(graph.assembled.graph, [region.runnable for region in graph.regions]),
         [region.executable for region in graph.regions],
         [encode_graph(region) for region in in_pytorch],
         found,
-        constants,
+        made,
         Report.of(graph.split),
     )
 
@@ -191,12 +212,11 @@ def _encode_executable(executable: Executable) -> dict[str, Any]:
         ],
         "outputs": [
             [
-                *(item.name, _name(item.dtype), item.is_number, item.permutation, item.strides, item.sizes),
-                str(item.device),
+                *(item.name, _name(item.dtype), item.is_number, item.permutation, item.strides, item.exact),
+                *(item.sizes, str(item.device)),
             ]
             for item in executable.outputs
         ],
-        "providers": settings.providers,
         "threads": settings.threads,
         "shares_graph": settings.shares_graph,
         "spin": settings.spin,
@@ -213,12 +233,19 @@ def _decode_executable(encoded: Mapping[str, Any], model: bytes) -> Executable:
     )
     outputs = tuple(
         OutputSpec(
-            *(name, _dtype(dtype), is_number, _tuple(order), _tuple(strides), _sizes(sizes)), torch.device(device)
+            name,
+            _dtype(dtype),
+            is_number=is_number,
+            permutation=_tuple(order),
+            strides=_tuple(strides),
+            exact=_tuple(exact),
+            sizes=_sizes(sizes),
+            device=torch.device(device),
         )
-        for name, dtype, is_number, order, strides, sizes, device in encoded["outputs"]
+        for name, dtype, is_number, order, strides, exact, sizes, device in encoded["outputs"]
     )
     settings = SessionSettings(
-        tuple(item if isinstance(item, str) else (item[0], item[1]) for item in encoded["providers"]),
+        (),  # the options say which; a file does not, as some of their options name libraries
         encoded["threads"],
         encoded["shares_graph"],
         encoded["spin"],
@@ -240,6 +267,8 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _tuple(items: Sequence[int] | None) -> tuple[int, ...] | None:
+    if not all(isinstance(item, int) for item in items or ()):
+        raise ValueError(f"{items} are no numbers")
     return None if items is None else tuple(items)
 
 
@@ -247,6 +276,8 @@ def _sizes(items: Sequence[int | str] | None) -> tuple[int | str, ...] | None:
     for item in items or ():
         if isinstance(item, str):
             _check_expression(item)
+        elif not isinstance(item, int):
+            raise ValueError(f"{item!r} is no size")
     return None if items is None else tuple(items)
 
 
@@ -271,7 +302,7 @@ def _check_expression(text: str) -> None:
         is_known = isinstance(node, _IN_SIZES)
         if isinstance(node, ast.Attribute):
             is_known = isinstance(node.value, ast.Name) and node.value.id in ("math", "torch")
-        if isinstance(node, ast.Name) and node.id.startswith("__"):
-            is_known = False
+        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        is_known = is_known and not name.startswith("__")
         if not is_known:
             raise ValueError(f"{text!r} is no size")

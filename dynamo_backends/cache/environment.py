@@ -139,7 +139,7 @@ def sources() -> dict[str, str]:
 def _sources_now() -> dict[str, str]:
     found = {}
     for folder in _OURS:
-        for path in sorted(folder.rglob("*.py")):
+        for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.json")]):
             if path.stat().st_mtime > _STARTED:
                 raise OSError(f"{path} changed while this process ran")
             found[f"{folder.name}/{path.relative_to(folder)}"] = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -26,6 +26,7 @@ from ..exporter.decompositions import translated_operators
 from ..frozen import Weight
 from ..options import Options
 from ..reasons import Kind
+from ..safety_net import never_fails
 from ..stage_log import cached_model
 from . import answers, environment
 from .code import CannotStoreError
@@ -66,6 +67,11 @@ def store_of(options: Options) -> Store:
     return Store(folder_named(options.cache_dir), options.cache_size)
 
 
+_NO_ENTRY = "It is as if the cache had no entry"
+_NOT_KEPT = "Nothing is kept on disk"
+
+
+@never_fails("the cache", _NO_ENTRY, lambda: None)
 def cached_graphs(options: Options) -> CachedGraphs | None:
     """The cache of one backend; ``None``, and a line in the log, where its folder has no known place."""
     try:
@@ -89,6 +95,7 @@ class CachedGraphs:
         self._options = options
         self._store = store_of(options)
 
+    @never_fails("the cache", _NO_ENTRY, lambda: None)
     def translated_operators(self, opset: int) -> frozenset[str] | None:
         """See ``decompositions.translated_operators``; ``None`` where the answer may be another each time."""
         if environment.obstacle(self._options) is not None:
@@ -104,6 +111,7 @@ class CachedGraphs:
         self._store.put(key, Record(sorted(names)))
         return names
 
+    @never_fails("looking a graph up in the cache", _NO_ENTRY, Lookup)
     def look_up(
         self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight], *, is_joint: bool
     ) -> Lookup:
@@ -118,6 +126,8 @@ class CachedGraphs:
         against = environment.obstacle(self._options)
         if against is not None:
             return _not_cached(name, against)
+        if self._store.reason_against() is not None:
+            return _not_cached(name, "a folder that others may write")
         try:
             key = self._key(name, module, weights, is_joint=is_joint)
             originals = constants(module)
@@ -136,12 +146,14 @@ class CachedGraphs:
         symbols = shape_environment(module)
         known = None if symbols is None else describe_symbols(symbols)
 
+        @never_fails("keeping a graph in the cache", _NOT_KEPT, lambda: None)
         def keep(graph: CompiledGraph, in_pytorch: Sequence[fx.Graph], ran: Sequence[PassResult]) -> None:
             if self._keep(key, graph, in_pytorch, ran, originals, symbols, known):
                 answers.keep(self._store, answers_key)
 
         return Lookup(keep=keep)
 
+    @never_fails("the cache", _NO_ENTRY, lambda: None)
     def outcome(self, frame: str, direction: str, ways: Sequence[str]) -> Outcome | None:
         """How a contest ended in an earlier process; ``None`` if that is not known.
 
@@ -161,6 +173,7 @@ class CachedGraphs:
             self._store.remove(str(key))
             return None
 
+    @never_fails("the cache", _NOT_KEPT, lambda: None)
     def keep_outcome(self, frame: str, direction: str, ways: Sequence[str], outcome: Outcome) -> None:
         """Keeps what ``outcome`` returns from now on."""
         key = self._key_of_outcome(frame, direction, ways)

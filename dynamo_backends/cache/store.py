@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import folder_trust
+
 logger = logging.getLogger(__name__)
 
 _MAGIC = b"dynamo-backends cache 1\n"
@@ -82,6 +84,8 @@ def tell_once(error: OSError) -> None:
 class Store:
     """A folder with a bound on its size; what was not used longest goes first.
 
+    A folder that others may write is neither read nor written.
+
     Args:
         folder: it is made when something is put in it.
         size: the bound, in bytes.
@@ -94,9 +98,18 @@ class Store:
     def get(self, key: str) -> Record | None:
         """What is stored under a key, or ``None``. A damaged file is removed."""
         path = self._path(key)
+        if self.reason_against() is not None:
+            return None
         try:
-            content = path.read_bytes()
+            with path.open("rb") as file:
+                is_trusted = folder_trust.is_trusted(os.fstat(file.fileno()))
+                content = file.read() if is_trusted else b""
         except OSError:  # it is not there, or nobody may read it
+            return None
+        if not is_trusted:
+            tell_once(
+                OSError(f"others may write to {path}, or it belongs to one; dynamo-backends cache --clear removes it")
+            )
             return None
         try:
             record = _decoded(content, key)
@@ -111,10 +124,10 @@ class Store:
     def put(self, key: str, record: Record) -> bool:
         """Stores something, in the place of what was there; whether that worked. Older entries may go."""
         content = _encoded(key, record)
-        if len(content) > self.size:
+        if len(content) > self.size or self.reason_against() is not None:
             return False
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make(self.folder)
             descriptor, unfinished = tempfile.mkstemp(_UNFINISHED, dir=self.folder)
             try:
                 with open(descriptor, "wb") as file:
@@ -129,6 +142,13 @@ class Store:
             return False
         self._shrink(self._path(key))
         return True
+
+    def reason_against(self) -> str | None:
+        """Why the folder is not used, see ``folder_trust``; ``None`` if it is. The log says it once."""
+        reason = folder_trust.reason_against(self.folder)
+        if reason is not None:
+            tell_once(OSError(reason))
+        return reason
 
     def remove(self, key: str) -> None:
         """Removes an entry, if it is there."""
@@ -175,6 +195,13 @@ class Store:
                 with contextlib.suppress(OSError):
                     path.unlink()
                     total -= status.st_size
+
+
+def _make(folder: Path) -> None:
+    """Makes a folder, and those it is in, for this user alone, whatever the umask is."""
+    if not folder.is_dir():
+        _make(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def _encoded(key: str, record: Record) -> bytes:

@@ -28,6 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     store = store_of(options)
     usage = store.clear() if arguments.clear else store.usage()
     left = store.usage()
+    against = store.reason_against()
     if arguments.clear and left.entries:
         raise OSError(f"{left.entries} entries of {store.folder} could not be removed")
     if arguments.json:
@@ -38,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "bytes": usage.bytes,
                 "most_bytes": store.size,
                 "is_on": options.cache,
+                "not_used": against,
                 "cleared": arguments.clear,
             }
         )
@@ -47,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(
             f"folder   {store.folder}\nentries  {usage.entries}\nsize     {_size(usage.bytes)} of at most "
             f"{_size(store.size)}\n{'' if options.cache else 'it is off (DYNAMO_BACKENDS_CACHE)' + chr(10)}"
+            f"{'' if against is None else f'it is not used: {against}' + chr(10)}"
         )
     return 0
 

@@ -258,7 +258,7 @@ def _error(item: Distance) -> str:
 
 
 def _worst(graph: dict[str, object], side: str) -> str:
-    """The largest error of the graph's worst output, or ``-`` if nothing was compared."""
+    """The graph's worst error, or ``-`` if there is none, as where nothing was compared."""
     worst = graph.get("worst")
     measures = worst.get(side) if isinstance(worst, dict) else None
     if not measures:

@@ -88,7 +88,7 @@ def graphs_text(dynamo_graphs: Sequence[DynamoGraphSummary], graphs: Sequence[Gr
     """The graphs of a run as tables: where they come from, compile time, verdicts."""
     if not dynamo_graphs and not graphs:
         return "nothing was compiled\n"
-    known = [item for item in dynamo_graphs if item.begins or item.given_up]
+    known = [item for item in dynamo_graphs if item.begins or item.given_up or item.not_compiled]
     rows: list[tuple[object, ...]] = [
         (item.index, item.function, short_path(item.begins), short_path(item.ends), _reason(item)) for item in known
     ]
@@ -130,6 +130,8 @@ def _uncompared_text(graphs: Sequence[GraphSummary]) -> str:
 
 
 def _reason(item: DynamoGraphSummary) -> str:
+    if item.not_compiled:
+        return "; ".join(f"{direction}: {why}" for direction, why in item.not_compiled.items())
     return f"given up: {item.given_up}" if item.given_up else item.reason.splitlines()[0] if item.reason else ""
 
 
@@ -140,4 +142,6 @@ def _seconds(taken: float | None) -> str:
 def _error(graph: GraphSummary) -> str:
     if graph.worst_nonfinite:
         return f"{graph.worst_nonfinite} NaN/Inf"
-    return "-" if graph.worst_error is None else f"{graph.worst_error:.1e}"
+    if graph.worst_error is None:
+        return "see verdict" if graph.diverges else "-"
+    return f"{graph.worst_error:.1e}"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import importlib.util
 import json
+import os
 import shlex
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..captures import find_calls
+from ..captures import CapturedCall, as_argument, find_calls
 from ..tables import fit_table
 from .common import add_json_argument, positive, print_json
 
@@ -72,6 +76,8 @@ def _ls(arguments: argparse.Namespace) -> int:
                     "kwargs": call.kwargs,
                     "bytes": call.bytes,
                     "files": call.files,
+                    "module": call.module,
+                    "not_again": _not_again(call),
                 }
                 for call in calls
             ]
@@ -89,8 +95,37 @@ def _ls(arguments: argparse.Namespace) -> int:
         for call in calls
     ]
     sys.stdout.write(fit_table(rows, ["operator", "number", "called with", "has", "size", "source"]) + "\n")
-    sys.stdout.write(f"try: {shlex.join(['dynamo-backends', 'op', 'run', str(calls[0].folder), '--compare'])}\n")
+    call = next((call for call in calls if not _not_again(call)), None)
+    if call is None:
+        sys.stdout.write(f"none runs again as it is: {_not_again(calls[0])}\n")
+        return 0
+    importing = ["--import", call.module] if call.module else []
+    words = ["dynamo-backends", "op", "run", as_argument(call.folder), "--compare", *importing]
+    sys.stdout.write(f"try: {shlex.join(words)}\n")
     return 0
+
+
+def _not_again(call: CapturedCall) -> str:
+    """Why a call cannot be run again here; ``""`` if nothing is known against it."""
+    if call.not_again or not call.module:
+        return call.not_again
+    with importing_from_here():
+        try:
+            found = importlib.util.find_spec(call.module.partition(".")[0]) is not None
+        except (ImportError, ValueError):  # a module of that name is there, and has no place
+            found = call.module in sys.modules
+    return "" if found else f"the module {call.module}, which registers the operator, is not found from here"
+
+
+@contextlib.contextmanager
+def importing_from_here() -> Iterator[None]:
+    """Modules are looked for in the current folder too, behind all others: a file there hides no package."""
+    before = list(sys.path)
+    sys.path.append(os.getcwd())
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def _files(files: Any) -> str:
@@ -105,9 +140,12 @@ def _size(count: int) -> str:
 def _run(arguments: argparse.Namespace) -> int:
     calls = find_calls(arguments.folder)
     importlib.import_module("dynamo_backends.installation")
+    if arguments.modules and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # behind all others: a file of the user's hides no package
     for module in arguments.modules:
         try:
-            importlib.import_module(module)
+            with importing_from_here():
+                importlib.import_module(module)
         except ImportError as error:
             raise ValueError(f"--import {module}: {error}") from error
     from ..captures import CaptureError
@@ -176,6 +214,8 @@ def _text(result: RunCall) -> str:
         lines.append(fit_table(compared, headers))
     elif compared:
         lines.append(fit_table([row[:2] for row in compared], ["value", "to the captured"]))
+    if result.not_compared:
+        lines.append(f"not compared with float64: {result.not_compared}")
     return "\n".join(lines) + "\n\n"
 
 
@@ -187,5 +227,6 @@ def _as_json(result: RunCall) -> dict[str, Any]:
         "backward_seconds": result.backward,
         "difference_to_captured": result.recorded,
         "verdicts": [json.loads(json.dumps(vars(verdict))) for verdict in result.verdicts],
+        "not_compared": result.not_compared,
         "ok": result.ok,
     }

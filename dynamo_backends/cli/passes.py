@@ -1,10 +1,10 @@
-"""``dynamo-backends passes``: which passes there are, what they did in a dump, and why one did not fire.
+"""``dynamo-backends passes``: which passes there are, what they did in a dump, and why one fired or did not.
 
 ::
 
     dynamo-backends passes                                       # all: sentence, stage, default
     dynamo-backends passes onnx_debug                            # what they did in the latest run of that folder
-    dynamo-backends passes onnx_debug --why joint.attention      # its near misses: how far, which node, what stopped it
+    dynamo-backends passes onnx_debug --why joint.attention      # where it fired, with the diff; and its near misses
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import importlib
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..dumps.reading import find_run
+from ..dumps.reading import Run, find_run
 from ..spelling import unknown_name
 from ..tables import fit_table
-from .common import add_dump_arguments, print_json, try_next
+from .common import add_dump_arguments, print_json, short_path, try_next
 
 if TYPE_CHECKING:
     from passes.engine.manager import Pass
@@ -32,7 +33,9 @@ DESCRIPTION = "Lists all passes; with a dump folder of onnx_debug, shows what ea
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the subcommand's arguments."""
     add_dump_arguments(parser, positional=True)
-    parser.add_argument("--why", metavar="NAME", help="the near misses of this pass: why it did not match (more)")
+    parser.add_argument(
+        "--why", metavar="NAME", help="where this pass fired, and its near misses: why it did not match (more)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -48,12 +51,13 @@ def run(arguments: argparse.Namespace) -> int:
     dumped = find_run(arguments.dump)
     manifest = {"dynamo_graphs": dumped.dynamo_graphs, "graphs": [graph.entry for graph in dumped.graphs]}
     if why is not None:
-        text = why_text(manifest, why)  # raises, if there is no such pass
+        text = why_text(manifest, why, dumped)  # raises, if there is no such pass
         if as_json:
             results = [run for run in _runs(manifest) if run.result["name"] == why]
             misses = [{"graph": run.graph, **miss} for run in results for miss in run.result["refusals"]]
-            fired = sum(run.result["fired"] for run in results)
-            print_json({"name": why, "fired": fired, "near_misses": misses})
+            fired = [_fired_as_json(run, dumped) for run in results if run.result["fired"]]
+            number = sum(run.result["fired"] for run in results)
+            print_json({"name": why, "fired": number, "fired_in": fired, "near_misses": misses})
         else:
             sys.stdout.write(text)
         return 0
@@ -85,23 +89,33 @@ def _all_passes() -> Sequence[Pass]:
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """One pass on one graph, as the manifest has it."""
+    """One pass on one graph, as the manifest has it; ``folder`` has its diff, if the graph was not compiled by the
+    process that forked this one."""
 
     graph: str
     result: Mapping[str, Any]
+    folder: str
+
+    def diff(self, dumped: Run | None) -> Path | None:
+        """The file of its diff; ``None`` if there is none."""
+        if dumped is None:
+            return None
+        path = dumped.folder / self.folder / "passes" / f"{self.result['name']}.diff"
+        return path if path.is_file() else None
 
 
 def _runs(manifest: Mapping[str, Any]) -> Iterator[_Run]:
     for graph in manifest["dynamo_graphs"]:
         for result in graph["passes"]:
-            yield _Run(f"graph {graph['index']}", result)
+            yield _Run(f"graph {graph['index']}", result, f"graph_{graph['index']:03d}")
     for graph in manifest["graphs"]:
         label = f"graph {graph['index']} {graph['direction']}"
+        folder = f"graph_{graph['index']:03d}/{graph['direction']}"
         for result in graph["passes"]:
-            yield _Run(label, result)
+            yield _Run(label, result, folder)
         for region in graph["regions"]:
             for result in region["passes"]:
-                yield _Run(f"{label} region {region['index']}", result)
+                yield _Run(f"{label} region {region['index']}", result, f"{folder}/region_{region['index']}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,8 +180,13 @@ def report_text(manifest: Mapping[str, Any]) -> str:
     return text
 
 
-def why_text(manifest: Mapping[str, Any], name: str) -> str:
-    """The near misses of one pass.
+def why_text(manifest: Mapping[str, Any], name: str, dumped: Run | None = None) -> str:
+    """Where one pass fired, the diff of the first graph in which it did, and its near misses.
+
+    Args:
+        manifest: ``dynamo_graphs`` and ``graphs``.
+        name: of the pass.
+        dumped: the run, which has the diffs.
 
     Raises:
         ValueError: no pass of that name ran.
@@ -179,8 +198,10 @@ def why_text(manifest: Mapping[str, Any], name: str) -> str:
         if name in known:
             raise ValueError(f"pass {name!r} did not run: it was turned off, or no graph reached its stage")
         raise ValueError(unknown_name("pass", name, names))
-    fired = sum(run.result["fired"] for run in runs if run.result["name"] == name)
-    lines = [f"{name} fired {fired} time{'s' * (fired != 1)}."]
+    fired = [run for run in runs if run.result["name"] == name and run.result["fired"]]
+    number = sum(run.result["fired"] for run in fired)
+    lines = [f"{name} fired {number} time{'s' * (number != 1)}."]
+    lines.extend(_fired_lines(fired, dumped))
     misses = [(run.graph, miss) for run in runs if run.result["name"] == name for miss in run.result["refusals"]]
     groups: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = {}
     for graph, miss in sorted(misses, key=lambda item: _share(item[1]), reverse=True):  # close to a match first
@@ -196,10 +217,38 @@ def why_text(manifest: Mapping[str, Any], name: str) -> str:
         for graph, miss in found:
             nodes.setdefault(graph, []).append(miss["node"])
         lines.extend(f"  {graph}: at {_listed(names)}" for graph, names in nodes.items())
-    if not misses:
+    if not misses and not fired:
         lines.append("No near misses: nothing in the graphs looks like what it replaces.")
+    if fired:
+        lines.append(f"\nTo run without it: options={{'passes': {{'disable': [{name!r}]}}}}")
     return "\n".join(lines) + "\n"
 
+
+def _fired_lines(fired: Sequence[_Run], dumped: Run | None) -> Iterator[str]:
+    """Where a pass fired, and the first of its diffs."""
+    files = [path for run in fired if (path := run.diff(dumped)) is not None]
+    for run in fired:
+        result, path = run.result, run.diff(dumped)
+        places = f" at {_listed(result['matches'])}" if result["matches"] else ""
+        undone = f", and was undone: {result['undone']}" if result["undone"] else ""
+        times = f"{result['fired']} time{'s' * (result['fired'] != 1)}{places}{undone}"
+        nodes = f"{result['nodes_before']} nodes before and {result['nodes_after']} after"
+        yield f"  {run.graph}: {times}, {nodes}" + (f"; {short_path(str(path))}" if path else "")
+    if files:
+        diff = files[0].read_text(encoding="utf-8").splitlines()
+        yield "\n" + "\n".join(diff[:_MOST_LINES])
+        if len(diff) > _MOST_LINES:
+            yield f"... {len(diff) - _MOST_LINES} more lines in {short_path(str(files[0]))}"
+
+
+def _fired_as_json(run: _Run, dumped: Run) -> dict[str, object]:
+    keys = ("fired", "nodes_before", "nodes_after", "matches", "undone")
+    path = run.diff(dumped)
+    return {"graph": run.graph, **{key: run.result[key] for key in keys}, "diff": str(path) if path else None}
+
+
+_MOST_LINES = 40
+"""Of a diff that are shown."""
 
 _LISTED = 6
 """How many nodes of a graph are named in a group of near misses."""

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         sys.stdout.write(replay_text(replayed))
         print(try_next(arguments, *_hint(arguments, variant, replayed)))
-    return 0 if all(item.ok for item in replayed) else 1
+    return 0 if all(item.is_same for item in replayed) else 1
 
 
 def replay_text(replayed: Sequence[Replayed]) -> str:
@@ -91,11 +91,11 @@ def replay_text(replayed: Sequence[Replayed]) -> str:
 
 def _hint(arguments: argparse.Namespace, variant: Variant, replayed: Sequence[Replayed]) -> list[str]:
     """What to do next."""
-    if not all(item.ok for item in replayed):
+    if not all(item.is_same for item in replayed):
         return ["bisect", arguments.graph]
     if not variant.text:
         return ["replay", arguments.graph, "--no-optimize"]
-    return ["replay", arguments.graph]
+    return ["replay" if all(item.ok for item in replayed) else "bisect", arguments.graph]
 
 
 def _as_json(item: Replayed) -> dict[str, object]:
@@ -105,6 +105,8 @@ def _as_json(item: Replayed) -> dict[str, object]:
         "settings": item.settings,
         "verdict": item.verdict,
         "ok": item.ok,
+        "same_as_recorded": item.is_same,
+        "recorded_verdict": item.recorded_verdict,
         "notes": list(item.notes),
         "outputs": [
             {

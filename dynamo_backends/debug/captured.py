@@ -10,8 +10,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import itertools
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +26,8 @@ from ..dumps.blame import Cause, Kind
 from ..errors import first_line
 from ..exporter.decompositions import decomposition_table
 from ..exporter.locations import UserName, set_user_name
-from ..numerics.differences import discrete_difference, is_discrete, value_difference
+from ..layout import significant_strides
+from ..numerics.differences import Deviation, discrete_difference, is_discrete, value_difference
 from ..numerics.distance import distance, is_carried
 from ..numerics.products import Products, SharedProducts
 from ..numerics.randomness import PrivateRandomness
@@ -38,8 +41,7 @@ from .stages import Culprit, StageGraphs, Step, beside, changed, copy_of, differ
 logger = logging.getLogger(__name__)
 
 KEPT_CALLS = 4
-"""Calls whose backward has not come yet that are kept for it."""
-
+"""Calls whose backward may still come that are kept for it, the latest ones."""
 
 _TURNED = 0.01
 _TURNED_IN_HALF = 0.5
@@ -48,11 +50,11 @@ _TURNED_IN_HALF = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class WrongResult:
-    """A result that is not right: what it is called, its line or ``""``, and in words how it is wrong."""
+    """A result that is not right: what it is called, its line or ``""``, and how it is wrong."""
 
     name: str
     source: str
-    said: str
+    said: Deviation
 
     def __str__(self) -> str:
         return f"{self.name} ({self.source or 'no source line'}): {self.said}"
@@ -210,7 +212,8 @@ class Captured:
         self.pre_grad = CapturedGraphs()
         self.joint = JointGraphs()
         self._opset = opset
-        self._calls: collections.deque[Call] = collections.deque(maxlen=KEPT_CALLS)
+        self._calls: dict[int, Call] = {}
+        self._numbers = itertools.count()
         self._active = threading.local()
 
     @property
@@ -218,27 +221,56 @@ class Captured:
         """The call that is running in this thread and is compared."""
         return getattr(self._active, "call", None)
 
-    def compared(self, function: Callable[..., Any], arguments: Sequence[object]) -> tuple[Any, Call | None]:
-        """Calls the compiled graph, and keeps what the captured one needs to run beside it; ``None`` if it cannot."""
+    def call_for(self, arguments: Sequence[object]) -> Call | None:
+        """What the captured graph needs to run beside a call of the compiled one; ``None`` if it cannot."""
         try:
             with unseen():
-                call = Call(self, self.all_arguments(arguments))
+                return Call(self, self.all_arguments(arguments))
         except Exception as error:  # a tensor of another's class may be copied in no way; the user's run goes on
             logger.warning("a call is not compared: %s: %s", type(error).__name__, first_line(str(error)))
-            return function(*arguments), None
+            return None
+
+    def called(self, function: Callable[..., Any], arguments: Sequence[object], call: Call | None) -> Any:
+        """Calls the compiled graph, whose runs are those of a compared call, if there is one."""
         self._active.call = call
         try:
-            results = function(*arguments)
+            return function(*arguments)
         finally:
             self._active.call = None
-        return results, call
 
     def all_arguments(self, arguments: Sequence[object]) -> list[object]:
         """What AOTAutograd's graph takes, where Dynamo's takes these."""
         return [*self.pre_grad.attributes, *arguments]
 
-    def keep_for_backward(self, call: Call) -> None:
-        self._calls.append(call)
+    def keep_for_backward(self, call: Call, graph: Sequence[torch.autograd.graph.Node]) -> None:
+        """Keeps a call as long as its backward may come.
+
+        Args:
+            call: the call; its forward is judged.
+            graph: the nodes of autograd's graph by which the user can reach the backward. With the last of them the
+                call is dropped.
+        """
+        if not graph:
+            return
+        for other in list(self._calls.values()):
+            call.share_arguments(other)
+        while len(self._calls) >= KEPT_CALLS:
+            self._calls.pop(next(iter(self._calls)), None)
+        number = next(self._numbers)
+        self._calls[number] = call
+        mark = _Mark()
+        for node in graph:
+            node.metadata[mark] = None
+        weakref.finalize(mark, self._calls.pop, number, None).atexit = False
+
+    def release_references(self) -> None:
+        """Drops autograd's graphs, in eager and in float64, of the calls that are kept.
+
+        Where a call follows another whose backward has not come, it may take long or never come; the reference is then
+        computed again for it. What is kept until then are the arguments.
+        """
+        for call in list(self._calls.values()):
+            call.release_reference()
 
     def call_of(self, saved: Mapping[str, object]) -> Call | None:
         """The compared call that handed these values to its backward; each call is found once.
@@ -246,12 +278,11 @@ class Captured:
         The partitioner renames states of random numbers in the backward: what has no namesake does not count. A
         backward that was handed nothing does not depend on the call.
         """
-        for call in self._calls:
+        for number, call in list(self._calls.items()):
             handed = call.saved or {}
             common = saved.keys() & handed
             if (common or not saved) and all(_is_handed_over(handed[name], saved[name]) for name in common):
-                self._calls.remove(call)
-                return call
+                return self._calls.pop(number, None)
         return None
 
     def drop(self) -> None:
@@ -262,6 +293,17 @@ class Captured:
 
     def decompositions(self) -> Mapping[object, Callable[..., Any]]:
         return decomposition_table(self._opset)
+
+
+class _Mark:
+    """Lives in autograd's nodes, as long as one of them does."""
+
+
+def _nodes_of(values: Sequence[object]) -> list[torch.autograd.graph.Node]:
+    """The nodes of autograd's graph that computed tensors, and those that computed what these are views of."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    tensors += [value._base for value in tensors if value._base is not None]
+    return [value.grad_fn for value in tensors if value.grad_fn is not None]
 
 
 class _HandedOver:
@@ -305,6 +347,7 @@ class Call:
     def __init__(self, captured: Captured, arguments: Sequence[object]) -> None:
         self._captured = captured
         self._arguments = copies(arguments)
+        self._nodes_before = set(_nodes_of(arguments))
         self._state = torch.get_rng_state()
         self._leaves = [not isinstance(item, torch.Tensor) or item.is_leaf for item in arguments]
         self._has_gradients = torch.is_grad_enabled()
@@ -334,6 +377,27 @@ class Call:
             name: _HandedOver(value) if isinstance(value, torch.Tensor) and value.layout is torch.strided else value
             for name, value in values.items()
         }
+
+    def new_nodes(self, values: Sequence[object]) -> list[torch.autograd.graph.Node]:
+        """The nodes of autograd's graph that the call made; to be asked for once.
+
+        Args:
+            values: its results and arguments. Those that it did not write into have nodes that live on without it.
+        """
+        before, self._nodes_before = self._nodes_before, set()
+        return [node for node in _nodes_of(values) if node not in before]
+
+    def share_arguments(self, other: Call) -> None:
+        """Takes another call's copies of the arguments that are the same, such as weights that no step changed."""
+        ours, theirs = _memories_of_one(self._arguments), _memories_of_one(other._arguments)
+        for i in ours.keys() & theirs.keys():
+            if _is_same_copy(ours[i], theirs[i]):
+                self._arguments[i] = theirs[i]
+
+    def release_reference(self) -> None:
+        """Drops what PyTorch computed of the call; ``differentiate`` computes it again."""
+        self._reference = None
+        self.products.clear()
 
     def argument(self, position: int) -> object:
         return self._arguments[position]
@@ -378,6 +442,7 @@ class Call:
         given = self._captured.all_arguments(arguments)
         actual |= {("input", j): given[j] for j in _changed_inputs(reference)}
         wrong = _wrong(reference, actual, steps[0].graph) + self._wrongly_decided(results)
+        wrong = wrong or _wrongly_laid_out(reference, results, steps[0].graph)
         return Finding(culprit, wrong, unchecked=unchecked + self._captured.pre_grad.unchecked)
 
     def _wrongly_decided(self, results: Sequence[object]) -> list[WrongResult]:
@@ -399,7 +464,7 @@ class Call:
             sure = eager == exact[i]  # where float64 differs from eager, rounding decides
             said = discrete_difference(eager[sure], value[sure], self._share_turned_by_rounding())
             if said and sure.sum() > 1:
-                found.append(WrongResult(*name_of_result(graph, i), said))
+                found.append(WrongResult(*name_of_result(graph, i), Deviation(said)))
         return found
 
     def _share_turned_by_rounding(self) -> float:
@@ -421,7 +486,8 @@ class Call:
             NotRepeatableError: see ``Twice.gradients``.
         """
         reference, self._reference = self._reference, None
-        assert reference is not None
+        if reference is None:  # it was released
+            reference = self._run(self._captured.pre_grad.steps[0].graph)
         self._gradients = _keyed(reference.gradients(tangents, of)), _inexact(reference)
 
     def judge_backward(self, tangents: Mapping[object, torch.Tensor], gradients: Mapping[int, object]) -> Finding:
@@ -514,6 +580,31 @@ class Call:
             return find_wrong_decomposition(graph, self._captured.decompositions(), given, gradients)
 
 
+def _memories_of_one(values: Sequence[object]) -> dict[int, torch.Tensor]:
+    """The strided tensors whose memory no other one has, by position."""
+    tensors = {
+        i: value
+        for i, value in enumerate(values)
+        if isinstance(value, torch.Tensor) and type(value) is torch.Tensor and value.layout is torch.strided
+    }
+    count = collections.Counter(value.untyped_storage()._cdata for value in tensors.values())
+    return {i: value for i, value in tensors.items() if count[value.untyped_storage()._cdata] == 1}
+
+
+def _is_same_copy(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are the same to autograd and bit for bit, also between their elements."""
+    kinds = [
+        (item.dtype, item.device, item.shape, item.stride(), item.storage_offset(), item.requires_grad, item.is_leaf)
+        for item in (one, other)
+    ]
+    if kinds[0] != kinds[1]:
+        return False
+    first, second = (
+        torch.empty(0, dtype=torch.uint8, device=item.device).set_(item.untyped_storage()) for item in (one, other)
+    )
+    return torch.equal(first, second)
+
+
 def _is_gradient(key: object) -> bool:
     return isinstance(key, tuple) and key[0] == "gradient"
 
@@ -532,6 +623,19 @@ def _changed_inputs(results: Results) -> Iterator[int]:
     return (key[1] for key in results.eager if isinstance(key, tuple) and key[0] == "input")
 
 
+def _wrongly_laid_out(reference: Results, results: Sequence[object], graph: fx.GraphModule) -> list[WrongResult]:
+    """The results with other strides than eager's, where they address something."""
+    found = []
+    for i, value in enumerate(results):
+        eager = reference.eager.get(i)
+        if isinstance(value, torch.Tensor) and isinstance(eager, torch.Tensor) and value.shape == eager.shape:
+            ours, theirs = significant_strides(value), significant_strides(eager)
+            if ours != theirs:
+                said = f"strides {tuple(value.stride())} instead of {tuple(eager.stride())}"
+                found.append(WrongResult(*name_of_result(graph, i), Deviation(said)))
+    return found
+
+
 def _wrong(reference: Results, actual: Mapping[object, object], graph: fx.GraphModule) -> list[WrongResult]:
     """The results that are further from float64 than eager, rounding and its growth explain."""
     found = []
@@ -542,11 +646,11 @@ def _wrong(reference: Results, actual: Mapping[object, object], graph: fx.GraphM
         said = value_difference(eager, exact, value, beside(reference, key))
         if isinstance(eager, torch.Tensor) and isinstance(value, torch.Tensor) and isinstance(exact, torch.Tensor):
             if eager.dtype != value.dtype:
-                said = f"dtype {value.dtype} instead of {eager.dtype}"
+                said = Deviation(f"dtype {value.dtype} instead of {eager.dtype}")
             elif said and value.shape == exact.shape:
                 found_distance = distance(value.detach(), exact)
                 if is_carried(found_distance, value.dtype, beside(reference, key)):
-                    said = ""
+                    said = Deviation()
         if said:
             found.append(WrongResult(*name_of_result(graph, key), said))
     return found

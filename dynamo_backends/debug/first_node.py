@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from ..exporter.known_wrong import is_uninitialized
 from ..exporter.locations import where
-from ..numerics.differences import discrete_difference, is_discrete, largest, value_difference
+from ..numerics.differences import Deviation, discrete_difference, is_discrete, largest, value_difference
 from ..numerics.distance import dense, distance
 from ..numerics.exact import Environment, attribute, run_eager, run_exact, run_only_exact, widen
 from ..numerics.randomness import PrivateRandomness
@@ -38,7 +38,7 @@ _NOISE = 1e-13
 
 def first_wrong_node(
     before: fx.GraphModule, after: fx.GraphModule, arguments: Sequence[object], state: torch.Tensor
-) -> tuple[str, str, str] | None:
+) -> tuple[str, str, Deviation] | None:
     """The first node of ``after`` whose value is not that of its namesake: name, line, in words by how much.
 
     A node that the pass made has no namesake. Where one is what the found node reads, it is named, with the line of
@@ -56,7 +56,7 @@ def first_wrong_node(
 
 def first_wrong_node_in_float64(
     before: fx.GraphModule, after: fx.GraphModule, arguments: Sequence[object], state: torch.Tensor
-) -> tuple[str, str, str] | None:
+) -> tuple[str, str, Deviation] | None:
     """The same where both graphs compute in float64 alone.
 
     Raises:
@@ -67,7 +67,7 @@ def first_wrong_node_in_float64(
     common = _common_names(before, after)
     old, new = (_Steps(module, arguments, state, common, eager=False, exact=True) for module in (before, after))
 
-    def difference(old: _Steps, new: _Steps, theirs: fx.Node, ours: fx.Node) -> str:
+    def difference(old: _Steps, new: _Steps, theirs: fx.Node, ours: fx.Node) -> Deviation:
         return _difference_in_float64(old.exact[theirs], new.exact[ours], allowed)
 
     return _first(before, after, old, new, difference)
@@ -93,8 +93,8 @@ def _first(
     after: fx.GraphModule,
     old: _Steps,
     new: _Steps,
-    difference: Callable[[_Steps, _Steps, fx.Node, fx.Node], str],
-) -> tuple[str, str, str] | None:
+    difference: Callable[[_Steps, _Steps, fx.Node, fx.Node], Deviation],
+) -> tuple[str, str, Deviation] | None:
     namesakes = {node.name: node for node in before.graph.nodes}
     for node in after.graph.nodes:
         same = namesakes.get(node.name)
@@ -102,7 +102,7 @@ def _first(
             continue
         new.reach(node)
         old.reach(same)
-        said = "" if node in new.rounding else difference(old, new, same, node)
+        said = Deviation() if node in new.rounding else difference(old, new, same, node)
         if said:
             for theirs, ours in zip(_read(same), _read(node), strict=False):
                 if ours.name not in namesakes:
@@ -113,7 +113,7 @@ def _first(
     for theirs, ours in zip(_read(before.graph.output_node()), _read(after.graph.output_node()), strict=False):
         new.reach(ours)
         old.reach(theirs)
-        said = "" if ours in new.rounding else difference(old, new, theirs, ours)
+        said = Deviation() if ours in new.rounding else difference(old, new, theirs, ours)
         if said:
             return ours.name, where(ours) or where(theirs), said
     return None
@@ -208,19 +208,19 @@ def _read(node: fx.Node) -> list[fx.Node]:
     return [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]
 
 
-def _difference(old: _Steps, new: _Steps, theirs: fx.Node, ours: fx.Node) -> str:
+def _difference(old: _Steps, new: _Steps, theirs: fx.Node, ours: fx.Node) -> Deviation:
     before, exact, after = (
         pytree.tree_leaves(item, is_leaf=lambda x: x is None)
         for item in (old.eager[theirs], old.exact[theirs], new.eager[ours])
     )
     if len(before) != len(after):
-        return f"{len(after)} results instead of {len(before)}"
+        return Deviation(f"{len(after)} results instead of {len(before)}")
     beside = largest(exact) if len(exact) > 1 else 0.0
     said = (value_difference(*values, beside) for values in zip(before, exact, after, strict=True))
-    return next(filter(None, said), "")
+    return next(filter(None, said), Deviation())
 
 
-def _difference_in_float64(before: object, after: object, allowed: float) -> str:
+def _difference_in_float64(before: object, after: object, allowed: float) -> Deviation:
     """In words, how two results of float64 differ.
 
     Floating-point values: if by more than ``allowed`` of the root of their mean square. Others: if more elements do
@@ -234,10 +234,11 @@ def _difference_in_float64(before: object, after: object, allowed: float) -> str
         if is_discrete(old):
             said = discrete_difference(old, new)
             if said:
-                return said
+                return Deviation(said)
             continue
         found = distance(new, old)
         size = float(torch.linalg.vector_norm(old[old.isfinite()])) / math.sqrt(max(old.numel(), 1))
         if found.nonfinite or found.rmse > max(allowed * size, _NOISE):
-            return f"in float64 another result: off by {found.max_abs:.3g}, at values up to {found.scale:.3g}"
-    return ""
+            said = f"in float64 another result: off by {found.max_abs:.3g}, at values up to {found.scale:.3g}"
+            return Deviation(said, found)
+    return Deviation()

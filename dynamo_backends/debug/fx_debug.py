@@ -23,7 +23,7 @@ from passes.engine.manager import PassResult
 from ..artifacts import GraphName, Runner, Split
 from ..frozen import Weight
 from ..fx_table import graph_table
-from ..observer import Observer
+from ..observer import GuardedObserver, Observer
 from ..options import Options
 from ..pipeline import Pipeline
 from ..regions import assemble
@@ -48,7 +48,9 @@ def compile_in_pytorch(
         What Dynamo calls instead of the graph: PyTorch on the graphs of the stage ``post_grad``.
     """
     folder = dump_folder(options.dump_dir)
-    run = Pipeline(options, _Printer(folder), PyTorchLowering()).compile_dynamo_graph(module, example_inputs)
+    run = Pipeline(options, GuardedObserver(_Printer(folder)), PyTorchLowering()).compile_dynamo_graph(
+        module, example_inputs
+    )
     if folder.is_enabled:
         _show(f"graphs are in {folder.location}\n")
     return run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,18 +17,17 @@ from ..artifacts import CompiledGraph, GraphName
 from ..errors import first_line
 from ..numerics.twice import NotRepeatableError
 from ..runtime.heap import give_back
+from ..safety_net import caught
 from ..watchers import unseen
 from .beside import Beside
 from .captured import Call, Captured, Finding, JointGraphs
-from .choice import Choice
+from .choice import Choice, ChosenRun
 from .compare import RunValues, compare_run
 from .replay import Replay
 from .rows import GraphComparison
 from .stages import StageGraphs
 from .suspects import ModelStep
 from .watched import WatchedRun, are_plain
-
-logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,10 +105,9 @@ class Judge:
             # a backward starts from what ONNX Runtime's forward saved, and shares no products
             products = call.products if call is not None and not backward else None
             comparison = compare_run(graph, values, replay, beside, products)
-        except Exception as error:  # a fault of the comparison must not end the user's run; the verdict says it
-            traceback = error if logger.isEnabledFor(logging.DEBUG) else None
+        except Exception as error:  # the verdict says it
             said = f"{type(error).__name__}: {first_line(str(error))}"
-            logger.warning("%s: the comparison failed: %s", self.name, said, exc_info=traceback)
+            caught(f"the comparison of {self.name}", error, "The graph runs")
             comparison = GraphComparison(f"not comparable: {said}")
         give_back()  # the stages need memory of their own
         if call is not None and not backward:
@@ -195,8 +192,7 @@ def attempt(what: str, judge: Callable[[], Finding]) -> Finding:
         return Finding(unchecked=[f"{what}: {error}"])
     except Exception as error:
         said = f"{type(error).__name__}: {first_line(str(error))}"
-        traceback = error if logger.isEnabledFor(logging.DEBUG) else None
-        logger.warning("%s could not be compared: %s", what, said, exc_info=traceback)
+        caught(f"the comparison of {what}", error, "The graph runs")
         return Finding(unchecked=[f"{what}: {said}"])
 
 
@@ -208,37 +204,63 @@ class ComparedEntry:
         captured: Dynamo's graph.
         choice: which calls are compared.
         is_open: whether calls are compared at all, now.
+        failed: is told of an exception of ours.
     """
 
     def __init__(
-        self, compiled: Callable[..., Any], captured: Captured, choice: Choice, *, is_open: Callable[[], bool]
+        self,
+        compiled: Callable[..., Any],
+        captured: Captured,
+        choice: Choice,
+        *,
+        is_open: Callable[[], bool],
+        failed: Callable[[Exception], None],
     ) -> None:
         self._is_open = is_open
         self._compiled = compiled
         self._captured = captured
         self._choice = choice
+        self._failed = failed
 
     def __call__(self, *args: object) -> object:
-        chosen = self._choice.begin(args) if self._is_open() and are_plain(args) else None
+        chosen: ChosenRun | None = None
+        try:
+            self._captured.release_references()
+            chosen = self._choice.begin(args) if self._is_open() and are_plain(args) else None
+        except Exception as error:
+            self._failed(error)
         if chosen is None:
             return self._compiled(*args)
+        call = self._captured.call_for(args)
         try:
-            results, call = self._captured.compared(self._compiled, args)
+            results = self._captured.called(self._compiled, args, call)
         except BaseException:
             self._choice.fail(chosen)
             raise
+        try:
+            self._judge(chosen, call, results, args)
+        except Exception as error:
+            self._failed(error)
+        return results
+
+    def _judge(self, chosen: ChosenRun, call: Call | None, results: object, args: Sequence[object]) -> None:
         if call is None or call.finish is None:  # the graph was not compiled by us, or is empty
             self._choice.end(chosen, awaits_backward=False)
-            return results
-        flat = pytree.tree_leaves(results, is_leaf=lambda x: x is None)
-        with unseen():
-            finding = attempt("the captured graph", lambda: call.judge_forward(flat, args))
+            return
+        try:
+            flat = pytree.tree_leaves(results, is_leaf=lambda x: x is None)
+            with unseen():
+                finding = attempt("the captured graph", lambda: call.judge_forward(flat, args))
+        except Exception:
+            self._choice.fail(chosen)
+            raise
         call.chosen = chosen
         self._choice.end(chosen, awaits_backward=call.saved is not None)
         call.finish(finding)
+        call.finish = None  # it holds all values of the run
         if call.saved is not None:
-            self._captured.keep_for_backward(call)
-        return results
+            with unseen():
+                self._captured.keep_for_backward(call, call.new_nodes([*flat, *args]))
 
 
 class Listeners:

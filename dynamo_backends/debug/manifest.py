@@ -59,6 +59,7 @@ class Manifest:
         self._working_folder = working_folder()
         self._graphs: dict[GraphName, dict[str, object]] = {}
         self._options: dict[str, object] = {}
+        self._failures: dict[GraphName, str] = {}
         self._dynamo_graphs: dict[int, dict[str, Any]] = {}
         self._stages: dict[GraphName, list[dict[str, object]]] = {}
         self._region_stages: dict[tuple[GraphName, int], list[dict[str, object]]] = {}
@@ -125,6 +126,7 @@ class Manifest:
                 "end": end,
                 "stages": self._stages.setdefault(GraphName(index), []),
                 "given_up": False,
+                "not_compiled": {},
                 "files_in": None,
                 "passes": [],
             }
@@ -135,6 +137,34 @@ class Manifest:
         with self._lock:
             self._dynamo_graph(graph.index)["given_up"] = why
             self._changed()
+
+    def add_not_compiled(self, graph: GraphName, why: str) -> None:
+        """A forward, backward or inference graph that PyTorch runs because its compile failed, and why."""
+        with self._lock:
+            self._dynamo_graph(graph.index)["not_compiled"][graph.direction] = why
+            self._changed(at_once=True)
+
+    def add_failure(self, name: GraphName, why: str) -> None:
+        """What was to be dumped or compared of a graph was not: it is not ``ok`` from now on.
+
+        Args:
+            name: which graph; without a direction, the graphs of all directions.
+            why: what failed.
+        """
+        with self._lock:
+            self._failures.setdefault(name, why)
+            for other, entry in self._graphs.items():
+                self._apply_failure(other, entry)
+            self._changed(at_once=True)
+
+    def _failure(self, name: GraphName) -> str | None:
+        """The verdict on a graph of which something failed, unless a comparison finds it wrong."""
+        why = self._failures.get(name) or self._failures.get(GraphName(name.index))
+        return None if why is None else f"not comparable: {why}"
+
+    def _apply_failure(self, name: GraphName, entry: dict[str, object]) -> None:
+        if entry["verdict"] in (None, OK):
+            entry["verdict"] = self._failure(name) or entry["verdict"]
 
     def add_passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
         """What the passes of ``pre_grad`` or ``joint`` did to a Dynamo graph; it is in the file with the next write."""
@@ -194,6 +224,7 @@ class Manifest:
         with self._lock:
             self._options = _options_as_json(options)
             self._graphs[graph.name] = entry
+            self._apply_failure(graph.name, entry)
             self._changed()
 
     def count_run(self, name: GraphName, *, at_other_sizes: bool) -> None:
@@ -225,7 +256,7 @@ class Manifest:
             is_first_fault = comparison.verdict != OK and all(
                 other["verdict"] in (None, OK) for other in self._graphs.values()
             )
-            if entry["verdict"] in (None, OK):
+            if entry["verdict"] in (None, OK, self._failure(name)):
                 entry.update(
                     verdict=comparison.verdict,
                     note=comparison.note,
@@ -239,12 +270,13 @@ class Manifest:
                         for index, item in repeated.items()
                     },
                 )
+            self._apply_failure(name, entry)
             self._changed(at_once=is_first_fault)
 
     def has_fault(self, name: GraphName) -> bool:
         """Whether a run of a graph was found wrong."""
         with self._lock:
-            return self._graphs[name]["verdict"] not in (None, OK)
+            return self._graphs[name]["verdict"] not in (None, OK, self._failure(name))
 
     def flush(self) -> None:
         """Writes what the file does not have yet."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import logging
 import weakref
 from collections.abc import Callable, Sequence
@@ -24,14 +25,16 @@ from passes.engine.manager import Listener, PassResult
 from ..artifacts import CompiledGraph, CompiledRegion, GraphName, Runner
 from ..dumps.blame import Kind
 from ..dumps.cut_folder import repro_text
-from ..errors import CompiledNodesError, SessionError
+from ..errors import CompiledNodesError, SessionError, first_line
 from ..events import count
 from ..exporter.translate import serialize
 from ..observer import Observer
 from ..options import Options
+from ..placing import may_run_twice, written_arguments
 from ..runtime.arena import ARENA
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.kernels import serialized
+from ..safety_net import caught, net
 from ..stage_log import present_compile, trace
 from ..watchers import unseen
 from .captured import Call, Captured, Finding, JointGraphs
@@ -117,6 +120,14 @@ class DebugObserver(Observer):
         if self.is_open:
             self._manifest.add_given_up(graph, why)
 
+    def not_compiled(self, graph: GraphName, why: str) -> None:
+        if self.is_open:
+            self._manifest.add_not_compiled(graph, why)
+
+    def failed(self, graph: GraphName, why: str) -> None:
+        if self.is_open:
+            self._manifest.add_failure(graph, why)
+
     def passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
         if self.is_open:
             self._manifest.add_passes(graph, results)
@@ -161,7 +172,13 @@ class DebugObserver(Observer):
         captured = self._captured.get(graph.index)
         if captured is None or not self.is_open:
             return compiled
-        return ComparedEntry(compiled, captured, self._choices[GraphName(graph.index)], is_open=lambda: self.is_open)
+        return ComparedEntry(
+            compiled,
+            captured,
+            self._choices[GraphName(graph.index)],
+            is_open=lambda: self.is_open,
+            failed=functools.partial(self.comparison_failed, graph),
+        )
 
     def refused(self, graph: GraphName, region: int, model: ir.Model, error: SessionError) -> None:
         if not self.is_open:
@@ -269,8 +286,8 @@ class DebugObserver(Observer):
         except SessionError as error:
             logger.info("no reference of %s is dumped: %s", blame.value, error)
             return
-        except Exception as error:  # a fault of the comparison must not end the user's run
-            logger.warning("no reference of %s is dumped: %s: %s", blame.value, type(error).__name__, error)
+        except Exception as error:
+            caught(f"the reference of {blame.value}, which is dumped,", error, "The graph runs")
             return
         limit = self._options.tensor_limit
         for kind, values in (("input", reference.inputs), ("eager", reference.eager), ("exact", reference.exact)):
@@ -292,8 +309,8 @@ class DebugObserver(Observer):
         comparison = conclude(judged.comparison, [finding, *judged.findings], sizes)
         try:
             comparison = without_undefined(comparison, graph.module, run.values)
-        except Exception as error:  # a fault of the comparison must not end the user's run
-            logger.warning("whether PyTorch leaves a value undefined is not known: %s: %s", type(error).__name__, error)
+        except Exception as error:
+            caught("whether PyTorch leaves a value undefined", error, "The graph runs")
         comparison = with_precision(comparison, self._options.providers)
         count("unchecked_values", len(comparison.unchecked))
         with self._lock:
@@ -322,6 +339,12 @@ class DebugObserver(Observer):
         names = [name, forward] if name.direction == "backward" and forward in self._judges else [name]
         choices = [self._choices[GraphName(name.index) if judge.captured is not None else item] for item in names]
         return [self._judges[item] for item in names] if all(choice.is_done for choice in choices) else []
+
+    def comparison_failed(self, graph: GraphName, error: Exception) -> None:
+        """An exception of ours while a call was watched or compared: it is told of, and the verdict says it."""
+        caught(f"the comparison of {graph}", error, "The graph runs")
+        with net("the manifest", "The graph runs"):
+            self.failed(graph, f"the comparison failed: {type(error).__name__}: {first_line(str(error))}")
 
     def count_run(self, graph: CompiledGraph, *, at_other_sizes: bool) -> None:
         self._manifest.count_run(graph.name, at_other_sizes=at_other_sizes)
@@ -374,33 +397,78 @@ class _WatchedGraph:
         self._run = graph.run
 
     def run(self, args: list[object]) -> object:
-        is_open = self._observer.is_open
-        if not are_plain(args) or not (is_open or self._record is not None):
+        chosen: _Chosen | None = None
+        try:
+            chosen = self._before(args)
+        except Exception as error:
+            self._observer.comparison_failed(self._graph.name, error)
+        if chosen is None:
             return self._run(args)
-        call = self._judge.call_of(args) if is_open else None
-        chosen = self._choice.begin(args) if is_open and self._judge.captured is None else None
-        compares = call is not None or chosen is not None
-        inputs = self._observer.snapshots.of(args) if self._record is not None else []
-        if is_open:
-            self._observer.count_run(self._graph, at_other_sizes=self._uncompared.ran(args, compared=compares))
-        outputs = self._compared(args, call, chosen) if compares else self._run(args)
-        if self._record is not None:
-            self._record.runs.append(Run(inputs, self._observer.snapshots.of(outputs)))
+        outputs = self._watched(args, chosen) if chosen.compares else self._run(args)
+        try:
+            if self._record is not None:
+                self._record.runs.append(Run(chosen.inputs, self._observer.snapshots.of(outputs)))
+        except Exception as error:
+            self._observer.comparison_failed(self._graph.name, error)
         return outputs
 
-    def _compared(self, args: list[object], call: Call | None, chosen: ChosenRun | None) -> object:
-        """A compared run, of a call of the captured graph, or ``chosen`` where there is none."""
+    def _before(self, args: list[object]) -> _Chosen | None:
+        """Whether a run is compared, and what it was given; ``None`` where it is not looked at."""
+        is_open = self._observer.is_open
+        if not are_plain(args) or not (is_open or self._record is not None):
+            return None
+        call = self._judge.call_of(args) if is_open else None
+        run = self._choice.begin(args) if is_open and self._judge.captured is None else None
+        chosen = _Chosen(call, run)
+        try:
+            if self._record is not None:
+                chosen.inputs = self._observer.snapshots.of(args)
+            if is_open:
+                at_other_sizes = self._uncompared.ran(args, compared=chosen.compares)
+                self._observer.count_run(self._graph, at_other_sizes=at_other_sizes)
+            if chosen.compares:
+                chosen.again = _Again(self._graph, args)
+        except Exception:
+            self._fail(chosen)
+            raise
+        return chosen
+
+    def _fail(self, chosen: _Chosen) -> None:
+        """A run that was to be compared was not."""
+        if chosen.run is not None:
+            self._choice.fail(chosen.run)
+
+    def _watched(self, args: list[object], chosen: _Chosen) -> object:
+        """A compared run. What PyTorch raises in it is the user's."""
+        again = chosen.again
         try:
             run = watch(self._graph, args)
-            ARENA.shrink()  # the comparison needs memory of its own
-            judged = self._observer.compare(self._graph, run, call)
+        except Exception as error:
+            self._fail(chosen)
+            if again is None or not again.is_possible:
+                raise
+            results = self._run(again.arguments())  # raises the user's error once more, if it is that
+            self._observer.comparison_failed(self._graph.name, error)
+            return results
         except BaseException:
-            if chosen is not None:
-                self._choice.fail(chosen)
+            self._fail(chosen)
             raise
+        try:
+            self._compare(run, chosen)
+        except Exception as error:
+            self._fail(chosen)
+            self._observer.comparison_failed(self._graph.name, error)
+        return run.results
+
+    def _compare(self, run: WatchedRun, chosen: _Chosen) -> None:
+        call, chosen_run = chosen.call, chosen.run
+        if run.failure is not None:
+            raise run.failure
+        ARENA.shrink()  # the comparison needs memory of its own
+        judged = self._observer.compare(self._graph, run, call)
 
         def finish(finding: Finding) -> None:
-            of_run = chosen or (call.chosen if call is not None else None)
+            of_run = chosen_run or (call.chosen if call is not None else None)
             sizes = of_run.sizes if of_run is not None else {}
             comparison = self._observer.conclude(self._graph, run, judged, finding, sizes)
             if call is not None and not comparison.ok:
@@ -410,13 +478,57 @@ class _WatchedGraph:
 
         if call is not None and self._graph.name.direction != "backward":
             call.finish = finish  # the results and the arguments are judged when the call has returned
-            return run.results
+            return
         if call is not None and call.chosen is not None:
             self._choice.backward_came(call.chosen)
-        if chosen is not None:
-            self._choice.end(chosen, awaits_backward=False)
+        if chosen_run is not None:
+            self._choice.end(chosen_run, awaits_backward=False)
+            chosen.run = None
         finish(Finding())
-        return run.results
+
+
+@dataclasses.dataclass
+class _Chosen:
+    """What is known of a run before it.
+
+    Attributes:
+        call: the compared call of the captured graph that it belongs to.
+        run: the run, where it is compared and there is no captured graph; ``None`` once it ended.
+        inputs: copies of the arguments, for a record.
+        again: lets a compared run be repeated.
+    """
+
+    call: Call | None
+    run: ChosenRun | None
+    inputs: list[object] = dataclasses.field(default_factory=list)
+    again: _Again | None = None
+
+    @property
+    def compares(self) -> bool:
+        return self.call is not None or self.run is not None
+
+
+class _Again:
+    """Lets a graph run again, on what it was given, after a watched run failed.
+
+    It cannot where the graph does more than compute, write into its arguments and draw random numbers on the CPU.
+    """
+
+    def __init__(self, graph: CompiledGraph, args: Sequence[object]) -> None:
+        written = written_arguments(graph.module)
+        self.is_possible = written is not None and may_run_twice(graph.module)
+        self._args = list(args) if self.is_possible else []
+        tensors = [(item, item.clone()) for i in written or () if isinstance(item := args[i], torch.Tensor)]
+        self._written = tensors if self.is_possible else []
+        self._state = torch.get_rng_state()
+
+    def arguments(self) -> list[object]:
+        """The arguments, with what they held before."""
+        with torch.no_grad():
+            for tensor, before in self._written:
+                tensor.copy_(before)
+        torch.set_rng_state(self._state)
+        return self._args
 
 
 def _settings_of(compiled: CompiledRegion, model: str) -> dict[str, object]:

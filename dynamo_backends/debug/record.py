@@ -15,6 +15,7 @@ from passes.engine.locks import Lock
 
 from ..artifacts import CompiledGraph, Runner
 from ..observer import Observer
+from ..safety_net import net
 from .rows import GraphComparison
 
 
@@ -125,9 +126,13 @@ class RecordObserver(Observer):
         run_graph = graph.run
 
         def run(args: list[object]) -> object:
-            inputs = self._snapshots.of(args)
+            inputs: list[object] | None = None
+            with net("a record of the inputs", "The graph runs"):
+                inputs = self._snapshots.of(args)
             outputs = run_graph(args)
-            record.runs.append(Run(inputs, self._snapshots.of(outputs)))
+            with net("a record of the outputs", "The graph runs"):
+                if inputs is not None:
+                    record.runs.append(Run(inputs, self._snapshots.of(outputs)))
             return outputs
 
         return run

@@ -158,6 +158,29 @@ class Row:
         return not self.complaint and is_explained(ours, self.eager, self.torch_dtype, self.beside)
 
     @property
+    def errors(self) -> list[Error]:
+        """The distances to exact that rounding does not explain, with eager's."""
+        found = [
+            Error(self.name, ours, eager)
+            for ours, eager in (
+                (self.session or self.onnx, self.eager),
+                (self.local_onnx, self.local_eager),
+                (self.in_model_onnx, self.in_model_eager),
+            )
+            if ours is not None and eager is not None
+            if not is_explained(ours, eager, self.torch_dtype, self.beside)
+        ]
+        unstable = [
+            (item, eager)
+            for item, eager in (
+                (self.session_instability, self.eager),
+                (self.local_instability, self.local_eager),
+            )
+            if item is not None and not item.is_rounding(eager)
+        ]
+        return found + [Error(self.name, item.difference, eager) for item, eager in unstable]
+
+    @property
     def mark(self) -> str:
         """``=`` eager's bits, ``~`` another rounding, ``!`` wrong by itself, ``?`` different each time, blank: not
         compared."""
@@ -215,6 +238,26 @@ class Blame:
         }
 
 
+@dataclasses.dataclass(frozen=True)
+class Error:
+    """The error of one value: its name, its distance to float64, and eager's; ``None`` where that is not known."""
+
+    value: str
+    onnx: Distance
+    eager: Distance | None
+
+    @property
+    def relative(self) -> float:
+        """To the largest magnitude of the value; infinite where elements are NaN or infinite on one side only."""
+        if self.onnx.nonfinite:
+            return math.inf
+        return self.onnx.max_abs / self.onnx.scale if self.onnx.scale else self.onnx.max_abs
+
+    def as_json(self) -> dict[str, object]:
+        eager = self.eager.as_json() if self.eager else None
+        return {"value": self.value, "onnx": self.onnx.as_json(), "eager": eager}
+
+
 @dataclasses.dataclass
 class GraphComparison:
     """The outcome for one run of a graph.
@@ -228,6 +271,7 @@ class GraphComparison:
         unchecked: what could not be compared or had no float64 to be compared with, each with the reason.
         blame: what the verdict names; ``None`` if it is ``ok`` or names nothing.
         sizes: of the run, by argument, where they may be others: the shape of a tensor as a list, or a number.
+        faults: the errors that the stages, passes and results were found to have, beside those of the rows.
     """
 
     verdict: str
@@ -236,29 +280,33 @@ class GraphComparison:
     unchecked: list[str] = dataclasses.field(default_factory=list)
     blame: Blame | None = None
     sizes: SizesByName = dataclasses.field(default_factory=dict)
+    faults: Sequence[Error] = ()
 
     @property
     def ok(self) -> bool:
         return self.verdict == OK
 
     @property
-    def worst(self) -> Row | None:
-        """The output with the largest error relative to its scale, as it really was computed."""
-        outputs = [row for row in self.rows if row.is_output and (row.session or row.onnx) is not None]
-        return max(outputs, key=relative_error, default=None)
+    def worst(self) -> Error | None:
+        """The error that is largest relative to its scale.
+
+        Of a run that is right: among the outputs, as they really were computed. Of one that is not: among the faults,
+        those of the outputs, of what the verdict names, and of what was found in the stages before; ``None`` if none of
+        them is a matter of size, such as a wrong dtype.
+        """
+        outputs = [row for row in self.rows if row.is_output]
+        if not self.verdict.startswith("diverges"):
+            found = [Error(row.name, ours, row.eager) for row in outputs if (ours := row.session or row.onnx)]
+        else:
+            named = [row for row in self.rows if self.blame is not None and row.name == self.blame.value]
+            found = [*self.faults, *(error for row in outputs + named for error in row.errors)]
+        return max(found, key=lambda error: error.relative, default=None)
 
     def worst_as_json(self) -> dict[str, object] | None:
-        row = self.worst
-        if row is None:
-            return None
-        ours = row.session or row.onnx
-        assert ours is not None
-        return {"value": row.name, "onnx": ours.as_json(), "eager": row.eager.as_json() if row.eager else None}
+        return self.worst.as_json() if self.worst is not None else None
 
 
 def relative_error(row: Row) -> float:
     ours = row.session or row.onnx
     assert ours is not None
-    if ours.nonfinite:
-        return math.inf
-    return ours.max_abs / ours.scale if ours.scale else ours.max_abs
+    return Error(row.name, ours, row.eager).relative

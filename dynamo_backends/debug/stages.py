@@ -24,7 +24,7 @@ from ..collectives import is_collective
 from ..dumps.blame import Cause, Kind
 from ..errors import first_line
 from ..exporter.locations import user_name, where
-from ..numerics.differences import is_discrete, same_number, value_difference
+from ..numerics.differences import Deviation, is_discrete, same_number, value_difference
 from ..numerics.distance import FLOAT64_ROUNDING, distance
 from ..numerics.exact import WHATEVER_THE_FAKE_RESULT
 from ..numerics.twice import NotRepeatableError, Results, Twice
@@ -41,13 +41,13 @@ class Culprit:
         node: name of the first node that shows it.
         source: the line of that node, see ``exporter.locations.place``, or ``""``.
         cause: the pass, the decomposition, the stage.
-        said: by how much, in words.
+        said: by how much.
     """
 
     node: str
     source: str
     cause: Cause
-    said: str
+    said: Deviation
 
     @property
     def verdict(self) -> str:
@@ -280,13 +280,13 @@ def changed(before: Results, after: Results, *, gradients: bool = False) -> bool
     return False
 
 
-def difference(before: Results, after: Results, key: object, *, gradients: bool = False) -> str:
+def difference(before: Results, after: Results, key: object, *, gradients: bool = False) -> Deviation:
     """In words, why a result is not as near to float64 as the same result before; ``""`` if it is.
 
     Discrete results do not count: rounding may turn a comparison.
     """
     if is_discrete(before.eager.get(key)) and is_discrete(after.eager.get(key)):
-        return ""
+        return Deviation()
     old, exact, new = before.eager.get(key), before.exact.get(key), after.eager.get(key)
     return value_difference(old, exact, new, beside(before, key, gradients=gradients))
 

@@ -12,7 +12,7 @@ from ..numerics.distance import is_explained
 from ..runtime.providers import Provider, only_cpu, options_for_float32, provider_name
 from .captured import Finding, WrongResult
 from .choice import SizesByName, sizes_text
-from .rows import OK, Blame, GraphComparison, Row
+from .rows import OK, Blame, Error, GraphComparison, Row
 
 _NAMED = 2
 """How many gradients a verdict names; the manifest has all."""
@@ -62,7 +62,12 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
         verdict = f"{verdict}, on the way to {', '.join(named[:_NAMED])}{more}"
     if verdict != OK and sizes:
         verdict = f"{verdict}, with {sizes_text(sizes)}"
-    return dataclasses.replace(comparison, verdict=verdict, note=note, unchecked=unchecked, blame=blame, sizes=sizes)
+    culprits = [(found.node, found.said) for finding in findings if (found := finding.culprit) is not None]
+    said = [*culprits, *((item.name, item.said) for item in wrong)]
+    faults = [Error(name, by.ours, by.theirs) for name, by in said if by.ours is not None]
+    return dataclasses.replace(
+        comparison, verdict=verdict, note=note, unchecked=unchecked, blame=blame, sizes=sizes, faults=faults
+    )
 
 
 def with_precision(comparison: GraphComparison, providers: Sequence[Provider]) -> GraphComparison:

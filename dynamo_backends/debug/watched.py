@@ -5,9 +5,10 @@ The graph is interpreted node by node, each region still one call, so that the v
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import fx
@@ -50,6 +51,7 @@ class WatchedRun:
         repeated: by index of a region, what came of running it again.
         rescued: by index of a region that PyTorch ran because its session failed, what ONNX Runtime said.
         cost: where the time went.
+        failure: an exception of what watched the run, if there was one; then the rest is not complete.
     """
 
     results: Sequence[object]
@@ -58,6 +60,7 @@ class WatchedRun:
     repeated: dict[int, RepeatedRegion]
     rescued: dict[int, str]
     cost: Cost
+    failure: Exception | None = None
 
 
 def watch(graph: CompiledGraph, args: list[object]) -> WatchedRun:
@@ -70,9 +73,17 @@ def watch(graph: CompiledGraph, args: list[object]) -> WatchedRun:
     interpreter = _RecordingInterpreter(graph.assembled)
     results = interpreter.run(*args, enable_io_processing=False)
     args.clear()
-    cost = _measure_cost(graph, interpreter)
+    cost = Cost({}, 0.0, 0, 0)
+    with interpreter.watching():
+        cost = _measure_cost(graph, interpreter)
     return WatchedRun(
-        results, interpreter.values, interpreter.sessions, interpreter.repeated, interpreter.rescued, cost
+        results,
+        interpreter.values,
+        interpreter.sessions,
+        interpreter.repeated,
+        interpreter.rescued,
+        cost,
+        interpreter.failure,
     )
 
 
@@ -116,10 +127,20 @@ class _RecordingInterpreter(Interpreter):
         self.rescued: dict[int, str] = {}
         self.region_milliseconds: dict[int, float] = {}
         self.pytorch_milliseconds = 0.0
+        self.failure: Exception | None = None
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """What is done inside is no part of the run: an exception is kept, and does not end it."""
+        try:
+            yield
+        except Exception as error:
+            self.failure = self.failure or error
 
     def run_node(self, n: fx.Node) -> object:
         if isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable:
-            self._keep_what_is_overwritten(n)
+            with self.watching():
+                self._keep_what_is_overwritten(n)
         start = time.perf_counter()
         if isinstance(n.target, RunnableRegion):
             args, _ = self.fetch_args_kwargs_from_env(n)
@@ -140,7 +161,8 @@ class _RecordingInterpreter(Interpreter):
             self.rescued[region.index] = region.last_failure
         if bound is not None:
             self.sessions[region.index] = bound
-            self.repeated[region.index] = repeat_region(region, bound, args, results)
+            with self.watching():
+                self.repeated[region.index] = repeat_region(region, bound, args, results)
         return results
 
     def _keep_what_is_overwritten(self, node: fx.Node) -> None:

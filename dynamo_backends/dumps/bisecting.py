@@ -39,8 +39,9 @@ from .execution import PLAIN, Settings, region_settings
 from .failing import Command
 from .models import load_ir, load_model
 from .node_faults import Culprit, wrong_kernel, wrong_translation
-from .reading import DumpedGraph, DumpedRegion, DumpError, Run
+from .reading import MANIFEST, DumpedGraph, DumpedRegion, DumpError, Run
 from .rewrite_faults import differ, wrong_optimizer, wrong_pass
+from .trust import check_providers
 
 
 def bisect(
@@ -137,10 +138,8 @@ def _in_pytorch(search: Search) -> Bisection:
     search.tried(found.cause, WRONG, found.value)
     if kind == Kind.PASS:
         found.place = "FX pass"
-        found.advice.append(
-            f"to confirm, run again with options={{'passes': {{'disable': [{name!r}]}}}}; "
-            f"dynamo-backends passes {search.run.folder} --why {name}"
-        )
+        found.advice.append(f"to confirm, run again with options={{'passes': {{'disable': [{name!r}]}}}}")
+        found.advice.append(f"dynamo-backends passes {search.run.folder} --why {name}")
     elif kind == Kind.DECOMPOSITION:
         found.place = "decomposition"
         found.advice.append(f"to confirm, compare the decomposition with the operator: {name}")
@@ -233,10 +232,20 @@ def _by_command(search: Search, region: DumpedRegion, command: str) -> Bisection
 
 
 def _providers(run: Run) -> Settings:
-    """Settings with the providers that the run was given."""
+    """Settings with the providers that the run was given.
+
+    Raises:
+        DumpError: one has options that a dump may not ask for, see ``trust``.
+    """
     given = run.manifest["options"].get("providers") or ["CPUExecutionProvider"]
-    names = [item if isinstance(item, str) else item[0] for item in given]
-    return Settings(tuple(names), tuple({} if isinstance(item, str) else dict(item[1]) for item in given))
+    try:
+        pairs = [(item, {}) if isinstance(item, str) else (str(item[0]), dict(item[1])) for item in given]
+    except (IndexError, TypeError, ValueError):
+        raise DumpError(f"{run.folder / MANIFEST} is damaged: {given} are no execution providers; dump again") from None
+    names = tuple(name for name, _ in pairs)
+    options = tuple({str(key): str(value) for key, value in given.items()} for _, given in pairs)
+    check_providers(names, options)
+    return Settings(names, options)
 
 
 def _with_constants(parts: Parts, feeds: Feeds) -> ir.Model:

@@ -12,12 +12,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import os
 import signal
-import subprocess
-import sys
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +22,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from ..python_process import Ended, Worker, WorkerStartError
 from .execution import Settings, array_of, bits_of
+from .reading import DumpError
 
 Feeds: TypeAlias = "Mapping[str, np.ndarray]"
 """Tensors by name, of any dtype that ONNX has."""
@@ -63,7 +61,7 @@ class Runner:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="dynamo_backends_bisect_")
-        self._process: subprocess.Popen[str] | None = None
+        self._worker = Worker(f"{__package__}.worker")
         self._numbers = itertools.count()
         self._written: dict[int, tuple[np.ndarray, Path]] = {}
         self.count = 0
@@ -74,7 +72,7 @@ class Runner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._stop()
+        self._worker.stop()
         self._folder.cleanup()
 
     def run(self, model: ir.Model | Path, feeds: Feeds | None, settings: Settings) -> Outcome:
@@ -84,6 +82,9 @@ class Runner:
             model: the model, or its path.
             feeds: its inputs, more than it has is no matter; ``None``: the session is made, and not run.
             settings: of the session.
+
+        Raises:
+            DumpError: the process that runs models does not start.
         """
         self.count += 1
         folder = Path(self._folder.name) / str(next(self._numbers))
@@ -115,64 +116,16 @@ class Runner:
         return str(self._written[id(array)][1]), [bits_of(array)[1]]
 
     def _ask(self, request: dict[str, Any]) -> Outcome:
-        process = self._started()
-        assert process.stdin is not None and process.stdout is not None
-        took_too_long = threading.Event()
-
-        def end() -> None:
-            took_too_long.set()
-            process.kill()
-
-        timer = threading.Timer(LONGEST, end)
-        timer.start()
         try:
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        finally:
-            timer.cancel()
-        if not line:
-            code = process.wait()
-            self._stop()
-            if took_too_long.is_set():
-                return Outcome("crashed", did_not_end())
-            return Outcome("crashed", how_it_ended(code))
+            line = self._worker.ask(json.dumps(request), LONGEST)
+        except WorkerStartError as error:  # nothing that a model could be blamed for
+            raise DumpError(str(error)) from error
+        if isinstance(line, Ended):
+            return Outcome("crashed", did_not_end() if line.timed_out else how_it_ended(line.code))
         answer = json.loads(line)
         if answer["kind"] != "ran":
             return Outcome(answer["kind"], answer["message"])
         return Outcome("ran", "", dict(zip(answer["names"], read_arrays(*answer["outputs"]), strict=True)))
-
-    def _started(self) -> subprocess.Popen[str]:
-        if self._process is None or self._process.poll() is not None:
-            ours = str(Path(__file__).parents[2])
-            path = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH", "")]))
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env={**os.environ, "PYTHONPATH": path},
-            )
-        return self._process
-
-    def _stop(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    continue
-        try:
-            process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def how_it_ended(code: int) -> str:

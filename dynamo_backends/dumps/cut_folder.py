@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from ..numerics.rounding import rounding_units
+from ..runtime.custom_operators import libraries_of_environment
 from .candidates import LONGEST, Feeds, Outcome, did_not_end, how_it_ended, write_model
 from .differences import epsilon, smallest_normal
 from .execution import Settings
@@ -60,7 +62,9 @@ def write_piece(folder: Path, piece: Piece, versions: Mapping[str, Any]) -> None
     folder.mkdir(parents=True, exist_ok=True)
     write_model(piece.model, folder, whole=True)
     write_data(folder, piece.inputs, piece.right)
-    settings = {"session": piece.settings.as_json(), "allowed": dict(piece.allowed)}
+    libraries = [os.path.abspath(path) for path in libraries_of_environment()]  # not what the dump names: see ``trust``
+    session = piece.settings.as_json() | {"custom_op_libraries": libraries}
+    settings = {"session": session, "allowed": dict(piece.allowed)}
     (folder / "repro.py").write_text(repro_text(settings), encoding="utf-8")
     (folder / "README.txt").write_text(_readme(piece, versions), encoding="utf-8")
     manifest = _manifest(piece, versions)
@@ -110,9 +114,9 @@ class Fresh:
 def run_repro(folder: Path) -> Fresh:
     """Runs ``repro.py`` in a fresh process."""
     try:
-        ended = subprocess.run(
-            [sys.executable, "repro.py"], cwd=folder, capture_output=True, text=True, timeout=LONGEST
-        )
+        # -P: the folder may have been there before, with a file that is called like a package
+        command = [sys.executable, "-P", str(folder / "repro.py")]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
     except subprocess.TimeoutExpired:
         return Fresh("crashed", did_not_end())
     lines = ended.stdout.strip().splitlines()

@@ -35,6 +35,7 @@ from . import repro
 from .differences import OnnxValue, kind_of
 from .models import OnnxModel
 from .reading import DumpedRegion, DumpError
+from .trust import check_config, check_providers
 
 _EXTERNAL = "session.optimized_model_external_initializers_"
 
@@ -78,7 +79,7 @@ class Settings:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Settings:
-        """Those of a region's ``session`` in the manifest."""
+        """Those that ``as_json`` gave; of a manifest they are checked by ``region_settings``."""
         return cls(
             tuple(entry.get("providers") or ("CPUExecutionProvider",)),
             tuple(entry.get("provider_options") or ()),
@@ -155,7 +156,7 @@ class Session:
         held: list[repro.Tensor] = []
         if isinstance(model, OnnxModel):
             content = _serialized(model)
-            given["config"] = {repro.EXTERNAL_DATA: str(model.folder.resolve()), **given["config"]}
+            given["config"] |= {repro.EXTERNAL_DATA: str(model.folder.resolve())}
             declared = {item.name for item in model.inputs}
             held = [(name, *bits_of(value)) for name, value in (constants or {}).items() if name in declared]
         if write is not None:
@@ -262,14 +263,22 @@ def session_of_region(
     return Session(model, settings, constants, write=write, profile=profile)
 
 
-def region_settings(region: DumpedRegion, threads: int | None = None) -> Settings:
+def region_settings(region: DumpedRegion, threads: int | None = None, *, provider: str | None = None) -> Settings:
     """The settings of the session that ran.
 
     Args:
         region: the region.
         threads: another number than in the run.
+        provider: another execution provider, without options; see ``available_provider``.
+
+    Raises:
+        DumpError: the session had what a dump may not ask for, see ``trust``; or there is no such provider.
     """
     settings = Settings.of(region.entry["session"])
+    if provider is not None:
+        settings = dataclasses.replace(settings, providers=(available_provider(provider),), provider_options=())
+    check_providers(settings.providers, settings.provider_options)
+    check_config(settings.config)
     return dataclasses.replace(settings, threads=threads or settings.threads or 1)
 
 

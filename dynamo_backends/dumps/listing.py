@@ -47,6 +47,7 @@ class DynamoGraphSummary:
         begins, ends: ``file:line``, or empty; where it begins in a library's file, also the user's line that called it.
         reason: why it ends there: ``the end of the function``, ``graph break: …``.
         given_up: why Dynamo does not use it, or empty.
+        not_compiled: why PyTorch runs its forward, backward or inference graph, by direction: their compile failed.
         passes_seconds: how long its passes took, those of the stages ``pre_grad`` and ``joint``.
     """
 
@@ -56,6 +57,7 @@ class DynamoGraphSummary:
     ends: str
     reason: str
     given_up: str
+    not_compiled: Mapping[str, str]
     passes_seconds: float
 
 
@@ -73,8 +75,10 @@ class GraphSummary:
         compared_runs: how many of these were compared.
         runs_at_other_sizes: how many ran at sizes at which none was compared.
         seconds: how long it took to compile, by stage.
-        worst: the output with the largest error against float64.
-        worst_error, eager_error: its largest absolute error, and eager's; ``None`` where nothing was compared.
+        worst: the value with the largest error against float64: an output, or where the graph diverges any value that
+            is wrong.
+        worst_error, eager_error: its largest absolute error, and eager's; ``None`` where nothing was compared, or the
+            fault is no matter of size, such as a wrong dtype.
         worst_nonfinite: how many of its elements are NaN or infinite on one side only.
         verdict: ``ok``, ``diverges at …``, ``not comparable: …``; ``None`` if no run was compared.
         note: what is known beside it.
@@ -122,7 +126,8 @@ def _summary(folder: Path) -> RunSummary:
     except DumpError as error:
         return RunSummary(str(folder), error=str(error))
     diverging = sum(graph.diverges for graph in graphs)
-    not_ok = sum(graph.verdict != "ok" for graph in graphs) - diverging
+    not_compiled = sum(len(graph.not_compiled) for graph in dynamo_graphs_of_run(run))
+    not_ok = sum(graph.verdict != "ok" for graph in graphs) - diverging + not_compiled
     return RunSummary(str(folder), str(run.manifest.get("started", "")), len(graphs), diverging, not_ok)
 
 
@@ -144,6 +149,7 @@ def _dynamo_graph(entry: Mapping[str, Any]) -> DynamoGraphSummary:
         _place(end),
         str(end.get("reason", "")),
         str(entry["given_up"] or ""),
+        dict(entry.get("not_compiled") or {}),
         sum(result["milliseconds"] for result in entry["passes"]) / 1e3,
     )
 

@@ -17,7 +17,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import first_line
 from .reading import DumpError
@@ -192,7 +192,7 @@ def _damage(proto: onnx.ModelProto, folder: Path) -> str:
     unknown = [item.name for item in graph.output if item.name not in known]
     if unknown:
         return f"nothing computes its output {unknown[0]}"
-    for tensor in filter(is_external, graph.initializer):
+    for tensor in filter(is_external, _tensors(proto)):
         try:
             file, _, end = _place(tensor, folder)
             size = file.stat().st_size
@@ -203,6 +203,20 @@ def _damage(proto: onnx.ModelProto, folder: Path) -> str:
         if size < end:
             return f"{file}, with the values of {tensor.name}, is cut: it has {size} of at least {end} bytes"
     return ""
+
+
+def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
+    """The tensors of a model, wherever they are: in subgraphs, functions and attributes, too."""
+    import onnx
+    from google.protobuf.message import Message
+
+    if isinstance(message, onnx.TensorProto):
+        yield message
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for item in [value] if isinstance(value, Message) else value:
+                yield from _tensors(item)
 
 
 def _texts(node: onnx.NodeProto) -> Iterator[object]:

@@ -5,7 +5,7 @@
     run = find_run()
     for graph, region in run.regions_of("0/forward"):
         replayed = replay(graph, region, Variant())
-        print(replayed.name, replayed.ok)
+        print(replayed.name, replayed.verdict)
 
 With nothing changed it is the very model that ran (``model.optimized.onnx``), with the session's settings and with the
 same inputs as constants. What a ``Variant`` changes is all that is different. Neither result is the truth; by how much
@@ -82,6 +82,7 @@ class Replayed:
         settings: in words, how it ran.
         outputs: in order.
         notes: what else to know.
+        recorded_verdict: on the graph, when it ran; ``None`` if no run was compared.
     """
 
     name: str
@@ -89,19 +90,29 @@ class Replayed:
     settings: str
     outputs: Sequence[ReplayedOutput]
     notes: Sequence[str]
+    recorded_verdict: str | None = None
 
     @property
-    def ok(self) -> bool:
-        """Whether rounding explains all differences."""
+    def is_same(self) -> bool:
+        """Whether rounding explains all differences to what was recorded, right or wrong."""
         return all(item.mark in (EQUAL, ROUNDING) for item in self.outputs)
 
     @property
+    def ok(self) -> bool:
+        """Whether it is as recorded, and the graph was found right when it ran."""
+        return self.is_same and self.recorded_verdict == "ok"
+
+    @property
     def verdict(self) -> str:
-        """``ok``, or ``diverges at OUTPUT: …``."""
+        """``ok``; ``same as recorded; verdict: …`` where the graph was not found right when it ran;
+        ``diverges at the output NAME: …`` where it is not the same."""
         worst = next((item for item in self.outputs if item.mark == DIFFERENT), None)
-        if worst is None:
+        if worst is not None:
+            return f"diverges at the output {worst.name}: {worst.difference.text(worst.limit)}"
+        if self.ok:
             return "ok"
-        return f"diverges at the output {worst.name}: {worst.difference.text(worst.limit)}"
+        verdict = "no run was compared" if self.recorded_verdict is None else f"verdict: {self.recorded_verdict}"
+        return f"same as recorded; {verdict}"
 
 
 def replay(graph: DumpedGraph, region: DumpedRegion, variant: Variant) -> Replayed:
@@ -121,12 +132,9 @@ def replay(graph: DumpedGraph, region: DumpedRegion, variant: Variant) -> Replay
     if variant.opset is not None:
         model = converted(model, variant.opset)
     inputs, recorded = region.recorded("input"), region.recorded("output")
-    settings = region_settings(region)
-    if variant.provider is not None:
-        settings = dataclasses.replace(settings, providers=(available_provider(variant.provider),), provider_options=())
-    elif variant.runtime == "ort":
-        for provider in settings.providers:
-            available_provider(provider)
+    settings = region_settings(region, provider="cpu" if variant.runtime == "reference" else variant.provider)
+    for provider in settings.providers:
+        available_provider(provider)
     if not variant.optimize:
         settings = settings.unoptimized
 
@@ -148,7 +156,7 @@ def replay(graph: DumpedGraph, region: DumpedRegion, variant: Variant) -> Replay
     for key, value in recorded.items():
         item, movement = difference(found[key], value), moved.get(key, NOTHING)
         outputs.append(ReplayedOutput(key, described(found[key]), item.mark(movement), item, item.limit(movement)))
-    return Replayed(name, path, _how(settings, region, variant), outputs, notes)
+    return Replayed(name, path, _how(settings, region, variant), outputs, notes, graph.verdict)
 
 
 def _how(settings: Settings, region: DumpedRegion, variant: Variant) -> str:

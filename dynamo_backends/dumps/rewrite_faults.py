@@ -57,6 +57,8 @@ def wrong_pass(
             f"to confirm, run again with options={{'passes': {{'disable': [{disabled!r}]}}}}; "
             "before.onnx in the folder is what the pass was given"
         )
+        if name_of_pass:
+            found.advice.append(f"dynamo-backends passes {search.run.folder} --why {name_of_pass}")
         inputs = inputs_of(model, {**known_after, **known})
         returned = {name: known[name]}
         text = f"{found.cause}: model.onnx is what it made of before.onnx, whose result is in test_data_set_0."

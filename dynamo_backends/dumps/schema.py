@@ -47,6 +47,7 @@ _SESSION: Form = {
     "disabled_optimizers": [str],
     "threads": int,
     "config": {"*": str},
+    "custom_op_libraries?": [str],
 }
 
 _REGION: Form = {
@@ -122,6 +123,7 @@ DYNAMO_GRAPH: Form = {
     "end": (None, {"reason": str, **_PLACE}),
     "stages": [_STAGE],
     "given_up": (str, bool),
+    "not_compiled?": {"*": str},
     "passes": [_PASS],
 }
 """An entry of ``dynamo_graphs``."""

@@ -6,14 +6,13 @@ It reads a request a line, JSON, from standard input, and answers with a line of
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
+from ..python_process import answer_requests
 from .candidates import read_arrays, write_arrays
 from .execution import ExecutionError, Session, Settings
 from .models import OnnxModel
@@ -21,11 +20,7 @@ from .models import OnnxModel
 
 def main() -> None:
     """Answers requests until there are no more."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no answer
-    for line in sys.stdin:
-        answers.write(json.dumps(_answer(json.loads(line))) + "\n")
-        answers.flush()
+    answer_requests(lambda line: json.dumps(_answer(json.loads(line))))
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -45,7 +40,3 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     tensors = {name: value for name, value in outputs.items() if isinstance(value, np.ndarray)}
     stored = write_arrays(Path(request["outputs"]), tensors)
     return {"kind": "ran", "message": "", "names": list(tensors), "outputs": stored}
-
-
-if __name__ == "__main__":
-    main()

@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from passes.engine.manager import origin
 
+from ..kernel_strides import fake_tensors_as_kernels
 from .signature import signature
 
 _Table = Mapping[object, Callable[..., Any]]
@@ -66,7 +67,7 @@ def _traced(node: fx.Node, table: _Table) -> fx.GraphModule | None:
     values = [source.meta["val"] for source in sources]
     leaves = torch.utils._pytree.tree_leaves((values, node.meta["val"]))
     mode = next((leaf.fake_mode for leaf in leaves if isinstance(leaf, FakeTensor)), None) or FakeTensorMode()
-    with mode:
+    with fake_tensors_as_kernels(mode), mode:
         parts = make_fx(call, decomposition_table=dict(table))(*values)
     computed = {part.target for part in parts.graph.nodes if part.op == "call_function"}
     return None if computed <= {node.target, operator.getitem} else parts

@@ -17,13 +17,12 @@ from typing import Any
 
 import torch
 from torch import _decomp
-from torch._prims_common import suggest_memory_format
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
 from passes.engine.fx.editing import is_view
 
-from ..elementwise_layouts import as_kernels_order
+from ..kernel_strides import decompositions_as_kernels
 from ..layout import layout_of
 from ..normalizations import as_kernels_normalize
 from ..onnx_versions import MINIMUM_OPSET
@@ -76,29 +75,12 @@ def native_dropout(input: torch.Tensor, probability: float, train: bool | None) 
     return input * mask * (0.0 if keep == 0 else 1.0 / keep), mask
 
 
-def native_dropout_backward(gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """In the order of memory that a product has; PyTorch's decomposition returns it contiguous."""
-    return gradient * mask * scale
-
-
-def max_unpool2d(input: torch.Tensor, indices: torch.Tensor, output_size: list[int]) -> torch.Tensor:
-    """Channels last if the input is; PyTorch's decomposition returns it contiguous."""
-    result: torch.Tensor = _decomp.decomposition_table[aten.max_unpool2d.default](input, indices, output_size)
-    return result.contiguous(memory_format=suggest_memory_format(input))
-
-
 def native_batch_norm_backward(
     grad_out: torch.Tensor, input: torch.Tensor, *args: Any
 ) -> tuple[torch.Tensor | None, ...]:
     """Whole in training. In evaluation the saved statistics it takes are empty tensors, which no region may read."""
     train = args[5]
     return NotImplemented if train else _decomp.decompositions.native_batch_norm_backward(grad_out, input, *args)
-
-
-def nll_loss2d_forward(input: torch.Tensor, target: torch.Tensor, *args: Any) -> Any:
-    """Whole, and its losses row-major; the fake tensor's are in the order of the targets (PyTorch 2.13)."""
-    row_major = target.contiguous()
-    return NotImplemented if row_major is target else aten.nll_loss2d_forward.default(input, row_major, *args)
 
 
 def index_fill(input: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor | complex) -> torch.Tensor:
@@ -167,10 +149,7 @@ Decompositions = dict[object, Callable[..., object]]
 
 _OURS: Decompositions = {
     aten.native_dropout.default: native_dropout,
-    aten.native_dropout_backward.default: native_dropout_backward,
-    aten.max_unpool2d.default: max_unpool2d,
     aten.native_batch_norm_backward.default: native_batch_norm_backward,
-    aten.nll_loss2d_forward.default: nll_loss2d_forward,
     aten.bucketize.Tensor: bucketize,
     aten.nan_to_num.default: nan_to_num,
     aten.index_fill.int_Scalar: index_fill,
@@ -209,7 +188,7 @@ def _decompositions(translated: frozenset[str]) -> Decompositions:
             if target in _NEVER or target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
                 continue
             table.setdefault(target, function if is_view(target) else in_its_own_memory(function))
-    return as_kernels_order(as_kernels_normalize(table))
+    return decompositions_as_kernels(as_kernels_normalize(table))
 
 
 def decomposition_table(opset: int = 23, translated: frozenset[str] | None = None) -> Decompositions:

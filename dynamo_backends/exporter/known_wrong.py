@@ -361,6 +361,19 @@ def _is_tanh_in_double(node: fx.Node) -> bool:
     return any(tensor.dtype is torch.float64 for tensor in _tensors(node))
 
 
+def _quantizes_to_a_part(node: fx.Node) -> bool:
+    """``quantize_per_tensor(input, scale, zero_point, quant_min, quant_max, dtype)`` with other bounds than its dtype;
+    the operator is there only where ``torch.ao.quantization`` was imported."""
+    target = node.target
+    if getattr(target, "namespace", "") != "quantized_decomposed" or "quantize_per_tensor" not in str(target):
+        return False
+    result = node.meta["val"]
+    if str(target).startswith("quantized_decomposed.dequantize") or result.dtype.is_floating_point:
+        return False
+    limits = torch.iinfo(result.dtype)
+    return node.args[3:5] != (limits.min, limits.max)
+
+
 def _kernel(
     shown_by: str,
     operators: set[object],
@@ -370,7 +383,8 @@ def _kernel(
     kind: Kind = Kind.UPSTREAM_FAULT,
     versions: str = ">=1.24",
 ) -> Fault[fx.Node]:
-    """A fault of the CPU provider, seen in ONNX Runtime 1.31 and assumed in all versions that the package may meet."""
+    """A fault of the CPU provider, seen in ONNX Runtime 1.31 and 1.32, and assumed in all versions that are not known
+    to be mended."""
     fault: Fault[fx.Node] = Fault(shown_by, frozenset(operators), text, "onnxruntime", versions, kind=kind)
     return fault if applies is None else dataclasses.replace(fault, applies=applies)
 
@@ -425,7 +439,13 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         "its translation starts at the largest number, not at infinity",
         _starts_at_largest_number,
     ),
-    _kernel("sort of NaN", {aten.sort.default}, "NaN comes in another order"),
+    _translation(
+        "quantization to a part of a dtype",
+        set(),
+        "its translation quantizes to all numbers of the dtype, whatever the bounds are",
+        _quantizes_to_a_part,
+    ),
+    _kernel("sort of equal numbers", {aten.sort.default}, "equal values come in another order, and NaN before 1.32"),
     _kernel("topk of equal numbers", {aten.topk.default}, "equal values and NaN come in another order"),
     _kernel(
         "power of integers",
@@ -446,7 +466,13 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         _has_no_whole_sizes,
     ),
     _translation("interpolation of bytes", _INTERPOLATIONS, "eager interpolates integers in fixed point", _is_integer),
-    _kernel("clip of large integers", _CLIPS, "ONNX Runtime's Clip compares 32 bits of an int64", _is_int64),
+    _kernel(
+        "clip of large integers",
+        _CLIPS,
+        "ONNX Runtime's Clip compares 32 bits of an int64",
+        _is_int64,
+        versions=">=1.24,<1.32",
+    ),
     _kernel(
         "sum and product of large integers",
         _REDUCTIONS,
@@ -466,5 +492,6 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         {aten.addmm.default},
         "ONNX Runtime's Gemm of empty matrices leaves out beta",
         _multiplies_nothing,
+        versions=">=1.24,<1.32",
     ),
 )

@@ -20,15 +20,14 @@ A package names a module in the entry-point group ``dynamo_backends_converters``
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 from typing import TypeVar
 
 import torch
 
+from passes.engine import origins
 from passes.engine.locks import Lock
 
 logger = logging.getLogger(__name__)
@@ -61,7 +60,9 @@ def register_converter(
     ``options={"fallback": "error"}`` it is an error. For arguments that it does not take it raises
     ``NotTranslatable(reason)``.
 
-    What was compiled before keeps its translation. An operator that PyTorch would decompose stays whole from now on.
+    A function that is defined again, by a module that is reloaded or a cell of a notebook that runs again, takes the
+    place of the former one, with a warning. What was compiled before keeps its translation. An operator that PyTorch
+    would decompose stays whole from now on.
 
     Args:
         *targets: operators: an overload (``torch.ops.aten.relu.default``), all overloads of one
@@ -69,7 +70,7 @@ def register_converter(
 
     Raises:
         TypeError: a target is no operator, or what is decorated is no function.
-        ValueError: no target; a function of another place is registered for the operator already.
+        ValueError: no target; another function is registered for the operator already.
     """
     overloads = [overload for target in targets for overload in _overloads(target)]
     if not overloads:
@@ -82,12 +83,15 @@ def register_converter(
         with _registering:
             for overload in overloads:
                 registered = _converters.get(overload)
-                if registered is not None and _place(registered) != _place(function):
+                if registered is not None and not origins.is_defined_again(_written(registered), _written(function)):
                     raise ValueError(
                         f"{overload} has the converter {described(registered)} already; "
-                        f"{described(function)} would replace it"
+                        f"{described(function)} would replace it. Call unregister_converter(torch.ops.{overload}) first"
                     )
+            replaced = [item for item in overloads if _converters.get(item, function) is not function]
             _converters = {**_converters, **dict.fromkeys(overloads, function)}
+        for overload in replaced:
+            logger.warning("the converter of %s is defined again: %s replaces it", overload, described(function))
         for overload in overloads:
             _warn_of_composite(overload)
         return function
@@ -147,16 +151,12 @@ def registered_targets() -> frozenset[object]:
 
 def described(function: Callable[..., object]) -> str:
     """A converter's name and where it was written: ``swish (converters.py:12)``."""
-    inner = inspect.unwrap(getattr(function, "function", function))  # an onnxscript function wraps a Python function
-    name = getattr(inner, "__qualname__", repr(inner))
-    code = getattr(inner, "__code__", None)
-    return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+    return origins.described(_written(function))
 
 
-def _place(function: Callable[..., object]) -> tuple[object, object]:
-    """Where a function was written, so that a module that is imported again, or a cell of a notebook, may register."""
-    inner = inspect.unwrap(getattr(function, "function", function))
-    return getattr(inner, "__module__", None), getattr(inner, "__qualname__", repr(inner))
+def _written(function: Callable[..., object]) -> object:
+    """What somebody wrote of a converter: of an onnxscript function the Python function."""
+    return getattr(function, "function", function)
 
 
 @functools.cache

@@ -10,6 +10,23 @@ from torch.utils import _pytree as pytree
 from .distance import Distance, dense, distance, is_explained
 
 
+class Deviation(str):
+    """In words, how a value is wrong; ``""`` if it is not.
+
+    Attributes:
+        ours, theirs: where that is a matter of size, the value's distance to float64, and that of what it is compared
+            with; else ``None``.
+    """
+
+    ours: Distance | None
+    theirs: Distance | None
+
+    def __new__(cls, said: str = "", ours: Distance | None = None, theirs: Distance | None = None) -> Deviation:
+        found = super().__new__(cls, said)
+        found.ours, found.theirs = ours, theirs
+        return found
+
+
 def is_discrete(value: object) -> bool:
     """Whether a result has no floating-point values."""
     return not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex())
@@ -30,7 +47,7 @@ def discrete_difference(old: torch.Tensor, new: torch.Tensor, share: float = _TI
     return f"{differing} of {old.numel()} elements differ" if differing > share * old.numel() else ""
 
 
-def value_difference(old: object, exact: object, new: object, beside: float = 0.0) -> str:
+def value_difference(old: object, exact: object, new: object, beside: float = 0.0) -> Deviation:
     """In words, why ``new`` is further from ``exact`` than ``old`` and rounding explain; ``""`` if it is not.
 
     The dtypes of floating-point values are no matter of this: within a graph a pass may change them, and some kernels
@@ -38,22 +55,23 @@ def value_difference(old: object, exact: object, new: object, beside: float = 0.
     ``beside``: see ``is_explained``.
     """
     if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor) or not isinstance(exact, torch.Tensor):
-        return "" if same_number(old, new) else f"{_in_words(new)} instead of {_in_words(old)}"
+        return Deviation("" if same_number(old, new) else f"{_in_words(new)} instead of {_in_words(old)}")
     return _tensor_difference(dense(old), dense(exact), dense(new), beside)
 
 
-def _tensor_difference(old: torch.Tensor, exact: torch.Tensor, new: torch.Tensor, beside: float) -> str:
+def _tensor_difference(old: torch.Tensor, exact: torch.Tensor, new: torch.Tensor, beside: float) -> Deviation:
     if old.dtype != new.dtype and not (old.is_floating_point() and new.is_floating_point()):
-        return f"dtype {new.dtype} instead of {old.dtype}"
+        return Deviation(f"dtype {new.dtype} instead of {old.dtype}")
     if old.shape != new.shape:
-        return f"shape {tuple(new.shape)} instead of {tuple(old.shape)}"
+        return Deviation(f"shape {tuple(new.shape)} instead of {tuple(old.shape)}")
     if torch.equal(old, new):
-        return ""
+        return Deviation()
     if is_discrete(old):
-        return discrete_difference(old, new, share=0)
+        return Deviation(discrete_difference(old, new, share=0))
     theirs, ours = distance(old, exact), distance(new, exact)
     coarser = max((old.dtype, new.dtype), key=_epsilon)
-    return "" if is_explained(ours, theirs, coarser, beside) else _error(ours, theirs)
+    explained = is_explained(ours, theirs, coarser, beside)
+    return Deviation() if explained else Deviation(_error(ours, theirs), ours, theirs)
 
 
 def largest(values: Iterable[object]) -> float:

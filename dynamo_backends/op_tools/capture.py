@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import os
+import shlex
 import shutil
 import time
 from collections import Counter
@@ -14,12 +15,13 @@ from typing import Any
 
 import torch
 
-from ..captures import FORMAT
+from ..captures import FORMAT, as_argument
 from ..tables import fit_table
 from .call import Call, as_json, results_of, versions_of
 from .folder import CaptureFolder, operator_folder
 from .gradients import Edges, Gradients, Watches
-from .stored import encode
+from .names import function_of, module_of
+from .stored import encode, why_not_stored
 from .tool import OpTool
 
 logger = logging.getLogger(__name__)
@@ -124,8 +126,10 @@ class OpCapture(OpTool):
             return None
         name = str(description["operator"])
         relative = f"{operator_folder(name)}/{description['number']}"
-        self.folder.write_text(f"{relative}/call.json", json.dumps(description, indent=1))
-        self.save(relative, "input", {"args": args, "kwargs": kwargs})
+        stored = encode({"args": args, "kwargs": kwargs}, self._max_bytes)
+        not_again = description["not_again"] or why_not_stored(stored)
+        self.folder.write_text(f"{relative}/call.json", json.dumps({**description, "not_again": not_again}, indent=1))
+        self._save(relative, "input", stored)
         with self._lock:
             self._written[name] += 1
         return relative
@@ -155,8 +159,10 @@ class OpCapture(OpTool):
             what: ``input``, ``output``, ...
             value: what is in it.
         """
+        self._save(relative, what, encode(value, self._max_bytes))
+
+    def _save(self, relative: str, what: str, stored: Any) -> None:
         path = f"{relative}/{what}.pth"
-        stored = encode(value, self._max_bytes)
         if self.folder.write_with(path, lambda target: torch.save(stored, target)):
             with self._lock:
                 self._bytes[relative.split("/")[0]] += self.folder.path(path).stat().st_size
@@ -168,13 +174,19 @@ class OpCapture(OpTool):
             (name, self._counts[name], count, f"{self._bytes[operator_folder(name)] / 1e6:.1f} MB")
             for name, count in self._written.most_common()
         ]
-        if rows:
+        if rows and self.folder.location is not None:
             self._print("\n" + fit_table(rows, ["operator", "calls", "captured", "size"]))
-            self._print(f"try: dynamo-backends op ls {self.folder.location}")
+            self._print(f"try: {shlex.join(['dynamo-backends', 'op', 'ls', as_argument(self.folder.location)])}")
 
 
 def description_of(call: Call) -> dict[str, object]:
-    """What ``call.json`` says of a call."""
+    """What ``call.json`` says of a call. ``module`` is to be imported before the call is made again; ``not_again`` says
+    why it cannot be."""
+    module, not_again = "", ""
+    try:
+        module = module_of(function_of(call.name))
+    except LookupError as error:
+        not_again = str(error.args[0])
     return {
         "format": FORMAT,
         "operator": call.name,
@@ -185,4 +197,6 @@ def description_of(call: Call) -> dict[str, object]:
         "torch": torch.__version__,
         "args": as_json(call.args),
         "kwargs": as_json(call.kwargs),
+        "module": module,
+        "not_again": not_again,
     }

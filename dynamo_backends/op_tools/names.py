@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 import torch
 import torch.overrides
+from torch._library.custom_ops import OPDEFS
 
 from ..exporter.known_wrong import UNINITIALIZED
+from ..operator_names import operator_named, packet_named
 
 _OPS = "torch.ops."
 
@@ -131,16 +135,39 @@ def function_of(name: str) -> Callable[..., object]:
         and all(part.isidentifier() for part in parts)
         and (name.startswith(_OPS) or len(parts) == 3)
     ):
-        try:
-            found: Any = getattr(getattr(torch.ops, parts[0]), parts[1])
-            found = getattr(found, parts[2]) if len(parts) == 3 else found
-        except AttributeError as error:
-            raise LookupError(f"no operator {name!r}; a library that registers it must be imported first") from error
-        # a name comes from a file: torch.ops has methods too, which load libraries
-        operator = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
-        if isinstance(found, operator) and parts[1] != "from_file":
+        higher = getattr(torch.ops.higher_order, parts[1], None) if parts[0] == "higher_order" else None
+        found = operator_named(*parts) if len(parts) == 3 else packet_named(*parts)
+        if isinstance(higher, torch._ops.HigherOrderOperator):
+            return higher
+        if found is not None:
             return found
+        raise LookupError(f"no operator {name!r}; a library that registers it must be imported first")
     raise LookupError(f"{name!r} is no function of PyTorch that can be run again")
+
+
+@functools.cache
+def module_of(function: Callable[..., object]) -> str:
+    """The module whose import registers an operator, as far as that is known; ``""`` for one of PyTorch.
+
+    Raises:
+        LookupError: it is the program's own file, which cannot be imported again, or it is not known.
+    """
+    if isinstance(function, torch._ops.OpOverloadPacket):
+        function = getattr(function, function.overloads()[0])
+    if not isinstance(function, torch._ops.OpOverload) or function.namespace in ("aten", "prims"):
+        return ""
+    name = function._schema.name
+    defined = OPDEFS.get(name)
+    if defined is not None:
+        module = defined._init_fn.__module__
+    else:
+        place = re.search(r"registered at (.*):\d+", torch._C._dispatch_dump(function.name()))
+        files = {getattr(item, "__file__", None): key for key, item in list(sys.modules.items())}
+        module = files.get(place[1] if place is not None else "", function.namespace)
+    if module not in sys.modules or module == "__main__":
+        where = "the program itself" if module == "__main__" else "a library whose module is not known"
+        raise LookupError(f"{name} is registered by {where}; --import takes a module that registers it")
+    return module
 
 
 @functools.cache

@@ -11,14 +11,16 @@ from typing import Any
 import torch
 
 from ..captures import CapturedCall, CaptureError
+from ..errors import first_line
 from ..numerics.again import CallAgain, InFloat64
 from ..numerics.distance import distance
+from ..numerics.twice import NotRepeatableError
 from .call import Call, named_tensors
 from .clocks import Clock, device_of
 from .gradients import Gradients
 from .judge import CallJudge, Verdict
 from .modes import aside
-from .names import function_of, may_write, memory_of
+from .names import function_of, may_write, memory_of, why_not_comparable
 from .references import FLOAT64, Reference, on_onnx
 from .stored import NotStoredError, decode
 
@@ -85,6 +87,7 @@ class RunCall:
         forward, backward: seconds of each run; no ``backward`` where none was captured or asked for.
         verdicts: against float64, if it was asked for.
         recorded: for each captured result and gradient, the largest difference of this run to it.
+        not_compared: why there are no verdicts, though they were asked for; or ``""``.
     """
 
     captured: CapturedCall
@@ -92,6 +95,7 @@ class RunCall:
     backward: list[float]
     verdicts: list[Verdict]
     recorded: dict[str, float]
+    not_compared: str = ""
 
     @property
     def ok(self) -> bool:
@@ -127,7 +131,11 @@ def run_call(
         found, gradients = _run_once(loaded, function, result, forward_only=forward_only)
     result.recorded = _differences(loaded, found, gradients)
     if compare:
-        result.verdicts = _judge(loaded, found, gradients)
+        result.not_compared = why_not_comparable(loaded.function)
+        try:
+            result.verdicts = [] if result.not_compared else _judge(loaded, found, gradients)
+        except Exception as error:  # whatever the operator raises in float64
+            result.not_compared = f"{type(error).__name__}: {first_line(str(error))}"
     return result
 
 
@@ -195,6 +203,8 @@ def _judge(loaded: LoadedCall, found: Mapping[str, torch.Tensor], gradients: Gra
         again = CallAgain(loaded.function, args, kwargs, InFloat64(), **memory_of(loaded.function, loaded.kwargs))
         with again.recording():
             loaded.function(*args, **kwargs)
+        if again.failure:
+            raise NotRepeatableError(again.failure)
         judge = CallJudge(again, call.leaf_names, Reference(FLOAT64))
         verdicts = judge.results(found, None)
         return verdicts + (judge.gradients(gradients) if gradients.inputs else [])

@@ -147,9 +147,13 @@ def _pairs(values: object) -> list[list[str]]:
 
 
 def _given_up(dynamo_graphs: Iterable[Mapping[str, Json]]) -> list[str]:
-    return [
-        f"Dynamo gave up graph {item['index']}: {item['given_up']}" for item in dynamo_graphs if item.get("given_up")
-    ]
+    said = []
+    for item in dynamo_graphs:
+        if item.get("given_up"):
+            said.append(f"Dynamo gave up graph {item['index']}: {item['given_up']}")
+        failed: Mapping[str, Json] = item.get("not_compiled") or {}
+        said.extend(f"graph {item['index']} {direction}: {why}" for direction, why in failed.items())
+    return said
 
 
 def _summary(graph: DumpedGraph, dynamo: Mapping[str, Json], comparison: Json) -> Json:

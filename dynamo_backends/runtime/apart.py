@@ -13,21 +13,18 @@ import atexit
 import base64
 import json
 import logging
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 
 from ..forks import renew_in_children
+from ..python_process import Ended, Worker, WorkerStartError
 from .messages import session_error
 from .settings import SessionSettings
 
 logger = logging.getLogger(__name__)
 
-_PACKAGE = "dynamo_backends"
+_WORKER = f"{__package__}.apart_worker"
 
 LONGEST = 120.0
 """Seconds after which a session that is not made counts as refused."""
@@ -38,64 +35,33 @@ class _Apart:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
+        self._worker = Worker(_WORKER)
+        self._does_not_start: str | None = None
         renew_in_children(self)
-        atexit.register(self._stop)
+        atexit.register(self._worker.stop)
 
     def renew_in_child(self) -> None:
         """See ``forks.Renewable``: the process answers the parent."""
         self._lock = threading.Lock()
-        self._process = None
+        self._worker.forget()
 
     def ask(self, request: Mapping[str, object]) -> str | None:
         """What speaks against making a session; ``None`` if nothing does."""
         with self._lock:
-            process = self._started()
-            assert process.stdin is not None and process.stdout is not None
-            took_too_long = threading.Event()
-
-            def end() -> None:
-                took_too_long.set()
-                process.kill()
-
-            timer = threading.Timer(LONGEST, end)
-            timer.start()
+            if self._does_not_start is not None:
+                return self._does_not_start
             try:
-                process.stdin.write(json.dumps(request) + "\n")
-                process.stdin.flush()
-                line = process.stdout.readline()
-            except BrokenPipeError:
-                line = ""
-            finally:
-                timer.cancel()
-            if line:
-                answer: str | None = json.loads(line)
-                return answer
-            self._process = None
-            code = process.wait()
-            if took_too_long.is_set():
-                return f"no session was made in {LONGEST:.0f} s"
-            return f"the process in which it was tried crashed, exit code {code}"
-
-    def _started(self) -> subprocess.Popen[str]:
-        if self._process is None or self._process.poll() is not None:
-            ours = str(Path(__file__).parents[2])
-            path = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH", "")]))
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", f"{_PACKAGE}.runtime.apart_worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # what a provider logs it logs here too, or says in its answer
-                text=True,
-                env={**os.environ, "PYTHONPATH": path},
-            )
-        return self._process
-
-    def _stop(self) -> None:
-        process, self._process = self._process, None
-        if process is not None and process.stdin is not None:
-            process.stdin.close()  # it ends
-            process.wait()
+                line = self._worker.ask(json.dumps(request), LONGEST)
+            except WorkerStartError as error:
+                self._does_not_start = str(error)
+                logger.warning("no execution provider but the CPU's is used, as it cannot be checked: %s", error)
+                return self._does_not_start
+        if not isinstance(line, Ended):
+            answer: str | None = json.loads(line)
+            return answer
+        if line.timed_out:
+            return f"no session was made in {LONGEST:.0f} s"
+        return f"the process in which it was tried crashed, exit code {line.code}"
 
 
 _APART = _Apart()

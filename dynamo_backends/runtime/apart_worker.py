@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import sys
 from typing import Any
 
 import numpy as np
 import onnxruntime
+
+from ..python_process import answer_requests
 
 _NAMES = {"float": "float32", "double": "float64"}
 
@@ -32,21 +33,15 @@ of the first call, against float64 (``provider_check.py``)."""
 
 def main() -> None:
     """Answers requests until there are no more."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no answer
-    for line in sys.stdin:
-        answers.write(json.dumps(_refusal(json.loads(line))) + "\n")
-        answers.flush()
+    answer_requests(lambda line: json.dumps(_refusal(json.loads(line))))
 
 
 def _refusal(request: dict[str, Any]) -> str | None:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = request["threads"]
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, request["graph_optimization_level"])
-    for key, value in request["config"].items():
-        options.add_session_config_entry(key, value)
     try:
+        options = _options(request["custom_op_libraries"], request["graph_optimization_level"])
+        options.intra_op_num_threads = request["threads"]
+        for key, value in request["config"].items():
+            options.add_session_config_entry(key, value)
         session = onnxruntime.InferenceSession(
             base64.b64decode(request["model"]),
             options,
@@ -59,10 +54,22 @@ def _refusal(request: dict[str, Any]) -> str | None:
         return str(error) or type(error).__name__
     if request["sizes"] is None:
         return None
-    return _wrong(session, base64.b64decode(request["model"]), request["sizes"])
+    return _wrong(session, base64.b64decode(request["model"]), request["sizes"], request["custom_op_libraries"])
 
 
-def _wrong(session: onnxruntime.InferenceSession, model: bytes, sizes: dict[str, list[int]]) -> str | None:
+def _options(libraries: list[str], optimization: str) -> onnxruntime.SessionOptions:
+    """Options of a session that knows the custom operators of libraries; they are loaded here, too."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, optimization)
+    for path in libraries:
+        options.register_custom_ops_library(path)
+    return options
+
+
+def _wrong(
+    session: onnxruntime.InferenceSession, model: bytes, sizes: dict[str, list[int]], libraries: list[str]
+) -> str | None:
     """How a session's results differ from the CPU provider's on made-up arguments, in one of a few runs; ``None`` if
     they do not, or cannot be compared. What a run raises is no matter, the arguments may be to blame."""
     inputs = session.get_inputs()
@@ -76,9 +83,7 @@ def _wrong(session: onnxruntime.InferenceSession, model: bytes, sizes: dict[str,
         feeds[item.name] = made_up.astype(dtype)
     try:
         found = [session.run(None, feeds) for _ in range(_RUNS)]
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options = _options(libraries, "ORT_DISABLE_ALL")
         on_cpu = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         expected = on_cpu.run(None, feeds)
     except Exception as error:  # see above
@@ -100,7 +105,3 @@ def _is_near(ours: object, theirs: object) -> bool:
     largest = np.abs(theirs[finite]).max(initial=0.0)
     between = np.abs(ours[finite].astype(np.float64) - theirs[finite].astype(np.float64))
     return bool((between <= _FAR * largest).all())  # NaN is far
-
-
-if __name__ == "__main__":
-    main()

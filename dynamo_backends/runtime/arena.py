@@ -12,22 +12,16 @@ import threading
 
 import numpy as np
 import onnxruntime
-from onnxruntime.capi import _pybind_state as ort_c
 
 from ..forks import renew_in_children
 from .heap import give_back
 from .messages import ORT_ERRORS
+from .ort_internals import IDENTITY
 
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.5
 """How long no session runs before the arena is given back. The next call takes as long as without an arena."""
-
-_IDENTITY = (
-    b'\x08\x08:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x00'
-    b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x00B\x04\n\x00\x10\x12"
-)
-"""A model that returns its argument, serialized; a run of it can be told to shrink the arena."""
 
 
 class Arena:
@@ -82,7 +76,7 @@ class Arena:
     def shrink(self) -> None:
         """Gives back what no session uses just now."""
         if self._session is not None:
-            run = ort_c.RunOptions()
+            run = onnxruntime.RunOptions()
             run.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
             self._session.run(None, {"x": np.zeros(0, np.float32)}, run)
         give_back()
@@ -108,7 +102,9 @@ class Arena:
 
 
 def _session_that_shrinks() -> onnxruntime.InferenceSession:
-    kind = ort_c.OrtMemoryInfo("Cpu", ort_c.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort_c.OrtMemType.DEFAULT)
+    kind = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
     settings = {
         "max_mem": 0,
         "arena_extend_strategy": 1,
@@ -116,13 +112,13 @@ def _session_that_shrinks() -> onnxruntime.InferenceSession:
         "max_dead_bytes_per_chunk": -1,
     }
     try:
-        onnxruntime.create_and_register_allocator(kind, ort_c.OrtArenaCfg(settings))  # 1: as much as is asked for
+        onnxruntime.create_and_register_allocator(kind, onnxruntime.OrtArenaCfg(settings))  # 1: as much as is asked for
     except ORT_ERRORS as error:  # another library of this process made it
         logger.info("ONNX Runtime's arena is there already: %s", error)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     _use(options)
-    return onnxruntime.InferenceSession(_IDENTITY, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(IDENTITY, options, providers=["CPUExecutionProvider"])
 
 
 def _use(options: onnxruntime.SessionOptions) -> None:

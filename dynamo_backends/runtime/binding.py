@@ -3,7 +3,7 @@
 Tensors go in and come out through DLPack. What DLPack or ONNX Runtime cannot express is translated at the
 border:
 
-- a boolean tensor goes in as the ``uint8`` view of its memory with a flag, and comes back as ``uint8``;
+- booleans, which DLPack did not have before ONNX Runtime 1.32, may come back as ``uint8``;
 - a tensor whose dimensions are permuted in memory goes in as the row-major tensor it is a permutation of;
 - any other non-contiguous tensor is copied, the only copy made;
 - symbolic integers and booleans go in as 0-d tensors and come out as Python numbers;
@@ -21,8 +21,8 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
+import onnxruntime
 import torch
-from onnxruntime.capi import _pybind_state as ort_c
 
 from ..errors import SessionError, WrongResultError
 from .arena import ARENA
@@ -30,6 +30,7 @@ from .constants import TABLE, Declaration
 from .dtypes import TORCH_DTYPES
 from .expected_shapes import Size, Sizes, differs, follow, written
 from .messages import ORT_ERRORS, session_error
+from .ort_internals import CALLS, Value, Values
 from .session import Session
 from .tensors import (
     bool_to_ort,
@@ -83,6 +84,8 @@ class OutputSpec:
         permutation: the model returns the result transposed by it; the caller sees it transposed back.
         strides: eager's strides in elements where the result is not dense in memory (an expanded tensor),
             else ``None``.
+        exact: all of eager's strides where those of dimensions of size one do not follow from ``permutation``, else
+            ``None``; they address nothing, but kernels and memory formats are chosen by them.
         sizes: eager's shape; ``None``: any shape is right.
         device: where eager has the result; a number is on the CPU.
     """
@@ -92,6 +95,7 @@ class OutputSpec:
     is_number: bool = False
     permutation: tuple[int, ...] | None = None
     strides: tuple[int, ...] | None = None
+    exact: tuple[int, ...] | None = None
     sizes: tuple[Size, ...] | None = None
     device: torch.device = torch.device("cpu")
 
@@ -124,7 +128,7 @@ class _Judgement:
         return [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in self.results]
 
 
-def _converter(spec: InputSpec) -> Callable[[object], ort_c.OrtValue]:
+def _converter(spec: InputSpec) -> Callable[[object], Value]:
     """How arguments of one input become OrtValues; what can be decided before the call is decided here."""
     if spec.dtype is None:
         return number_to_ort  # type: ignore[return-value]
@@ -165,7 +169,7 @@ class BoundSession:
         self._devices = [ort_device(spec.device) for spec in outputs]
         devices = [spec.device for spec in self.inputs] + [spec.device for spec in self.outputs]
         self._asynchronous = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
-        self._run_options = ort_c.RunOptions()
+        self._run_options = onnxruntime.RunOptions()
         self._sizes = Sizes([spec.sizes for spec in inputs])
         self._judged: dict[tuple[int, ...], _Judgement | WrongResultError] = {}
 
@@ -213,9 +217,9 @@ class BoundSession:
         judgement = self._judged.get(sizes)
         if isinstance(judgement, WrongResultError):
             raise WrongResultError(judgement.result, judgement.what)
-        feeds = ort_c.OrtValueVector()
+        feeds = CALLS.values()
         feeds.reserve(len(self._converters))
-        fetches = ort_c.OrtValueVector()
+        fetches = CALLS.values()
         memories = None if judgement is None else judgement.memories()
         try:
             for i, convert in self._converters:
@@ -228,9 +232,7 @@ class BoundSession:
             wait_for_streams(self._asynchronous)
         session = self.session(self.threads)
         try:
-            session._sess.run_with_ortvaluevector(
-                self._run_options, self._input_names, feeds, self._output_names, fetches, self._devices
-            )
+            CALLS.run(session, self._run_options, self._input_names, feeds, self._output_names, fetches, self._devices)
         except ORT_ERRORS as error:
             raise session_error(error, self.session.model) from error
         finally:
@@ -244,7 +246,7 @@ class BoundSession:
                 raise SessionError(f"a result of ONNX Runtime cannot be made a tensor: {error}") from error
         return [_present(memory, spec) for memory, spec in zip(memories, self.outputs, strict=True)]
 
-    def _judge(self, fetches: ort_c.OrtValueVector, sizes: tuple[int, ...]) -> None:
+    def _judge(self, fetches: Values, sizes: tuple[int, ...]) -> None:
         """Compares the shapes and dtypes that came out with eager's, and remembers the judgement on these sizes."""
         known = self._sizes.known(sizes)
         are_known = all(follow(spec.sizes, known) for spec in self.outputs)
@@ -262,7 +264,7 @@ class BoundSession:
         self._judged[sizes] = _Judgement(list(zip(shapes, dtypes, strict=True)) if can_be_made else None)
 
 
-def _wrong_result(value: ort_c.OrtValue, spec: OutputSpec, known: dict[str, int]) -> WrongResultError | None:
+def _wrong_result(value: Value, spec: OutputSpec, known: dict[str, int]) -> WrongResultError | None:
     """How a result, as it lies in memory, differs in dtype or shape from eager's; ``None`` if it does not."""
     dtype = TORCH_DTYPES.get(value.element_type())
     if dtype is not spec.dtype:
@@ -282,6 +284,9 @@ def _present(memory: torch.Tensor, spec: OutputSpec) -> torch.Tensor | int | boo
     tensor = memory.view(torch.bool).detach() if spec.dtype is torch.bool else memory
     if spec.is_number:
         return tensor.item()
+    if spec.exact is not None:
+        shape = tensor.shape if spec.permutation is None else [tensor.shape[i] for i in spec.inverse]
+        return tensor.as_strided(shape, spec.exact).detach()
     if spec.permutation is not None:
         return tensor.permute(spec.inverse).detach()
     if spec.strides is not None:

@@ -17,6 +17,7 @@ import onnxruntime
 import torch
 
 from .dtypes import ONNX_NUMBERS
+from .ort_internals import CALLS
 from .tensors import to_ort
 
 TABLE = ".table"
@@ -95,5 +96,5 @@ def _varint(value: int) -> bytes:
 def give(options: onnxruntime.SessionOptions, constants: Mapping[str, torch.Tensor]) -> None:
     """Hands over the values of the initializers that ``declared`` announced."""
     if constants:
-        values = [onnxruntime.OrtValue(to_ort(tensor)) for tensor in constants.values()]
+        values = [CALLS.public(to_ort(tensor)) for tensor in constants.values()]
         options.add_external_initializers(list(constants), values)

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import re
 
-from onnxruntime.capi import _pybind_state as ort_c
-
 from ..errors import CompiledNodesError, SessionError, first_line
 from ..reasons import Kind, Reason
+from .ort_errors import exceptions
 
-ORT_ERRORS: tuple[type[BaseException], ...] = (
-    *(item for item in vars(ort_c).values() if isinstance(item, type) and issubclass(item, Exception)),
-    RuntimeError,
-    MemoryError,
-)
-"""All that ONNX Runtime raises: its exceptions have no common base, its checks raise RuntimeError, and C++'s
-``bad_alloc`` arrives as MemoryError."""
+ORT_ERRORS = exceptions()
+"""All that ONNX Runtime raises."""
 
 _NODE_NAME = re.compile(r" node with name '[^']*'| in node \([^)]*\)|Node \([^)]*\) | parameter \([^)]*\)")
 _INVALID_NODE = re.compile(r"In Node, \(\"[^\"]*\", (\w+), .* , Error ")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
@@ -11,6 +10,7 @@ import onnxruntime
 import torch
 
 from .messages import ORT_ERRORS, without_code
+from .provider_options import PRECISIONS, THREADS
 
 Provider: TypeAlias = "str | tuple[str, dict[str, str]]"
 
@@ -36,28 +36,12 @@ _MODEL = (
 )
 """A model that returns its argument, serialized."""
 
-_BFLOAT16_ON_OPENVINO = {"load_config": json.dumps({"CPU": {"INFERENCE_PRECISION_HINT": "bf16"}})}
-
-_PRECISIONS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
-    "OpenVINOExecutionProvider": {
-        "highest": {"precision": "FP32"},
-        "high": {"precision": "FP32"},
-        "medium": _BFLOAT16_ON_OPENVINO,
-    },
-    "CUDAExecutionProvider": {"highest": {"use_tf32": "0"}, "high": {"use_tf32": "1"}, "medium": {"use_tf32": "1"}},
-    "QNNExecutionProvider": {"highest": {"enable_htp_fp16_precision": "0"}},
-}
-"""The options by which a provider computes float32 as ``torch.get_float32_matmul_precision()`` has it."""
-
 _OF_PRECISION: Mapping[str, frozenset[str]] = {
     "OpenVINOExecutionProvider": frozenset({"precision", "load_config", "device_type"}),
     "CUDAExecutionProvider": frozenset({"use_tf32"}),
     "QNNExecutionProvider": frozenset({"enable_htp_fp16_precision"}),
 }
 """The options of a provider by which a user decides on its precision; then we do not."""
-
-_THREADS = {"OpenVINOExecutionProvider": "num_of_threads"}
-"""The option of a provider whose threads are its own, not those of the session."""
 
 _started: set[str] = set()
 """Providers, with their options, that started in this process."""
@@ -100,7 +84,7 @@ def as_precise_as_pytorch(providers: Sequence[Provider]) -> tuple[Provider, ...]
     result: list[Provider] = []
     for provider in providers:
         name, given = provider_name(provider), options_of(provider)
-        ours = _PRECISIONS.get(name, {}).get(precision, {})
+        ours = PRECISIONS.get(name, {}).get(precision, {})
         if not ours or _OF_PRECISION[name] & set(given):
             result.append(provider)
         else:
@@ -110,7 +94,7 @@ def as_precise_as_pytorch(providers: Sequence[Provider]) -> tuple[Provider, ...]
 
 def options_for_float32(provider: Provider) -> dict[str, str]:
     """The options by which a provider computes float32 in float32; none where that is not known."""
-    return dict(_PRECISIONS.get(provider_name(provider), {}).get("highest", {}))
+    return dict(PRECISIONS.get(provider_name(provider), {}).get("highest", {}))
 
 
 def float32_precision() -> torch.dtype:
@@ -122,7 +106,7 @@ def float32_precision() -> torch.dtype:
 def with_threads(providers: Sequence[Provider], threads: int) -> list[tuple[str, dict[str, str]]]:
     """The providers as pairs, those that have threads of their own with as many as the session has."""
     pairs = [(provider_name(provider), options_of(provider)) for provider in providers]
-    return [(name, {**({_THREADS[name]: str(threads)} if name in _THREADS else {}), **given}) for name, given in pairs]
+    return [(name, {**({THREADS[name]: str(threads)} if name in THREADS else {}), **given}) for name, given in pairs]
 
 
 def check_providers(providers: object) -> None:

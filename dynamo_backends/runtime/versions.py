@@ -7,6 +7,7 @@ import functools
 import onnxruntime
 
 from ..onnx_versions import IR_VERSION, MINIMUM_OPSET
+from .messages import ORT_ERRORS
 
 ALWAYS_LOADED = 23
 """Each version of onnx and ONNX Runtime that the package may be installed with has it (1.20 and 1.24)."""
@@ -30,7 +31,7 @@ def maximum_opset() -> int:
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=IR_VERSION)
         try:
             onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        except onnxruntime.capi.onnxruntime_pybind11_state.Fail:
+        except ORT_ERRORS:
             continue
         return opset
     return MINIMUM_OPSET

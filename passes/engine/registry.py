@@ -32,6 +32,7 @@ from typing import Any
 
 from .context import PassContext
 from .locks import Lock
+from .origins import described, is_defined_again
 from .stages import STAGES
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ class Pass:
         before: names of passes that run after it; the name of its stage stands for all of them.
         after: names of passes that run before it; the name of its stage stands for all but those that clean up.
         cleans_up: whether it runs after all that do not.
+        made_of: the functions that somebody wrote, where ``run`` is made of these, as of patterns: they tell whether a
+            pass is defined again; else ``run`` tells.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Pass:
     before: Sequence[str] = ()
     after: Sequence[str] = ()
     cleans_up: bool = False
+    made_of: object = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.stage not in STAGES:
@@ -109,29 +113,37 @@ def _load_announced() -> None:
 def register(item: Pass, *, is_built_in: bool = False) -> Pass:
     """Adds a pass, at its place among those that are registered.
 
-    A pass that is registered again, as by a module that is imported again, takes its old place or the one it names now.
+    A pass whose function is defined again, as by a module that is reloaded or a cell of a notebook that runs again,
+    replaces the former one, with a warning, at its place or the one it names now. To replace a pass by another one on
+    purpose, ``unregister`` it first.
 
     Args:
         item: the pass.
         is_built_in: whether the sources of this package say all of it, see ``are_only_built_in``.
 
     Raises:
-        ValueError: there is another pass of that name; ``before`` or ``after`` name a pass that is not registered, the
-            pass itself, or passes between which there is no place.
+        ValueError: another pass has that name; the message says where both were written. Or ``before`` or ``after``
+            name a pass that is not registered, the pass itself, or passes between which there is no place.
     """
     global _registered, _built_in
     if not is_built_in:
         _load_announced()
     with _registering:
         known = _registered.get(item.name)
-        if known is not None and _origin(known) != _origin(item):
-            raise ValueError(f"there is already a pass named {item.name!r}; give yours another name")
+        if known is not None and not is_defined_again(_written(known), _written(item)):
+            raise ValueError(
+                f"there is already a pass named {item.name!r}: {described(_written(known))}; "
+                f"{described(_written(item))} would replace it. Give yours another name, or call "
+                f"passes.unregister({item.name!r}) first"
+            )
         others = [other for other in _registered.values() if other.name != item.name]
         place = _place(item, others)
         ordered = [*others[:place], item, *others[place:]]
         _registered = {other.name: other for other in ordered}
         if is_built_in:
             _built_in = {**_built_in, item.name: item}
+    if known is not None and known.run is not item.run:
+        logger.warning("pass %s is defined again: %s replaces it", item.name, described(_written(item)))
     return item
 
 
@@ -204,7 +216,7 @@ def register_pass(
     """Registers the decorated function as a pass; see ``Pass`` for its arguments and result.
 
     Raises:
-        ValueError: the name has no stage in front, or is taken; or as ``register`` for ``before`` and ``after``.
+        ValueError: the name has no stage in front, or as ``register``.
     """
 
     def decorate(function: Callable[[Any, PassContext], int]) -> Callable[[Any, PassContext], int]:
@@ -214,9 +226,9 @@ def register_pass(
     return decorate
 
 
-def _origin(item: Pass) -> tuple[object, object]:
-    """Where a pass's function was written, so that a module that is imported again may register again."""
-    return getattr(item.run, "__module__", None), getattr(item.run, "__qualname__", None)
+def _written(item: Pass) -> object:
+    """What somebody wrote of a pass."""
+    return item.run if item.made_of is None else item.made_of
 
 
 @functools.cache

@@ -44,7 +44,7 @@ function graphTable(graphs, go) {
   const error = (graph, side) => (graph.worst && graph.worst[side] ? graph.worst[side] : null);
   const figure = (side) => ({
     key: side, title: side === "onnx" ? "worst error" : "eager's", width: side === "onnx" ? "112px" : "84px", align: "right",
-    help: `Largest absolute error of ${side === "onnx" ? "ours" : "eager's"} to float64 at the output with the largest error relative to its scale`,
+    help: `Largest absolute error of ${side === "onnx" ? "ours" : "eager's"} to float64 at the output with the largest error relative to its scale; of a graph that diverges, at the value that is most wrong`,
     value: (graph) => (error(graph, side) ? (error(graph, side)[4] ? Infinity : error(graph, side)[0]) : null),
     cell: (graph) => (error(graph, side) ? (error(graph, side)[4] ? "NaN/Inf" : number(error(graph, side)[0])) : ""),
   });

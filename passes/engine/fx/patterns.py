@@ -118,7 +118,8 @@ def pattern_pass(
     Raises:
         ValueError: the name has no stage in front.
     """
-    return Pass(name, sentence, PatternPass(name, patterns), default)
+    functions = patterns if callable(patterns) else [(item.search, item.replacement, item.check) for item in patterns]
+    return Pass(name, sentence, PatternPass(name, patterns), default, made_of=functions)
 
 
 class PatternPass:

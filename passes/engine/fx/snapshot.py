@@ -7,7 +7,7 @@ a node, where a copy of the graph takes 10. A graph is built of it only if it is
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,8 +62,8 @@ class _Recorded:
         )
 
 
-class _ModuleSnapshot:
-    """One graph module, without its subgraphs."""
+class _RecordedModule:
+    """The nodes of one graph module, without its subgraphs."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = module
@@ -73,17 +73,9 @@ class _ModuleSnapshot:
             for node in module.graph.nodes
         ]
         self.attributes = {item.target: _attribute(module, str(item.target)) for item in self._attribute_nodes()}
-        self.sharing = _sharing(module.graph)
 
     def _attribute_nodes(self) -> Iterator[_Recorded]:
         return (item for item in self.nodes if item.node.op == "get_attr")
-
-    def changed(self) -> bool:
-        if self.module.graph is not self.graph or len(self.graph.nodes) != len(self.nodes):
-            return True
-        if not all(item.is_as_it_was(node) for item, node in zip(self.nodes, self.graph.nodes, strict=True)):
-            return True
-        return any(_attribute(self.module, str(name)) is not value for name, value in self.attributes.items())
 
     def build(self) -> fx.Graph:
         """A new graph of the recorded nodes, with their names and meta."""
@@ -101,6 +93,21 @@ class _ModuleSnapshot:
                 new._dynamo_source = item.node._dynamo_source
             made[item.node] = new
         return graph
+
+
+class _ModuleSnapshot(_RecordedModule):
+    """A graph module, without its subgraphs, and which of its results share memory."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.sharing = _sharing(module.graph)
+
+    def changed(self) -> bool:
+        if self.module.graph is not self.graph or len(self.graph.nodes) != len(self.nodes):
+            return True
+        if not all(item.is_as_it_was(node) for item, node in zip(self.nodes, self.graph.nodes, strict=True)):
+            return True
+        return any(_attribute(self.module, str(name)) is not value for name, value in self.attributes.items())
 
     def restore(self) -> None:
         for name, value in self.attributes.items():
@@ -184,8 +191,30 @@ class _ModuleSnapshot:
         return None
 
 
-class FxSnapshot:
-    """A graph module and the subgraphs of its higher-order operators as they are now.
+class RecordedGraph:
+    """The nodes of a graph module, and of the subgraphs of its higher-order operators, as they are now.
+
+    Args:
+        module: the graph.
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._module = module
+        self._parts: Sequence[_RecordedModule] = [_RecordedModule(part) for part in with_subgraphs(module)]
+
+    def before(self) -> fx.GraphModule:
+        """The graph as it was, ready to run, apart from the one there is now."""
+        copies: dict[fx.GraphModule, fx.GraphModule] = {}
+        for part in self._parts:  # subgraphs come before what calls them
+            copy = copies[part.module] = fx.GraphModule(part.module, part.build())
+            for name, value in part.attributes.items():
+                is_part = isinstance(value, fx.GraphModule) and value in copies
+                _set_attribute(copy, str(name), copies[value] if is_part else value)
+        return copies[self._module]
+
+
+class FxSnapshot(RecordedGraph):
+    """A graph module and the subgraphs of its higher-order operators as they are now, to tell what a pass changed.
 
     Args:
         module: the graph; the snapshot is good until another one is taken.
@@ -193,7 +222,7 @@ class FxSnapshot:
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
-        self._parts = [_ModuleSnapshot(part) for part in with_subgraphs(module)]
+        self._parts: Sequence[_ModuleSnapshot] = [_ModuleSnapshot(part) for part in with_subgraphs(module)]
 
     def changed(self) -> bool:
         """Whether the graph is another now, but for nodes that nobody reads: these are erased."""
@@ -216,16 +245,6 @@ class FxSnapshot:
         for part in self._parts:
             if part.changed():
                 part.module.recompile()
-
-    def before(self) -> fx.GraphModule:
-        """The graph as it was, ready to run, apart from the one there is now."""
-        copies: dict[fx.GraphModule, fx.GraphModule] = {}
-        for part in self._parts:  # subgraphs come before what calls them
-            copy = copies[part.module] = fx.GraphModule(part.module, part.build())
-            for name, value in part.attributes.items():
-                is_part = isinstance(value, fx.GraphModule) and value in copies
-                _set_attribute(copy, str(name), copies[value] if is_part else value)
-        return copies[self._module]
 
     def restore(self) -> None:
         """Makes the graph what it was; its nodes are new."""

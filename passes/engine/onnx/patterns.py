@@ -93,6 +93,8 @@ __all__ = ["OnnxPattern", "apply_patterns", "onnx_pattern_pass"]
 _MOST_ORDERS = 64
 """Orders of commutative operands of one pattern that are searched for: of six Adds and Muls."""
 
+_FLOAT32_EPSILON = 2.0**-23
+
 _current: contextvars.ContextVar[PassContext] = contextvars.ContextVar("the context of the pass that is running")
 
 
@@ -103,9 +105,9 @@ class OnnxPattern:
     Attributes:
         name: what the pattern is called in the list of near misses.
         search: ``search(op, x, ...)`` builds the pattern: ``op.Add(x, 1.0)`` is a node, a parameter stands for any
-            value or attribute, a number for a constant within a relative 1e-5. Further arguments of a node are
-            onnxscript's: ``_domain``, ``_outputs`` (names, or how many), ``_allow_other_attributes`` (default yes),
-            ``_allow_other_inputs`` (default no), ``_check``; ``onnxscript.rewriter.pattern`` has ``OrValue`` for
+            value or attribute, a number for a constant that is it, or what float32 rounds it to. Further arguments of a
+            node are onnxscript's: ``_domain``, ``_outputs`` (names, or how many), ``_allow_other_attributes`` (default
+            yes), ``_allow_other_inputs`` (default no), ``_check``; ``onnxscript.rewriter.pattern`` has ``OrValue`` for
             alternatives. It returns one value or several, all but one of which lie on the way to that one.
         replacement: ``replacement(op, x, ...)`` builds as many values, of the same dtype and shape. ``op`` makes nodes:
             ``op.Gelu(x, approximate="tanh")``, with ``_domain`` (version 1 unless ``_version`` says otherwise) and
@@ -157,8 +159,8 @@ def onnx_pattern_pass(
     def run(model: ir.Model, context: PassContext) -> int:
         return _apply(model, context, ready())
 
-    run.__module__, run.__qualname__ = _origin(patterns)
-    item = Pass(name, sentence, run, default, before=before, after=after)
+    functions = patterns if callable(patterns) else list(map(_functions, patterns))
+    item = Pass(name, sentence, run, default, before=before, after=after, made_of=functions)
     if item.stage != "onnx":
         raise ValueError(f"pass name {name!r}: patterns on ONNX graphs are passes of the stage 'onnx'")
     return item
@@ -275,6 +277,7 @@ def _rules_of(pattern: AnyPattern) -> list[list[Rule]]:
         name=pattern.name,
         remove_nodes=not pattern.allow_other_uses,
     )
+    _compare_closely(rule._target_pattern)
     straight, graph = Rule(rule), rule._target_pattern
     if not graph.has_single_output_node:
         ends = ", ".join(node.op_type for node in graph.output_nodes)
@@ -291,6 +294,17 @@ def _rules_of(pattern: AnyPattern) -> list[list[Rule]]:
             "give it commute=False and list the orders that occur"
         )
     return [[Rule(order) for order in orders]]
+
+
+def _compare_closely(graph: _pattern_ir.GraphPattern) -> None:
+    """Makes the numbers of a pattern match themselves, and what float32 rounds them to; onnxscript's tolerance is
+    1e-5, and what is put in the place of a formula has the pattern's number."""
+    for node in graph:
+        for value in node.inputs:
+            choices = value._values if isinstance(value, _pattern_ir.BacktrackingOr) else [value]
+            for choice in choices:
+                if isinstance(choice, _pattern_ir.Constant):
+                    choice._rel_tol, choice._abs_tol = _FLOAT32_EPSILON, 0.0
 
 
 class _Patterns:
@@ -534,11 +548,10 @@ def _builder(opset: int) -> type[TapeBuilder]:
     return Builder
 
 
-def _origin(patterns: Sequence[AnyPattern] | Callable[[], Iterable[AnyPattern]]) -> tuple[str, str]:
-    """Where the patterns were written, by which ``register`` knows a module that is imported again."""
-    first: Any = patterns if callable(patterns) else next(iter(patterns))
-    first = next(iter(first)) if isinstance(first, RewriteRuleSet) else first
-    if isinstance(first, RewriteRule):
-        return "onnxscript", str(first)
-    first = first.search if isinstance(first, OnnxPattern) else first
-    return getattr(first, "__module__", ""), getattr(first, "__qualname__", "")
+def _functions(pattern: AnyPattern) -> list[object]:
+    """The functions that a pattern is made of, by which ``register`` knows a pass that is defined again."""
+    if isinstance(pattern, RewriteRuleSet):
+        return list(map(_functions, pattern.rules))
+    if isinstance(pattern, RewriteRule):
+        return [pattern._replacement_pattern._function, pattern._condition_function, str(pattern)]
+    return [pattern.search, pattern.replacement, pattern.check]

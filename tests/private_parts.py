@@ -1,5 +1,5 @@
-"""What is private in PyTorch and used by the package: ``python tests/private_torch.py`` prints the table of
-``docs/versions.md``, which ``test_torch_versions.py`` holds to the imports."""
+"""What is private in PyTorch and in ONNX Runtime and used by the package: ``python tests/private_parts.py`` prints the
+tables of ``docs/versions.md``, which ``test_torch_versions.py`` holds to the code."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ NOTICED_BY = {
     "torch._inductor.compiler_bisector": "test_bisecting.py",
     "torch._inductor.pattern_matcher": "test_patterns.py",
     "torch._library": "test_editing.py",
+    "torch._library.custom_ops": "test_op_tools.py",
     "torch._logging": "test_torch_logs.py",
     "torch._ops": "test_operators.py",
     "torch._prims_common": "test_special_values.py",
@@ -37,24 +38,42 @@ NOTICED_BY = {
     "torch.utils._python_dispatch": "test_op_tools.py",
     "torch.utils._pytree": "test_outputs.py",
     "torch.utils._sympy": "test_dynamic.py",
+    "onnxruntime.capi": "test_binding.py",
+    "onnxruntime.InferenceSession._sess": "test_binding.py",
 }
 """A test file that runs what uses it, by its name or what that begins with."""
 
 _SHOWN = 3
 
 
-def used() -> dict[str, list[str]]:
-    """The modules that use each private part of PyTorch, by its name: to one part after the first that is private."""
+def used(library: str) -> dict[str, list[str]]:
+    """The modules that use each private part of ``torch`` or ``onnxruntime``, by its name."""
+    parts_of = _part_of_torch if library == "torch" else _part_of_onnx_runtime
     found: dict[str, set[str]] = collections.defaultdict(set)
     for package in ("dynamo_backends", "passes"):
         for path in (ROOT / package).rglob("*.py"):
             for name in _names(ast.parse(path.read_text(encoding="utf-8"))):
-                parts = name.split(".")
-                private = [i for i, part in enumerate(parts) if part.startswith("_") and not part.startswith("__")]
-                if parts[0] == "torch" and parts[1:2] != ["ops"] and private:
-                    found[".".join(parts[: private[0] + 2])].add(str(path.relative_to(ROOT)))
+                if (part := parts_of(name)) is not None:
+                    found[part].add(str(path.relative_to(ROOT)))
     whole = {name for name in found if any(other.startswith(f"{name}.") for other in found)}  # ``import torch._dynamo``
     return {name: sorted(found[name]) for name in sorted(found) if name not in whole}
+
+
+def _part_of_torch(name: str) -> str | None:
+    """A name to one part after the first that is private; ``None`` if it is not private, or not PyTorch's."""
+    parts = name.split(".")
+    private = [i for i, part in enumerate(parts) if part.startswith("_") and not part.startswith("__")]
+    if parts[0] != "torch" or parts[1:2] == ["ops"] or not private:
+        return None
+    return ".".join(parts[: private[0] + 2])
+
+
+def _part_of_onnx_runtime(name: str) -> str | None:
+    """What is in ``onnxruntime.capi``, and the native session, an attribute of whatever a session is called."""
+    parts = name.split(".")
+    if parts[:2] == ["onnxruntime", "capi"]:
+        return ".".join(parts[:3])
+    return "onnxruntime.InferenceSession._sess" if "_sess" in parts[1:] else None
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
@@ -80,10 +99,11 @@ def noticed_by(name: str) -> str:
     return next((NOTICED_BY[start] for start in starts if start in NOTICED_BY), "")
 
 
-def table() -> str:
-    """The table in Markdown."""
-    rows = ["| of PyTorch | used in | a test that runs it |", "| --- | --- | --- |"]
-    for name, modules in used().items():
+def table(library: str) -> str:
+    """The table of a library in Markdown."""
+    called = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime"}[library]
+    rows = [f"| of {called} | used in | a test that runs it |", "| --- | --- | --- |"]
+    for name, modules in used(library).items():
         where = ", ".join(f"`{module}`" for module in modules[:_SHOWN])
         more = f" and {len(modules) - _SHOWN} more" if len(modules) > _SHOWN else ""
         rows.append(f"| `{name}` | {where}{more} | `{noticed_by(name)}` |")
@@ -91,4 +111,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    print(table())
+    print(table("torch"), table("onnxruntime"), sep="\n")

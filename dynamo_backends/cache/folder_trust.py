@@ -1,0 +1,108 @@
+"""Whether the folder of the cache is trusted: its entries decide what this process computes.
+
+Only this user and root may be able to write into it, or to put another folder in its place:
+
+- the folder belongs to one of the two, and nobody else has the permission to write into it;
+- the same holds for the folders and symbolic links on the way to it. Such a folder may be writable for others if it has
+  the sticky bit, as ``/tmp`` has, or for a group that is the user's own and has no other members;
+- the same holds for each file in it.
+
+Root gets no exception: root does not trust the folder of another user either, for instance on a volume of a container.
+Where files have no such owners and permissions, as on Windows, nothing is checked.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import deque
+from pathlib import Path
+
+_MOST_LINKS = 40
+"""As many as Linux follows."""
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+_ROOT = 0
+
+
+def reason_against(folder: Path) -> str | None:
+    """Why a folder must not be used, with the remedy; ``None`` if it may be, or if it is not there yet.
+
+    Args:
+        folder: the folder of a cache.
+    """
+    if not hasattr(os, "geteuid"):
+        return None
+    try:
+        return _reason_against(os.path.join(os.getcwd(), folder))
+    except OSError:  # it is not there, or cannot be used anyway
+        return None
+
+
+def _reason_against(folder: str) -> str | None:
+    place = "/"
+    waiting = deque(folder.split("/"))
+    links = 0
+    while waiting:
+        name = waiting.popleft()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            place = os.path.dirname(place)
+            continue
+        path = os.path.join(place, name)
+        status = os.lstat(path)
+        target = os.readlink(path) if stat.S_ISLNK(status.st_mode) else None
+        against = _against(path, status, is_folder_itself=False)
+        if against is not None:
+            return against
+        if target is None:
+            place = path
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            return None  # the system does not follow them either
+        waiting.extendleft(reversed(target.split("/")))
+        if target.startswith("/"):
+            place = "/"
+    return _against(place, os.lstat(place), is_folder_itself=True)
+
+
+def is_trusted(status: os.stat_result) -> bool:
+    """Whether only this user and root may write to a file of the folder, which ``os.fstat`` describes."""
+    if not hasattr(os, "geteuid"):
+        return True
+    return _is_ours(status) and not status.st_mode & _OTHERS_WRITE
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    return status.st_uid in (_ROOT, os.geteuid())
+
+
+def _against(path: str, status: os.stat_result, *, is_folder_itself: bool) -> str | None:
+    elsewhere = "name another folder by the option cache_dir"
+    if not _is_ours(status):
+        ours = os.geteuid()
+        return f"{path} belongs to user {status.st_uid}, and this process is user {ours}'s: chown it, or {elsewhere}"
+    if stat.S_ISLNK(status.st_mode) or not status.st_mode & _OTHERS_WRITE:
+        return None
+    if not is_folder_itself and (status.st_mode & stat.S_ISVTX or _only_its_own_group_writes(status)):
+        return None
+    mode = stat.S_IMODE(status.st_mode)
+    return f"others may write into {path} (mode {mode:o}): chmod go-w {path}, or {elsewhere}"
+
+
+def _only_its_own_group_writes(status: os.stat_result) -> bool:
+    """Whether those who may write into a folder are its owner and the group that was made with the owner's account."""
+    import grp  # not on Windows
+    import pwd
+
+    if status.st_mode & stat.S_IWOTH:
+        return False
+    try:
+        owner, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
+    except KeyError:
+        return False
+    is_private = owner.pw_gid == group.gr_gid and owner.pw_name == group.gr_name
+    return is_private and set(group.gr_mem) <= {owner.pw_name}

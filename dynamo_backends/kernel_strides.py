@@ -1,0 +1,330 @@
+"""The strides that PyTorch's kernels return, where its fake tensors have others.
+
+A compiled graph presents its results with the strides of its fake tensors. Those come from PyTorch's meta kernels,
+which for some operators do not agree with the real kernels, above all where the order of dimensions in memory is
+ambiguous (a size is 1): ``x.permute(0, 3, 1, 2).roll(1, 2)`` is row-major as a fake tensor, and channels last in eager.
+A later view of such a result raises, or shares memory that it does not share in eager.
+
+So the real kernel is asked: it runs once for each set of sizes and strides, on memory without values, and what it
+returns is what the fake tensor gets. ``tests/strides_sweep.py`` runs the whole operator database in many layouts, and
+lists in ``agreeing_operators.json`` the operators whose meta kernel and decomposition were right: of row-major
+arguments, and of arguments without a size of 1. Those are not asked there. Expanded arguments are always ambiguous.
+
+Example:
+
+    with fake_tensors_as_kernels(mode):  # a FakeTensorMode
+        graph = make_fx(function, decomposition_table=decompositions_as_kernels(table))(*fake_arguments)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.resources
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .events import count
+
+logger = logging.getLogger(__name__)
+
+Strides = tuple[int, ...]
+Table = Mapping[Any, Callable[..., Any]]
+
+_MOST_ANSWERS = 20_000
+
+_MOST_BYTES = 2**31
+"""Of arguments on which a kernel is tried; most of their memory is never touched."""
+
+_answers: dict[object, tuple[Strides | None, ...] | None] = {}
+"""The strides of an operator's results, by the operator and the sizes, strides and dtypes of its arguments."""
+
+
+@functools.cache
+def _agreeing() -> dict[str, frozenset[str]]:
+    """Names of overloads whose fake tensors have the kernels' strides: of ``row_major`` arguments, and of arguments
+    ``without_ones``, without a dimension of size one. Of others, which are ambiguous, the kernel is always asked."""
+    text = (importlib.resources.files(__package__) / "agreeing_operators.json").read_text(encoding="utf-8")
+    return {kind: frozenset(names) for kind, names in json.loads(text).items()}
+
+
+@functools.cache
+def _may_differ(target: object) -> bool:
+    """Whether an operator's results may have other strides than its fake tensors, for some layout of its arguments."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and not target._schema.is_mutable
+
+
+def _is_asked(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the kernel is to be asked for the strides of an operator's results."""
+    if not _may_differ(target):
+        return False
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    if not all(type(leaf) is FakeTensor and leaf.layout is torch.strided for leaf in tensors):
+        return False
+    if not all(leaf.device.type == "cpu" for leaf in tensors):
+        return False
+    name = target.name()  # type: ignore[attr-defined]
+    if name in _agreeing()["without_ones"] and not any(map(_is_ambiguous, tensors)):
+        return False
+    return not (name in _agreeing()["row_major"] and all(map(_is_row_major, tensors)))
+
+
+def _is_ambiguous(tensor: torch.Tensor) -> bool:
+    """Whether the order of dimensions in memory cannot be told: a size is one, or elements share memory."""
+    return any(_hint(size) == 1 for size in tensor.shape) or any(_hint(stride) == 0 for stride in tensor.stride())
+
+
+def _is_row_major(tensor: torch.Tensor) -> bool:
+    """Whether strides are exactly those of new row-major memory, in dimensions of size one too."""
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if _hint(stride) != expected:
+            return False
+        size = _hint(size)
+        if size is None:
+            return False
+        expected *= max(size, 1)
+    return True
+
+
+def _hint(value: object) -> Any:
+    """What a number is in the first call; ``None`` if only the data will tell."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value.node.hint
+    return value
+
+
+def strides_of_kernel(
+    target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Strides | None, ...] | None:
+    """The strides of what a kernel returns; of symbolic sizes those of their hints.
+
+    Args:
+        target: an operator that changes no argument.
+        args, kwargs: fake tensors and numbers.
+
+    Returns:
+        One for each leaf of the results, ``None`` for what is no strided tensor. ``None`` altogether if the kernel
+        cannot run on memory without values, or there is no room for it.
+    """
+    leaves, structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    described = tuple(map(_described, leaves))
+    key = (target, structure, described)
+    if key not in _answers:
+        if len(_answers) >= _MOST_ANSWERS:
+            _answers.clear()
+        _answers[key] = None if any(item is _UNKNOWN for item in described) else _asked(target, leaves, structure)
+        if _answers[key] is not None:
+            count("strides_asked")
+        else:
+            count("strides_not_known")
+    return _answers[key]
+
+
+_UNKNOWN = object()
+"""Stands for an argument whose sizes only the data will tell."""
+
+
+def _described(leaf: object) -> object:
+    if isinstance(leaf, torch.Tensor):
+        numbers = tuple(map(_hint, (*leaf.shape, *leaf.stride())))
+        return _UNKNOWN if None in numbers else (numbers, leaf.dtype)
+    if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return _UNKNOWN if _hint(leaf) is None else (type(_hint(leaf)), _hint(leaf))
+    return type(leaf), str(leaf)
+
+
+def _asked(
+    target: torch._ops.OpOverload, leaves: Sequence[object], structure: pytree.TreeSpec
+) -> tuple[Strides | None, ...] | None:
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    size = sum(_extent(tensor) * tensor.itemsize for tensor in tensors)
+    if size > _MOST_BYTES:
+        logger.info("%s has the strides of its fake tensors: %d MB are too much to try it on", target, size >> 20)
+        return None
+    random = torch.Tag.nondeterministic_seeded in target.tags
+    with contextlib.ExitStack() as stack:
+        for context in (_disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast()):
+            stack.enter_context(context)
+        stack.enter_context(torch.random.fork_rng(devices=(), enabled=random))
+        for fill in (_zeros, _numbers):  # a kernel may refuse zeros: a matrix without an inverse
+            real = [fill(leaf) if isinstance(leaf, torch.Tensor) else _hint(leaf) for leaf in leaves]
+            args, kwargs = pytree.tree_unflatten(real, structure)
+            try:
+                results = target(*args, **kwargs)
+            except Exception as error:  # whatever a kernel says of such values: the fake tensor is all there is
+                logger.debug("%s cannot be tried: %s", target, error)
+                continue
+            return tuple(map(_strides, pytree.tree_leaves(results)))
+    return None
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """How many elements the memory of a tensor has, from its first to its last."""
+    sizes, strides = [_hint(size) for size in tensor.shape], [_hint(stride) for stride in tensor.stride()]
+    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) if all(sizes) else 0
+
+
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory that the system has not given yet: it costs nothing to make."""
+    sizes, strides = [_hint(size) for size in tensor.shape], [_hint(stride) for stride in tensor.stride()]
+    return torch.zeros(_extent(tensor), dtype=tensor.dtype).as_strided(sizes, strides)
+
+
+def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    result = _zeros(tensor)
+    if result.is_floating_point() and result.numel():
+        memory = result.as_strided((_extent(tensor),), (1,))
+        memory.copy_(torch.linspace(0.5, 1.5, len(memory)).cos())
+    return result
+
+
+def _strides(value: object) -> Strides | None:
+    return value.stride() if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
+
+
+@contextlib.contextmanager
+def fake_tensors_as_kernels(mode: FakeTensorMode | None) -> Iterator[None]:
+    """Inside, the results of a mode's operators have the strides of the real kernels.
+
+    Args:
+        mode: the mode; with ``None``, nothing changes.
+    """
+    if mode is None or "dispatch" in vars(mode):  # the second: one inside another
+        yield
+        return
+    dispatch = mode.dispatch
+
+    def dispatch_as_kernels(
+        func: torch._ops.OpOverload, types: Sequence[type], args: Sequence[object] = (), kwargs: Any = None
+    ) -> object:
+        result = dispatch(func, types, args, kwargs or {})
+        if not _is_asked(func, args, kwargs or {}):
+            return result
+        strides = strides_of_kernel(func, args, kwargs or {})
+        if strides is None:
+            return result
+        leaves, structure = pytree.tree_flatten(result)
+        if len(leaves) != len(strides):
+            return result
+        is_view = any(item.alias_info is not None for item in func._schema.returns)
+        return pytree.tree_unflatten(list(map(functools.partial(_relaid, mode, is_view), leaves, strides)), structure)
+
+    mode.dispatch = dispatch_as_kernels
+    try:
+        yield
+    finally:
+        del mode.dispatch
+
+
+def _relaid(mode: FakeTensorMode, is_view: bool, value: object, strides: Strides | None) -> object:
+    """A new fake tensor with other strides; itself if it has these."""
+    if strides is None or not isinstance(value, FakeTensor) or value.layout is not torch.strided:
+        return value
+    wanted = _wanted(value, strides)
+    if wanted is None:
+        return value
+    with mode:
+        if is_view:
+            return torch.as_strided(value, value.shape, wanted)
+        return torch.empty_strided(value.shape, wanted, dtype=value.dtype, device=value.device)
+
+
+def _wanted(value: torch.Tensor, strides: Strides) -> Sequence[Any] | None:
+    """The strides that a fake tensor should have, symbolic if its sizes are; ``None`` if it has them, or it cannot be
+    told how they follow from its sizes."""
+    if [_hint(stride) for stride in value.stride()] == list(strides) or len(strides) != value.ndim:
+        return None
+    if not any(isinstance(item, torch.SymInt) for item in (*value.shape, *value.stride())):
+        return strides
+    expected: dict[int, Any] = {}
+    stride: Any = 1
+    for dim in reversed(order_of(value, strides)):
+        expected[dim] = stride
+        stride = stride * value.shape[dim]
+    wanted = [expected[dim] for dim in range(value.ndim)]
+    return wanted if [_hint(stride) for stride in wanted] == list(strides) else None
+
+
+def order_of(value: torch.Tensor, strides: Strides) -> list[int]:
+    """The dimensions in the order of memory, the slowest first; among equal strides, a size of one comes last."""
+    return sorted(range(value.ndim), key=lambda dim: (-strides[dim], _hint(value.shape[dim]) == 1))
+
+
+def decompositions_as_kernels(table: Table) -> dict[Any, Callable[..., Any]]:
+    """Decompositions whose results have the strides of the real kernels of what they decompose.
+
+    Args:
+        table: from an operator to a function of its arguments, which may return ``NotImplemented``: the operator stays.
+    """
+    return {
+        target: functools.partial(_decomposed, target, function) if _may_differ(target) else function
+        for target, function in table.items()
+    }
+
+
+def _decomposed(target: torch._ops.OpOverload, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    result = function(*args, **kwargs)
+    if result is NotImplemented or not _is_asked(target, args, kwargs):
+        return result
+    strides = strides_of_kernel(target, args, kwargs)
+    leaves, structure = pytree.tree_flatten(result)
+    if strides is None or len(leaves) != len(strides):
+        return result
+    return pytree.tree_unflatten(list(map(_copied_to, leaves, strides)), structure)
+
+
+def _copied_to(value: object, strides: Strides | None) -> object:
+    """A tensor copied to memory in another order, where strides that address something differ."""
+    if strides is None or not isinstance(value, torch.Tensor) or len(strides) != value.ndim:
+        return value
+    sizes = [_hint(size) for size in value.shape]
+    now = [_hint(stride) for stride in value.stride()]
+    if 0 in sizes or all(size == 1 or a == b for size, a, b in zip(sizes, now, strides, strict=True)):
+        return value
+    order = order_of(value, strides)
+    return (
+        value.permute(order)
+        .clone(memory_format=torch.contiguous_format)
+        .permute([order.index(dim) for dim in range(value.ndim)])
+    )
+
+
+def correct(module: fx.GraphModule) -> int:
+    """Gives the nodes of a graph the strides of the real kernels; for graphs that were traced without the above.
+
+    Args:
+        module: a functional ATen graph with ``meta["val"]`` on its nodes, which is changed in place.
+
+    Returns:
+        How many nodes got other strides.
+    """
+    values = [node.meta.get("val") for node in module.graph.nodes]
+    mode = next((leaf.fake_mode for leaf in pytree.tree_leaves(values) if isinstance(leaf, FakeTensor)), None)
+    corrected: set[fx.Node] = set()
+    if mode is None:
+        return 0
+    with fake_tensors_as_kernels(mode), mode:
+        for node in module.graph.nodes:
+            if node.op != "call_function" or "val" not in node.meta:
+                continue
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
+            if not (corrected.intersection(node.all_input_nodes) or _is_asked(node.target, args, kwargs)):
+                continue
+            value = node.target(*args, **kwargs)
+            if _all_strides(value) != _all_strides(node.meta["val"]):
+                node.meta["val"] = value
+                corrected.add(node)
+    return len(corrected)
+
+
+def _all_strides(value: object) -> list[Strides | None]:
+    return [_strides(leaf) for leaf in pytree.tree_leaves(value)]

@@ -1,0 +1,87 @@
+"""Casts that round, kept from being dropped.
+
+Of two casts in a row, ONNX Runtime (1.31, 1.32) drops the first where the second is to a smaller dtype, also where the
+first rounds or wraps, and with all optimizations off: 1.9999 in float32 by float16 to int8 is 1 instead of 2, and 5e9
+by int64 to int32 is the smallest integer. No name switches that off. So in what is made a session of, a reshape that
+changes nothing, and copies nothing, stands between two such casts::
+
+    y = Cast(Cast(x: float32[N], to=float16), to=int8)
+
+    y = Cast(Reshape(Cast(x, to=float16), [0]), to=int8)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from .building import Replacement, sizes_of
+
+_MAY_GO = {"Expand", "Identity", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+"""Operators that ONNX Runtime removes or moves, so that the casts around them come together."""
+
+
+def with_kept_casts(model: ir.Model) -> ir.Model:
+    """The model with a reshape behind each cast that must not be dropped: a copy, or the model if it has none."""
+    if not any(_casts_in_danger(model)):
+        return model
+    model = model.clone()
+    for node in list(_casts_in_danger(model)):
+        new = Replacement(node)
+        source, (rounded,) = node.inputs[0], node.outputs
+        assert rounded.dtype is not None
+        cast = new.op("Cast", [source], to=rounded.dtype)
+        sizes = sizes_of(rounded)
+        shape = new.op("Shape", [cast]) if sizes is None else new.constant(np.zeros(len(sizes), np.int64))
+        new.put([new.op("Reshape", [cast, shape])])
+    return model
+
+
+def _casts_in_danger(model: ir.Model) -> Iterator[ir.Node]:
+    for graph in model.graphs():
+        for node in graph:
+            if node.op_type == "Cast" and _rounds(node) and _is_cast_again(node.outputs[0], node):
+                yield node
+
+
+def _is_cast_again(value: ir.Value, first: ir.Node) -> bool:
+    """Whether a cast to another dtype than that of what ``first`` takes follows; one back to it is never dropped."""
+    for user in value.consumers():
+        if user.op_type == "Cast" and user.outputs[0].dtype != _source(first):
+            return True
+        if user.op_type in _MAY_GO and _is_cast_again(user.outputs[0], first):
+            return True
+    return False
+
+
+def _source(cast: ir.Node) -> ir.DataType | None:
+    return None if cast.inputs[0] is None else cast.inputs[0].dtype
+
+
+def _rounds(cast: ir.Node) -> bool:
+    """Whether a cast may change a number; of dtypes that are not known, or not PyTorch's, it may."""
+    source, target = _source(cast), cast.outputs[0].dtype
+    if source is None or target is None:
+        return True
+    try:
+        return not _holds(ir.tensor_adapters.to_torch_dtype(target), ir.tensor_adapters.to_torch_dtype(source))
+    except TypeError:  # text, or integers of 4 bits
+        return True
+
+
+def _holds(new: torch.dtype, old: torch.dtype) -> bool:
+    """Whether each number of ``old`` is one of ``new``."""
+    if old is torch.bool or old is new:
+        return True
+    if new is torch.bool or (old.is_floating_point and not new.is_floating_point):
+        return False
+    if not old.is_floating_point:
+        limits = torch.iinfo(old)
+        if not new.is_floating_point:
+            return torch.iinfo(new).min <= limits.min and limits.max <= torch.iinfo(new).max
+        return max(-limits.min, limits.max) <= 2 / torch.finfo(new).eps
+    given, wanted = torch.finfo(old), torch.finfo(new)
+    return wanted.eps <= given.eps and wanted.max >= given.max and wanted.smallest_normal <= given.smallest_normal

@@ -1,0 +1,274 @@
+"""Whatever fails in our own part, PyTorch runs the graph; it is counted, told once, and an error where that is wanted.
+
+``chaos.py`` makes each of our functions raise; here are the places of the net one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import assert_same_as_eager, assert_same_values, compiled, counted
+from torch._dynamo.backends.common import aot_autograd
+
+from dynamo_backends import artifacts, compiling, lowering, onnx_compiler, pipeline, safety_net
+from dynamo_backends.artifacts import RunnableRegion
+from dynamo_backends.cache import graphs
+from dynamo_backends.contest import Contest
+from dynamo_backends.debug import judge
+from dynamo_backends.debug.manifest import Manifest
+from dynamo_backends.debug.observer import DebugObserver
+from dynamo_backends.errors import AheadOfTimeError
+from dynamo_backends.runtime.binding import BoundSession
+
+TESTS = Path(__file__).parent
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Dropout(), torch.nn.Linear(8, 2))
+
+
+def broken(*args: object, **kwargs: object) -> object:
+    raise KeyError("broken")
+
+
+class _On:
+    """Raises in one of its calls, and is another function in the others; in all calls where ``call`` is ``None``."""
+
+    def __init__(self, function: Callable[..., object], call: int | None) -> None:
+        self._function = function
+        self._call = call
+        self.calls = 0
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        self.calls += 1
+        if self._call is None or self.calls == self._call + 1:
+            raise KeyError("broken")
+        return self._function(*args, **kwargs)
+
+
+def assert_runs_as_eager(settings: Mapping[str, object] | None = None, calls: int = 2) -> None:
+    """Training, inference in each grad mode, and autocast."""
+    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    assert_same_as_eager(model(), x, calls=calls, settings=settings)
+    with torch.no_grad():
+        assert_same_as_eager(model().eval(), x, settings=settings)
+    with torch.inference_mode():
+        assert_same_as_eager(model().eval(), x, settings=settings)
+
+
+@pytest.mark.parametrize("call", [0, 1, 2, None])
+def test_a_failure_while_compiling(
+    call: int | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the forward, the backward or an inference graph: it is counted, and told once."""
+    split = _On(lowering.split_graph, call)
+    monkeypatch.setattr(lowering, "split_graph", split)
+    safety_net._told.clear()
+    with caplog.at_level(logging.WARNING, "dynamo_backends"):
+        assert_runs_as_eager()
+    assert counted("internal_failures") == (split.calls if call is None else 1)
+    assert [record.name for record in caplog.records].count("dynamo_backends.safety_net") == 1
+    assert (counted("nodes_on_onnx") > 0) == (call is not None)
+
+
+@pytest.mark.parametrize("where", ["aot.name_call", "aot.name_values", "Compiler.joint", "weights_of", "only_new"])
+def test_a_failure_before_and_between_the_stages(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder, name = {
+        "aot.name_call": (pipeline.aot, "name_call"),
+        "aot.name_values": (pipeline.aot, "name_values"),
+        "Compiler.joint": (compiling.Compiler, "joint"),
+        "weights_of": (pipeline, "weights_of"),
+        "only_new": (type(pipeline.only_new), "__enter__"),
+    }[where]
+    monkeypatch.setattr(holder, name, broken)
+    assert_runs_as_eager()
+    assert counted("internal_failures") > 0
+
+
+def test_dynamos_graph_as_captured() -> None:
+    """Passes that changed it before the failure do not count; transforms, symbolic sizes and autocast are eager's."""
+
+    def fails(module: torch.fx.GraphModule) -> Callable[..., object]:
+        for node in module.graph.find_nodes(op="call_method"):
+            node.target = "cos"
+        module.recompile()
+        raise KeyError("broken")
+
+    def backend(module: torch.fx.GraphModule, inputs: object) -> Callable[..., object]:
+        return safety_net.or_captured(module, lambda: fails(module), must_compile=lambda: False)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = torch.func.grad(lambda y: (y.sin() @ y.t()).sum())(x)
+        return y * x.shape[0], x.shape[0]
+
+    call = torch.compile(function, backend=backend, dynamic=True, fullgraph=True)
+    for size in (2, 3):
+        x = torch.randn(size, 4)
+        assert_same_values(call(x), function(x))
+
+
+def test_a_failure_is_an_error_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowering, "split_graph", broken)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
+        compiled(torch.relu, options={"fallback": "error"})(torch.ones(3))
+    assert isinstance(caught.value.inner_exception, KeyError)
+
+
+def test_errors_of_the_users_program_and_of_dynamo_are_theirs() -> None:
+    assert not safety_net.is_for_others(KeyError())
+    for name in ("RestartAnalysis", "TensorifyScalarRestartAnalysis", "SkipFrame"):
+        assert safety_net.is_for_others(getattr(torch._dynamo.exc, name)())
+    with pytest.raises(RuntimeError, match="too large"):
+        compiled(lambda x: torch._assert_async(x.sum() < 0, "too large"))(torch.ones(3))
+    assert counted("internal_failures") == 0
+
+
+def test_what_aot_autograd_does_not_trace() -> None:
+    """Eager runs it, so PyTorch runs the graph as it was captured."""
+    x = torch.randn(3, requires_grad=True)
+    assert_same_values(compiled(lambda x: x // 16 + x)(x).detach(), (x // 16 + x).detach())  # type: ignore[attr-defined]
+    assert counted("internal_failures") == 1
+
+
+@pytest.mark.parametrize("error", [TypeError("another interface"), MemoryError()])
+def test_a_failure_in_calls_of_a_region(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch runs the region in the call, and after a few for good."""
+    calls = 0
+
+    def fails(*args: object) -> None:
+        nonlocal calls
+        calls += 1
+        raise error
+
+    monkeypatch.setattr(BoundSession, "__call__", fails)
+    function = compiled(lambda x: x.sin() + x.cos())
+    for i in range(6):
+        x = torch.full((3,), float(i))
+        assert_same_values(function(x), x.sin() + x.cos())
+    assert calls == counted("internal_failures") == artifacts.MOST_FAILURES
+    with pytest.raises(type(error)):
+        compiled(lambda x: x.sin() - x.cos(), options={"fallback": "error"})(torch.ones(3))
+
+
+def test_pytorchs_error_wins_over_a_regions() -> None:
+    def in_pytorch(*args: object) -> list[object]:
+        raise IndexError("the user's")
+
+    region = RunnableRegion(artifacts.GraphName(0), 0, broken, in_pytorch)  # type: ignore[arg-type]
+    with pytest.raises(IndexError):
+        region(torch.ones(3))
+    assert counted("internal_failures") == 0
+
+
+@pytest.mark.parametrize("method", ["_build", "_before", "_after"])
+def test_a_failure_while_autotuning(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch runs the graph from then on, once in each call, with eager's random numbers."""
+    monkeypatch.setattr(Contest, method, broken)
+    assert_runs_as_eager({"options": {"placement": "measured"}}, calls=4)
+    assert 1 <= counted("internal_failures") <= 2
+
+
+def test_a_candidate_that_cannot_be_compiled_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowering, "split_graph", broken)
+    assert_same_as_eager(model(), torch.randn(3, 4), calls=4, settings={"options": {"placement": "measured"}})
+    assert counted("internal_failures") == counted("contest_out ONNX Runtime") == 2
+
+
+@pytest.mark.parametrize("name", ["describe", "entry_of", "from_record", "_digest"])
+def test_a_failure_of_the_cache(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is as if nothing were there."""
+    options = {"cache": True, "cache_dir": tmp_path}
+    function = torch.sin
+    compiled(function, options=options)(torch.ones(3))
+    assert counted("cache_stored") == 1
+    torch._dynamo.reset()
+    monkeypatch.setattr(graphs, name, broken)
+    for size in (3, 4):  # one that is there, and one that is not
+        assert_same_values(compiled(function, options=options, dynamic=False)(torch.ones(size)), torch.ones(size).sin())
+    assert counted("nodes_on_onnx") > 0
+    assert counted("internal_failures") + counted("not_cached") > 0 or name == "from_record"
+
+
+@pytest.mark.parametrize("partitions", [False, True])
+def test_a_failure_under_aot_autograd(partitions: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = onnx_compiler()
+    partitioner = {"partition_fn": compiler.partition_fn} if partitions else {}
+    if partitions:
+        monkeypatch.setattr(compiling.Compiler, "joint", broken)
+    else:
+        monkeypatch.setattr(lowering, "split_graph", broken)
+    assert_runs_as_eager({"backend": aot_autograd(fw_compiler=compiler, **partitioner)})
+    assert counted("internal_failures") > 0
+
+
+DEBUG = [
+    (DebugObserver, "__init__"),
+    (DebugObserver, "stage"),
+    (DebugObserver, "pass_listener"),
+    (DebugObserver, "entry"),
+    (DebugObserver, "runner"),
+    (DebugObserver, "compare"),
+    (DebugObserver, "conclude"),
+    (DebugObserver, "count_run"),
+    (Manifest, "add_stage"),
+    (judge.Judge, "judge"),
+    (judge.Judge, "call_of"),
+    (judge.ComparedEntry, "_judge"),
+]
+
+
+@pytest.mark.parametrize(("kind", "method"), DEBUG)
+def test_a_failure_of_the_debug_backend(
+    kind: type, method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The call does not end, and no verdict is ``ok``."""
+    monkeypatch.setattr(kind, method, broken)
+    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    assert_same_as_eager(model(), x, calls=2, settings={"backend": "onnx_debug", "options": {"dump_dir": tmp_path}})
+    assert counted("internal_failures") > 0
+    for path in tmp_path.glob("run_*/manifest.json"):
+        verdicts = [graph["verdict"] for graph in json.loads(path.read_text())["graphs"]]
+        assert method == "entry" or "ok" not in verdicts, verdicts
+        assert not verdicts or any("not comparable" in str(verdict) for verdict in verdicts) or method == "entry"
+
+
+def test_a_backward_that_was_not_compiled_is_in_the_manifest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(lowering, "split_graph", _On(lowering.split_graph, 1))
+    settings = {"backend": "onnx_debug", "options": {"dump_dir": tmp_path}}
+    assert_same_as_eager(model(), torch.randn(3, 4), settings=settings)
+    [path] = tmp_path.glob("run_*/manifest.json")
+    [graph] = json.loads(path.read_text())["dynamo_graphs"]
+    assert list(graph["not_compiled"]) == ["backward"]
+
+
+@pytest.mark.parametrize("backend", ["onnxrt", "onnx_debug", "fx_debug", "onnx_compiler"])
+@pytest.mark.parametrize("trains", [False, True])
+def test_ahead_of_time_is_an_error_of_ours(
+    backend: str, trains: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    chosen = aot_autograd(fw_compiler=onnx_compiler()) if backend == "onnx_compiler" else backend
+    function = torch.compile(torch.sin, backend=chosen, fullgraph=True)
+    with pytest.raises(AheadOfTimeError, match="cache_dir"):
+        function.aot_compile(((torch.ones(3, requires_grad=trains),), {}))
+    assert_same_values(function(torch.ones(3)), torch.ones(3).sin())
+
+
+def test_chaos() -> None:
+    """A few functions of all that ``chaos.py`` makes raise; others each day."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    seed = str(int(os.environ.get("CHAOS_SEED", time.time() // 86400)))
+    command = [sys.executable, str(TESTS / "chaos.py"), "--sample", "6", "--seed", seed]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, (seed, done.stdout, done.stderr[-3000:])

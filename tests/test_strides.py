@@ -1,0 +1,141 @@
+"""Strides are a part of the result: those of eager's kernels, where PyTorch's fake tensors have others too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import strides_sweep
+import torch
+from conftest import assert_on_onnx, assert_same_as_eager, compiled, counted
+from torch._dynamo.backends.common import aot_autograd
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+
+import dynamo_backends
+from dynamo_backends.kernel_strides import fake_tensors_as_kernels, strides_of_kernel
+
+LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
+    "channels last": lambda: torch.randn(2, 8, 8, 8).to(memory_format=torch.channels_last),
+    "one image, channels last": lambda: torch.randn(1, 8, 8, 8).to(memory_format=torch.channels_last),
+    "a view that could be either": lambda: torch.randn(1, 64, 8).permute(0, 2, 1).reshape(1, 8, 8, 8),
+    "one image, permuted": lambda: torch.randn(8, 8, 8).permute(2, 0, 1).unsqueeze(0),
+    "batch last": lambda: torch.randn(8, 8, 8, 2).permute(3, 2, 1, 0),
+    "sliced": lambda: torch.randn(2, 16, 8, 8)[:, ::2],
+    "expanded": lambda: torch.randn(1, 8, 8, 8).expand(2, 8, 8, 8),
+    "one pixel": lambda: torch.randn(8, 2).t()[:, :, None, None].expand(2, 8, 1, 1),
+}
+
+_CONV, _NORM = torch.nn.Conv2d(8, 4, 1), torch.nn.BatchNorm2d(8).eval()
+
+FUNCTIONS: dict[str, Callable[[torch.Tensor], object]] = {
+    "roll": lambda x: (x.roll(1, 1), x.roll((1, 1), (1, 3)), x.flip(1)),
+    "cat, stack": lambda x: (torch.cat([x, x * 2], 1), torch.stack([x, x]), x.repeat(1, 2, 1, 1)),
+    "convolution": lambda x: (_CONV(x), F.conv_transpose2d(x, _CONV.weight.transpose(0, 1).contiguous())),
+    "normalization": lambda x: (_NORM(x), F.group_norm(x, 2), F.layer_norm(x, x.shape[1:])),
+    "pooling": lambda x: (F.adaptive_avg_pool2d(x, 1), F.max_pool2d(x, 3, 1, 1), F.avg_pool2d(x, 1)),
+    "shuffle": lambda x: (F.pixel_shuffle(x, 2), F.channel_shuffle(x, 2), F.pad(x, (1, 1))),
+    "elementwise": lambda x: (
+        x + 1,
+        x.relu(),
+        x.div(2, rounding_mode="floor"),
+        2**x,
+        torch.xlogy(x, x.abs()),
+        x.lerp(x * 2, 0.3),
+        -x,
+    ),
+    "reductions": lambda x: (x.sum(1, keepdim=True), x.softmax(1), x.amax((2, 3), keepdim=True), x.cumsum(1)),
+    "copies": lambda x: (x.clone(), torch.zeros_like(x), x.to(torch.float64), x.contiguous(), x * torch.ones(8, 1, 1)),
+    "views": lambda x: ((x + 1).flatten(2).transpose(1, 2), x.movedim(1, -1) * 2, (x * 2).reshape(-1)),
+}
+
+
+def all_strides(results: object) -> list[tuple[int, ...]]:
+    """Those of dimensions of size one, too."""
+    leaves = torch.utils._pytree.tree_leaves(results)
+    return [leaf.stride() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_strides_are_those_of_eager(name: str, layout: str) -> None:
+    function, x = FUNCTIONS[name], LAYOUTS[layout]()
+    with torch.no_grad():
+        expected = all_strides(function(x))
+        assert all_strides(compiled(function, options={"fallback": "pytorch"})(x)) == expected
+
+
+@pytest.mark.parametrize("layout", ["channels last", "a view that could be either", "batch last", "expanded"])
+def test_strides_of_a_graph_that_is_trained(layout: str) -> None:
+    for name in ("convolution", "roll", "elementwise", "shuffle"):
+        torch._dynamo.reset()
+        assert_same_as_eager(FUNCTIONS[name], LAYOUTS[layout]().detach().requires_grad_())
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_view_of_a_result_is_possible_where_it_is_in_eager(dynamic: bool) -> None:
+    """Neither the compiled graph's own view, which would share memory that eager's does not, nor the user's raises."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rolled = x.permute(0, 3, 1, 2).roll(1, 2)
+        return rolled, rolled.reshape(-1)
+
+    x = torch.randn(2, 8, 6, 4)
+    results = compiled(function, dynamic=dynamic)(x)
+    assert all_strides(results) == all_strides(function(x))
+    results[0].permute(0, 2, 3, 1).view(-1)
+    torch.testing.assert_close(results, function(x))
+    assert_on_onnx()
+
+
+def test_the_compiler_for_aot_autograd_returns_eagers_strides() -> None:
+    function = FUNCTIONS["roll"]
+    x = LAYOUTS["one image, channels last"]()
+    for tables in ({}, {"decompositions": dynamo_backends.decomposition_table()}):
+        torch._dynamo.reset()
+        backend = aot_autograd(fw_compiler=dynamo_backends.onnx_compiler(cache=False), **tables)
+        assert all_strides(torch.compile(function, backend=backend)(x)) == all_strides(function(x))
+
+
+def test_the_kernel_is_asked_once_and_draws_no_random_numbers() -> None:
+    x = LAYOUTS["channels last"]()
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    strides_of_kernel(torch.ops.aten.bernoulli.p, (x, 0.5), {})
+    function = compiled(lambda x: x.roll(1, 1))
+    function(x)
+    asked = counted("strides_asked")
+    assert torch.equal(torch.rand(3), expected)
+    torch._dynamo.reset()
+    function(x)
+    assert counted("strides_asked") == asked
+
+
+def test_a_kernel_that_cannot_run_leaves_the_fake_tensor_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    mode = FakeTensorMode()
+    with mode:
+        huge = torch.empty_strided((2**40, 2), (1, 2**40))
+    assert strides_of_kernel(torch.ops.aten.flip.default, (huge, [0]), {}) is None
+    with fake_tensors_as_kernels(mode):
+        assert huge.flip(0).shape == huge.shape
+    assert "dispatch" not in vars(mode)
+
+
+def test_onnx_debug_names_a_result_with_other_strides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("dynamo_backends.kernel_strides._may_differ", lambda target: False)
+    options = {"dump_dir": tmp_path}
+    compiled(lambda x: x.permute(0, 3, 1, 2).roll(1, 2), backend="onnx_debug", options=options)(torch.randn(2, 3, 4, 5))
+    torch._dynamo.reset()
+    [path] = tmp_path.glob("run_*/manifest.json")
+    [graph] = json.loads(path.read_text())["graphs"]
+    assert "strides" in graph["verdict"]
+
+
+def test_a_sample_of_the_list_of_operators_that_agree() -> None:
+    names = ["roll", "add", "cat", "nn.functional.max_pool2d", "transpose", "nn.functional.gelu", "clone"]
+    found = strides_sweep.outcomes(strides_sweep.recorded(names), processes=2)
+    assert found["aten::roll"].differed, "the list would be of everything"
+    assert strides_sweep.wrongly_listed(found) == []
