@@ -33,6 +33,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .events import count
+from .layout import order_of
+from .runtime.strides import strides_in_order
 
 logger = logging.getLogger(__name__)
 
@@ -245,18 +247,8 @@ def _wanted(value: torch.Tensor, strides: Strides) -> Sequence[Any] | None:
         return None
     if not any(isinstance(item, torch.SymInt) for item in (*value.shape, *value.stride())):
         return strides
-    expected: dict[int, Any] = {}
-    stride: Any = 1
-    for dim in reversed(order_of(value, strides)):
-        expected[dim] = stride
-        stride = stride * value.shape[dim]
-    wanted = [expected[dim] for dim in range(value.ndim)]
+    wanted = strides_in_order(order_of(value, strides), value.shape)
     return wanted if [_hint(stride) for stride in wanted] == list(strides) else None
-
-
-def order_of(value: torch.Tensor, strides: Strides) -> list[int]:
-    """The dimensions in the order of memory, the slowest first; among equal strides, a size of one comes last."""
-    return sorted(range(value.ndim), key=lambda dim: (-strides[dim], _hint(value.shape[dim]) == 1))
 
 
 def decompositions_as_kernels(table: Table) -> dict[Any, Callable[..., Any]]:
@@ -283,14 +275,17 @@ def _decomposed(target: torch._ops.OpOverload, function: Callable[..., Any], *ar
 
 
 def _copied_to(value: object, strides: Strides | None) -> object:
-    """A tensor copied to memory in another order, where strides that address something differ."""
+    """A tensor copied to memory in another order, where its strides would be others."""
     if strides is None or not isinstance(value, torch.Tensor) or len(strides) != value.ndim:
         return value
     sizes = [_hint(size) for size in value.shape]
     now = [_hint(stride) for stride in value.stride()]
-    if 0 in sizes or all(size == 1 or a == b for size, a, b in zip(sizes, now, strides, strict=True)):
-        return value
     order = order_of(value, strides)
+    addressed = [dim for dim, size in enumerate(sizes) if size != 1]
+    if 0 in sizes or now == list(strides):
+        return value
+    if strides_in_order(order, sizes) != list(strides) and all(now[dim] == strides[dim] for dim in addressed):
+        return value  # a copy would not have them either
     return (
         value.permute(order)
         .clone(memory_format=torch.contiguous_format)

@@ -9,6 +9,8 @@ from typing import TypeAlias
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from .runtime.strides import ExactStrides, strides_in_order
+
 Size: TypeAlias = "int | torch.SymInt"
 
 
@@ -26,18 +28,19 @@ class Layout:
     strides: tuple[int, ...] | None = None
     is_symbolic: bool = False
 
-    def exact_strides(self, tensor: torch.Tensor) -> tuple[int, ...] | None:
+    def exact_strides(self, tensor: torch.Tensor) -> ExactStrides | None:
         """All strides of a tensor of this layout, where those of dimensions of size one are not those of new memory in
-        this order; else ``None``, as where sizes are symbolic."""
+        this order; else ``None``, as where they do not follow from symbolic sizes."""
         sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
-        if self.strides is not None or not all(isinstance(item, int) for item in (*sizes, *strides)) or 0 in sizes:
+        if self.strides is not None or self.is_symbolic or 0 in sizes:
             return None
-        order = range(len(sizes)) if self.permutation is None else self.permutation
-        new, stride = {}, 1
-        for dim in reversed(order):
-            new[dim] = stride
-            stride *= sizes[dim]
-        return None if [new[dim] for dim in range(len(sizes))] == list(strides) else strides
+        own = tuple(range(len(sizes))) if self.permutation is None else self.permutation
+        if _are(strides_in_order(own, sizes), strides):
+            return None
+        if all(isinstance(item, int) for item in (*sizes, *strides)):
+            return ExactStrides(numbers=strides)
+        order = order_of(tensor, strides)
+        return ExactStrides(order=order) if _are(strides_in_order(order, sizes), strides) else None
 
 
 ROW_MAJOR = Layout()
@@ -69,6 +72,17 @@ def significant_strides(tensor: torch.Tensor) -> list[int]:
     if tensor.layout is not torch.strided or tensor.numel() == 0:
         return []
     return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+def order_of(tensor: torch.Tensor, strides: Sequence[Size]) -> tuple[int, ...]:
+    """The dimensions in the order of memory, the slowest first; among equal strides, a size of one comes last."""
+    hints = [_hint(stride) for stride in strides]
+    return tuple(sorted(range(len(hints)), key=lambda dim: (-(hints[dim] or 0), _hint(tensor.shape[dim]) == 1)))
+
+
+def _are(first: Sequence[Size], second: Sequence[Size]) -> bool:
+    """Whether strides are the same, whatever symbolic sizes will be."""
+    return all(statically_known_true(a == b) for a, b in zip(first, second, strict=True))
 
 
 def _is_row_major(sizes: Sequence[Size], strides: Sequence[Size]) -> bool:

@@ -20,6 +20,7 @@ from ..reasons import Kind, Reason
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.executable import Executable
 from ..runtime.settings import SessionSettings
+from ..runtime.strides import ExactStrides
 from .code import CannotStoreError, decode_graph, encode_graph
 from .description import bytes_of, check_plain, constants
 from .store import Record
@@ -212,8 +213,8 @@ def _encode_executable(executable: Executable) -> dict[str, Any]:
         ],
         "outputs": [
             [
-                *(item.name, _name(item.dtype), item.is_number, item.permutation, item.strides, item.exact),
-                *(item.sizes, str(item.device)),
+                *(item.name, _name(item.dtype), item.is_number, item.permutation, item.strides),
+                *(item.exact and dataclasses.astuple(item.exact), item.sizes, str(item.device)),
             ]
             for item in executable.outputs
         ],
@@ -238,7 +239,7 @@ def _decode_executable(encoded: Mapping[str, Any], model: bytes) -> Executable:
             is_number=is_number,
             permutation=_tuple(order),
             strides=_tuple(strides),
-            exact=_tuple(exact),
+            exact=exact and ExactStrides(*map(_tuple, exact)),
             sizes=_sizes(sizes),
             device=torch.device(device),
         )

@@ -32,6 +32,7 @@ from .expected_shapes import Size, Sizes, differs, follow, written
 from .messages import ORT_ERRORS, session_error
 from .ort_internals import CALLS, Value, Values
 from .session import Session
+from .strides import ExactStrides
 from .tensors import (
     bool_to_ort,
     memory_from_ort,
@@ -95,7 +96,7 @@ class OutputSpec:
     is_number: bool = False
     permutation: tuple[int, ...] | None = None
     strides: tuple[int, ...] | None = None
-    exact: tuple[int, ...] | None = None
+    exact: ExactStrides | None = None
     sizes: tuple[Size, ...] | None = None
     device: torch.device = torch.device("cpu")
 
@@ -286,7 +287,7 @@ def _present(memory: torch.Tensor, spec: OutputSpec) -> torch.Tensor | int | boo
         return tensor.item()
     if spec.exact is not None:
         shape = tensor.shape if spec.permutation is None else [tensor.shape[i] for i in spec.inverse]
-        return tensor.as_strided(shape, spec.exact).detach()
+        return tensor.as_strided(shape, spec.exact.of(shape)).detach()
     if spec.permutation is not None:
         return tensor.permute(spec.inverse).detach()
     if spec.strides is not None:
