@@ -28,7 +28,6 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from passes.engine.fx.snapshot import RecordedGraph
 from passes.engine.locks import Lock
 from passes.engine.registry import are_only_built_in
 from passes.order import LOOKED_FOR
@@ -48,7 +47,7 @@ from .kernel_strides import fake_tensors_as_kernels
 from .observer import Observer
 from .options import Options
 from .placing import boxed_code
-from .safety_net import caught, is_for_others
+from .safety_net import or_as_it_was
 from .ways import Ways, ways_of
 
 if TYPE_CHECKING:
@@ -291,14 +290,14 @@ class Pipeline:
         partition: Callable[[fx.GraphModule], tuple[fx.GraphModule, fx.GraphModule]],
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """What ``partition`` makes of the joint graph; if it fails, PyTorch's partitioner, without our passes."""
-        recorded = RecordedGraph(joint)
-        try:
-            return partition(joint)
-        except Exception as error:
-            if self.options.fallback == "error" or is_for_others(error):
-                raise
-            caught("the stage joint", error, "PyTorch partitions the graph")
-            return aot.plain_partition(recorded.before(), inputs, **kwargs)
+        return or_as_it_was(
+            joint,
+            lambda: partition(joint),
+            lambda graph: aot.plain_partition(graph, inputs, **kwargs),
+            what="the stage joint",
+            instead="PyTorch partitions the graph",
+            must_compile=lambda: self.options.fallback == "error",
+        )
 
     def _or_in_pytorch(
         self, name: GraphName | None, module: fx.GraphModule, compile_it: Callable[[fx.GraphModule], Runner]
@@ -310,21 +309,25 @@ class Pipeline:
             module: the graph; changed in place.
             compile_it: compiles it.
         """
-        recorded = RecordedGraph(module)
         with _disable_current_modes():
             random_state = torch.get_rng_state()
-        try:
-            return aot.boxed(compile_it(module))
-        except Exception as error:
-            if self.options.fallback == "error" or is_tried() or is_for_others(error):
-                raise
+
+        def failed(error: Exception) -> None:
             with _disable_current_modes():
                 torch.set_rng_state(random_state)
-            caught(f"the compile of {name or 'a graph'}", error, "PyTorch runs the graph")
             if name is not None:
                 why = f"the compile failed, PyTorch runs it: {type(error).__name__}: {first_line(str(error))}"
                 self.observer.not_compiled(name, why)
-            return aot.boxed(boxed_code(recorded.before()))
+
+        return or_as_it_was(
+            module,
+            lambda: aot.boxed(compile_it(module)),
+            lambda graph: aot.boxed(boxed_code(graph)),
+            what=f"the compile of {name or 'a graph'}",
+            instead="PyTorch runs the graph",
+            must_compile=lambda: self.options.fallback == "error" or is_tried(),
+            failed=failed,
+        )
 
     def _ways(self, module: fx.GraphModule, arguments: Sequence[object]) -> Ways | None:
         if self._lowering is not None:

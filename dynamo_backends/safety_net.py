@@ -105,22 +105,48 @@ def never_fails(what: str, instead: str, otherwise: Callable[[], U]) -> Callable
     return decorate
 
 
+def or_as_it_was(
+    module: fx.GraphModule,
+    compile_it: Callable[[], T],
+    in_pytorch: Callable[[fx.GraphModule], U],
+    *,
+    what: str,
+    instead: str,
+    must_compile: Callable[[], bool],
+    failed: Callable[[Exception], object] = lambda error: None,
+) -> T | U:
+    """What is compiled of a graph; if that fails, what ``in_pytorch`` makes of the graph as it was.
+
+    Args:
+        module: the graph; ``compile_it`` may change it in place.
+        compile_it: compiles it.
+        in_pytorch: makes something of it that PyTorch runs.
+        what: what may fail, for the log.
+        instead: what happens then, for the log.
+        must_compile: asked after a failure; whether it is raised (``fallback="error"``).
+        failed: is told of a failure that is not raised.
+    """
+    recorded: RecordedGraph | None = None
+    try:
+        recorded = RecordedGraph(module)
+        return compile_it()
+    except Exception as error:
+        if is_for_others(error) or must_compile():
+            raise
+        caught(what, error, instead)
+        failed(error)
+        return in_pytorch(module if recorded is None else recorded.before())
+
+
 def or_captured(
     module: fx.GraphModule, compile_it: Callable[[], Callable[..., object]], *, must_compile: Callable[[], bool]
 ) -> Callable[..., object]:
-    """What Dynamo calls instead of its graph: what is compiled, or the graph as captured if that fails.
-
-    Args:
-        module: Dynamo's graph; ``compile_it`` may change it in place.
-        compile_it: compiles it.
-        must_compile: asked after a failure; whether it is raised (``fallback="error"``).
-    """
-    captured = RecordedGraph(module)
-    try:
-        return compile_it()
-    except Exception as error:
-        if must_compile() or is_for_others(error):
-            raise
-        caught("the compile of a graph", error, "PyTorch runs the graph as the backend 'eager' does")
-        result: Callable[..., object] = captured.before().forward
-        return result
+    """What Dynamo calls instead of its graph: what is compiled, or the graph as captured, see ``or_as_it_was``."""
+    return or_as_it_was(
+        module,
+        compile_it,
+        lambda captured: captured.forward,
+        what="the compile of a graph",
+        instead="PyTorch runs the graph as the backend 'eager' does",
+        must_compile=must_compile,
+    )

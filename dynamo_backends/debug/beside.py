@@ -21,6 +21,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from ..events import count
 from ..exporter.known_wrong import is_uninitialized
 from ..numerics.differences import is_discrete, same_number
 from ..numerics.distance import dense, is_same_in_float64
@@ -126,6 +127,7 @@ class Beside:
             except (
                 Exception
             ) as error:  # whatever it is, the stage is then looked at in full, where it shows and is said
+                count("stages_compared_in_full")
                 logger.debug("%s is looked at in full: %s: %s", node.name, type(error).__name__, error)
                 self._failed = True
                 self._values.clear()

@@ -224,14 +224,19 @@ class ComparedEntry:
 
     def __call__(self, *args: object) -> object:
         chosen: ChosenRun | None = None
+        call: Call | None = None
         try:
             self._captured.release_references()
             chosen = self._choice.begin(args) if self._is_open() and are_plain(args) else None
+            if chosen is not None:
+                call = self._captured.call_for(args)
         except Exception as error:
+            if chosen is not None:
+                self._choice.fail(chosen)
+                chosen = None
             self._failed(error)
         if chosen is None:
             return self._compiled(*args)
-        call = self._captured.call_for(args)
         try:
             results = self._captured.called(self._compiled, args, call)
         except BaseException:
