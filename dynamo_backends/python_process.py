@@ -1,7 +1,8 @@
 """Python in a subprocess, which imports nothing from the current folder.
 
 ``python -m`` and ``python -c`` put the current folder in front of ``sys.path``, where a ``json.py`` or ``numpy.py``
-would be executed. ``-P`` leaves it out; ``PYTHONPATH`` and editable installs work as ever.
+would be executed. ``-P`` leaves it out; ``PYTHONPATH`` and editable installs work as ever, but for entries that are
+relative to the current folder.
 
 ::
 
@@ -46,6 +47,13 @@ def worker_command(module: str) -> list[str]:
         module: its absolute name, in this distribution.
     """
     return [sys.executable, "-P", "-c", _START, _ROOT, module]
+
+
+def worker_environment() -> dict[str, str]:
+    """This process's environment, without the entries of ``PYTHONPATH`` that depend on the current folder."""
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(path)]
+    others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {**others, "PYTHONPATH": os.pathsep.join(paths)} if paths else others
 
 
 class WorkerStartError(RuntimeError):
@@ -113,6 +121,7 @@ class Worker:
                 stderr=errors,
                 text=True,
                 encoding="utf-8",
+                env=worker_environment(),
             )
             line, timed_out = _exchange(process, None, _START_SECONDS)
             if line == _READY:

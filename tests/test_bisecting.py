@@ -690,8 +690,9 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_current_folder_is_no_package_of_a_subprocess(hostile: Path) -> None:
-    with Runner() as runner:
+def test_the_current_folder_is_no_package_of_a_subprocess(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Runner() as runner, monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(["", ".", os.environ["PYTHONPATH"]]))
         outcome = runner.run(trivial_model(), {"x": np.ones(1, np.float32)}, PLAIN)
     assert outcome.kind == "ran", outcome
     settings = dataclasses.replace(PLAIN, custom_op_libraries=("/planted.so",))

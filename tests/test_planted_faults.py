@@ -361,13 +361,14 @@ def test_inputs_that_are_changed_in_place(keep: bool, tmp_path: Path) -> None:
     assert (graph["verdict"], graph["unchecked"]) == ("ok", [])
 
 
-def test_a_reference_that_is_not_float64_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [RuntimeError, AssertionError, ValueError])
+def test_a_reference_that_is_not_float64_is_said(error: type[Exception], tmp_path: Path) -> None:
     """An operator of one's own that float64 does not have."""
 
     @torch.library.custom_op("planted::single_only", mutates_args=())
     def single_only(x: torch.Tensor) -> torch.Tensor:
         if x.dtype is not torch.float32:
-            raise RuntimeError("float32 only")
+            raise error("float32 only")
         return x * 2
 
     single_only.register_fake(torch.empty_like)
@@ -378,6 +379,7 @@ def test_a_reference_that_is_not_float64_is_said(tmp_path: Path) -> None:
     assert graph["verdict"] == "ok"
     assert any("single_only" in item and "float32 only" in item for item in graph["unchecked"])
     assert "not checked: " in graph["note"]
+    assert counted("internal_failures") == 0
     assert counted("unchecked_values") > 0
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..python_process import worker_command
+from ..python_process import worker_command, worker_environment
 
 
 class WorkerError(Exception):
@@ -49,7 +49,7 @@ class Process:
             stderr=self._errors,
             text=True,
             encoding="utf-8",
-            env={**os.environ, **environment},
+            env={**worker_environment(), **environment},
             start_new_session=True,  # so that what it starts (Inductor's compilers) ends with it
         )
         self._answers: queue.Queue[str | None] = queue.Queue()

@@ -19,6 +19,7 @@ from ..dumps.blame import Cause, Kind
 from ..exporter.locations import where
 from ..numerics.again import as_float64
 from ..numerics.differences import value_difference
+from ..numerics.exact import REFUSALS
 from ..numerics.randomness import is_random
 from .interpreter import Interpreter
 from .stages import Culprit
@@ -57,7 +58,7 @@ class DecompositionCheck(TorchDispatchMode):
             return
         try:
             exact = as_float64(operator, args, kwargs)
-        except (RuntimeError, TypeError, NotImplementedError):  # no float64 of it: nothing to be judged by
+        except REFUSALS:  # no float64 of it: nothing to be judged by
             return
         native = operator(*args, **kwargs)
         for values in zip(*(pytree.tree_leaves(item) for item in (native, exact, result)), strict=False):

@@ -60,7 +60,7 @@ def first_wrong_node_in_float64(
     """The same where both graphs compute in float64 alone.
 
     Raises:
-        RuntimeError, NotImplementedError, TypeError: PyTorch has no float64 of one of the operators.
+        REFUSALS: PyTorch has no float64 of one of the operators.
     """
     unit = _coarsest_unit([*_values(before), *arguments])
     allowed = unit * (_UNITS_OF_HALF if unit >= torch.finfo(torch.float16).eps else _UNITS)

@@ -26,7 +26,7 @@ from ..errors import first_line
 from ..exporter.locations import user_name, where
 from ..numerics.differences import Deviation, is_discrete, same_number, value_difference
 from ..numerics.distance import FLOAT64_ROUNDING, distance
-from ..numerics.exact import WHATEVER_THE_FAKE_RESULT
+from ..numerics.exact import REFUSALS, WHATEVER_THE_FAKE_RESULT
 from ..numerics.twice import NotRepeatableError, Results, Twice
 from .beside import Beside, can_read_along, compute
 from .first_node import first_wrong_node, first_wrong_node_in_float64
@@ -220,7 +220,7 @@ class StageGraphs:
         try:
             with torch.no_grad():
                 node = first_wrong_node_in_float64(before, after, arguments, torch.get_rng_state())
-        except (RuntimeError, NotImplementedError, TypeError) as error:  # an operator without float64
+        except REFUSALS as error:  # an operator without float64
             self.unchecked.append(f"{step.cause}: what rounding may do, in float64 alone: {first_line(str(error))}")
             return None
         return Culprit(node[0], node[1], step.cause, node[2]) if node is not None else None

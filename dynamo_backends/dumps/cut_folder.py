@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from ..numerics.rounding import rounding_units
+from ..python_process import worker_environment
 from ..runtime.custom_operators import libraries_of_environment
 from .candidates import LONGEST, Feeds, Outcome, did_not_end, how_it_ended, write_model
 from .differences import epsilon, smallest_normal
@@ -116,7 +117,7 @@ def run_repro(folder: Path) -> Fresh:
     try:
         # -P: the folder may have been there before, with a file that is called like a package
         command = [sys.executable, "-P", str(folder / "repro.py")]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, env=worker_environment())
     except subprocess.TimeoutExpired:
         return Fresh("crashed", did_not_end())
     lines = ended.stdout.strip().splitlines()

@@ -28,6 +28,9 @@ WIDER = {
     torch.complex64: torch.complex128,
 }
 
+REFUSALS = (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError)
+"""What an operator raises of arguments in a dtype that it does not take; one that is written in Python asserts."""
+
 BIT_CASTS = {aten.view.dtype}
 
 
@@ -128,7 +131,7 @@ def call_exact(function: Function, args: Any, kwargs: Any) -> object:
     inside; see ``CallAgain`` for one of which that matters.
 
     Raises:
-        RuntimeError, NotImplementedError, TypeError: PyTorch has no float64 of it.
+        REFUSALS: PyTorch has no float64 of it.
     """
     if not _has_float64(function):
         raise NotImplementedError(f"no float64 of {function}")
@@ -158,7 +161,7 @@ def call_exact_beside(
         return pytree.tree_map(widen, eager()), ""
     try:
         result = call_exact(function, args, kwargs)
-    except (RuntimeError, NotImplementedError, TypeError) as error:  # a kernel for the low precision only
+    except REFUSALS as error:  # a kernel for the low precision only
         return pytree.tree_map(widen, eager()), f"{type(error).__name__}: {error}".splitlines()[0]
     if all(leaf is None or _has_float(leaf) for leaf in pytree.tree_leaves(result)):
         return pytree.tree_map(widen, result), ""
@@ -208,7 +211,7 @@ def run_only_exact(node: fx.Node, environment: Environment) -> object:
         environment: the float64 values of what it reads.
 
     Raises:
-        RuntimeError, NotImplementedError, TypeError: PyTorch has no float64 of it.
+        REFUSALS: PyTorch has no float64 of it.
     """
     args, kwargs = arguments(node, environment)
     return pytree.tree_map(widen, call_exact(function_of(node), args, kwargs))
@@ -249,7 +252,7 @@ def of_default_dtype(function: Callable[..., object], args: Any, kwargs: dict[st
     for other_args, other_kwargs in _other_calls(function, args, kwargs):
         try:
             result = function(*other_args, **other_kwargs)
-        except (RuntimeError, NotImplementedError, TypeError):  # it does not take its arguments that way
+        except REFUSALS:  # it does not take its arguments that way
             continue
         if not _is_narrow(result):
             return result

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from ..collectives import is_collective
 from .differences import largest
-from .exact import BIT_CASTS, WIDER, of_default_dtype, widen
+from .exact import BIT_CASTS, REFUSALS, WIDER, of_default_dtype, widen
 from .products import Products, SharedProducts
 from .randomness import PrivateRandomness, draws_numbers
 
@@ -454,7 +454,7 @@ class Float64(TorchDispatchMode):
     def _compute(self, func: Any, args: Any, kwargs: Any) -> object:
         try:
             result = func(*args, **kwargs)
-        except (RuntimeError, NotImplementedError, TypeError) as error:
+        except REFUSALS as error:
             return self._in_low_precision(func, args, kwargs, error)
         if not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable:
             return result
