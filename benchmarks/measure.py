@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import gc
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -43,8 +44,11 @@ Step: TypeAlias = Callable[[Callable[..., Any]], object]
 """Calls a model once, be it compiled or not."""
 
 NO_PASSES = Switches(disable=("*",))
-_VARIANTS_AT_ONCE = 10
-"""Variants that are kept and timed together; each holds the weights once more."""
+_VARIANTS_AT_ONCE = 7
+"""Variants that are kept and timed together, besides ``_SAME``; each holds the weights once more."""
+
+_SAME = ("default", "default again", "default once more", "default a fourth time")
+"""Variants with all passes, compiled one by one: how much their times differ is what a compile adds by chance."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +163,7 @@ class Measurement:
         self.inputs = self.entry.inputs()
 
     def run(self) -> Json:
-        with dynamo_config.patch(recompile_limit=2 * _VARIANTS_AT_ONCE):  # each variant is an entry for the same code
+        with dynamo_config.patch(recompile_limit=3 * _VARIANTS_AT_ONCE):  # each variant is an entry for the same code
             return self._run()
 
     def _run(self) -> Json:
@@ -254,7 +258,9 @@ class Measurement:
         """Adds to ``by_pass`` what each pass gains in a step; returns what a pass that does nothing would seem to gain.
 
         For a pass that is on and fired, all but this one are compared with all; for one that is off by default, the
-        default with the default and this one. Both ways, positive is what the pass is good for.
+        default with the default and this one. Both ways, positive is what the pass is good for. A standard error is
+        that of the rounds and that of the compile: equal variants, compiled one by one, differ by more than the rounds
+        of one of them tell.
         """
         toggles = {
             item.name: Switches(disable=(item.name,))
@@ -266,22 +272,23 @@ class Measurement:
         names = list(toggles)
         for start in range(0, max(len(names), 1), _VARIANTS_AT_ONCE):
             _forget_compiled()
-            default, again = (compile_variant(self.model, step, Switches()) for _ in range(2))
+            same = {name: compile_variant(self.model, step, Switches()) for name in _SAME}
+            default = same["default"]
             batch = names[start : start + _VARIANTS_AT_ONCE]
             variants = {name: compile_variant(self.model, step, toggles[name]) for name in batch}
-            timed = {"default": default, "default again": again, **variants}
-            functions = {name: functools.partial(step, variant.call) for name, variant in timed.items()}
+            functions = {name: functools.partial(step, variant.call) for name, variant in {**same, **variants}.items()}
             rounds = milliseconds_by_round(functions, self.settings.pass_rounds)
+            between = statistics.stdev(statistics.median(rounds[name]) for name in _SAME)
             if not noise:
-                noise = _gained(rounds["default again"], rounds["default"])
+                noise = _gained(rounds["default again"], rounds["default"], between)
             for name, variant in variants.items():
                 if toggles[name].disable:
                     saved = variant.nodes - default.nodes
-                    gained = _gained(rounds[name], rounds["default"])
+                    gained = _gained(rounds[name], rounds["default"], between)
                 else:
                     by_pass[name] = _by_pass(variant.recorder.results)[name]
                     saved = default.nodes - variant.nodes
-                    gained = _gained(rounds["default"], rounds[name])
+                    gained = _gained(rounds["default"], rounds[name], between)
                 by_pass[name] |= {"saved_nodes": saved, **gained}
         return noise
 
@@ -351,9 +358,10 @@ def _by_pass(results: Sequence[PassResult]) -> dict[str, Json]:
     return found
 
 
-def _gained(without: Sequence[float], with_it: Sequence[float]) -> Json:
+def _gained(without: Sequence[float], with_it: Sequence[float], between: float) -> Json:
+    """The gain; ``between`` is the standard deviation between equal variants."""
     difference, error = median_difference(without, with_it)
-    return {"gained_milliseconds": difference, "standard_error": error}
+    return {"gained_milliseconds": difference, "standard_error": math.hypot(error, between)}
 
 
 def _latency(functions: Mapping[str, Callable[[], object]], rounds: int) -> Json:
