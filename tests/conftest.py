@@ -8,10 +8,13 @@ A test says what it compiles and with what it calls it; ``assert_same_as_eager``
 
 from __future__ import annotations
 
+import collections
 import copy
 import itertools
 import os
+import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,6 +37,51 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Tests given by name, and tests with ``-s``, run in this process; otherwise xdist counts the cores."""
     by_name = all("::" in argument for argument in config.args)
     return 0 if by_name or config.option.capture == "no" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Notes the processor time of each test, with that of the processes that it started and waited for."""
+    before = _processor_seconds()
+    item.user_properties.append(("processor_seconds_before", before))
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    if call.when == "teardown":
+        before = dict(item.user_properties)["processor_seconds_before"]
+        item.user_properties.append(("processor_seconds", _processor_seconds() - before))
+    return (yield)
+
+
+def _processor_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+_seconds_by_file: collections.Counter[str] = collections.Counter()
+_tests_by_file: collections.Counter[str] = collections.Counter()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "teardown":
+        file = report.nodeid.split("::")[0].removeprefix("tests/")
+        _seconds_by_file[file] += dict(report.user_properties)["processor_seconds"]
+        _tests_by_file[file] += 1
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Writes what each file took into ``durations.txt``, after a run of the whole suite in which all passed."""
+    option = session.config.option
+    is_whole = session.config.args == session.config.getini("testpaths") and not (option.keyword or option.markexpr)
+    if exitstatus or not is_whole or "PYTEST_XDIST_WORKER" in os.environ or option.deselect:
+        return
+    rows = sorted(_seconds_by_file.items(), key=lambda row: (-round(row[1]), row[0]))
+    total, tests = sum(_seconds_by_file.values()), _tests_by_file.total()
+    lines = [f"{total / 60:.0f} minutes of processor time, {tests} tests, {platform.machine()}; seconds, tests, file:"]
+    lines += [f"{seconds:5.0f} {_tests_by_file[file]:5d}  {file}" for file, seconds in rows]
+    Path(__file__).with_name("durations.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class Kind(str, enum.Enum):
+class Kind(enum.StrEnum):
     """Which kind of thing a verdict blames.
 
     ``name`` below is that of the cause.

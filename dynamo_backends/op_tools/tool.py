@@ -23,7 +23,7 @@ from .modes import InstalledMode, aside, in_transform
 from .names import dispatcher_name, is_query, name_of
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 logger = logging.getLogger(__name__)
 
