@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -143,17 +143,40 @@ def compiled_difference(
     gradients: bool = False,
     compare: Compare = difference,
 ) -> str | None:
-    """How ``op`` on ``sample`` through a backend differs from eager: results, shared memory, changed arguments,
+    """How ``op`` on ``sample`` through a backend differs from eager, see ``difference_from_eager``."""
+    return difference_from_eager(
+        lambda arguments: call(op, arguments),
+        (sample.input, sample.args, sample.kwargs),
+        backend=backend,
+        dynamic=dynamic,
+        gradients=gradients,
+        compare=compare,
+    )
+
+
+def difference_together(pairs: Sequence[tuple[OpInfo, SampleInput]]) -> str | None:
+    """How operators that are compiled as one function differ from eager, see ``difference_from_eager``."""
+    return difference_from_eager(
+        lambda many: [call(op, arguments) for (op, _), arguments in zip(pairs, many, strict=True)],
+        [(sample.input, sample.args, sample.kwargs) for _, sample in pairs],
+    )
+
+
+def difference_from_eager(
+    run: Callable[[Any], object],
+    arguments: object,
+    *,
+    backend: str = "onnxrt",
+    dynamic: bool | None = False,
+    gradients: bool = False,
+    compare: Compare = difference,
+) -> str | None:
+    """How a function of its arguments through a backend differs from eager: results, shared memory, changed arguments,
     gradients.
 
     Raises:
         Whatever the backend raises where eager does not.
     """
-
-    def run(arguments: object) -> object:
-        return call(op, arguments)
-
-    arguments = (sample.input, sample.args, sample.kwargs)
     ours, theirs = copy_of(arguments), copy_of(arguments)
     seed()
     expected = run(theirs)
