@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .events import count
 from .layout import order_of
-from .runtime.strides import strides_in_order
+from .strides import strides_in_order
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +73,8 @@ def _is_asked(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return False
     if not all(leaf.device.type == "cpu" for leaf in tensors):
         return False
+    if target is torch.ops.aten.view.default and list(args[0].shape) == list(args[1]):
+        return False  # AOTAutograd makes tangents so, which shall have all strides of the results
     name = target.name()  # type: ignore[attr-defined]
     if name in _agreeing()["without_ones"] and not any(map(_is_ambiguous, tensors)):
         return False

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from .runtime.strides import ExactStrides, strides_in_order
+from .strides import ExactStrides, strides_in_order
 
 Size: TypeAlias = "int | torch.SymInt"
 
@@ -32,7 +32,7 @@ class Layout:
         """All strides of a tensor of this layout, where those of dimensions of size one are not those of new memory in
         this order; else ``None``, as where they do not follow from symbolic sizes."""
         sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
-        if self.strides is not None or self.is_symbolic or 0 in sizes:
+        if self.strides is not None or self.is_symbolic:
             return None
         own = tuple(range(len(sizes))) if self.permutation is None else self.permutation
         if _are(strides_in_order(own, sizes), strides):

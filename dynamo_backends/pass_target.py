@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 
 import onnx_ir as ir
+import torch
 from torch import fx
 
 from passes.engine.manager import Inferred, Target, register_backend
@@ -16,7 +17,7 @@ from .options import Options
 from .reasons import Reason
 from .regions import Support
 from .runtime.kernels import check, refusal_of_node
-from .runtime.providers import Provider, provider_name
+from .runtime.providers import Provider, only_cpu, provider_name
 from .runtime.result_types import result_types
 
 BACKEND = "onnxrt"
@@ -31,6 +32,7 @@ def pass_target(options: Options, support: Support) -> Target:
         backend=BACKEND,
         providers=tuple(provider_name(provider) for provider in options.providers),
         opset=options.opset,
+        multiplies_bfloat16=only_cpu(options.providers) and has_units_for_bfloat16(),
         threads=options.threads,
         decompositions=functools.partial(decomposition_table, options.opset),
         refuses=functools.partial(_refuses, options.providers, options.opset),
@@ -38,6 +40,13 @@ def pass_target(options: Options, support: Support) -> Target:
         infers=functools.partial(_infers, options.providers, options.opset),
         objection=functools.partial(_objection, options.providers),
     )
+
+
+def has_units_for_bfloat16() -> bool:
+    """Whether this processor has matrix units for bfloat16 (AMX), with which PyTorch is 1.6 to 2.5 times as fast as
+    ONNX Runtime in float32; with AVX-512's instructions for bfloat16 ONNX Runtime is 1.2 to 1.35 times as fast, with
+    neither 3 to 25 times."""
+    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
 
 def _objection(providers: Sequence[Provider], model: ir.Model) -> str | None:

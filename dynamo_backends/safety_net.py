@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
+import torch
 from torch import fx
 from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, TorchDynamoException
 
@@ -127,10 +128,12 @@ def or_as_it_was(
         failed: is told of a failure that is not raised.
     """
     recorded: RecordedGraph | None = None
+    levels = torch._C._functorch.get_dynamic_layer_stack_depth()
     try:
         recorded = RecordedGraph(module)
         return compile_it()
     except Exception as error:
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(levels)  # a trace of vmap or grad ended half-way
         if is_for_others(error) or must_compile():
             raise
         caught(what, error, instead)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 import torch
@@ -14,12 +16,30 @@ from test_models import without_dropout
 from torch import fx, nn
 from zoo import ZOO, scalar
 
+from dynamo_backends import pass_target
 from passes.engine.manager import PassManager
 
 FIRED = "pass post_grad.bfloat16_in_float32"
 
 ROUNDING = {"rtol": 2**-7, "atol": 1e-2}
 """Sums in another order: one or two roundings of values of about 1."""
+
+
+@pytest.fixture(autouse=True)
+def without_units_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pass_target, "has_units_for_bfloat16", lambda: False)
+
+
+Function: TypeAlias = "Callable[..., object]"
+
+
+def beside_a_product(function: Function) -> Function:
+    """The function in a graph that multiplies matrices, too."""
+
+    def call(x: torch.Tensor, *args: torch.Tensor) -> object:
+        return function(x, *args), x.detach()[..., None] @ torch.ones(1, 1, dtype=torch.bfloat16)
+
+    return call
 
 
 def bf16(*shape: int, requires_grad: bool = False) -> torch.Tensor:
@@ -34,14 +54,16 @@ def test_a_matrix_product_runs_on_onnx() -> None:
 
 def test_every_operator_rounds_as_in_eager() -> None:
     """Without the rounding between them 256 + 1 + 1 + 1 would be 259."""
-    assert_same_as_eager(lambda x: x + 1 + 1 + 1, torch.full((3,), 256.0).bfloat16(), tolerance={"rtol": 0, "atol": 0})
-    assert counted(FIRED) == 3
+    function = beside_a_product(lambda x: x + 1 + 1 + 1)
+    assert_same_as_eager(function, torch.full((3,), 256.0).bfloat16(), tolerance={"rtol": 0, "atol": 0})
+    assert counted(FIRED) >= 4
     assert_on_onnx()
 
 
 def test_a_value_is_cast_once() -> None:
     """x is read by three operators."""
 
+    @beside_a_product
     def function(x: torch.Tensor) -> torch.Tensor:
         return (x + 1) * x - x
 
@@ -68,33 +90,36 @@ def test_a_value_is_cast_once() -> None:
 def test_numbers_are_rounded_before_they_are_compared(name: str, number: float) -> None:
     """Eager rounds the number: the bfloat16 next to 0.1 is not greater than 0.1."""
     x = torch.tensor([number, number * 1.01, number * 0.99, -number, float("nan"), float("inf")]).bfloat16()
-    assert_same_as_eager(lambda x: getattr(torch, name)(x, number), x)
+    assert_same_as_eager(beside_a_product(lambda x: getattr(torch, name)(x, number)), x)
 
 
 def test_numbers_that_an_operator_jumps_at() -> None:
     x = torch.tensor([0.1, -0.1, 0.3, 1.7, 5.0]).bfloat16()
-    assert_same_as_eager(lambda x: (F.threshold(x, 0.1, 7.0), F.hardshrink(x, 0.3), torch.fmod(x, 0.1)), x)
+    function = beside_a_product(lambda x: (F.threshold(x, 0.1, 7.0), F.hardshrink(x, 0.3), torch.fmod(x, 0.1)))
+    assert_same_as_eager(function, x)
 
 
 def test_operators_that_see_the_dtype_are_left_alone() -> None:
     x = torch.tensor([float("inf"), 1.0, float("nan"), 3e38]).bfloat16()
-    assert_same_as_eager(lambda x, y: (torch.nextafter(x, y), x.view(torch.int16) + 1), x, x.flip(0))
-    assert counted(FIRED) == 0
-    assert_same_as_eager(torch.nan_to_num, x)
+    function = beside_a_product(lambda x, y: (torch.nextafter(x, y), x.view(torch.int16) + 1))
+    assert_same_as_eager(function, x, x.flip(0))
+    assert counted("nodes_in_pytorch") > 0
+    assert_same_as_eager(beside_a_product(torch.nan_to_num), x)
 
 
 def test_several_results_and_mixed_dtypes() -> None:
     """Layer norm's mean is bfloat16 if its weight is, else float32: then it is decomposed into one of float32."""
     for dtype in (torch.bfloat16, torch.float32):
         norm = nn.LayerNorm(16).to(dtype)
-        assert_same_as_eager(norm, bf16(4, 16, requires_grad=True), tolerance=ROUNDING)
+        assert_same_as_eager(beside_a_product(norm), bf16(4, 16, requires_grad=True), tolerance=ROUNDING)
     assert counted("fallback aten.native_layer_norm.default") == 0
-    assert_same_as_eager(lambda x: x.max(1), bf16(4, 16))
+    assert_same_as_eager(beside_a_product(lambda x: x.max(1)), bf16(4, 16))
     assert counted("runtime_failures") == 0
     assert_on_onnx()
 
 
 def test_dtype_arguments_and_lists() -> None:
+    @beside_a_product
     def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (
             torch.cat([x, y]) * 2,
@@ -110,6 +135,7 @@ def test_dtype_arguments_and_lists() -> None:
 
 
 def test_returned_views_stay_views() -> None:
+    @beside_a_product
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = x + 1
         return y, y.t(), y[1:], x.t(), (y * 2).view(-1)
@@ -119,6 +145,7 @@ def test_returned_views_stay_views() -> None:
 
 
 def test_an_argument_changed_in_place() -> None:
+    @beside_a_product
     def function(x: torch.Tensor) -> torch.Tensor:
         x.mul_(1.5)
         return x.exp()
@@ -236,3 +263,12 @@ def test_it_can_be_turned_off() -> None:
     assert_same_as_eager(lambda x, w: x @ w, bf16(4, 8), bf16(8, 3), settings=settings)
     assert counted(FIRED) == 0
     assert counted("fallback aten.mm.default") == 1
+
+
+def test_pytorch_keeps_what_it_is_faster_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph without products, as of an optimizer's step; and all of bfloat16 on a processor with units for it."""
+    assert_same_as_eager(lambda x: (x * 2).exp() + 1, bf16(4, 8))
+    assert counted(FIRED) == 0
+    monkeypatch.setattr(pass_target, "has_units_for_bfloat16", lambda: True)
+    assert_same_as_eager(lambda x, w: (x @ w).relu(), bf16(4, 8), bf16(8, 3), tolerance={"rtol": 0, "atol": 0})
+    assert counted(FIRED) == 0

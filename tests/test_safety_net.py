@@ -19,7 +19,7 @@ import torch
 from conftest import assert_same_as_eager, assert_same_values, compiled, counted
 from torch._dynamo.backends.common import aot_autograd
 
-from dynamo_backends import artifacts, compiling, lowering, onnx_compiler, pipeline, safety_net
+from dynamo_backends import artifacts, compiling, kernel_strides, lowering, onnx_compiler, pipeline, safety_net
 from dynamo_backends.artifacts import RunnableRegion
 from dynamo_backends.cache import graphs
 from dynamo_backends.contest import Contest
@@ -93,6 +93,19 @@ def test_a_failure_before_and_between_the_stages(where: str, monkeypatch: pytest
     monkeypatch.setattr(holder, name, broken)
     assert_runs_as_eager()
     assert counted("internal_failures") > 0
+
+
+def test_a_failure_inside_a_transform(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The levels of ``vmap`` and ``grad`` that the trace had entered are left."""
+    monkeypatch.setattr(kernel_strides, "strides_of_kernel", _On(kernel_strides.strides_of_kernel, 1))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(torch.func.grad(lambda row: (row.expand(1, 8) * row).roll(1, 0).sin().sum()))(x)
+
+    for rows in (1, 3):
+        x = torch.randn(rows, 8)
+        assert_same_values(compiled(function)(x), function(x))
+    assert counted("internal_failures") == 1
 
 
 def test_dynamos_graph_as_captured() -> None:

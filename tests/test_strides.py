@@ -84,11 +84,32 @@ def test_strides_of_one_channel(dynamic: bool) -> None:
         assert all_strides(compiled(function, dynamic=dynamic)(x)) == all_strides(function(x))
 
 
+def test_strides_of_nothing() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x[:, :0]
+        return (x + 1)[:, :0], x.diff(dim=1), y + 1, (x + 1)[:0].exp(), y @ y.mT, torch.cat([y, y], 1), y > 0
+
+    x = torch.randn(1, 1, 4, 5)
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        assert all_strides(compiled(function, dynamic=dynamic)(x)) == all_strides(function(x))
+    x = torch.randn(1, 4, 5, 1).permute(0, 3, 1, 2)
+    assert all_strides(compiled(function, dynamic=False)(x)) == all_strides(function(x))
+
+
 @pytest.mark.parametrize("layout", ["channels last", "a view that could be either", "batch last", "expanded"])
 def test_strides_of_a_graph_that_is_trained(layout: str) -> None:
     for name in ("convolution", "roll", "elementwise", "shuffle"):
         torch._dynamo.reset()
         assert_same_as_eager(FUNCTIONS[name], LAYOUTS[layout]().detach().requires_grad_())
+
+
+def test_strides_of_gradients_in_dimensions_of_size_one() -> None:
+    for sizes, strides in (((2, 1, 4, 6), (6, 1, 12, 1)), ((2, 1, 8, 8), (64, 1, 8, 1))):
+        torch._dynamo.reset()
+        x = torch.empty_strided(sizes, strides).normal_().requires_grad_()
+        compiled(lambda x: x * 2)(x).backward(torch.ones(sizes))
+        assert x.grad is not None and x.grad.stride() == strides
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -20,7 +20,7 @@ from ..reasons import Kind, Reason
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.executable import Executable
 from ..runtime.settings import SessionSettings
-from ..runtime.strides import ExactStrides
+from ..strides import ExactStrides
 from .code import CannotStoreError, decode_graph, encode_graph
 from .description import bytes_of, check_plain, constants
 from .store import Record

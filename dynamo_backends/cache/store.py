@@ -108,7 +108,10 @@ class Store:
             return None
         if not is_trusted:
             tell_once(
-                OSError(f"others may write to {path}, or it belongs to one; dynamo-backends cache --clear removes it")
+                OSError(
+                    f"others may write to entries in {self.folder}, or own them; dynamo-backends cache --clear removes "
+                    "them"
+                )
             )
             return None
         try:

@@ -25,6 +25,7 @@ import onnxruntime
 import torch
 
 from ..errors import SessionError, WrongResultError
+from ..strides import ExactStrides
 from .arena import ARENA
 from .constants import TABLE, Declaration
 from .dtypes import TORCH_DTYPES
@@ -32,7 +33,6 @@ from .expected_shapes import Size, Sizes, differs, follow, written
 from .messages import ORT_ERRORS, session_error
 from .ort_internals import CALLS, Value, Values
 from .session import Session
-from .strides import ExactStrides
 from .tensors import (
     bool_to_ort,
     memory_from_ort,
@@ -282,6 +282,8 @@ def _wrong_result(value: Value, spec: OutputSpec, known: dict[str, int]) -> Wron
 
 def _present(memory: torch.Tensor, spec: OutputSpec) -> torch.Tensor | int | bool:
     """A result as eager returns it: no view, as Dynamo's guards would ask for the sizes of what it is a view of."""
+    if not memory.numel():  # ONNX Runtime gives its strides as 0
+        memory = memory.new_empty(memory.shape)
     tensor = memory.view(torch.bool).detach() if spec.dtype is torch.bool else memory
     if spec.is_number:
         return tensor.item()

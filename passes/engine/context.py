@@ -46,6 +46,8 @@ class Target:
         backend: the name of the backend that compiles, for PyTorch's bisector.
         providers: names of the execution providers, in the order of preference.
         opset: the ONNX opset of the models.
+        multiplies_bfloat16: whether PyTorch multiplies matrices of bfloat16 there faster than the provider those of
+            float32.
         threads: how many threads a session has; ``None`` if as many as PyTorch has when it is called.
         decompositions: gives the table AOTAutograd uses, from ATen overload to function; patterns are traced with it.
         refuses: says why the providers cannot run an ONNX node, whose inputs have types and shapes, or ``None``.
@@ -58,6 +60,7 @@ class Target:
     backend: str = ""
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     opset: int = 23
+    multiplies_bfloat16: bool = False
     threads: int | None = None
     decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = dict
     refuses: Callable[[ir.Node], str | None] = _nothing_known

@@ -17,7 +17,9 @@ Not if
 2. the operator sees the bits or the limits of its dtype (``view.dtype``, ``nextafter``, ``nan_to_num``), draws random
    numbers or changes an argument;
 3. the result is a view of memory that is returned: a cast would take it out of there;
-4. the operator compares or jumps at a number that is none in bfloat16: eager rounds that number first. Comparisons
+4. PyTorch is faster: it multiplies bfloat16 by matrix units (``Target.multiplies_bfloat16``), or the graph has no
+   product and no convolution, and nothing but casts would be gained;
+5. the operator compares or jumps at a number that is none in bfloat16: eager rounds that number first. Comparisons
    (results of type bool) are given the rounded number instead.
 """
 
@@ -63,6 +65,12 @@ _VIEWS = {
 }
 """Views that any tensor has, however it lies in memory, and that are no larger before than after."""
 
+_PRODUCTS = {
+    *(aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.dot, aten.convolution, aten.convolution_backward),
+    *(aten.scaled_dot_product_attention, aten._scaled_dot_product_flash_attention_for_cpu),
+    *(aten._scaled_dot_product_flash_attention_for_cpu_backward, aten.linear, aten.matmul),
+}
+
 _SMOOTH = {
     *(aten.add, aten.sub, aten.rsub, aten.mul, aten.div, aten.addcmul, aten.addcdiv, aten.lerp),
     *(aten.leaky_relu, aten.elu, aten.celu, aten.softplus, aten.logit),
@@ -75,7 +83,7 @@ _SMOOTH = {
 def bfloat16_in_float32(module: fx.GraphModule, context: PassContext) -> int:
     """Rewrites operators in place; returns how many."""
     nodes = [node for node in module.graph.nodes if _has_bfloat16(node)]
-    if not nodes:
+    if context.target.multiplies_bfloat16 or not any(_is_product(node) for node in nodes):
         return 0
     kept = shared_memory(module.graph)
     wide: dict[fx.Node, fx.Node] = {}
@@ -101,6 +109,10 @@ def _has_bfloat16(node: fx.Node) -> bool:
     return any(
         _is_bfloat16(item) for source in (node, *node.all_input_nodes) for item in _items(source.meta.get("val"))
     )
+
+
+def _is_product(node: fx.Node) -> bool:
+    return getattr(node.target, "overloadpacket", None) in _PRODUCTS
 
 
 def _items(value: object) -> list[object]:

@@ -38,5 +38,6 @@ def strides_in_order(order: Sequence[int], sizes: Sequence[Any]) -> list[Any]:
     stride: Any = 1
     for dim in reversed(order):
         strides[dim] = stride
-        stride = stride * sizes[dim]
+        if not (isinstance(sizes[dim], int) and sizes[dim] == 0):  # as in PyTorch
+            stride = stride * sizes[dim]
     return strides
