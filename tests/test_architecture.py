@@ -183,7 +183,7 @@ def test_does_not_know_through_others(start: str, unknown: str) -> None:
     assert {path for path in known if path.startswith(unknown)} == set()
 
 
-FOUNDATIONS = {"reasons", "errors", "events", "faults", "layout"}
+FOUNDATIONS = {"reasons", "errors", "events", "faults", "layout", "strides"}
 """What all of the package may import."""
 
 
