@@ -148,6 +148,10 @@ _STAGE = {"name": "onnx", "file": None, "nodes": 1, "same_as": 3}
             graph_entry(regions=[region_entry(stages=[_STAGE])]),
             r"regions\[0\]\.stages\[0\]\.same_as is 3, expected",
         ),
+        (
+            graph_entry(regions=[region_entry(session={**region_entry()["session"], "threads": 10**30})]),
+            r"session\.threads is 1",
+        ),
         (graph_entry(regions=[region_entry(session="x")]), r"regions\[0\]\.session is 'x', expected an object"),
         (graph_entry(folder="../.."), r"'\.\./\.\.' is outside the run folder"),
         (graph_entry(folder="/etc"), "'/etc' is outside the run folder"),
@@ -158,6 +162,22 @@ def test_damaged_entries_of_a_manifest(tmp_path: Path, entry: dict[str, object],
     write_manifest(tmp_path, entry)
     with pytest.raises(DumpError, match=rf"manifest\.json is damaged: .*{said}"):
         _ = find_run(tmp_path).graphs
+
+
+def test_a_run_with_links_is_not_read(tmp_path: Path) -> None:
+    """They may lead to files outside, which commands would read, or write over."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for number, name in enumerate(("graph_000/inference/bisect", "graph_000/README.txt", ".report.html.tmp")):
+        run = tmp_path / f"run_{number}"
+        run.mkdir()
+        write_manifest(run, graph_entry())
+        find_run(run)
+        link = run / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(outside)
+        with pytest.raises(DumpError, match=link.name):
+            find_run(run)
 
 
 def test_damaged_and_missing_tensors(dump: Path, tmp_path: Path) -> None:

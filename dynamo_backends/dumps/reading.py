@@ -19,6 +19,7 @@ import dataclasses
 import difflib
 import functools
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -355,7 +356,20 @@ def read_run(folder: Path) -> Run:
             f"{SCHEMA_VERSION}); dump again"
         )
     _check(path, manifest, schema.MANIFEST)
+    _check_no_links(folder)
     return Run(folder, manifest)
+
+
+def _check_no_links(folder: Path) -> None:
+    """Checks that nothing in a run folder that somebody sent leads to a file outside, to be read or written over.
+
+    Raises:
+        DumpError: there is a symbolic link, of which a dump has none.
+    """
+    for place, folders, files in os.walk(folder):
+        link = next((name for name in (*folders, *files) if os.path.islink(os.path.join(place, name))), None)
+        if link is not None:
+            raise DumpError(f"{Path(place) / link} is a symbolic link, which no dump has; remove it, or dump again")
 
 
 def _read_json(path: Path, form: schema.Form = object) -> Any:

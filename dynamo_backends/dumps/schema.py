@@ -1,8 +1,9 @@
 """What ``manifest.json`` and ``side_by_side.json`` hold: checked once, where they are read, so that no reader has to.
 
-A form is written as the JSON it describes: a type for a value, ``None`` for ``null``, a set for one of some strings, a
-tuple for one of several forms, a list for a list of one form, a dict for an object with these names; one that ends in
-``?`` may be missing, ``*`` stands for any other name. Names that are not described are let be.
+A form is written as the JSON it describes: a type for a value, a range for an integer in it, ``None`` for ``null``, a
+set for one of some strings, a tuple for one of several forms, a list for a list of one form, a dict for an object with
+these names; one that ends in ``?`` may be missing, ``*`` stands for any other name. Names that are not described are
+let be.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TypeAlias
 
 from .blame import Kind
 
-Form: TypeAlias = "type | None | frozenset[str] | tuple[Form, ...] | list[Form] | Mapping[str, Form]"
+Form: TypeAlias = "type | range | None | frozenset[str] | tuple[Form, ...] | list[Form] | Mapping[str, Form]"
 
 _ANY = object
 
@@ -45,7 +46,7 @@ _SESSION: Form = {
     "provider_options": [{"*": str}],
     "graph_optimization_level": frozenset(LEVELS),
     "disabled_optimizers": [str],
-    "threads": int,
+    "threads": range(2**16),
     "config": {"*": str},
     "custom_op_libraries?": [str],
 }
@@ -206,6 +207,8 @@ def _is_a(value: object, form: Form) -> bool:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if isinstance(form, type):
         return isinstance(value, form) and (form is not int or not isinstance(value, bool))
+    if isinstance(form, range):
+        return _is_a(value, int) and value in form
     if isinstance(form, frozenset):
         return isinstance(value, str) and value in form
     return form is None and value is None
@@ -222,6 +225,8 @@ def _in_words(form: Form) -> str:
         return " or ".join(dict.fromkeys(_in_words(item) for item in form))
     if isinstance(form, frozenset):
         return f"one of {', '.join(sorted(form))}"
+    if isinstance(form, range):
+        return f"a whole number from {form[0]} to {form[-1]}"
     if isinstance(form, list):
         return "a list"
     if isinstance(form, Mapping):
