@@ -83,7 +83,7 @@ def damage(run: Path, chance: random.Random) -> str:
     files = sorted(path for path in run.rglob("*") if path.is_file() and path.suffix != ".html")
     kinds: list[tuple[Callable[[Path, random.Random], None], list[Path]]] = [
         (mutate_json, [run / "manifest.json"]),
-        (mutate_json, [path for path in files if path.name == "side_by_side.json"]),
+        (mutate_json, [path for path in files if path.suffix == ".json" and path.parent != run]),
         (mutate_bytes, files),
         (mutate_bytes, [path for path in files if path.suffix in (".pb", ".onnx")]),
         (remove, files),

@@ -71,10 +71,13 @@ def test_every_file_of_the_dump_is_there(dump: Path) -> None:
     debug(Classifier(), dump)(torch.randn(3, 8)).sum().backward()
     files = {str(path.relative_to(dump / "latest")) for path in (dump / "latest").rglob("*") if path.is_file()}
     (graph,) = {path.split("/")[0] for path in files if path.startswith("graph_")}
-    expected = {"manifest.json", f"{graph}/dynamo.py", f"{graph}/joint.py"}
+    expected = {
+        "manifest.json",
+        *(f"{graph}/{name}" for name in ("dynamo.py", "dynamo.json", "joint.py", "joint.json")),
+    }
     for direction in ("forward", "backward"):
         region = f"{graph}/{direction}/region_0"
-        expected |= {f"{graph}/{direction}/{name}" for name in ("aten.py", "regions.txt")}
+        expected |= {f"{graph}/{direction}/{name}" for name in ("aten.py", "aten.json", "regions.txt")}
         expected |= {f"{region}/{name}" for name in ("model.onnx", "model.optimized.onnx", "model.session.onnx")}
         expected |= {f"{graph}/{direction}/{name}" for name in ("side_by_side.txt", "side_by_side.json")}
         expected |= {f"{region}/test_data_set_0/{name}" for name in ("input_0.pb", "output_0.pb")}

@@ -439,18 +439,17 @@ def enlarge(run: Run) -> None:
     table = {"verdict": f"diverges at relu_{NODES // 2} (model.py:7)", "note": "", "rows": rows}
     (folder / "side_by_side.json").write_text(json.dumps(table))
     reads = [taken, *names]
-    body = [
-        f'        {name}: "f32[3, 4][4, 1]" = torch.ops.aten.relu.default({reads[i]})' for i, name in enumerate(names)
+    text = "\n".join(f"{name} = torch.ops.aten.relu.default({reads[i]})" for i, name in enumerate(names))
+    calls = [(name, "node", "aten.relu.default", [reads[i]]) for i, name in enumerate(names)]
+    same = {"type": "f32[3, 4][4, 1]", "source": "", "user_name": ""}
+    stored = [
+        {"name": name, "kind": kind, "operator": operator, "arguments": read, **same}
+        for name, kind, operator, read in ((taken, "input", "", []), *calls, ("return", "output", "", names[-1:]))
     ]
-    code = [
-        "class GraphModule(torch.nn.Module):",
-        "    def forward(",
-        "        self,",
-        f'        {taken}: "f32[3, 4][4, 1]",',
-    ]
-    text = "\n".join([*code, "    ):", *body, f"        return ({names[-1]},)", ""])
-    for stage in ("aten", "post_grad"):
-        (folder / f"{stage}.py").write_text(text if stage == "aten" else text.replace("relu_17:", "changed_17:"))
+    for stage, name in (("aten", "relu_17"), ("post_grad", "changed_17")):
+        stored[18]["name"] = name
+        (folder / f"{stage}.json").write_text(json.dumps({"nodes": stored, "lines": {}}))
+        (folder / f"{stage}.py").write_text(text.replace("relu_17 =", f"{name} ="))
     entry["stages"] = [
         {"name": name, "file": f"{entry['folder']}/{name}.py", "same_as": None, "nodes": NODES}
         for name in ("aten", "post_grad")
@@ -562,6 +561,8 @@ def test_names_and_strings_of_a_model_stay_text(browser: Browser, run: Run, tmp_
     for path in [place / "manifest.json", *place.rglob("side_by_side.json")]:
         spoiled = spoil(json.loads(path.read_text()), keys.__contains__)
         path.write_text(json.dumps(spoiled))
+    for path in [*place.rglob("dynamo.json"), *place.rglob("aten.json"), *place.rglob("post_grad.json")]:
+        path.write_text(json.dumps(spoil(json.loads(path.read_text()), {"kind"}.__contains__)))
     for path in [*place.rglob("*.py"), *place.rglob("*.diff"), *place.rglob("regions.txt")]:
         path.write_text(path.read_text() + f"# {HOSTILE}\n")
     report = gather(find_run(place))

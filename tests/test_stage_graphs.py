@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx_ir as ir
@@ -14,12 +15,13 @@ from dumped import dump_of_two_graphs
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends.debug.stage_files import stage_text
+from dynamo_backends.debug.stage_files import stage_json
 from dynamo_backends.dumps.listing import dynamo_graphs_of_run, graphs_of_run, runs_in
 from dynamo_backends.dumps.reading import DumpError, Run, find_run
 from dynamo_backends.dumps.stage_diff import Change, StageDiff, diff_nodes, diff_stages
-from dynamo_backends.dumps.stage_graphs import STAGES, stage_graphs, stages_of
-from dynamo_backends.graph_text import GraphNode, fx_nodes, model_text, onnx_nodes
+from dynamo_backends.dumps.stage_graphs import STAGES, StageGraph, stage_graphs, stages_of
+from dynamo_backends.exporter.locations import short_file
+from dynamo_backends.graph_text import GraphNode, model_text, onnx_nodes
 from dynamo_backends.observer import STAGES as OBSERVED
 
 
@@ -67,55 +69,56 @@ def _in_place(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x.mul_(y)
 
 
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[[fx.GraphModule], list[GraphNode]]:
+    """The nodes of a graph that was written and read again."""
+
+    def written(module: fx.GraphModule) -> list[GraphNode]:
+        (tmp_path / "aten.json").write_text(stage_json(module))
+        return StageGraph(tmp_path / "aten.py", "aten.py", "").nodes
+
+    return written
+
+
 @pytest.mark.parametrize("made", ["captured", "dynamic", "in place", "aten"])
-def test_nodes_of_an_fx_graph_are_read_from_its_code(made: str) -> None:
+def test_nodes_of_an_fx_graph_are_those_that_were_written(
+    read: Callable[[fx.GraphModule], list[GraphNode]], made: str
+) -> None:
     args = torch.randn(4, 4), torch.randn(4, 4)
     if made == "aten":
         module = make_fx(Everything())(*args)
     else:
         module = _captured(_in_place if made == "in place" else Everything(), *args, dynamic=made == "dynamic")
-    nodes = fx_nodes(stage_text(module))
+    nodes = read(module)
     assert [node.name for node in nodes[:-1]] == [node.name for node in module.graph.nodes][:-1]
     assert nodes[-1].kind == "output"
     for fx_node, node in zip(module.graph.nodes, nodes, strict=True):
         assert node.kind == {"placeholder": "input", "output": "output"}.get(fx_node.op, "node")
         assert bool(node.operator) == (node.kind == "node")
-        used = set(re.findall(r"\w+", f"{node.operator} {' '.join(node.arguments)}"))
+        used = set(re.findall(r"\w+", " ".join(node.arguments)))
         assert {str(item) for item in fx_node.all_input_nodes} <= used
 
 
-def test_nodes_of_subgraphs_bear_their_name() -> None:
-    module = _captured(_branches, torch.randn(3))
-    names = [node.name for node in fx_nodes(stage_text(module))]
+def test_nodes_of_subgraphs_bear_their_name(read: Callable[[fx.GraphModule], list[GraphNode]]) -> None:
+    names = [node.name for node in read(_captured(_branches, torch.randn(3)))]
     assert {"cond_true_0.sin", "cond_false_0.cos"} <= set(names)
     assert len(set(names)) == len(names)
 
 
-def test_an_operator_and_its_arguments() -> None:
-    code = """class GraphModule(torch.nn.Module):
-    def forward(
-        self,
-        primals_1: "f32[4, 4][4, 1]",  # fc.weight
-        x: "f32[3, 4][4, 1]",  # PlainAOTInput(idx=1)
-    ):
-        # File: /lib/blocks.py:10 in forward, code: return self.act(x)
-        # called from /home/me/model.py:12 in forward, code: x = self.block(x)
-        cat: "f32[6, 4][4, 1]" = torch.ops.aten.cat.default([x, x], dim = 0);  x = None
+def test_an_operator_and_its_arguments(read: Callable[[fx.GraphModule], list[GraphNode]]) -> None:
+    def taken(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        both = torch.cat([x, y], dim=0).view(2, -1)
+        return both[0], torch.nn.functional.gelu(y, approximate="none") + 1
 
-        # File: /home/me/model.py:13 in forward, code: return x[0]
-        getitem: "f32[4][1]" = cat[0];  cat = None
-        return (
-            getitem,  # result 0
-            None,
-        )
-"""
-    weight, x, cat, getitem, output = fx_nodes(code)
-    assert weight == GraphNode("input", ("primals_1",), types=("f32[4, 4][4, 1]",), user_name="fc.weight")
-    assert x.user_name == ""
-    assert cat.call == "aten.cat.default([x, x], dim=0)"
-    assert (cat.source, cat.code) == ("/home/me/model.py:12", "x = self.block(x)")
-    assert (getitem.call, getitem.source) == ("getitem(cat, 0)", "/home/me/model.py:13")
-    assert output.arguments == ("getitem", "None")
+    x, y, cat, view, getitem, gelu, add, output = read(_captured(taken, torch.randn(3, 4), torch.randn(3, 4)))
+    assert y.types == ("f32[3, 4][4, 1]",)
+    assert cat.call == f"torch.cat([{x.name}, {y.name}], dim=0)"
+    assert (cat.code, cat.source.split(":")[0]) == ("both = torch.cat([x, y], dim=0).view(2, -1)", short_file(__file__))
+    assert view.call == f".view({cat.name}, 2, -1)"
+    assert getitem.call == f"getitem({view.name}, 0)"
+    assert gelu.arguments == (y.name, "approximate='none'")
+    assert add.call == f"add({gelu.name}, 1)"
+    assert output.arguments == (getitem.name, add.name)
 
 
 def test_an_onnx_model_as_text() -> None:
@@ -173,6 +176,10 @@ def test_a_stage_that_is_not_there(run: Run, tmp_path: Path) -> None:
     model.unlink()
     with pytest.raises(DumpError, match="incomplete"):
         stage_graphs(copy, graph, "onnx")
+    (graph.folder / "aten.json").unlink()
+    (aten,) = stage_graphs(copy, graph, "aten")
+    with pytest.raises(DumpError, match=r"aten\.json cannot be read"):
+        assert aten.nodes
     (graph.folder / "aten.py").unlink()
     with pytest.raises(DumpError, match=r"aten\.py cannot be read"):
         stage_graphs(copy, graph, "aten")

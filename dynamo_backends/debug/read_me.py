@@ -12,6 +12,7 @@ manifest.json            every graph: where in the code, verdict, compile time, 
 graph_000/               one graph of Dynamo; a graph break or a recompile makes another
   dynamo.py              as Dynamo captured it; pre_grad.py after our passes on it
   joint.py               forward and backward together, in ATen operators
+  dynamo.json            the nodes of these for programs: pre_grad.json, joint.json, and below aten.json, post_grad.json
   passes/                what each pass changed, as a diff; further down too
   forward/  backward/  or  inference/
     aten.py              one direction; post_grad.py after our passes on it

@@ -1,11 +1,20 @@
-"""Files of the stages that are FX graphs: ``dynamo.py`` to ``post_grad.py``; none for a stage that changed nothing."""
+"""Files of the stages that are FX graphs: ``dynamo.py`` to ``post_grad.py``, and the same as JSON for programs.
+
+A stage that changed nothing has none.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+from collections.abc import Iterator
 
+import torch
 from torch import fx
+from torch.fx.node import _get_qualified_name
+from torch.utils import _pytree as pytree
+from torch.utils._dtype_abbrs import dtype_abbrs
 
 from .. import aot
 from ..artifacts import GraphName
@@ -56,6 +65,57 @@ def stage_text(module: fx.GraphModule) -> str:
     return "\n".join(lines) + "\n"
 
 
+def stage_json(module: fx.GraphModule) -> str:
+    """The nodes of a graph as ``schema.STAGE`` describes them, subgraphs after their graph.
+
+    ::
+
+        {"nodes":[{"kind":"node","name":"gelu","operator":"aten.gelu.default","arguments":["addmm"],
+        "type":"f32[2, 3][3, 1]","source":"model.py:12","user_name":""}],"lines":{"model.py:12":"x = self.block(x)"}}
+    """
+    lines: dict[str, str] = {}
+    return json.dumps({"nodes": list(_nodes(module, "", lines)), "lines": lines}, separators=(",", ":"))
+
+
+def _nodes(module: fx.GraphModule, prefix: str, lines: dict[str, str]) -> Iterator[dict[str, object]]:
+    for node in module.graph.nodes:
+        kind = {"placeholder": "input", "output": "output"}.get(node.op, "node")
+        frame = source_frame(node) if kind == "node" else None
+        if frame is not None:
+            lines[str(frame)] = frame.code
+        operator, arguments = _call(node)
+        yield {
+            "kind": kind,
+            "name": prefix + ("return" if kind == "output" else node.name),
+            "operator": operator,
+            "arguments": arguments,
+            "type": _type(node.meta.get("val", node.meta.get("example_value"))),
+            "source": str(frame or ""),
+            "user_name": user_name(node),
+        }
+    for name, part in module.named_children():
+        if isinstance(part, fx.GraphModule):
+            yield from _nodes(part, f"{prefix}{name}.", lines)
+
+
+def _call(node: fx.Node) -> tuple[str, list[str]]:
+    """The operator and the arguments, as they are written."""
+    if node.op in ("placeholder", "output"):
+        return "", [repr(item) for item in pytree.tree_leaves(node.args, is_leaf=lambda item: item is None)]
+    if node.op == "get_attr":
+        return "get_attr", [str(node.target)]
+    name = f".{node.target}" if isinstance(node.target, str) else _get_qualified_name(node.target)
+    arguments = [*map(repr, node.args), *(f"{key}={value!r}" for key, value in node.kwargs.items())]
+    return name.removeprefix("torch.ops.").removeprefix("_operator."), arguments
+
+
+def _type(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        strides = list(value.stride()) if value.layout == torch.strided else ""
+        return f"{dtype_abbrs[value.dtype]}{list(value.shape)}{strides}"
+    return f"Sym({value})" if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else ""
+
+
 class StageFiles:
     """Writes the graphs of the stages of one run.
 
@@ -68,7 +128,7 @@ class StageFiles:
         self._written: dict[tuple[GraphName, str], tuple[str, str]] = {}
 
     def write(self, stage: str, graph: GraphName, module: fx.GraphModule) -> dict[str, object]:
-        """Writes ``<graph>/<stage>.py``, unless the stage before it has the same text.
+        """Writes ``<graph>/<stage>.py`` and ``<stage>.json``, unless the stage before it has the same text.
 
         Args:
             stage: its name.
@@ -81,15 +141,18 @@ class StageFiles:
         """
         text = stage_text(module)
         digest = hashlib.sha256(text.encode()).hexdigest()
-        file = f"{graph_folder(graph)}/{stage}.py"
+        path = f"{graph_folder(graph)}/{stage}"
+        file = f"{path}.py"
         before, same = self._written.get(self._before(stage, graph), (None, stage))
         nodes = sum(node.op in ("call_function", "call_method", "call_module") for node in module.graph.nodes)
         if before == digest:
-            self._folder.remove(file)  # what is compiled twice may have one of the first time
+            for ending in ("py", "json"):  # what is compiled twice may have files of the first time
+                self._folder.remove(f"{path}.{ending}")
             self._written[graph, stage] = (digest, same)
             return {"name": stage, "file": None, "same_as": same, "nodes": nodes}
         self._written[graph, stage] = (digest, stage)
         self._folder.write_text(file, text)
+        self._folder.write_text(f"{path}.json", stage_json(module))
         return {"name": stage, "file": file, "same_as": None, "nodes": nodes}
 
     @staticmethod

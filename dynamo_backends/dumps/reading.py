@@ -31,7 +31,7 @@ from . import schema
 if TYPE_CHECKING:
     import numpy as np
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Of ``manifest.json`` and what it names. It grows when something that is read here changes its meaning."""
 
 MANIFEST = "manifest.json"
@@ -164,7 +164,7 @@ class DumpedGraph:
                 f"no run of {self.name} was compared: run the compiled model once, "
                 "with options={'compare': 'first'}, which is the default"
             )
-        rows: list[dict[str, Any]] = _read_json(path, schema.COMPARISON)["rows"]
+        rows: list[dict[str, Any]] = read_json(path, schema.COMPARISON)["rows"]
         return rows
 
 
@@ -345,7 +345,7 @@ def read_run(folder: Path) -> Run:
         DumpError: its manifest is not there, damaged, not ours, or of another version.
     """
     path = folder / MANIFEST
-    manifest = _read_json(path)
+    manifest = read_json(path)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("schema_version"), int):
         raise DumpError(f"{path} was not written by dynamo-backends")
     version = manifest["schema_version"]
@@ -372,7 +372,7 @@ def _check_no_links(folder: Path) -> None:
             raise DumpError(f"{Path(place) / link} is a symbolic link, which no dump has; remove it, or dump again")
 
 
-def _read_json(path: Path, form: schema.Form = object) -> Any:
+def read_json(path: Path, form: schema.Form = object) -> Any:
     """What a file of the dump holds.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What ``manifest.json`` and ``side_by_side.json`` hold: checked once, where they are read, so that no reader has to.
+"""What ``manifest.json`` and the other files of JSON hold: checked once, where they are read, so that no reader has to.
 
 A form is written as the JSON it describes: a type for a value, a range for an integer in it, ``None`` for ``null``, a
 set for one of some strings, a tuple for one of several forms, a list for a list of one form, a dict for an object with
@@ -165,6 +165,18 @@ _ROW: Form = {
 
 COMPARISON: Form = {"rows": [_ROW]}
 """``side_by_side.json``."""
+
+STAGE: Form = {
+    "nodes": [
+        {
+            "kind": frozenset(("input", "node", "output")),
+            **dict.fromkeys(("name", "operator", "type", "source", "user_name"), str),
+            "arguments": [str],
+        }
+    ],
+    "lines": {"*": str},
+}
+"""``aten.json`` and those of the other stages that are FX graphs."""
 
 
 def problem(value: object, form: Form, where: str = "") -> str:

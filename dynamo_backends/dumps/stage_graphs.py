@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..graph_text import GraphNode, fx_nodes, model_text, onnx_nodes, without_freeing
+from ..graph_text import GraphNode, model_text, onnx_nodes, without_freeing
 from ..spelling import unknown_name
+from . import schema
 from .models import load_ir
-from .reading import DumpedGraph, DumpedRegion, DumpError, Run
+from .reading import DumpedGraph, DumpedRegion, DumpError, Run, read_json
 
 FX_STAGES = ("dynamo", "pre_grad", "joint", "aten", "post_grad")
 """Stages that are FX graphs; the first three are of Dynamo's graph, which its forward and its backward share."""
@@ -71,7 +72,7 @@ class StageGraph:
     def nodes(self) -> list[GraphNode]:
         """Its nodes, with inputs, initializers and outputs."""
         if self.region is None:
-            return fx_nodes(self.text)
+            return _fx_nodes(self.path.with_suffix(".json"))
         known = {**self.names, **{name: name for name in self.names.values()}}  # a model's weights bear them already
         return [
             dataclasses.replace(node, user_name=known.get(node.name, ""))
@@ -183,6 +184,24 @@ def _model_path(region: DumpedRegion, stage: str) -> Path:
     if stage == "session":
         return region.session_model
     return region.model if stage == "onnx" else region.optimized_model
+
+
+def _fx_nodes(path: Path) -> list[GraphNode]:
+    """The nodes of an FX graph, subgraphs after their graph; what is in one bears its name: ``true_graph_0.sin``."""
+    content = read_json(path, schema.STAGE)
+    return [
+        GraphNode(
+            item["kind"],
+            (item["name"],),
+            item["operator"],
+            tuple(item["arguments"]),
+            (item["type"],),
+            item["source"],
+            content["lines"].get(item["source"], ""),
+            user_name=item["user_name"],
+        )
+        for item in content["nodes"]
+    ]
 
 
 _model = functools.lru_cache(maxsize=16)(load_ir)

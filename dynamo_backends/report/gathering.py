@@ -228,23 +228,13 @@ def _rows(graph: DumpedGraph) -> list[Mapping[str, Json]]:
     Raises:
         DumpError: the file is damaged.
     """
-    path = graph.folder / "side_by_side.json"
-    if graph.verdict is None and not path.exists():
+    if graph.verdict is None and not (graph.folder / "side_by_side.json").exists():
         return []
-    return list(_read_json(path)["rows"])
+    return list(graph.rows())
 
 
 def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines()
-
-
-def _read_json(path: Path) -> Json:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DumpError(f"{path} is not there: the dump is incomplete") from None
-    except ValueError as error:
-        raise DumpError(f"{path} is damaged, it is not JSON: {error}; dump again") from None
 
 
 def _row(row: Mapping[str, Json], inputs: Sequence[int], frames: dict[tuple[str, int, str, str, bool], int]) -> Json:
