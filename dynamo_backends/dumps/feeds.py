@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from .differences import OnnxValue, kind_of
 from .models import InputType, OnnxModel
-from .reading import DumpError, read_tensor
+from .reading import DumpError, read_data_set, read_tensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,19 +60,13 @@ def read_feeds(paths: Sequence[str | Path], model: OnnxModel) -> dict[str, OnnxV
     return feeds
 
 
-def _of_data_set(folder: Path) -> list[tuple[str, OnnxValue]]:
+def _of_data_set(folder: Path) -> list[tuple[str, np.ndarray]]:
     inner = folder / DATA_SET
     folder = inner if inner.is_dir() else folder
-    files = {int(path.stem.rpartition("_")[2]): path for path in folder.glob("input_*.pb")}
-    missing = sorted(folder.glob("input_*.json"))
-    if missing:
-        raise DumpError(
-            f"{missing[0].with_suffix('.pb')} was not stored, the tensor is larger than the option allows: dump again "
-            "with options={'tensor_limit': -1}"
-        )
-    if not files:
+    found = read_data_set(folder, "input")
+    if not found:
         raise DumpError(f"{folder} holds no input_0.pb")
-    return [_tensor(files[i]) for i in sorted(files)]
+    return found
 
 
 def _tensor(path: Path) -> tuple[str, np.ndarray]:

@@ -16,7 +16,7 @@ from .cutting import Parts
 from .differences import NOTHING, distance
 from .exact import exact_outputs
 from .execution import PLAIN, Settings
-from .reading import DumpedRegion, read_tensor
+from .reading import DumpedRegion, read_data_set
 
 _FEW_NODES = 64
 """Nodes whose kernels are all looked at where the verdict names none."""
@@ -44,17 +44,9 @@ class Culprit:
             DumpError: a file is damaged.
         """
         folder = region.folder / "culprit"
-        if not folder.is_dir():
+        if not folder.is_dir() or any(folder.glob("*.json")):  # a tensor was larger than the option tensor_limit
             return None
-        found: dict[str, dict[str, np.ndarray]] = {"input": {}, "eager": {}, "exact": {}}
-        for kind, values in found.items():
-            for i in range(len(list(folder.glob(f"{kind}_*.*")))):
-                path = folder / f"{kind}_{i}.pb"
-                if not path.exists():
-                    return None  # larger than the option tensor_limit
-                name, array = read_tensor(path)
-                values[name] = array
-        return cls(found["input"], found["eager"], found["exact"])
+        return cls(*(dict(read_data_set(folder, kind)) for kind in ("input", "eager", "exact")))
 
 
 def wrong_translation(

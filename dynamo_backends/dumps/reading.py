@@ -89,16 +89,7 @@ class DumpedRegion:
         folder = self.folder / "test_data_set_0"
         if not folder.is_dir() and self.inherited is not None:
             folder = self.inherited / "test_data_set_0"
-        found: dict[str, np.ndarray] = {}
-        for i in range(_count_of(folder, kind)):
-            path = folder / f"{kind}_{i}.pb"
-            if not path.exists():
-                raise DumpError(
-                    f"{path} was not stored, the tensor is larger than the option allows: dump again with "
-                    "options={'tensor_limit': -1}"
-                )
-            name, found_array = read_tensor(path)
-            found[name] = found_array
+        found = dict(read_data_set(folder, kind))
         if not found and kind == "input" and not folder.is_dir():
             raise DumpError(f"{folder} is not there: no run of this graph was compared, so no data was recorded")
         return found
@@ -414,9 +405,22 @@ def read_tensor(path: Path) -> tuple[str, np.ndarray]:
         raise DumpError(f"{path} is damaged: {first_line(str(error)) or type(error).__name__}; dump again") from None
 
 
-def _count_of(folder: Path, kind: str) -> int:
-    """How many inputs or outputs a data set has, stored or summarized."""
-    return len({path.stem for path in folder.glob(f"{kind}_*") if path.suffix in (".pb", ".json")})
+def read_data_set(folder: Path, kind: str) -> list[tuple[str, np.ndarray]]:
+    """The names and values of a folder in ONNX's test layout, ``<kind>_0.pb`` and so on; empty if there are none.
+
+    Raises:
+        DumpError: a tensor was larger than the option ``tensor_limit``, or a file is damaged.
+    """
+    found = []
+    for i in range(len({path.stem for path in folder.glob(f"{kind}_*") if path.suffix in (".pb", ".json")})):
+        path = folder / f"{kind}_{i}.pb"
+        if not path.exists():
+            raise DumpError(
+                f"{path} was not stored, the tensor is larger than the option allows: dump again with "
+                "options={'tensor_limit': -1}"
+            )
+        found.append(read_tensor(path))
+    return found
 
 
 def default_folder() -> Path:

@@ -117,11 +117,11 @@ def ort_value(array: np.ndarray, number: int) -> Any:
 
 def _with_constants(model: bytes, constants: Sequence[Tensor]) -> bytes:
     """A serialized model with initializers in the place of some inputs; their values are given apart."""
-    names = {name for name, _, _ in constants}
+    names = {name.encode() for name, _, _ in constants}
     merged = b""
     for field, value, whole in _spans(model):
         if field == 7:  # ModelProto.graph; of that input 11, and of an input name 1
-            kept = [part for number, entry, part in _spans(value) if number != 11 or _text(entry, 1) not in names]
+            kept = [part for number, entry, part in _spans(value) if number != 11 or _fields(entry)[1][0] not in names]
             whole = _message(7, b"".join(kept) + b"".join(_message(5, _declared(*item)) for item in constants))
         merged += whole
     return merged
@@ -146,10 +146,6 @@ def _as_varint(value: int) -> bytes:
     return groups + bytes([value])
 
 
-def _text(message: bytes, field: int) -> str:
-    return next((value.decode() for number, value in _fields(message) if number == field), "")
-
-
 def _array(value: Any) -> tuple[np.ndarray, int]:
     number = value.element_type()
     if number not in _DTYPES:
@@ -170,35 +166,27 @@ def read_tensor(path: Path) -> tuple[str, np.ndarray, int]:
 
     Only what is written here is read: the sizes, the dtype, the name, and the bytes, in the file or in one beside it.
     """
-    sizes: list[int] = []
-    where: dict[str, str] = {}
-    number, name, raw = 0, "", b""
-    for field, value in _fields(path.read_bytes()):
-        if field == 1:
-            sizes.extend(_varints(value) if isinstance(value, bytes) else [value])
-        elif field == 2:
-            number = value
-        elif field == 8:
-            name = value.decode()
-        elif field == 9:
-            raw = value
-        elif field == 13:
-            entry = dict(_fields(value))
-            where[entry[1].decode()] = entry[2].decode()
+    fields = _fields(path.read_bytes())
+    number, name = fields[2][0], fields[8][0].decode()
+    raw = fields.get(9, [b""])[0]
+    where = {entry[1][0].decode(): entry[2][0].decode() for entry in map(_fields, fields.get(13, []))}
     if where:
         with open(path.parent / where["location"], "rb") as file:
             file.seek(int(where.get("offset", 0)))
             raw = file.read(int(where["length"]))
-    return name, np.frombuffer(raw, _DTYPES[number]).reshape(sizes), number
+    return name, np.frombuffer(raw, _DTYPES[number]).reshape(fields.get(1, [])), number
 
 
-def _fields(message: bytes) -> Any:
-    """The numbers and contents of a protobuf message's fields."""
-    return ((field, value) for field, value, _ in _spans(message))
+def _fields(message: bytes) -> dict[int, Any]:
+    """The contents of a protobuf message's fields, by their numbers."""
+    found: dict[int, list[Any]] = {}
+    for field, value, _ in _spans(message):
+        found.setdefault(field, []).append(value)
+    return found
 
 
 def _spans(message: bytes) -> Any:
-    """The same, and of each field all its bytes."""
+    """The number of each field of a protobuf message, its content, and all its bytes."""
     position = 0
     while position < len(message):
         start = position
@@ -222,13 +210,6 @@ def _varint(message: bytes, position: int) -> tuple[int, int]:
         position, shift = position + 1, shift + 7
         if byte < 0x80:
             return result, position
-
-
-def _varints(message: bytes) -> Any:
-    position = 0
-    while position < len(message):
-        value, position = _varint(message, position)
-        yield value
 
 
 def plain(array: np.ndarray, number: int) -> np.ndarray:
