@@ -21,7 +21,6 @@ from dynamo_backends.pass_target import pass_target
 from dynamo_backends.regions import Support
 from passes import OnnxPattern, PassContext, Target, onnx_editing, onnx_pattern_pass, register, unregister
 from passes.engine.onnx.inference import infer_types
-from passes.engine.onnx.patterns import apply_patterns
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
 
@@ -49,6 +48,10 @@ def context(explain: bool = True, target: Target | None = None) -> PassContext:
 def cpu() -> Target:
     options = parse_options()
     return pass_target(options, Support(options.opset, options.providers))
+
+
+def apply_patterns(model: ir.Model, context: PassContext, patterns: list) -> int:
+    return onnx_pattern_pass("onnx.test", "Of the patterns of a test.", patterns).run(model, context)
 
 
 def silu(op, x):

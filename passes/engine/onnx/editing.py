@@ -185,6 +185,7 @@ def substitute(
     new: Sequence[ir.Value] | None = None,
     after: ir.Node | None = None,
     pattern: str = "",
+    size: int = 1,
 ) -> bool:
     """Computes values by other nodes, if the target has kernels for these and the pass may change the graph.
 
@@ -197,7 +198,7 @@ def substitute(
         new: what takes the place of ``old``; by default the first results of the last node.
         after: the node behind which the new ones go; by default the producer of ``old[0]``. All inputs of the new nodes
             are computed before it, and all users of ``old`` come after it.
-        pattern: the name of the form that matched, for near misses.
+        pattern, size: the name of the form that matched and how many nodes it has, for near misses.
 
     Returns:
         Whether it did.
@@ -205,9 +206,9 @@ def substitute(
     root = old[0].producer()
     assert root is not None
     new = nodes[-1].outputs[: len(old)] if new is None else new
-    reason = reason_against_substituting(model, old, new, nodes, context.target)
+    reason = _reason_against_substituting(model, old, new, nodes, context.target)
     if reason is not None:
-        context.refuse(root, reason, matched=1, of=1, pattern=pattern)
+        context.refuse(root, reason, matched=size, of=size, pattern=pattern)
         return drop(nodes)
     if not context.allows(root):
         return drop(nodes)
@@ -221,22 +222,18 @@ def substitute(
     return True
 
 
-def reason_against_substituting(
+def _reason_against_substituting(
     model: ir.Model, old: Sequence[ir.Value], new: Sequence[ir.Value], nodes: Sequence[ir.Node], target: Target
 ) -> str | None:
     """Why new nodes must not compute values, or ``None``: these would be others, or there is no kernel.
 
     What the nodes return is inferred, never taken over; the new values get what is known of the old ones besides.
-
-    Args:
-        model: the model.
-        old: the values to compute otherwise.
-        new: what would take their place.
-        nodes: the new nodes, in execution order.
-        target: where the model will run.
     """
     opset = model.opset_imports.get("", 1)
     for node in nodes:
+        imported = model.opset_imports.get(node.domain, node.version)
+        if node.version not in (None, imported):
+            return f"the replacement needs opset {node.version} of {node.domain or 'ai.onnx'}, the model has {imported}"
         said = settle_types(node, opset, target)
         if said is not None:
             return said
@@ -327,7 +324,7 @@ def _note_origin(model: ir.Model, nodes: Sequence[ir.Node], root: ir.Node) -> No
             node.metadata_props.update(root.metadata_props)
         if not node.name and node.outputs[0].name:
             node.name = f"node_{node.outputs[0].name}"
-        model.graph.opset_imports.setdefault(node.domain, 1)
+        model.graph.opset_imports.setdefault(node.domain, node.version or 1)
     nodes[-1].name = root.name
 
 

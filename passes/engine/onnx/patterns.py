@@ -60,9 +60,8 @@ A rewrite rule of onnxscript, or a set of them, is a pattern as it is::
 
     register(onnx_pattern_pass("onnx.my_transposes", "Makes one of two transposes.", [transpose_transpose_rule]))
 
-Inside, each pattern is such a rule (``Rule``, a ``RewriteRule`` that asks before it rewrites). The matching is
-onnxscript's. Not onnxscript's, as its ``RewriteRuleSet`` has no place for them: the veto, the reasons, the names that
-values keep, and the choice of the patterns that can match at a node at all.
+The matching and its reasons are onnxscript's. Not onnxscript's, as its ``RewriteRuleSet`` has no place for them: the
+veto, near misses of each node, the names that values keep, and the check of what is put there.
 
 Where the nodes to search for are a family with many variants, a pass that walks the graph itself is easier to read
 than a list of patterns; see ``passes/onnx/attention``.
@@ -70,7 +69,6 @@ than a list of patterns; see ``passes/onnx/attention``.
 
 from __future__ import annotations
 
-import contextvars
 import dataclasses
 import functools
 import inspect
@@ -80,22 +78,21 @@ from typing import Any, TypeAlias
 import onnx
 import onnx_ir as ir
 from onnxscript._internal.tape_builder import BuilderFeature, TapeBuilder
-from onnxscript.rewriter import MatchResult, _pattern_ir, _rewrite_rule
+from onnxscript.rewriter import MatchingTracer, MatchResult, MatchStatus, _pattern_ir
+from onnxscript.rewriter._rewrite_rule import ReplacementSubgraph
 from onnxscript.rewriter.pattern import RewriteRule, RewriteRuleSet
 
 from ..context import PassContext
 from ..locks import Lock
 from ..registry import Pass
-from .editing import drop, reason_against_substituting
+from .editing import drop, erase_unused, substitute
 
-__all__ = ["OnnxPattern", "apply_patterns", "onnx_pattern_pass"]
+__all__ = ["OnnxPattern", "onnx_pattern_pass"]
 
 _MOST_ORDERS = 64
 """Orders of commutative operands of one pattern that are searched for: of six Adds and Muls."""
 
 _FLOAT32_EPSILON = 2.0**-23
-
-_current: contextvars.ContextVar[PassContext] = contextvars.ContextVar("the context of the pass that is running")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,12 +149,16 @@ def onnx_pattern_pass(
         ValueError: the name is not one of the stage ``onnx``.
     """
 
+    lock = Lock()  # onnxscript's matchers keep the match they are at
+
     @functools.cache
-    def ready() -> _Patterns:
-        return _Patterns(patterns() if callable(patterns) else patterns)
+    def ready() -> list[_Ready]:
+        items = patterns() if callable(patterns) else patterns
+        return [_ready(rule) for item in items for rule in (item if isinstance(item, RewriteRuleSet) else [item])]
 
     def run(model: ir.Model, context: PassContext) -> int:
-        return _apply(model, context, ready())
+        with lock:
+            return _apply(model, context, ready())
 
     functions = patterns if callable(patterns) else list(map(_functions, patterns))
     item = Pass(name, sentence, run, default, before=before, after=after, made_of=functions)
@@ -166,134 +167,60 @@ def onnx_pattern_pass(
     return item
 
 
-def apply_patterns(model: ir.Model, context: PassContext, patterns: Iterable[AnyPattern]) -> int:
-    """Replaces what the patterns find in a model, in place, subgraphs included; returns how often.
+@dataclasses.dataclass(frozen=True)
+class _Ready:
+    """A pattern made ready for matching.
 
-    For a pass that does more than that; it is quicker to make the patterns once, with ``onnx_pattern_pass``.
+    Attributes:
+        orders: a rule for each order of commutative operands; tried one after the other.
+        pattern: what they were made of, ``None`` if of a rule of onnxscript.
+        name: what it is called in the list of near misses.
+        size: how many nodes it has.
+        last: the operator it ends in, ``None`` if any.
+        operators: the operators that it cannot match without.
     """
-    return _apply(model, context, _Patterns(patterns))
+
+    orders: Sequence[RewriteRule]
+    pattern: OnnxPattern | None
+    name: str
+    size: int
+    last: ir.OperatorIdentifier | None
+    operators: frozenset[str]
 
 
-class Rule(RewriteRule):
-    """A rewrite rule of onnxscript that asks the running pass before it rewrites, and tells it why it does not."""
-
-    def __init__(self, rule: RewriteRule) -> None:
-        super().__init__(
-            rule._target_pattern,
-            rule._replacement_pattern,
-            rule._condition_function,
-            rule._matcher,
-            rule._verbose,
-            rule.name,
-            rule.remove_nodes,
-            rule.graph_pre_visitor,
-            rule.graph_post_visitor,
-            rule.as_function,
-        )
-        graph = self._target_pattern
-        if rule.as_function:
-            raise ValueError(f"rule {rule}: functions of a model are not supported, it makes one of what it matches")
-        first = graph.output_nodes[0]  # the matcher looks for the others, where a rule ends in several
-        self.size: int = graph.num_nodes()
-        self.operator: ir.OperatorIdentifier | None = first.op_identifier()
-        self.operators = _operators_of(graph)
-        self.reads = _operators_above(first)
-
-    def try_rewrite(
-        self,
-        model: ir.Model,
-        graph_or_function: ir.Graph | ir.Function,
-        node: ir.Node,
-        *,
-        verbose: int | None = None,
-        tracer: Any = None,
-    ) -> _rewrite_rule.ReplacementSubgraph | None:
-        """What to put where the rule matches, if the running pass may; ``tracer`` hears of what did not match."""
-        context = _current.get()
-        match = self.match(
-            model, graph_or_function, node, verbose=verbose, check_nodes_are_removable=self.remove_nodes, tracer=tracer
-        )
-        if not match:
-            return None
-        delta = self._replacement_pattern.get_replacement(match)
-        if delta is None:
-            self._refuse(node, _reason(match))
-            return None
-        expected = self._target_pattern.num_outputs
-        if len(delta.new_outputs) != expected or not all(isinstance(value, ir.Value) for value in delta.new_outputs):
-            raise TypeError(
-                f"the replacement of pattern {self.name!r} returned {delta.new_outputs!r}; the search returns "
-                f"{expected} value(s)"
-            )
-        against = _reason_against(model, delta, context)
-        if against is None and context.allows(node):
-            return delta
-        drop(delta.new_nodes)  # they are listed as uses of the values they read
-        if against is not None:
-            self._refuse(node, against)
-        return None
-
-    def _refuse(self, node: ir.Node, reason: str) -> None:
-        _current.get().refuse(node, reason, matched=self.size, of=self.size, pattern=self.name or "")
+def _ready(item: OnnxPattern | RewriteRule) -> _Ready:
+    pattern = item if isinstance(item, OnnxPattern) else None
+    orders = [item] if isinstance(item, RewriteRule) else _orders(item)
+    if orders[0].as_function:
+        raise ValueError(f"rule {item}: functions of a model are not supported, it makes one of what it matches")
+    graph = orders[0]._target_pattern
+    choices = (_pattern_ir.BacktrackingOr, _pattern_ir.OpIdDispatchOr)
+    has_choices = any(isinstance(value, choices) for node in graph for value in node.inputs)
+    known = [] if has_choices else [node.op_identifier() for node in graph]
+    operators = frozenset(identifier[1] for identifier in known if identifier is not None)
+    last = graph.output_nodes[0].op_identifier()  # the matcher looks for the others, where a rule ends in several
+    return _Ready(orders, pattern, item.name or "", graph.num_nodes(), last, operators)
 
 
-class _Replacement(_rewrite_rule.ReplacementPatternFunction):
-    """The replacement of an ``OnnxPattern``: numbers become constants of the dtype an operator needs."""
-
-    def __init__(self, pattern: OnnxPattern) -> None:
-        super().__init__(functools.partial(_call, pattern.replacement))
-
-    def get_replacement(self, match: MatchResult) -> _rewrite_rule.ReplacementSubgraph:
-        builder: TapeBuilder = _builder(_current.get().target.opset)()
-        results = self._function(builder, match.bindings)
-        results = list(results) if isinstance(results, (list, tuple)) else [results]
-        return _rewrite_rule.ReplacementSubgraph(
-            match, results, builder.nodes, builder.initializers, builder.used_opsets
-        )
-
-
-def _rules_of(pattern: AnyPattern) -> list[list[Rule]]:
-    """What is tried at a node, one after the other: of each pattern a rule for each order of commutative operands."""
-    if isinstance(pattern, RewriteRuleSet):
-        return [[Rule(rule)] for rule in pattern]
-    if isinstance(pattern, RewriteRule):
-        return [[Rule(pattern)]]
-    check = pattern.check
-
-    def condition(_: object, **bindings: Any) -> bool | MatchResult:
-        said = None if check is None else _call(check, _current.get(), bindings)
-        if said is None:
-            return True
-        if not isinstance(said, str):
-            raise TypeError(f"the check of pattern {pattern.name!r} returned {said!r}, not a reason or None")
-        result = MatchResult()
-        result.fail(said)
-        return result
-
+def _orders(pattern: OnnxPattern) -> Sequence[RewriteRule]:
     rule = RewriteRule(
-        pattern.search,
-        _Replacement(pattern),
-        condition,
-        name=pattern.name,
-        remove_nodes=not pattern.allow_other_uses,
+        pattern.search, pattern.replacement, name=pattern.name, remove_nodes=not pattern.allow_other_uses
     )
-    _compare_closely(rule._target_pattern)
-    straight, graph = Rule(rule), rule._target_pattern
+    graph = rule._target_pattern
+    _compare_closely(graph)
     if not graph.has_single_output_node:
         ends = ", ".join(node.op_type for node in graph.output_nodes)
         raise ValueError(
             f"pattern {pattern.name!r} ends in several nodes ({ends}); all nodes must lead to one, which has to be "
             "among the results"
         )
-    if not pattern.commute:
-        return [[straight]]
-    orders = rule.commute()
+    orders = rule.commute() if pattern.commute else [rule]
     if len(orders) > _MOST_ORDERS:
         raise ValueError(
             f"pattern {pattern.name!r} has {len(orders)} orders of commutative operands, more than {_MOST_ORDERS}; "
             "give it commute=False and list the orders that occur"
         )
-    return [[Rule(order) for order in orders]]
+    return orders
 
 
 def _compare_closely(graph: _pattern_ir.GraphPattern) -> None:
@@ -301,160 +228,129 @@ def _compare_closely(graph: _pattern_ir.GraphPattern) -> None:
     1e-5, and what is put in the place of a formula has the pattern's number."""
     for node in graph:
         for value in node.inputs:
-            choices = value._values if isinstance(value, _pattern_ir.BacktrackingOr) else [value]
-            for choice in choices:
+            for choice in value._values if isinstance(value, _pattern_ir.BacktrackingOr) else [value]:
                 if isinstance(choice, _pattern_ir.Constant):
                     choice._rel_tol, choice._abs_tol = _FLOAT32_EPSILON, 0.0
 
 
-class _Patterns:
-    """Patterns made ready for matching, by the operator they end in."""
+class _Furthest(MatchingTracer):
+    """Keeps how far the best of the failed matches of a pattern got at a node, and why not further."""
 
-    def __init__(self, patterns: Iterable[AnyPattern]) -> None:
-        self.lock = Lock()  # onnxscript's matchers keep the match they are at
-        self.all = [orders for pattern in patterns for orders in _rules_of(pattern)]
-        self._by_operator: dict[ir.OperatorIdentifier | None, list[int]] = {}
-        for rank, orders in enumerate(self.all):
-            self._by_operator.setdefault(orders[0].operator, []).append(rank)
+    matched = 0
+    reason = ""
 
-    def at(self, node: ir.Node, present: set[str] | None) -> Sequence[list[Rule]]:
-        """Those that may match at a node, in their order.
-
-        Args:
-            node: the last node of a match.
-            present: all operators of the model, if patterns of which one is missing are not wanted.
-        """
-        ranks = self._by_operator.get((node.domain, node.op_type, node.overload), [])
-        if None in self._by_operator:
-            ranks = sorted([*ranks, *self._by_operator[None]])
-        found = [self.all[rank] for rank in ranks]
-        return found if present is None else [orders for orders in found if orders[0].operators <= present]
-
-
-def _operators_of(graph: _pattern_ir.GraphPattern) -> frozenset[str]:
-    """The operators of a pattern, none if it leaves a choice among them."""
-    choices = (_pattern_ir.BacktrackingOr, _pattern_ir.OpIdDispatchOr)
-    if any(isinstance(value, choices) for node in graph for value in node.inputs):
-        return frozenset()
-    identifiers = [node.op_identifier() for node in graph]
-    return frozenset(identifier[1] for identifier in identifiers if identifier is not None)
-
-
-def _operators_above(node: _pattern_ir.NodePattern) -> Sequence[tuple[int, str]]:
-    """The operators that the last node of a pattern reads directly, by the number of the input."""
-    above = [(i, value.producer()) for i, value in enumerate(node.inputs) if value is not None]
-    known = [(i, producer.op_identifier()) for i, producer in above if producer is not None]
-    return [(i, identifier[1]) for i, identifier in known if identifier is not None]
-
-
-def _reads(node: ir.Node, operators: Sequence[tuple[int, str]]) -> bool:
-    inputs = node.inputs
-    for i, operator in operators:
-        value = inputs[i] if i < len(inputs) else None
-        producer = None if value is None else value.producer()
-        if producer is None or producer.op_type != operator:
-            return False
-    return True
-
-
-class _Furthest:
-    """Takes the place of onnxscript's ``MatchingTracer``: keeps the failed match that got furthest, and its rule."""
-
-    def __init__(self) -> None:
-        self.match: MatchResult | None = None
-        self.rule: Rule | None = None
-
-    def log(self, rule: Rule, graph: ir.Graph, node: ir.Node, match: MatchResult, status: object) -> None:
-        if not match and (self.match is None or match.num_matched_nodes() > self.match.num_matched_nodes()):
-            self.match, self.rule = match, rule
-
-
-def _apply(model: ir.Model, context: PassContext, patterns: _Patterns) -> int:
-    token = _current.set(context)
-    try:
-        with patterns.lock:
-            return _apply_to_graphs(model, context, patterns)
-    finally:
-        _current.reset(token)
-
-
-def _apply_to_graphs(model: ir.Model, context: PassContext, patterns: _Patterns) -> int:
-    visitors = [orders[0] for orders in patterns.all]
-    graphs = (model.graph, *model.graph.subgraphs())
-    present = None if context.explain else {node.op_type for graph in graphs for node in graph}
-    fired = 0
-    for graph in graphs:
-        for rule in visitors:
-            if rule.graph_pre_visitor is not None:
-                rule.graph_pre_visitor()
-        fired += _apply_to_graph(model, graph, context, patterns, present)
-        for rule in visitors:
-            if rule.graph_post_visitor is not None:
-                rule.graph_post_visitor()
-    return fired
-
-
-def _apply_to_graph(
-    model: ir.Model, graph: ir.Graph, context: PassContext, patterns: _Patterns, present: set[str] | None
-) -> int:
-    fired, has_several = 0, False
-    for node in [node for node in graph if patterns.at(node, present)]:
-        for orders in patterns.at(node, present):
-            if node.graph is not graph:  # removed by a match before
-                break
-            delta, rule = _rewritten(orders, model, graph, node, context)
-            if delta is not None and rule is not None:
-                _replace(model, graph, node, delta, rule)
-                has_several |= len(delta.new_outputs) > 1
-                fired += 1
-                break
-    if has_several:  # one of several results may be used before the last node of a match
-        graph.sort()
-    return fired
-
-
-def _rewritten(
-    orders: Sequence[Rule], model: ir.Model, graph: ir.Graph, node: ir.Node, context: PassContext
-) -> tuple[_rewrite_rule.ReplacementSubgraph | None, Rule | None]:
-    """What the first order that matches puts there, and that order; near misses are told if someone wants to know."""
-    furthest = _Furthest() if context.explain else None
-    for rule in orders:
-        if furthest is None and not _reads(node, rule.reads):
-            continue
-        delta = rule.try_rewrite(model, graph, node, tracer=furthest)
-        if delta is not None:
-            return delta, rule
-    if furthest is not None and furthest.match is not None and furthest.rule is not None:
-        rule, matched = furthest.rule, furthest.match.num_matched_nodes()
-        if matched > 1 or rule.size == 1:
-            context.refuse(node, _reason(furthest.match), matched=matched, of=rule.size, pattern=rule.name or "")
-    return None, None
+    def log(self, rule: object, container: object, node: object, match_result: MatchResult, status: object) -> None:
+        matched = match_result.num_matched_nodes()
+        if not match_result and (not self.reason or matched > self.matched):
+            self.matched, self.reason = matched, _reason(match_result)
 
 
 def _reason(match: MatchResult) -> str:
     """Why the matcher gave up, and where."""
-    where = [str(item.name) if isinstance(item, ir.Value) else _label(item) for item in match.failure_nodes_and_values]
+    where = [
+        str(item.name) if isinstance(item, ir.Value) else f"{item.op_type} {item.outputs[0].name}"
+        for item in match.failure_nodes_and_values
+    ]
     reason = str(match.reason or "it does not match").strip().rstrip(".")
     return f"{reason} (at {', '.join(where)})" if where else reason
 
 
-def _label(node: ir.Node) -> str:
-    return f"{node.op_type} {node.outputs[0].name}" if node.outputs else node.op_type
+def _apply(model: ir.Model, context: PassContext, patterns: Sequence[_Ready]) -> int:
+    graphs = (model.graph, *model.graph.subgraphs())
+    if not context.explain:
+        present = {node.op_type for graph in graphs for node in graph}
+        patterns = [item for item in patterns if item.operators <= present]
+    return sum(_apply_to_graph(model, graph, context, patterns) for graph in graphs)
 
 
-def _reason_against(model: ir.Model, delta: _rewrite_rule.ReplacementSubgraph, context: PassContext) -> str | None:
-    """Why the new nodes cannot take the place of the old, or ``None``."""
-    for domain, version in delta.used_opsets:
-        imported = model.opset_imports.get(domain)
-        if version is not None and imported is not None and version != imported:
-            return f"the replacement needs opset {version} of {domain or 'ai.onnx'}, the model has {imported}"
-    old = delta.match.outputs
-    against = reason_against_substituting(model, old, delta.new_outputs, delta.new_nodes, context.target)
-    if against is not None:
-        return against
-    if len(old) > 1 and _depends_on([value for new in delta.new_nodes for value in new.inputs], set(old)):
-        return "what it replaces depends on itself through a node outside"
-    return None
+def _apply_to_graph(model: ir.Model, graph: ir.Graph, context: PassContext, patterns: Sequence[_Ready]) -> int:
+    for item in patterns:
+        if item.orders[0].graph_pre_visitor is not None:
+            item.orders[0].graph_pre_visitor()
+    fired = 0
+    for node in list(graph):
+        here = (node.op_identifier(), None)
+        if node.graph is graph:  # else a match before removed it
+            fired += any(_rewrite(model, graph, node, item, context) for item in patterns if item.last in here)
+    if fired and any(item.orders[0]._target_pattern.num_outputs > 1 for item in patterns):
+        graph.sort()  # one of several results may be used before the last node of a match
+    for item in patterns:
+        if item.orders[0].graph_post_visitor is not None:
+            item.orders[0].graph_post_visitor()
+    return fired
+
+
+def _rewrite(model: ir.Model, graph: ir.Graph, node: ir.Node, item: _Ready, context: PassContext) -> bool:
+    """Replaces what ends at a node by what the first order that matches puts there; returns whether one did."""
+    furthest = _Furthest() if context.explain else None
+    for rule in item.orders:
+        match = rule.match(model, graph, node, check_nodes_are_removable=rule.remove_nodes, tracer=furthest)
+        if not match:
+            continue
+        made = _replacement(rule, item.pattern, match, context)
+        if made is not None and _put(model, graph, node, made, item, context):
+            return True
+        if made is None and furthest is not None:
+            furthest.log(rule, graph, node, match.fail(match.reason), MatchStatus.REPLACEMENT_FAILED)
+    if furthest is not None and furthest.reason and (furthest.matched > 1 or item.size == 1):
+        context.refuse(node, furthest.reason, matched=furthest.matched, of=item.size, pattern=item.name)
+    return False
+
+
+def _replacement(
+    rule: RewriteRule, pattern: OnnxPattern | None, match: MatchResult, context: PassContext
+) -> ReplacementSubgraph | None:
+    """What to put there; ``None`` if the check or the rule refuses, for a reason that is then the match's."""
+    if pattern is None:
+        made = rule._replacement_pattern.get_replacement(match)
+        if made is None:
+            return None
+    else:
+        said = None if pattern.check is None else _call(pattern.check, context, match.bindings)
+        if said is not None:
+            if not isinstance(said, str):
+                raise TypeError(f"the check of pattern {pattern.name!r} returned {said!r}, not a reason or None")
+            match.fail(said)
+            return None
+        builder = _Builder(context.target.opset)
+        results = _call(pattern.replacement, builder, match.bindings)
+        results = results if isinstance(results, (list, tuple)) else [results]
+        made = ReplacementSubgraph(match, results, builder.nodes, builder.initializers, builder.used_opsets)
+    if len(made.new_outputs) != len(match.outputs) or not all(isinstance(item, ir.Value) for item in made.new_outputs):
+        raise TypeError(
+            f"the replacement of pattern {rule.name!r} returned {made.new_outputs!r}; the search returns "
+            f"{len(match.outputs)} value(s)"
+        )
+    return made
+
+
+def _put(
+    model: ir.Model, graph: ir.Graph, node: ir.Node, made: ReplacementSubgraph, item: _Ready, context: PassContext
+) -> bool:
+    """Lets the new nodes, behind ``node``, compute what matched, if ``substitute`` does; returns whether it did."""
+    old, new, nodes = made.match.outputs, list(made.new_outputs), list(made.new_nodes)
+    free = {value for new_node in nodes for value in new_node.outputs}
+    for i, value in enumerate(new):
+        if value not in free:  # it has a name of its own
+            nodes.append(ir.Node("", "Identity", [value]))
+            new[i] = nodes[-1].outputs[0]
+        free.discard(value)
+    if len(old) > 1 and _depends_on([value for new_node in nodes for value in new_node.inputs], set(old)):
+        reason = "what it replaces depends on itself through a node outside"
+        context.refuse(node, reason, matched=item.size, of=item.size, pattern=item.name)
+        return drop(nodes)
+    if not substitute(model, context, old, nodes, new=new, after=node, pattern=item.name, size=item.size):
+        return False
+    for identity in nodes[len(made.new_nodes) :]:
+        (result,), (value,) = identity.outputs, identity.inputs
+        if value is not None and not result.is_graph_output():
+            result.replace_all_uses_with(value)
+            erase_unused([result])
+    for initializer in made.new_initializers:
+        while initializer.name in graph.initializers:
+            initializer.name = f"{initializer.name}_"
+        graph.register_initializer(initializer)
+    return True
 
 
 def _depends_on(values: Iterable[ir.Value | None], wanted: set[ir.Value]) -> bool:
@@ -462,67 +358,12 @@ def _depends_on(values: Iterable[ir.Value | None], wanted: set[ir.Value]) -> boo
     waiting, seen = list(values), set()
     while waiting:
         value = waiting.pop()
-        if value is None or value in seen:
-            continue
+        producer = None if value is None or value in seen else value.producer()
+        seen.add(value)
         if value in wanted:
             return True
-        seen.add(value)
-        producer = value.producer()
-        if producer is not None:
-            waiting.extend(producer.inputs)
+        waiting.extend(() if producer is None else producer.inputs)
     return False
-
-
-def _replace(
-    model: ir.Model, graph: ir.Graph, node: ir.Node, delta: _rewrite_rule.ReplacementSubgraph, rule: Rule
-) -> None:
-    """Puts the new nodes behind ``node``, gives their results the old names, and removes what is no longer used."""
-    nodes: list[ir.Node] = list(delta.new_nodes)
-    results = list(delta.new_outputs)
-    for domain, version in delta.used_opsets:
-        model.opset_imports.setdefault(domain, version or 1)
-    for initializer in delta.new_initializers:
-        _add_initializer(graph, initializer)
-    made = {value for new in nodes for value in new.outputs}
-    for i, old in enumerate(delta.match.outputs):
-        if results[i] in made:
-            made.remove(results[i])
-        elif old.is_graph_output():  # the result is another value of the graph, which has its own name
-            nodes.append(ir.Node("", "Identity", [results[i]]))
-            results[i] = nodes[-1].outputs[0]
-        else:
-            ir.convenience.replace_all_uses_with(old, results[i])
-            continue
-        _take_place(old, results[i])
-    for new in nodes:
-        new.metadata_props.update(node.metadata_props)
-    graph.insert_after(node, nodes)
-    _remove_unused(graph, delta.match.nodes)
-
-
-def _take_place(old: ir.Value, new: ir.Value) -> None:
-    producer, old_producer = new.producer(), old.producer()
-    assert producer is not None and old_producer is not None
-    new.name, producer.name = old.name, old_producer.name
-    new.type = old.type or new.type
-    new.shape = old.shape or new.shape
-    new.metadata_props.update(old.metadata_props)
-    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-
-
-def _remove_unused(graph: ir.Graph, nodes: Iterable[ir.Node]) -> None:
-    waiting = [node for node in nodes if node.graph is graph]
-    while unused := [node for node in waiting if not any(out.uses() or out.is_graph_output() for out in node.outputs)]:
-        graph.remove(unused, safe=True)
-        waiting = [node for node in waiting if node.graph is graph]
-
-
-def _add_initializer(graph: ir.Graph, value: ir.Value) -> None:
-    name, number = value.name, 0
-    while value.name in graph.initializers:
-        number += 1
-        value.name = f"{name}_{number}"
-    graph.register_initializer(value)
 
 
 def _call(function: Callable[..., Any], first: object, bindings: Mapping[str, Any]) -> Any:
@@ -534,18 +375,15 @@ def _call(function: Callable[..., Any], first: object, bindings: Mapping[str, An
     return function(first, **{name: bound for name, bound in bindings.items() if name in wanted})
 
 
-@functools.cache
-def _builder(opset: int) -> type[TapeBuilder]:
+class _Builder(TapeBuilder):
     """onnxscript's builder of replacements, that also turns numbers into constants of the dtype an operator needs."""
 
-    class Builder(TapeBuilder):
-        def __init__(self) -> None:
-            super().__init__(features=BuilderFeature.CAST_INPUTS | BuilderFeature.CONSTANT_PROPAGATION)
+    def __init__(self, opset: int) -> None:
+        super().__init__(features=BuilderFeature.CAST_INPUTS | BuilderFeature.CONSTANT_PROPAGATION)
+        self._opset = opset
 
-        def _get_schema(self, op_type: str, domain: str, version: int | None) -> onnx.defs.OpSchema | None:
-            return super()._get_schema(op_type, domain, version or (opset if domain == "" else None))
-
-    return Builder
+    def _get_schema(self, op_type: str, domain: str, version: int | None) -> onnx.defs.OpSchema | None:
+        return super()._get_schema(op_type, domain, version or (self._opset if domain == "" else None))
 
 
 def _functions(pattern: AnyPattern) -> list[object]:
