@@ -38,13 +38,11 @@ own passes have no such patterns.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import ModuleType
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,7 +54,7 @@ from ..registry import Pass
 from .editing import described, fake_result, same_value, storage_of, value_in, value_of
 
 if TYPE_CHECKING:
-    from torch._inductor.pattern_matcher import Match, PatternExpr
+    from torch._inductor.pattern_matcher import Match, PatternEntry
 
 aten = torch.ops.aten
 
@@ -65,13 +63,6 @@ _NEAR = 0.5
 
 _MOST_MATCHERS = 4
 """Tables of decompositions for which a pass keeps its patterns traced."""
-
-
-def _pattern_matcher() -> ModuleType:
-    """PyTorch's matcher, which takes 0.6 s to import, so that only who has patterns pays for it."""
-    from torch._inductor import pattern_matcher
-
-    return pattern_matcher
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,60 +110,40 @@ def pattern_pass(
         ValueError: the name has no stage in front.
     """
     functions = patterns if callable(patterns) else [(item.search, item.replacement, item.check) for item in patterns]
-    return Pass(name, sentence, PatternPass(name, patterns), default, made_of=functions)
 
-
-class PatternPass:
-    """The function of a pattern pass; its patterns are made, traced and registered at the first call."""
-
-    def __init__(self, name: str, patterns: Sequence[Pattern] | Callable[[], Sequence[Pattern]]) -> None:
-        self._name = name
-        self._patterns = patterns
-        self._matchers: dict[object, Matcher] = {}
-
-    @functools.cached_property
-    def patterns(self) -> Sequence[Pattern]:
-        """The patterns, made now if they were not."""
+    @functools.lru_cache(_MOST_MATCHERS)
+    def matcher(decompositions: frozenset[tuple[Any, Callable[..., Any]]]) -> Matcher:
         with unset_fake_temporarily():
-            return tuple(self._patterns() if callable(self._patterns) else self._patterns)
+            return Matcher(name, patterns() if callable(patterns) else patterns, dict(decompositions))
 
-    def __call__(self, module: fx.GraphModule, context: PassContext) -> int:
-        """Replaces all matches; returns how many."""
-        decompositions = dict(context.target.decompositions())
-        key = frozenset(decompositions.items())  # what the patterns are traced with
-        matcher = self._matchers.get(key)
-        if matcher is None:
-            if len(self._matchers) >= _MOST_MATCHERS:
-                self._matchers.pop(next(iter(list(self._matchers)), None), None)  # another thread may do the same
-            matcher = self._matchers[key] = Matcher(self._name, self.patterns, decompositions)
-        return matcher.apply(module, context)
+    def run(module: fx.GraphModule, context: PassContext) -> int:
+        return matcher(frozenset(context.target.decompositions().items())).apply(module, context)
+
+    return Pass(name, sentence, run, default, made_of=functions)
 
 
 class Matcher:
     """Patterns registered with PyTorch's matcher. It knows no context; that of the current call is set aside for it."""
 
-    def __init__(
-        self, name: str, patterns: Sequence[Pattern], decompositions: Mapping[Any, Callable[..., Any]]
-    ) -> None:
-        pattern_matcher = _pattern_matcher()
+    def __init__(self, name: str, patterns: Sequence[Pattern], decompositions: dict[Any, Callable[..., Any]]) -> None:
+        from torch._inductor import pattern_matcher  # which takes 0.6 s: only who has patterns pays for it
+
         self._current = threading.local()
-        self._name_of: dict[PatternExpr, Pattern] = {}
         self._matcher = pattern_matcher.PatternMatcherPass(pass_name=name)
         for pattern in patterns:
-            with _tracing_apart():
-                expression = pattern_matcher.register_replacement(
+            with torch._guards.tracing(None), FakeTensorMode() as mode:  # its own, while a compile has another
+                pattern_matcher.register_replacement(
                     pattern.search,
                     pattern.replacement,
-                    _arguments(pattern),
+                    [mode.from_tensor(tensor, static_shapes=True) for tensor in pattern.example_inputs],
                     _Tracer(pattern.is_training),
                     self._matcher,
                     extra_check=functools.partial(self._accepts, pattern),
                     scalar_workaround=dict(pattern.scalars),
                     skip_duplicates=True,
-                    get_decomp_fn=lambda: dict(decompositions),
+                    pattern_name=pattern.name,
+                    get_decomp_fn=lambda: decompositions,
                 )
-            if isinstance(expression, pattern_matcher.PatternExpr):
-                self._name_of[expression] = pattern
 
     def apply(self, module: fx.GraphModule, context: PassContext) -> int:
         """Replaces the matches in a graph; returns how many."""
@@ -200,18 +171,35 @@ class Matcher:
         return context.allows(node)
 
     def _explain(self, module: fx.GraphModule, context: PassContext) -> None:
-        """Matches once more what did not match, to note how far each pattern got and where it stopped."""
+        """Matches once more what did not match, to note how far the pattern that got furthest did, and where."""
         for (op, target), entries in self._matcher.patterns.items():
             for node in module.graph.find_nodes(op=op, target=target):
-                misses = [
-                    miss
-                    for entry in entries
-                    if (pattern := self._name_of.get(entry.pattern)) is not None
-                    and (miss := _near_miss(pattern.name, entry.pattern, node)) is not None
-                ]
+                misses = [miss for entry in entries if (miss := _near_miss(entry, node)) is not None]
                 if misses:
                     best = max(misses, key=lambda miss: miss.matched / miss.of)
                     context.refuse(best.node, best.reason, matched=best.matched, of=best.of, pattern=best.pattern)
+
+
+def _near_miss(entry: PatternEntry, node: fx.Node) -> Refusal | None:
+    """How far a pattern gets at a node, if it gets far and does not match; why not is told by PyTorch's matcher."""
+    from torch._inductor import pattern_matcher
+
+    attempt = pattern_matcher.MatchContext(getattr(entry.pattern, "outputs", [entry.pattern]), graph=node.graph)
+    try:
+        failed = attempt.match(entry.pattern, node)
+    except pattern_matcher.FailedMatch as error:
+        failed = error
+    if not isinstance(failed, pattern_matcher.FailedMatch):
+        return None
+    named = [item.fns_repr() if isinstance(item, pattern_matcher._TargetExpr) else item for item in failed.args]
+    reason = failed.format_string.format(*named, **failed.kwargs)
+    where = next((item for item in failed.args if isinstance(item, fx.Node)), node)
+    visited = sum(isinstance(item, pattern_matcher._TargetExpr) for item in attempt.pattern_to_node)
+    matched = visited - reason.startswith("function_mismatch")
+    total = pattern_matcher.PatternPrettyPrinter.run(entry.pattern).count("CallFunction(")
+    if matched < 2 or matched < _NEAR * total:
+        return None
+    return Refusal(where.name, reason, matched, total, getattr(entry, "pattern_name", ""))
 
 
 def _reason_by_replacement(pattern: Pattern, match: Match) -> str | None:
@@ -244,17 +232,21 @@ class _Tracer:
     """
 
     def __init__(self, is_training: bool) -> None:
-        pattern_matcher = _pattern_matcher()
+        from torch._inductor import pattern_matcher
+
         self._trace = pattern_matcher.joint_fwd_bwd if is_training else pattern_matcher.fwd_only
+        self._copy = pattern_matcher.clone_graph
         self._known: dict[object, fx.GraphModule] = {}
 
     def __call__(self, function: Callable[..., Any], args: Sequence[Any], **kwargs: Any) -> fx.GraphModule:
         key = (function, tuple(map(_kind, args)))
-        if any(isinstance(item, torch.SymInt) for arg in args for item in _sizes(arg)):
-            return _without_ends(self._trace(function, args, **kwargs))  # its symbols belong to one compile
-        if key not in self._known:
-            self._known[key] = _without_ends(self._trace(function, args, **kwargs))
-        return _pattern_matcher().clone_graph(self._known[key])
+        try:
+            known = self._known.get(key)
+        except TypeError:  # a symbolic size has no hash, and belongs to one compile
+            return _without_ends(self._trace(function, args, **kwargs))
+        if known is None:
+            known = self._known[key] = _without_ends(self._trace(function, args, **kwargs))
+        return self._copy(known)
 
 
 def _without_ends(module: fx.GraphModule) -> fx.GraphModule:
@@ -267,33 +259,10 @@ def _without_ends(module: fx.GraphModule) -> fx.GraphModule:
     return module
 
 
-def _sizes(value: object) -> Sequence[object]:
-    if isinstance(value, torch.Tensor):
-        return (*value.shape, *value.stride())
-    return (value,)
-
-
 def _kind(value: object) -> object:
     if isinstance(value, torch.Tensor):
         return value.dtype, value.device, tuple(value.shape), tuple(value.stride()), value.requires_grad
     return type(value), value
-
-
-@contextlib.contextmanager
-def _tracing_apart() -> Iterator[None]:
-    """A fake mode of its own for a pattern, while a compile has its own."""
-    with torch._guards.tracing(None), unset_fake_temporarily(), FakeTensorMode():
-        yield
-
-
-def _arguments(pattern: Pattern) -> list[Any]:
-    """Tensors like the example inputs, of the fake mode that is on."""
-    return [
-        torch.empty_strided(
-            tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device, requires_grad=tensor.requires_grad
-        )
-        for tensor in pattern.example_inputs
-    ]
 
 
 def _inherit_source(module: fx.GraphModule, before: set[fx.Node]) -> None:
@@ -305,59 +274,3 @@ def _inherit_source(module: fx.GraphModule, before: set[fx.Node]) -> None:
             for key in ("stack_trace", "nn_module_stack", "source_fn_stack"):
                 if key in user.meta:
                     node.meta.setdefault(key, user.meta[key])
-
-
-def _near_miss(name: str, pattern: PatternExpr, node: fx.Node) -> Refusal | None:
-    """How far a pattern gets at a node, if it gets far and does not match."""
-    pattern_matcher = _pattern_matcher()
-    outputs = getattr(pattern, "outputs", None) or [pattern]
-    attempt = pattern_matcher.MatchContext(outputs, graph=node.graph)
-    try:
-        failed = attempt.match(pattern, node)
-    except pattern_matcher.FailedMatch as error:
-        failed = error
-    if pattern_matcher.is_match(failed):
-        return None
-    where, reason, is_right_operator = _explanation(failed, node)
-    visited = sum(isinstance(item, pattern_matcher._TargetExpr) for item in attempt.pattern_to_node)
-    matched, total = visited - (not is_right_operator), _count_calls(pattern, set())
-    if matched < 2 or matched < _NEAR * total:
-        return None
-    return Refusal(where.name, reason, matched, total, name)
-
-
-def _count_calls(pattern: object, seen: set[int]) -> int:
-    pattern_matcher = _pattern_matcher()
-    if id(pattern) in seen or not isinstance(pattern, pattern_matcher.PatternExpr):
-        return 0
-    seen.add(id(pattern))
-    if isinstance(pattern, pattern_matcher.MultiOutputPattern):
-        return sum(_count_calls(item, seen) for item in pattern.outputs)
-    if not isinstance(pattern, pattern_matcher._TargetArgsExpr):
-        return 0
-    return 1 + sum(_count_calls(item, seen) for item in pattern.flat_args_kwargs[0])
-
-
-def _explanation(failed: Any, anchor: fx.Node) -> tuple[fx.Node, str, bool]:
-    """Where a match stopped, PyTorch's condition in words, and whether the operator there was the right one."""
-    pattern_matcher = _pattern_matcher()
-    kind = failed.format_string.split(":")[0].split(" ")[0]
-    node = next((item for item in failed.args if isinstance(item, fx.Node)), anchor)
-    wanted = next((item for item in failed.args if isinstance(item, pattern_matcher._TargetExpr)), None)
-    operator = str(wanted.fns[0]) if wanted is not None else "?"
-    if kind == "function_mismatch":
-        found = failed.args[0]
-        if not isinstance(found, fx.Node):
-            return node, f"{found!r} stands where the pattern has {operator}", False
-        is_call = found.op == "call_function"
-        return (
-            node,
-            f"{found.name} is {found.target if is_call else 'an input'} where the pattern has {operator}",
-            False,
-        )
-    if kind == "multiple_users":
-        return node, f"the result of {operator} has users outside the pattern", True
-    if kind == "constant_args":
-        expected = failed.kwargs["pattern"]
-        return node, f"{node.name} has the argument {failed.args[1]!r} where the pattern has {expected!r}", True
-    return node, str(failed), False
