@@ -27,7 +27,7 @@ import torch
 from torch import fx
 from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, TorchDynamoException
 
-from passes.engine.fx.snapshot import RecordedGraph
+from passes.engine.fx.snapshot import FxSnapshot
 from passes.engine.locks import Lock
 
 from .errors import AheadOfTimeError, UnsupportedOperatorError, first_line
@@ -127,10 +127,10 @@ def or_as_it_was(
         must_compile: asked after a failure; whether it is raised (``fallback="error"``).
         failed: is told of a failure that is not raised.
     """
-    recorded: RecordedGraph | None = None
+    recorded: FxSnapshot | None = None
     levels = torch._C._functorch.get_dynamic_layer_stack_depth()
     try:
-        recorded = RecordedGraph(module)
+        recorded = FxSnapshot(module)
         return compile_it()
     except Exception as error:
         torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(levels)  # a trace of vmap or grad ended half-way

@@ -261,8 +261,11 @@ class PassManager:
         if checker is not None:
             if isinstance(graph, fx.GraphModule):
                 snapshot.recompile()
-            result = _checked(result, checker.problem(snapshot.before(), graph))
-        if result.undone:
+            problem = checker.problem(snapshot.before(), graph)
+        if problem is not None:
+            if result.matches:
+                problem += f"; it fired at {', '.join(result.matches[:_MOST_MATCHES])}"
+            result = dataclasses.replace(result, undone=problem)
             logger.warning("pass %s on %s changed the results and is undone: %s", item.name, name, result.undone)
         logger.info(
             "pass %s on %s: fired %d, nodes %d -> %d, %.1f ms",
@@ -293,25 +296,14 @@ def _checked_count(fired: object) -> int:
 
 def _as_it_did(result: PassResult, is_changed: bool, name: str) -> PassResult:
     """What a pass says of itself, put right by what it did."""
-    if not is_changed:
-        result = dataclasses.replace(result, matches=[])
+    result = result if is_changed else dataclasses.replace(result, matches=[])
     if is_changed == bool(result.fired):
         return result
+    note = f"it said that it had fired {result.fired} times, and changed nothing"
     if is_changed:
         note = "it said that it had not fired, and changed the graph"
-        result = dataclasses.replace(result, fired=1, note=note)
-    else:
-        note = f"it said that it had fired {result.fired} times, and changed nothing"
-        result = dataclasses.replace(result, fired=0, note=note)
     logger.warning("pass %s on %s: %s", result.name, name, note)
-    return result
-
-
-def _checked(result: PassResult, problem: str | None) -> PassResult:
-    """The result of a pass with what the numeric check has against it."""
-    if problem is not None and result.matches:
-        problem += f"; it fired at {', '.join(result.matches[:_MOST_MATCHES])}"
-    return result if problem is None else dataclasses.replace(result, undone=problem)
+    return dataclasses.replace(result, fired=int(is_changed), note=note)
 
 
 def count_nodes(graph: Any) -> int:

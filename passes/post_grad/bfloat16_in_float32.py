@@ -37,11 +37,11 @@ from ..engine.fx.editing import (
     call,
     changes_memory,
     erase_unused,
+    is_needed,
     known_equal,
     origin,
     replace_all,
     same_sizes,
-    shared_memory,
     take_name,
     value_of,
 )
@@ -85,7 +85,6 @@ def bfloat16_in_float32(module: fx.GraphModule, context: PassContext) -> int:
     nodes = [node for node in module.graph.nodes if _has_bfloat16(node)]
     if context.target.multiplies_bfloat16 or not any(_is_product(node) for node in nodes):
         return 0
-    kept = shared_memory(module.graph)
     wide: dict[fx.Node, fx.Node] = {}
     fired = 0
     for node in nodes:
@@ -93,7 +92,7 @@ def bfloat16_in_float32(module: fx.GraphModule, context: PassContext) -> int:
             continue
         if context.target.refuses_operator(node) is None:
             continue
-        reason = _reason_against(node, kept)
+        reason = _reason_against(node)
         if reason is None:
             reason = _Rewrite(node, wide, context).run()
         if reason is None:
@@ -123,14 +122,14 @@ def _is_bfloat16(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype is torch.bfloat16
 
 
-def _reason_against(node: fx.Node, kept: set[fx.Node]) -> str | None:
+def _reason_against(node: fx.Node) -> str | None:
     target = node.target
     assert isinstance(target, torch._ops.OpOverload)
     if target in _SEES_DTYPE:
         return "it depends on its dtype's bits or limits"
     if changes_memory(node):
         return "it changes an argument in place"
-    if node in kept and any(result.alias_info is not None for result in target._schema.returns):
+    if is_needed(node) and any(result.alias_info is not None for result in target._schema.returns):
         return "it is a view of memory that is returned"
     if any(isinstance(item, torch.Tensor) and item.layout is not torch.strided for item in _items(node.meta["val"])):
         return "its result is not strided"

@@ -171,7 +171,7 @@ def _reason_by_value(node: fx.Node, new: fx.Node, strides: bool) -> str | None:
     if value_in(new.meta) is None and new.op == "call_function":
         new.meta["val"] = fake_result(new.target, new.args, new.kwargs)
     old_value, new_value = value_in(node.meta), value_in(new.meta)
-    strides = strides or (_is_needed(node) and not is_gradient(node))
+    strides = strides or (is_needed(node) and not is_gradient(node))
     if same_value(old_value, new_value, strides):
         return None
     return f"{new.name} would be {described(new_value)}, {node.name} is {described(old_value)}"
@@ -197,12 +197,12 @@ def _reason_by_memory(node: fx.Node, new: fx.Node, replaced: Set[fx.Node], stage
     if old_memory is new_memory:
         return None
     if is_made_for_this:
-        if not _is_needed(node) or (not is_input(old_memory) and not _is_needed(old_memory, replaced)):
+        if not is_needed(node) or (not is_input(old_memory) and not is_needed(old_memory, replaced)):
             return None
         return f"it shares memory with {old_memory.name}, which is returned, written, or read as it lies"
-    if _is_needed(node):
+    if is_needed(node):
         return f"its memory is returned, written, or read as it lies; it must not be that of {new_memory.name}"
-    if stage == "joint" and (is_input(new_memory) or _is_needed(new_memory)):
+    if stage == "joint" and (is_input(new_memory) or is_needed(new_memory)):
         return f"the memory of {new_memory.name} is an input's or a result's, which may change before the backward"
     if any(changes_memory(user) for view in _views_of(new_memory) for user in view.users):
         return f"the memory of {new_memory.name} is written"
@@ -243,7 +243,7 @@ def _views_of(memory: fx.Node, without: Set[fx.Node] = frozenset()) -> Iterator[
         waiting += [user for user in node.users if user not in without and viewed(user) is node]
 
 
-def _is_needed(memory: fx.Node, without: Set[fx.Node] = frozenset()) -> bool:
+def is_needed(memory: fx.Node, without: Set[fx.Node] = frozenset()) -> bool:
     """Whether the memory of a node must stay its own: it or a view of it is returned, written, or read as it lies.
 
     Args:
@@ -289,16 +289,9 @@ def same_sizes(first: Sequence[object], second: Sequence[object]) -> bool:
 def same_tensor(first: object, second: object) -> bool:
     """Whether two nodes return tensors, or two values are, of one dtype, device, shape and strides."""
     a, b = (item if isinstance(item, torch.Tensor) else value_of(item) for item in (first, second))
-    if a is None or b is None or a.layout is not torch.strided or b.layout is not torch.strided:
+    if a is None or b is None or a.layout is not torch.strided or not same_value(a, b):
         return False
-    return (
-        a.dtype == b.dtype
-        and a.device == b.device
-        and same_sizes(a.shape, b.shape)
-        and same_sizes(a.stride(), b.stride())
-        and a.is_conj() == b.is_conj()
-        and a.is_neg() == b.is_neg()
-    )
+    return same_sizes(a.stride(), b.stride())
 
 
 def same_value(first: object, second: object, strides: bool = True) -> bool:
@@ -401,27 +394,6 @@ def is_input(node: fx.Node) -> bool:
 
 _READS_MEMORY = {aten.as_strided.default, aten.view.dtype}
 """Operators whose result depends on where in memory their argument lies."""
-
-
-def shared_memory(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that must keep their memory.
-
-    That are the results of the graph and what they are views of, as AOTAutograd counts on results being other tensors
-    than inputs and than each other; and what is read as memory (``as_strided``), or written.
-    """
-    kept: set[fx.Node] = set()
-    roots = list(graph.output_node().all_input_nodes)
-    for node in graph.nodes:
-        if node.op != "call_function" or node.target is operator.getitem:
-            continue
-        if node.target in _READS_MEMORY or changes_memory(node) or not isinstance(node.target, torch._ops.OpOverload):
-            roots += node.all_input_nodes
-    for root in roots:
-        memory: fx.Node | None = root
-        while memory is not None and memory not in kept:
-            kept.add(memory)
-            memory = viewed(memory)
-    return kept
 
 
 def changes_memory(node: fx.Node) -> bool:

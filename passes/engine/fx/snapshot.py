@@ -7,7 +7,7 @@ a node, where a copy of the graph takes 10. A graph is built of it only if it is
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -62,8 +62,8 @@ class _Recorded:
         )
 
 
-class _RecordedModule:
-    """The nodes of one graph module, without its subgraphs."""
+class _ModuleSnapshot:
+    """The nodes of one graph module, without its subgraphs, and which of its results share memory."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = module
@@ -72,10 +72,9 @@ class _RecordedModule:
             _Recorded(node, node.target, node.args, node.kwargs, node.name, dict(node.meta), bool(node.users))
             for node in module.graph.nodes
         ]
-        self.attributes = {item.target: _attribute(module, str(item.target)) for item in self._attribute_nodes()}
-
-    def _attribute_nodes(self) -> Iterator[_Recorded]:
-        return (item for item in self.nodes if item.node.op == "get_attr")
+        names = (str(item.target) for item in self.nodes if item.node.op == "get_attr")
+        self.attributes = {name: _attribute(module, name) for name in names}
+        self.sharing = _sharing(module.graph)
 
     def build(self) -> fx.Graph:
         """A new graph of the recorded nodes, with their names and meta."""
@@ -94,24 +93,16 @@ class _RecordedModule:
             made[item.node] = new
         return graph
 
-
-class _ModuleSnapshot(_RecordedModule):
-    """A graph module, without its subgraphs, and which of its results share memory."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.sharing = _sharing(module.graph)
-
     def changed(self) -> bool:
         if self.module.graph is not self.graph or len(self.graph.nodes) != len(self.nodes):
             return True
         if not all(item.is_as_it_was(node) for item, node in zip(self.nodes, self.graph.nodes, strict=True)):
             return True
-        return any(_attribute(self.module, str(name)) is not value for name, value in self.attributes.items())
+        return any(_attribute(self.module, name) is not value for name, value in self.attributes.items())
 
     def restore(self) -> None:
         for name, value in self.attributes.items():
-            _set_attribute(self.module, str(name), value)
+            _set_attribute(self.module, name, value)
         self.module.graph = self.build()
 
     def erase_what_nobody_reads_any_more(self) -> None:
@@ -191,16 +182,16 @@ class _ModuleSnapshot(_RecordedModule):
         return None
 
 
-class RecordedGraph:
-    """The nodes of a graph module, and of the subgraphs of its higher-order operators, as they are now.
+class FxSnapshot:
+    """A graph module and the subgraphs of its higher-order operators as they are now, to tell what was changed.
 
     Args:
-        module: the graph.
+        module: the graph; the snapshot is good until another one is taken.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
-        self._parts: Sequence[_RecordedModule] = [_RecordedModule(part) for part in with_subgraphs(module)]
+        self._parts = [_ModuleSnapshot(part) for part in with_subgraphs(module)]
 
     def before(self) -> fx.GraphModule:
         """The graph as it was, ready to run, apart from the one there is now."""
@@ -209,20 +200,8 @@ class RecordedGraph:
             copy = copies[part.module] = fx.GraphModule(part.module, part.build())
             for name, value in part.attributes.items():
                 is_part = isinstance(value, fx.GraphModule) and value in copies
-                _set_attribute(copy, str(name), copies[value] if is_part else value)
+                _set_attribute(copy, name, copies[value] if is_part else value)
         return copies[self._module]
-
-
-class FxSnapshot(RecordedGraph):
-    """A graph module and the subgraphs of its higher-order operators as they are now, to tell what a pass changed.
-
-    Args:
-        module: the graph; the snapshot is good until another one is taken.
-    """
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        self._module = module
-        self._parts: Sequence[_ModuleSnapshot] = [_ModuleSnapshot(part) for part in with_subgraphs(module)]
 
     def changed(self) -> bool:
         """Whether the graph is another now, but for nodes that nobody reads: these are erased."""

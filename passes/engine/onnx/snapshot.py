@@ -6,6 +6,7 @@ only if it is needed.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -212,17 +213,9 @@ class OnnxSnapshot:
             name=graph.name,
             metadata_props=dict(graph.metadata_props),
         )
-        model = self._model
-        return ir.Model(
-            copied,
-            ir_version=model.ir_version,
-            producer_name=model.producer_name,
-            producer_version=model.producer_version,
-            domain=model.domain,
-            model_version=model.model_version,
-            doc_string=model.doc_string,
-            metadata_props=dict(model.metadata_props),
-        )
+        model = copy.copy(self._model)
+        model.graph = copied
+        return model
 
     def _copy(self, value: ir.Value, made: dict[ir.Value, ir.Value]) -> ir.Value:
         if value not in made:
