@@ -480,7 +480,8 @@ def test_json_has_all_that_was_measured(file: str, in_process: type[InProcess]) 
 def test_a_model_that_is_not_there_does_not_end_the_others(file: str, in_process: type[InProcess]) -> None:
     found = bench(Case(f"{file}:linear"), Case(f"{file}:nothing"), backends="eager")
     assert found["cases"][0]["rows"]["eager"]["status"] == "right"
-    assert "no such function" in found["cases"][1]["message"] and "no such function" in table.table(found)
+    said = " ".join(table.table(found).split())  # a path of any length may break its lines anywhere
+    assert "no such function" in found["cases"][1]["message"] and "no such function" in said
     assert exit_code(found) == 2
 
 
