@@ -33,7 +33,7 @@ from benchmarks.exported import export
 from benchmarks.models import MODELS
 from dynamo_backends.artifacts import CompiledGraph, GraphName, Runner
 from dynamo_backends.bench.steps import loss_of
-from dynamo_backends.bench.timing import median_difference, median_ratio, milliseconds_by_round, spread
+from dynamo_backends.bench.timing import median_difference, median_ratio, spread, turn_of, wait_until_quiet
 from dynamo_backends.observer import Observer
 from dynamo_backends.options import parse_options
 from dynamo_backends.pipeline import Pipeline
@@ -374,6 +374,17 @@ def _latency(functions: Mapping[str, Callable[[], object]], rounds: int) -> Json
         name: median_ratio(values, found["ours"]) for name, values in found.items() if name != "ours"
     }
     return result
+
+
+def milliseconds_by_round(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """How long one call of each function took in each round."""
+    turns = {name: turn_of(function) for name, function in functions.items()}
+    found: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            found[name].append(turns[name].milliseconds(function))
+            wait_until_quiet()
+    return found
 
 
 def _relative_error(actual: object, expected: object) -> float:

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -151,13 +151,7 @@ def argument_names(module: fx.GraphModule) -> list[UserName]:
     """What the user calls what one of Dynamo's graphs is called with. Its lifted attributes are not among them: they
     come first, and AOTAutograd's descriptors do not count them. The placeholders are told their names, too."""
     placeholders = module.graph.find_nodes(op="placeholder")
-    names = _distinct(
-        [
-            *(UserName(name, is_static=True) for name in lifted_attributes(module)),
-            *(UserName(_source_of(node), _STATIC in node.meta.get("tensor_dict", {})) for node in placeholders),
-        ]
-    )
-    names = names[len(names) - len(placeholders) :]
+    names = _names(placeholders, lifted_attributes(module))
     for node, name in zip(placeholders, names, strict=True):
         set_user_name(node, name)
     return names
@@ -167,137 +161,58 @@ def argument_names_of_frame() -> list[UserName]:
     """The same of the graph that Dynamo is compiling in this thread, where AOTAutograd's graphs are all one sees; empty
     outside of Dynamo."""
     frame = _translator()
-    if frame is None:
-        return []
-    placeholders = frame.output.graph.find_nodes(op="placeholder")
-    return _distinct([UserName(_source_of(node), _STATIC in node.meta.get("tensor_dict", {})) for node in placeholders])
+    return _names(frame.output.graph.find_nodes(op="placeholder")) if frame is not None else []
+
+
+def _names(placeholders: Iterable[fx.Node], others: Iterable[str] = ()) -> list[UserName]:
+    """The names, each but once: an input may be called as a parameter of the model is."""
+    taken = set(others)
+    found = []
+    for i, node in enumerate(placeholders):
+        text = _source_of(node)
+        for other in (f"self.{text}", f"{text} ({i})"):
+            if text and text in taken:
+                text = other
+        taken.add(text)
+        found.append(UserName(text, _STATIC in node.meta.get("tensor_dict", {})))
+    return found
+
+
+_WAYS = (
+    (r"dict\(type\((.*?)\)\.__dict__\)\['(\w+)'\]", r"\1.\2"),  # an attribute of a class
+    (r"\._(?:modules|parameters|buffers)\['([^']*)'\]", r".\1"),
+    (r"\.__(?:dict|kwdefaults)__\['(\w+)'\]", r".\1"),
+    (r"\.__(?:self|func)__\b|\.__closure__\[\d+\]\.cell_contents", ""),
+    (r"^G\['__import_(\w+)'\]", lambda found: found[1].replace("_dot_", ".")),
+    (r"^[LG]\['([^']*)'\]", r"\1"),
+    (r"^kwargs\['(\w+)'\]", r"\1"),
+    (r"^(?:__main__|self)\.", ""),
+)
+"""What is left out, or said otherwise, of Dynamo's way from the variables of a frame to a value."""
 
 
 def _source_of(placeholder: fx.Node) -> str:
     """What the user calls what Dynamo calls by its way from the variables ``L`` and ``G`` of the frame::
 
-        L['self']._modules['fc']._parameters['weight']    fc.weight, also where the method calls its object otherwise
+        L['self']._modules['fc']._parameters['weight']    fc.weight
         L['model'].scale                                  model.scale
         G['batch']['ids']                                 batch['ids']
         G['__import_package_dot_module'].scale            package.module.scale
-        L['inner'].__closure__[0].cell_contents.weight    layer.weight: as the function inner calls it
-        L['inner'].__defaults__[0]                        bias: a parameter of the function inner
 
-    What came in ``*args`` of a module, in ``**kwargs`` or bound by ``functools.partial`` has the name of the parameter.
+    What came in ``*args`` of a module of ``torch.nn``, or in ``**kwargs``, has the name of the parameter.
     """
     source = getattr(placeholder.meta.get("grapharg"), "source", None)
-    if source is None:
-        return ""
+    text = str(source.name) if source is not None else ""
+    for pattern, said in _WAYS:
+        text = re.sub(pattern, said, text)
     frame = _translator()
-    text = str(source.name)
-    text = re.sub(r"dict\(type\((.*?)\)\.__dict__\)\['(\w+)'\]", r"\1.\2", text)  # an attribute of a class
-    if frame is not None:
-        text = _of_functions(text, frame)
-    text = re.sub(r"\._(?:modules|parameters|buffers)\['([^']*)'\]", r".\1", text)
-    text = re.sub(r"\.__dict__\['(\w+)'\]", r".\1", text)
-    text = re.sub(r"\.__(?:self|func)__\b", "", text)
-    text = re.sub(r"^G\['__import_(\w+)'\]", lambda found: found[1].replace("_dot_", "."), text)
-    text = re.sub(r"^[LG]\['([^']*)'\]", r"\1", text).removeprefix("__main__.")
-    if frame is None:
-        return text.removeprefix("self.")
-    code = frame.f_code
-    named = code.co_argcount + code.co_kwonlyargcount
-    varargs = code.co_varnames[named] if code.co_flags & inspect.CO_VARARGS else ""
-    named += bool(varargs)
-    keywords = code.co_varnames[named] if code.co_flags & inspect.CO_VARKEYWORDS else ""
-    by_keyword = re.match(rf"{keywords}\['(\w+)'\]", text) if keywords else None
-    if by_keyword is not None:
-        return by_keyword[1] + text[by_keyword.end() :]
-    wrapped = _wrapped(frame)
+    wrapped = _wrapped(frame) if frame is not None else None
     if wrapped is None:
-        return text.removeprefix(f"{_receiver(frame)}.").removeprefix("self.")
-    if isinstance(wrapped, functools.partial) and text.startswith("fn."):
-        return _bound(text.removeprefix("fn."), wrapped)
-    by_position = re.match(rf"{varargs}\[(\d+)\]", text)
-    if by_position is not None:
-        positional = _positional_parameters(wrapped)
-        position = int(by_position[1])
-        return positional[position] + text[by_position.end() :] if position < len(positional) else text
-    return text.removeprefix("fn.")
-
-
-_FUNCTION = re.compile(
-    r"(?P<function>.+?)\.(?:__closure__\[(?P<cell>\d+)\]\.cell_contents|__defaults__\[(?P<default>\d+)\]"
-    r"|__kwdefaults__\['(?P<keyword>\w+)'\])"
-)
-
-
-def _of_functions(text: str, frame: InstructionTranslator) -> str:
-    """A way through a variable that a function has from outside of it, or through a default of its parameters, as one
-    that begins with the function's own name of it."""
-    value: object = None
-    while (found := _FUNCTION.match(text)) is not None:
-        function = _value_of(found["function"], frame, value)
-        code = getattr(function, "__code__", None)
-        if code is None:
-            return text
-        if found["cell"] is not None:
-            name = code.co_freevars[int(found["cell"])]
-            value = function.__closure__[int(found["cell"])].cell_contents  # type: ignore[attr-defined]
-        elif found["default"] is not None:
-            defaults = function.__defaults__  # type: ignore[attr-defined]
-            name = code.co_varnames[: code.co_argcount][int(found["default"]) - len(defaults)]
-            value = defaults[int(found["default"])]
-        else:
-            name = found["keyword"]
-            value = function.__kwdefaults__[name]  # type: ignore[attr-defined]
-        text = f"L[{name!r}]{text[found.end() :]}"
-    return text
-
-
-_STEP = re.compile(r"\.(?P<attribute>\w+)|\['(?P<key>[^']*)'\]|\[(?P<index>\d+)\]")
-
-
-def _value_of(way: str, frame: InstructionTranslator, known: object) -> object:
-    """What is at the end of a way; ``None`` where it cannot be followed.
-
-    Args:
-        way: attributes and items, from a variable of the frame.
-        frame: the frame.
-        known: what the variable is, if that is known already.
-    """
-    root = re.match(r"([LG])\['([^']*)'\]", way)
-    if root is None:
-        return None
-    value = known if known is not None else (frame.f_locals if root[1] == "L" else frame.f_globals).get(root[2])
-    at = root.end()
-    while (step := _STEP.match(way, at)) is not None:
-        try:
-            if step["attribute"] is not None:
-                value = inspect.getattr_static(value, step["attribute"])
-            else:
-                value = value[step["key"] if step["key"] is not None else int(step["index"])]  # type: ignore[index]
-        except (AttributeError, KeyError, IndexError, TypeError):
-            return None
-        at = step.end()
-    return value if at == len(way) else None
-
-
-def _receiver(frame: InstructionTranslator) -> str:
-    """What the method that a frame is, or goes on with after a graph break, calls its object; else ``self``."""
-    code = frame.f_code
-    for name in code.co_varnames[: code.co_argcount]:  # after a graph break, others may come before it
-        method = getattr(type(frame.f_locals.get(name)), function_name(code.co_name), None)
-        own = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
-        if own is not None and own.co_filename == code.co_filename and own.co_varnames[:1] == (name,):
-            return name
-    return "self"
-
-
-def _bound(text: str, function: functools.partial[Any]) -> str:
-    """A way from a ``functools.partial``: to what it binds, or into the object that it calls."""
-    if (keyword := re.match(r"keywords\['(\w+)'\]", text)) is not None:
-        return keyword[1] + text[keyword.end() :]
-    positional = _positional_parameters(function.func)
-    position = re.match(r"args\[(\d+)\]", text)
-    if position is not None and int(position[1]) < len(positional):
-        return positional[int(position[1])] + text[position.end() :]
-    return text.removeprefix("func.")
+        return text
+    if by_position := re.match(r"args\[(\d+)\]", text):
+        positional = dict(enumerate(_positional_parameters(wrapped)))
+        return positional.get(int(by_position[1]), by_position[0]) + text[by_position.end() :]
+    return re.sub(r"^fn\.(?:func\.|keywords\['(\w+)'\])?", r"\1", text)
 
 
 def _wrapped(frame: InstructionTranslator) -> Callable[..., Any] | None:
@@ -320,22 +235,8 @@ def _positional_parameters(function: Callable[..., Any]) -> list[str]:
     return [item.name for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
 
 
-def _distinct(names: Sequence[UserName]) -> list[UserName]:
-    """The names, each but once: an input may be called as a parameter of the model is."""
-    taken: set[str] = set()
-    found = []
-    for i, name in enumerate(names):
-        text = name.text
-        for other in (f"self.{text}", f"{text} ({i})"):
-            if text and text in taken:
-                text = other
-        taken.add(text)
-        found.append(dataclasses.replace(name, text=text))
-    return found
-
-
 _RESULT_NAMES = "dynamo_backends_result_names"
-_ARGUMENT_NAMES = "dynamo_backends_argument_names"
+_DESCRIBED = "dynamo_backends_described"
 
 
 def name_values(module: fx.GraphModule, names: Sequence[UserName]) -> None:
@@ -345,57 +246,45 @@ def name_values(module: fx.GraphModule, names: Sequence[UserName]) -> None:
         module: the graph.
         names: of the arguments of Dynamo's graph, from ``argument_names``.
     """
-    module.meta[_ARGUMENT_NAMES] = names
-    for node in module.graph.find_nodes(op="placeholder"):
-        set_user_name(node, _name_of_argument(node.meta.get("desc"), names))
-    output = module.graph.output_node()
-    output.meta[_RESULT_NAMES] = [_name_of_result(item, names) for item in output.meta.get("desc") or []]
+    placeholders, output = module.graph.find_nodes(op="placeholder"), module.graph.output_node()
+    arguments, results = [node.meta.get("desc") for node in placeholders], output.meta.get("desc") or []
+    module.meta[_DESCRIBED] = {str(item): _name_of(item, names) for item in (*arguments, *results)}
+    for node, item in zip(placeholders, arguments, strict=True):
+        is_plain = isinstance(item, PlainAOTInput) and item.idx < len(names)
+        is_static = names[item.idx].is_static if is_plain else isinstance(item, (ParamAOTInput, BufferAOTInput))
+        set_user_name(node, UserName(_name_of(item, names), is_static))
+    named = (GradAOTOutput, InputMutationAOTOutput)
+    output.meta[_RESULT_NAMES] = [_name_of(item, names) if isinstance(item, named) else "" for item in results]
 
 
-def _name_of_argument(descriptor: object, names: Sequence[UserName]) -> UserName:
-    if isinstance(descriptor, PlainAOTInput) and descriptor.idx < len(names):
-        return names[descriptor.idx]
-    if isinstance(descriptor, (ParamAOTInput, BufferAOTInput)):
-        return UserName(descriptor.target, is_static=True)
-    if isinstance(descriptor, ViewBaseAOTInput):
-        base = _name_of_argument(descriptor.base_of, names)
-        return UserName(f"base of {base.text}" if base.text else "")
-    if isinstance(descriptor, TangentAOTInput) and isinstance(descriptor.output, PlainAOTOutput):
-        return UserName(f"grad of result {descriptor.output.idx}")
-    return UserName("")
-
-
-def _name_of_result(descriptor: object, names: Sequence[UserName]) -> str:
-    if isinstance(descriptor, GradAOTOutput):
-        name = _name_of_argument(descriptor.grad_of, names).text
-        return f"grad of {name}" if name else ""
-    if isinstance(descriptor, InputMutationAOTOutput):
-        name = _name_of_argument(descriptor.mutated_input, names).text
-        return f"new value of {name}" if name else ""
-    return ""
-
-
-_DESCRIBED = re.compile(r"# (?P<text>\w+AOT(?:Input|Output)\(.*\))$")
+def _name_of(descriptor: object, names: Sequence[UserName]) -> str:
+    """What the user calls what AOTAutograd describes so; ``""`` if it has no name."""
+    match descriptor:
+        case PlainAOTInput(idx=i):
+            return names[i].text if i < len(names) else ""
+        case ParamAOTInput(target=name) | BufferAOTInput(target=name):
+            return name
+        case PlainAOTOutput(idx=i):
+            return f"result {i}"
+        case SavedForBackwardsAOTOutput():
+            return "for the backward"
+        case ViewBaseAOTInput(base_of=of):
+            what = "base"
+        case TangentAOTInput(output=PlainAOTOutput() as of) | GradAOTOutput(grad_of=of):
+            what = "grad"
+        case InputMutationAOTOutput(mutated_input=of):
+            what = "new value"
+        case _:
+            return ""
+    name = _name_of(of, names)
+    return f"{what} of {name}" if name else ""
 
 
 def with_user_names(module: fx.GraphModule, line: str) -> str:
     """A line of a graph's code, with the user's name of an argument or result in the place of AOTAutograd's
     description of it: ``# fc.weight`` instead of ``# PlainAOTInput(idx=0)``."""
-    names: Sequence[UserName] = module.meta.get(_ARGUMENT_NAMES, ())
-    match = _DESCRIBED.search(line)
-    if match is None:
-        return line
-    text = re.sub(
-        r"PlainAOTInput\(idx=(\d+)\)",
-        lambda found: (names[int(found[1])].text if int(found[1]) < len(names) else "") or found[0],
-        match["text"],
-    )
-    text = re.sub(r"^GradAOTOutput\(grad_of=(.*)\)$", r"grad of \1", text)
-    text = re.sub(r"^InputMutationAOTOutput\(mutated_input=(.*)\)$", r"new value of \1", text)
-    text = re.sub(r"^TangentAOTInput\(output=PlainAOTOutput\(idx=(\d+)\)\)$", r"grad of result \1", text)
-    text = re.sub(r"^PlainAOTOutput\(idx=(\d+)\)$", r"result \1", text)
-    text = re.sub(r"^SavedForBackwardsAOTOutput\(idx=\d+\)$", "for the backward", text)
-    return f"{line[: match.start()]}# {text}"
+    start, mark, text = line.rpartition("# ")
+    return f"{start}{mark}{module.meta.get(_DESCRIBED, {}).get(text) or text}"
 
 
 def result_names(module: fx.GraphModule) -> dict[fx.Node, str]:

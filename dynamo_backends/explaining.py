@@ -20,20 +20,18 @@ from torch import fx
 from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
-from passes.engine.manager import PassResult
-
 from . import aot
-from .artifacts import GraphName, Runner, Split, operator_name
+from .artifacts import GraphName, Split, operator_name
 from .explanation import AtenGraph, DynamoGraph, Explanation, Fallback, Guard, remedy_of
 from .exporter.locations import is_user_file, short_file, where
 from .frozen import Weight
+from .lowering import Lowering
 from .observer import Observer
 from .options import parse_options
 from .pipeline import Pipeline
 from .reasons import Reason
-from .regions import Support, assemble, split_graph
+from .regions import Support, split_graph
 from .runtime.custom_operators import load_libraries
-from .verification import Evaluation
 
 
 def explain(
@@ -159,25 +157,16 @@ def _said_by_dynamo() -> collections.Counter[str]:
     return sum((collections.Counter(counters[key]) for key in _LEFT_TO_PYTHON), collections.Counter[str]())
 
 
-class _SplitLowering:
+class _SplitLowering(Lowering):
     """Keeps how the graphs of the stage ``post_grad`` are split, and runs them in PyTorch."""
 
     def __init__(self, support: Support) -> None:
         self._support = support
         self.graphs: dict[int, list[AtenGraph]] = {}
 
-    def lower(
-        self,
-        name: GraphName,
-        module: fx.GraphModule,
-        passes: list[PassResult],
-        evaluation: Evaluation | None,
-        weights: Mapping[fx.Node, Weight],
-    ) -> Runner:
-        """See ``Lowering.lower``."""
+    def look(self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]) -> None:
         split = split_graph(module, self._support, {})
         self.graphs.setdefault(name.index, []).append(_aten_graph(name, split))
-        return assemble(module, Split([], {}), []).forward
 
 
 def _aten_graph(name: GraphName, split: Split) -> AtenGraph:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import tabulate
 import torch
 from torch import fx
 from torch.utils._dtype_abbrs import dtype_abbrs
 
 from .exporter.locations import where
+from .tables import text_table
 
 _WIDTH = 72
 """Longest text of a cell."""
@@ -22,7 +22,7 @@ def graph_table(module: fx.GraphModule) -> str:
     ]
     cells = [[_shorten(cell) for cell in row] for row in rows]
     headers = ["opcode", "name", "target", "args", "value", "source"]
-    return tabulate.tabulate(cells, headers=headers, disable_numparse=True)
+    return text_table(cells, headers)
 
 
 def _target(node: fx.Node) -> str:

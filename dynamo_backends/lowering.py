@@ -1,7 +1,7 @@
 """The stages from ``regions`` to ``session``: regions become models, models sessions, sessions callables.
 
 A ``Lowering`` makes a callable of a graph of the stage ``post_grad``. ``OnnxLowering`` is that of ``onnxrt`` and
-``onnx_debug``; ``fx_debug`` has one that runs the graph in PyTorch.
+``onnx_debug``; ``Lowering`` itself is that of ``fx_debug``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import onnx_ir as ir
 import torch
@@ -67,8 +67,8 @@ _MAXIMUM_SPLITS = 8
 """How often a graph is split anew after the runtime refused a region, node by node, before whole regions go."""
 
 
-class Lowering(Protocol):
-    """Makes a callable of a graph."""
+class Lowering:
+    """Makes a callable of a graph, which it runs in PyTorch."""
 
     def lower(
         self,
@@ -87,11 +87,15 @@ class Lowering(Protocol):
             evaluation: the graph's values on real arguments, if the passes of ``onnx`` are to be checked.
             weights: the arguments that may be constants, by placeholder.
         """
-        ...
+        self.look(name, module, weights)
+        return assemble(module, [], []).forward
+
+    def look(self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]) -> None:
+        """Sees each graph that is to run in PyTorch."""
 
 
 @dataclasses.dataclass(frozen=True)
-class OnnxLowering:
+class OnnxLowering(Lowering):
     """Runs what ONNX can express on ONNX Runtime, and the rest in PyTorch.
 
     Args:
@@ -134,11 +138,12 @@ class OnnxLowering:
         split, regions = self._compile_regions(name, module, evaluation, weights, seconds)
         Report.of(split).tell(name)
         _tell_of_converters(split)
-        assembled = assemble(module, split, [region.runnable for region in regions])
+        called: list[tuple[Region, Callable[..., object]]] = [(item.region, item.runnable) for item in regions]
         if self.options.fallback == "inductor" and not self.observer.watches:
             from .fused_fallback import compile_groups  # it leads to Inductor
 
-            compile_groups(assembled, name.direction)
+            called += compile_groups(module, split, name.direction)
+        assembled = assemble(module, [region for region, _ in called], [runnable for _, runnable in called])
         give_back()
         return CompiledGraph(name, module, split, regions, assembled, passes, seconds)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -96,14 +97,12 @@ def _check_threads(value: object) -> None:
         )
 
 
-def _check_spin(value: object) -> None:
-    if not 0 <= _check_integer(value) <= 1000:
-        raise ValueError(f"expected a number of milliseconds from 0 to 1000, got {value}")
+def _between(least: float, most: float, expected: str) -> Callable[[object], None]:
+    def check(value: object) -> None:
+        if not least <= _check_integer(value) <= most:
+            raise ValueError(f"expected {expected}, got {value}")
 
-
-def _check_tensor_limit(value: object) -> None:
-    if _check_integer(value) < -1:
-        raise ValueError(f"expected a size in bytes, or -1 for no limit, got {value}")
+    return check
 
 
 def _check_dump_dir(value: object) -> None:
@@ -111,16 +110,6 @@ def _check_dump_dir(value: object) -> None:
         raise TypeError(f"expected a path, got {value!r} ({type(value).__name__})")
     if not value:
         raise ValueError("expected a path, got an empty string")
-
-
-def _check_cache_dir(value: object) -> None:
-    if value is not None:
-        _check_dump_dir(value)
-
-
-def _check_cache_size(value: object) -> None:
-    if _check_integer(value) < 0:
-        raise ValueError(f"expected a size in bytes, got {value}")
 
 
 def _one_of(valid: Sequence[str]) -> Callable[[object], None]:
@@ -269,7 +258,7 @@ class Options:
     )
     spin: int = option(
         1,
-        Form(_check_spin, _integer_from_text),
+        Form(_between(0, 1000, "a number of milliseconds from 0 to 1000"), _integer_from_text),
         "Milliseconds, 0 to 1000, for which the threads of a session that has its graph to itself look for more work "
         "when a call is over; mode='reduce-overhead' sets 20.",
     )
@@ -286,7 +275,7 @@ class Options:
     )
     tensor_limit: int = option(
         16 * 2**20,
-        Form(_check_tensor_limit, _integer_from_text),
+        Form(_between(-1, math.inf, "a size in bytes, or -1 for no limit"), _integer_from_text),
         "Size in bytes above which a dumped tensor is summarized instead of stored; -1 stores all.",
     )
     passes: Switches = option(
@@ -302,12 +291,12 @@ class Options:
     )
     cache_dir: str | None = option(
         None,
-        Form(_check_cache_dir, from_user=_path_from_user),
+        Form(lambda value: None if value is None else _check_dump_dir(value), from_user=_path_from_user),
         "Folder of the compiled graphs; by default dynamo_backends in $XDG_CACHE_HOME or ~/.cache.",
     )
     cache_size: int = option(
         2**30,
-        Form(_check_cache_size, _integer_from_text),
+        Form(_between(0, math.inf, "a size in bytes"), _integer_from_text),
         "Most bytes of the folder; what was not used longest goes first.",
     )
     check_providers: bool = option(

@@ -16,12 +16,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import IO
 
 _ROOT = str(Path(__file__).parents[1])
 
@@ -78,11 +81,22 @@ class Worker:
 
     Args:
         module: its ``main`` calls ``answer_requests``.
+        environment: variables it has besides those of this process.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, environment: Mapping[str, str] = MappingProxyType({})) -> None:
         self._module = module
+        self._environment = environment
         self._process: subprocess.Popen[str] | None = None
+        self._errors: IO[str] | None = None
+
+    @property
+    def errors(self) -> str:
+        """What the process wrote to standard error, and what was printed in it; ``""`` after ``stop``."""
+        if self._errors is None:
+            return ""
+        self._errors.seek(0)
+        return self._errors.read()
 
     def ask(self, request: str, longest: float) -> str | Ended:
         """The answer to a line.
@@ -103,32 +117,34 @@ class Worker:
         return Ended(_finished(process), timed_out)
 
     def stop(self) -> None:
-        """Ends the process, if there is one."""
-        process, self._process = self._process, None
-        if process is not None:
-            _finished(process)
+        """Ends the process, if there is one, and what it started."""
+        if self._process is not None:
+            _finished(self._process)
+        if self._errors is not None:
+            self._errors.close()
+        self.forget()
 
     def forget(self) -> None:
         """Leaves the process to the parent that this process was forked from."""
-        self._process = None
+        self._process = self._errors = None
 
     def _started(self) -> subprocess.Popen[str]:
-        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
-            process = subprocess.Popen(
-                worker_command(self._module),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                encoding="utf-8",
-                env=worker_environment(),
-            )
-            line, timed_out = _exchange(process, None, _START_SECONDS)
-            if line == _READY:
-                return process
-            code = _finished(process)
-            errors.seek(0)
-            said = [text.strip() for text in errors if text.strip()] or [f"exit code {code}"]
+        self.stop()
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  closed by stop
+        process = subprocess.Popen(
+            worker_command(self._module),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            encoding="utf-8",
+            env={**worker_environment(), **self._environment},
+            start_new_session=True,  # so that what it starts (Inductor's compilers) ends with it
+        )
+        line, timed_out = _exchange(process, None, _START_SECONDS)
+        if line == _READY:
+            return process
+        said = [f"exit code {_finished(process)}", *filter(None, map(str.strip, self.errors.splitlines()))]
         why = f"it was not ready in {_START_SECONDS:g} s" if timed_out else said[-1]
         raise WorkerStartError(f"the subprocess {self._module} does not start: {why}")
 
@@ -136,12 +152,10 @@ class Worker:
 def answer_requests(answer: Callable[[str], str]) -> None:
     """Answers each line of standard input with a line, until there are no more: the ``main`` of a worker.
 
-    What libraries print is no answer, and goes nowhere.
+    What libraries print is no answer, and goes to standard error.
     """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
+    os.dup2(2, 1)
     answers.write(_READY)
     answers.flush()
     for line in sys.stdin:
@@ -156,7 +170,7 @@ def _exchange(process: subprocess.Popen[str], request: str | None, longest: floa
 
     def kill() -> None:
         timed_out.set()
-        process.kill()
+        _kill(process)
 
     timer = threading.Timer(longest, kill)
     timer.start()
@@ -177,8 +191,16 @@ def _finished(process: subprocess.Popen[str]) -> int:
         if pipe is not None:
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
-    try:
-        return process.wait(timeout=5)
-    except subprocess.TimeoutExpired:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=5)
+    _kill(process)
+    return process.wait()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Kills a process, and what it started."""
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
         process.kill()
-        return process.wait()

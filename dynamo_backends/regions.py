@@ -178,7 +178,7 @@ def split_graph(graph: fx.GraphModule, support: Support, refused: dict[fx.Node, 
             if all(_is_shape_operator(node) for node in nodes):
                 in_pytorch.update(dict.fromkeys(nodes, _VIEWS_ONLY))
             else:
-                regions.append(_region(len(regions), nodes))
+                regions.append(make_region(len(regions), nodes))
         symbolic = [
             output.node
             for region in regions
@@ -270,7 +270,8 @@ def _is_pure_function(target: object) -> bool:
     return getattr(target, "__module__", "") in ("_operator", "operator", "math", "builtins", "torch")
 
 
-def _region(index: int, nodes: list[fx.Node]) -> Region:
+def make_region(index: int, nodes: list[fx.Node]) -> Region:
+    """Nodes that run as one, with what they read and what of them is read."""
     inside = set(nodes)
     inputs: dict[fx.Node, None] = {}
     for node in nodes:
@@ -291,20 +292,21 @@ def _layout(node: fx.Node) -> Layout:
     return layout_of(value) if isinstance(value, torch.Tensor) else ROW_MAJOR
 
 
-def assemble(graph: fx.GraphModule, split: Split, callables: Sequence[Callable[..., object]]) -> fx.GraphModule:
+def assemble(
+    graph: fx.GraphModule, regions: Sequence[Region], callables: Sequence[Callable[..., object]]
+) -> fx.GraphModule:
     """A graph module in which each region is one call, taking its arguments boxed (one list, emptied by
     the call).
 
     Args:
         graph: the graph that was split; it is left as it is.
-        split: its regions.
+        regions: of the graph; their indices count from 0.
         callables: for each region, what to call with the region's inputs; it returns the list of its outputs.
     """
-    region_of = {node: region for region in split.regions for node in region.nodes}
     result = fx.Graph()
     result.set_codegen(fx.graph._BoxedCodeGen())
     copies: dict[fx.Node, fx.Node] = {}
-    for unit in _execution_order(graph, region_of):
+    for unit in execution_order(graph, regions):
         if isinstance(unit, fx.Node):
             copies[unit] = result.node_copy(unit, copies.__getitem__)
             copies[unit].meta[ORIGINAL] = unit
@@ -317,12 +319,13 @@ def assemble(graph: fx.GraphModule, split: Split, callables: Sequence[Callable[.
     return fx.GraphModule(graph, result, "SplitGraph")
 
 
-def _execution_order(graph: fx.GraphModule, region_of: dict[fx.Node, Region]) -> list[fx.Node | Region]:
+def execution_order(graph: fx.GraphModule, regions: Sequence[Region]) -> list[fx.Node | Region]:
     """Nodes and regions in an order in which all they read is there, as close to the graph's as that allows.
 
     What is ready and came first runs first. So the writes to inputs (``copy_``), which AOTAutograd puts last, come
     after all reads of the old values, and the output after all: nothing else waits for them.
     """
+    region_of = {node: region for region in regions for node in region.nodes}
     units: dict[int, fx.Node | Region] = {}
     unit_of: dict[fx.Node, int] = {}
     for position, node in enumerate(graph.graph.nodes):

@@ -1,4 +1,4 @@
-"""Tables of text that fit the terminal. Needs no PyTorch."""
+"""Tables of text: of files, and of the terminal. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 _GAP = 2
-"""Spaces that tabulate puts between two columns."""
+"""Spaces between two columns."""
 
 _NARROWEST = 8
 """Columns are cut to this width or that of their name; further only if the table does not fit otherwise."""
@@ -16,35 +16,45 @@ _NARROWEST = 8
 _LEAST = 5
 """Columns are cut to this width, and no further."""
 
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*(e[-+]?\d+)?( ?%| m?s)?|nan|inf)|-|", re.IGNORECASE)
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*(e[-+]?\d+)?( ?%| m?s)?( ± \d+\.?\d*)?|nan|inf)|-|", re.IGNORECASE)
 """What is aligned at the right: numbers, with the units that our tables have, and the marks of nothing."""
 
 
-def fit_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
-    """A table without a newline at its end; on a terminal, cut to its width.
+def fit_table(rows: Iterable[Sequence[object]], headers: Sequence[str]) -> str:
+    """``text_table`` on a terminal cut to its width.
 
     The widest columns are cut first, cells with ``…`` at their end, paths at their start. Where not even columns of a
     few letters fit, each row becomes a paragraph, with a line for each cell.
+    """
+    return _table(rows, headers, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+
+
+def text_table(rows: Iterable[Sequence[object]], headers: Sequence[str]) -> str:
+    """A table without a newline at its end; columns of numbers are aligned at the right.
 
     Args:
         rows: the cells; ``None`` is an empty one.
         headers: a name for each column.
     """
-    import tabulate
+    return _table(rows, headers, None)
 
-    lines = [list(headers), *(["" if cell is None else str(cell) for cell in row] for row in rows)]
-    aligned = ["right" if _is_of_numbers(line[i] for line in lines[1:]) else "left" for i in range(len(headers))]
-    if sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns
+
+def _table(rows: Iterable[Sequence[object]], headers: Sequence[str], width: int | None) -> str:
+    lines = [list(headers), *(["" if cell is None else str(cell).strip() for cell in row] for row in rows)]
+    of_numbers = [all(map(_NUMBER.fullmatch, column)) for column in zip(*lines[1:], strict=True)]
+    if width is not None:
         named = [max(len(header), _NARROWEST) for header in headers]
         cut = _cut(lines, named, width) or _cut(lines, [_LEAST] * len(headers), width)
         if cut is None:
             return _paragraphs(lines)
         lines = cut
-    # As rows: tabulate's own header makes each column two wider than its name.
-    rule = ["-" * width for width in _widths(lines)]
-    table = [lines[0], rule, *lines[1:]]
-    return tabulate.tabulate(table, tablefmt="plain", colalign=aligned, disable_numparse=True)
+    widths = _widths(lines)
+    lines.insert(1, ["-" * width for width in widths])
+    aligned = [str.rjust if is_number else str.ljust for is_number in of_numbers or [False] * len(headers)]
+    return "\n".join(
+        (" " * _GAP).join(map(lambda align, cell, width: align(cell, width), aligned, line, widths)).rstrip()
+        for line in lines
+    )
 
 
 def _paragraphs(lines: Sequence[Sequence[str]]) -> str:
@@ -54,10 +64,6 @@ def _paragraphs(lines: Sequence[Sequence[str]]) -> str:
         "\n".join(f"{header:<{wide}}  {cell}".strip() for header, cell in zip(headers, row, strict=True) if cell)
         for row in rows
     )
-
-
-def _is_of_numbers(cells: Iterable[str]) -> bool:
-    return all(_NUMBER.fullmatch(cell) for cell in cells)
 
 
 def _cut(lines: Sequence[Sequence[str]], least: Sequence[int], width: int) -> list[list[str]] | None:

@@ -17,20 +17,18 @@ from onnx_ir import tensor_adapters
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from passes.engine.manager import PassResult
-
-from .artifacts import GraphName, Region, Runner, Split, operator_name
+from .artifacts import GraphName, Region, Split, operator_name
 from .errors import TranslationError
 from .exporter.locations import user_name, where
 from .exporter.translate import fold_constants, translate
 from .frozen import Weight
 from .fx_table import graph_table
+from .lowering import Lowering
 from .observer import Observer
 from .options import Options
 from .pipeline import Pipeline
 from .reasons import Reason
-from .regions import Support, assemble, split_graph
-from .verification import Evaluation
+from .regions import Support, split_graph
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
@@ -160,7 +158,7 @@ def export_model(model: torch.nn.Module, call: Call, path: Path, options: Option
     ir.save(exported, path, external_data=f"{path.name}.data" if size > 2**30 else None)
 
 
-class _ModelLowering:
+class _ModelLowering(Lowering):
     """Translates whole graphs, and runs them in PyTorch."""
 
     def __init__(self, options: Options) -> None:
@@ -169,21 +167,12 @@ class _ModelLowering:
         self.models: list[ir.Model] = []
         self.missing: list[str] = []
 
-    def lower(
-        self,
-        name: GraphName,
-        module: fx.GraphModule,
-        passes: list[PassResult],
-        evaluation: Evaluation | None,
-        weights: Mapping[fx.Node, Weight],
-    ) -> Runner:
-        """See ``Lowering.lower``."""
+    def look(self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]) -> None:
         split = split_graph(module, self._support, {})
         if split.coverage.in_pytorch or len(split.regions) != 1:
             self.missing.append(_what_is_missing(split))
         else:
             self.models.append(self._model(split.regions[0], weights))
-        return assemble(module, Split([], {}), []).forward
 
     def _model(self, region: Region, weights: Mapping[fx.Node, Weight]) -> ir.Model:
         """The model of a region that is a whole graph, with its weights in it, and the user's names of the rest."""

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynamo_backends.aliases import IN_PYTORCH, read_memory_of_owners, separate_returned_views
 from dynamo_backends.exporter.translate import Input, Output
 from dynamo_backends.layout import ROW_MAJOR, Layout, layout_of
-from dynamo_backends.regions import Region, Split, Support, assemble, region_module, split_graph
+from dynamo_backends.regions import Region, Support, assemble, region_module, split_graph
 
 aten = torch.ops.aten
 
@@ -305,8 +305,7 @@ def test_writes_to_arguments_come_after_all_reads() -> None:
     x, y = [node for node in module.graph.nodes if node.op == "placeholder"]
     nodes = [names["exp"], names["sin"], names["add"]]
     region = region_of(0, nodes, [x, y], [names["exp"], names["add"]])
-    split = Split([region], {names["copy_"]: "in place"})
-    run = assemble(module, split, [named("region_0", region_module(module, region))])
+    run = assemble(module, [region], [named("region_0", region_module(module, region))])
     first, second = torch.ones(2), torch.ones(2)
     late = run([first, second])
     torch.testing.assert_close(late, torch.ones(2).sin() + 1)
@@ -330,7 +329,7 @@ def test_regions_run_as_close_to_the_order_of_the_graph_as_they_can() -> None:
         return named(f"region_{region.index}", call)
 
     argument = torch.ones(2)
-    results = assemble(module, Split(regions, {}), [recorder(region) for region in regions])([argument])
+    results = assemble(module, regions, [recorder(region) for region in regions])([argument])
     assert ran == [0, 1, 2, 3]
     torch.testing.assert_close(results, module(argument))
 
@@ -348,8 +347,7 @@ def test_draws_keep_their_order_though_a_region_has_to_wait() -> None:
     names = {node.name: node for node in module.graph.nodes}
     (x,) = module.graph.find_nodes(op="placeholder")
     region = region_of(0, [names["exp"], names["add"]], [x, names["neg"]], [names["exp"], names["add"]])
-    outside = dict.fromkeys([names["rand_like"], names["rand_like_1"], names["neg"]], "planted")
-    run = assemble(module, Split([region], outside), [named("region_0", region_module(module, region))])
+    run = assemble(module, [region], [named("region_0", region_module(module, region))])
     torch.manual_seed(0)
     expected = module(torch.ones(2))
     torch.manual_seed(0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import json
-import operator
 import subprocess
 import sys
 import threading
@@ -31,7 +30,6 @@ from dynamo_backends.cache.store import Record
 from dynamo_backends.contest import Contest, Outcome
 from dynamo_backends.errors import SessionError
 from dynamo_backends.exporter.decompose import decompose
-from dynamo_backends.fused_fallback import compile_groups
 from dynamo_backends.options import parse_options
 from dynamo_backends.placing import INDUCTOR, ONNX, PYTORCH
 from dynamo_backends.runtime.binding import BoundSession
@@ -922,24 +920,6 @@ def test_inductor_compiles_what_onnx_runtime_cannot_run() -> None:
     assert_same_as_eager(
         partly, x.requires_grad_(), y, settings={"options": {**settings["options"], "placement": "onnx"}}
     )
-
-
-def test_a_result_that_is_taken_behind_what_stays_in_pytorch() -> None:
-    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        values, order = aten.sort.default(x * 2)
-        return values + torch.rand(4), order
-
-    x = torch.randn(3, 4)
-    module = traced(function, x)
-    [rand] = module.graph.find_nodes(op="call_function", target=aten.rand.default)
-    rand.append(module.graph.find_nodes(op="call_function", target=operator.getitem)[1])
-    assert compile_groups(module, "inference") == 1
-    module.graph.lint()
-    torch.manual_seed(0)
-    expected = function(x)
-    torch.manual_seed(0)
-    for ours, theirs in zip(module(x), expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
 
 
 def test_random_numbers_beside_what_inductor_compiles() -> None:

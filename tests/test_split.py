@@ -101,7 +101,7 @@ def test_each_node_is_in_one_region_or_in_pytorch_and_all_can_run(seed: int) -> 
         for node in region.nodes:
             if node.target is operator.getitem:
                 assert node.args[0] in region.nodes
-    assembled = assemble(module, ours, [_boxed(runnable(region)) for region in ours.regions])
+    assembled = assemble(module, ours.regions, [_boxed(runnable(region)) for region in ours.regions])
     x = torch.tensor([1.0, 2.0])
     expected, found = module(x), assembled([x])
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))

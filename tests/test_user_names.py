@@ -21,23 +21,21 @@ SCALE = torch.ones(4)
 
 
 class Other(nn.Module):
-    """A module whose methods call it otherwise than ``self``."""
-
     shift = torch.ones(4)
 
-    def __init__(this) -> None:  # noqa: N805
+    def __init__(self) -> None:
         super().__init__()
-        this.fc = nn.Linear(4, 4)
-        this.scales = [torch.ones(4)]
-        this.register_buffer("seen", torch.ones(4))
+        self.fc = nn.Linear(4, 4)
+        self.scales = [torch.ones(4)]
+        self.register_buffer("seen", torch.ones(4))
 
-    def forward(this, x: torch.Tensor) -> torch.Tensor:  # noqa: N805
-        x = this.fc(x) * this.scales[0] + this.seen
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.fc(x) * self.scales[0] + self.seen
         torch._dynamo.graph_break()
-        return this.fc(x) + this.shift
+        return self.fc(x) + self.shift
 
-    def project(this, x: torch.Tensor) -> torch.Tensor:  # noqa: N805
-        return this.fc(x)
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x)
 
 
 class Callable_:  # noqa: N801
@@ -48,8 +46,8 @@ class Callable_:  # noqa: N801
         return self.layer(x)
 
 
-def with_model(model: nn.Module, x: torch.Tensor, bias: torch.Tensor | float = 0.0) -> torch.Tensor:
-    return model(x) + bias
+def with_model(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x)
 
 
 def with_global(x: torch.Tensor) -> torch.Tensor:
@@ -60,21 +58,6 @@ def with_import(x: torch.Tensor) -> torch.Tensor:
     import a_package.a_module_of_scales as module  # type: ignore[import-not-found]
 
     return x * module.scale
-
-
-def nested() -> Callable[[torch.Tensor], torch.Tensor]:
-    layer, scale = nn.Linear(4, 4), torch.ones(4)
-
-    def scaled(x: torch.Tensor) -> torch.Tensor:
-        return x * scale
-
-    def inner(x: torch.Tensor, *, shift: torch.Tensor = SCALE, gain: torch.Tensor = SCALE) -> torch.Tensor:
-        return layer(scaled(x)) + shift * gain
-
-    def defaulted(x: torch.Tensor, projection: nn.Module = LAYER) -> torch.Tensor:
-        return projection(x)
-
-    return lambda x: inner(defaulted(x))
 
 
 def in_a_closure() -> Callable[[torch.Tensor], torch.Tensor]:
@@ -92,18 +75,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[object, ...], set[str], set[str
     "a global method": (lambda x: BOUND(x), (X,), {"BOUND.fc.weight", "BOUND.fc.bias", "x"}, {"fc"}),
     "of another file": (with_import, (X,), {"a_package.a_module_of_scales.scale", "x"}, set()),
     "a closure": (in_a_closure(), (X,), {"layer.weight", "layer.bias", "x"}, set()),
-    "closures and defaults": (
-        nested(),
-        (X,),
-        {"layer.weight", "layer.bias", "scale", "shift", "projection.weight", "projection.bias", "x"},
-        set(),
-    ),
-    "a partial": (
-        functools.partial(with_model, LAYER, bias=SCALE),
-        (X,),
-        {"model.weight", "model.bias", "x", "bias"},
-        set(),
-    ),
     "a partial of a model": (functools.partial(LAYER), (X,), {"weight", "bias", "input"}, set()),
     "an object": (Callable_(), (X,), {"layer.weight", "layer.bias", "x"}, {"layer"}),
     "a method of PyTorch's": (nn.Sequential(LAYER).forward, (X,), {"0.weight", "0.bias", "input"}, {"0"}),

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import queue
 import re
 import signal
-import subprocess
-import tempfile
-import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from ..python_process import worker_command, worker_environment
+from ..python_process import Ended, Worker, WorkerStartError
 
 
 class WorkerError(Exception):
@@ -41,19 +35,8 @@ class Process:
 
     def __init__(self, timeout: float, environment: Mapping[str, str]) -> None:
         self._timeout = timeout
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  closed by close
-        self._process = subprocess.Popen(
-            worker_command(f"{__package__}.worker"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            encoding="utf-8",
-            env={**worker_environment(), **environment},
-            start_new_session=True,  # so that what it starts (Inductor's compilers) ends with it
-        )
-        self._answers: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._worker = Worker(f"{__package__}.worker", environment)
+        self._end: WorkerError | None = None
 
     def ask(self, what: str, **arguments: object) -> dict[str, Any]:
         """The answer to one line.
@@ -61,20 +44,21 @@ class Process:
         Raises:
             WorkerError: it has none; the process is ended if it can give no other.
         """
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which the missing answer says
-            self._process.stdin.write(json.dumps({"do": what, **arguments}) + "\n")
-            self._process.stdin.flush()
+        if self._end is not None:
+            raise self._end
         try:
-            line = self._answers.get(timeout=self._timeout)
-        except queue.Empty:
-            self.close()
-            raise WorkerError("timed out", f"took longer than {self._timeout:g} s") from None
-        if line is None:
-            code = self._process.wait()
+            line = self._worker.ask(json.dumps({"do": what, **arguments}), self._timeout)
+        except WorkerStartError as error:
+            self._end = WorkerError("crashed", str(error))
+            raise self._end from None
+        if isinstance(line, Ended):
             said = last_error(self.errors)
-            self.close()
-            raise WorkerError("crashed", f"{_exit(code)}{': ' if said else ''}{said}")
+            self._end = (
+                WorkerError("timed out", f"took longer than {self._timeout:g} s")
+                if line.timed_out
+                else WorkerError("crashed", f"{_exit(line.code)}{': ' if said else ''}{said}")
+            )
+            raise self._end
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise WorkerError(answer["error"]["kind"], answer["error"]["message"])
@@ -84,36 +68,11 @@ class Process:
     @property
     def errors(self) -> str:
         """What the process wrote to standard error."""
-        if self._errors.closed:
-            return ""
-        self._errors.seek(0)
-        return self._errors.read()
+        return self._worker.errors
 
     def close(self) -> None:
         """Ends the process, and what it started."""
-        if self._process.poll() is None:
-            assert self._process.stdin is not None
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
-        if hasattr(os, "killpg"):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        else:
-            self._process.kill()
-        self._process.wait()
-        self._errors.close()
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._answers.put(line)
-        self._answers.put(None)
+        self._worker.stop()
 
 
 def fresh_caches(folder: str) -> dict[str, str]:

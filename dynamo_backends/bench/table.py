@@ -6,8 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-import tabulate
-
+from ..tables import text_table
 from .case import DYNAMO_EAGER
 
 Json: TypeAlias = "dict[str, Any]"
@@ -59,8 +58,7 @@ def _case(case: Json, backends: Sequence[str]) -> str:
         cells += [_megabytes(row["peak_bytes"]), _megabytes(row["steady_bytes"])]
         cells += [_number(row["microseconds_outside_sessions"], 0)] * with_sessions + [row["status"]]
         rows.append(cells)
-    alignment = ["left", *["right"] * (len(headers) - 2), "left"]
-    text = tabulate.tabulate(rows, headers=headers, disable_numparse=True, colalign=alignment)
+    text = text_table(rows, headers)
     told = ((name, row) for name, row in case["rows"].items() if row["message"])
     notes = [_wrapped(f"{name}: {row['status']}: {row['message']}") for name, row in told]
     return "\n".join([_wrapped(title), text, *notes])
@@ -104,7 +102,7 @@ def _means(found: Json) -> str:
             cells.append("" if item is None else f"{item['geometric_mean']:.2f} ({item['worst']:.2f}) {item['cases']}")
         rows.append(cells)
     headers = ["times as fast as", *backends]
-    text = tabulate.tabulate(rows, headers=headers, disable_numparse=True)
+    text = text_table(rows, headers)
     return f"geometric mean (worst) and number of cases on which both are right\n{text}"
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 _SECONDS_A_TURN = 0.04
 _SECONDS_A_SAMPLE = 0.0005
@@ -52,17 +52,6 @@ def turn_of(function: Callable[[], object]) -> Turn:
     calls = max(1, math.ceil(_SECONDS_A_SAMPLE / once))
     fitting = math.ceil(_SECONDS_A_TURN / (calls * once))
     return Turn(1 if once > _SECONDS_A_TURN else min(_MOST_SAMPLES, max(2, fitting)), calls)
-
-
-def milliseconds_by_round(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """How long one call of each function took in each round."""
-    turns = {name: turn_of(function) for name, function in functions.items()}
-    found: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds):
-        for name, function in functions.items():
-            found[name].append(turns[name].milliseconds(function))
-            wait_until_quiet()
-    return found
 
 
 def wait_until_quiet(longest: float = 1.0) -> bool:

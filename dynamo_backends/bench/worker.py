@@ -15,17 +15,16 @@ What fails is ``{"error": {"kind": "failed", "message": "..."}}``. What the mode
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
-import os
 import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TextIO
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from ..python_process import answer_requests
 from . import memory, timing
 from .case import EAGER, EXPORT, OURS, Case, UsageError, parted
 from .timing import Turn, turn_of
@@ -227,33 +226,23 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
-@contextlib.contextmanager
-def _lines_to_parent() -> Iterator[TextIO]:
-    """Where the answers go; standard output goes to standard error from here on."""
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
-        os.dup2(2, 1)
-        yield answers
-
-
 def main() -> None:
     """Answers line by line until standard input ends."""
     worker = Worker()
-    with _lines_to_parent() as answers:
-        for line in sys.stdin:
-            asked = json.loads(line)
-            what = asked.pop("do")
-            answer: dict[str, object]
-            try:
-                answer = {"ok": getattr(worker, what)(**asked)}
-            except UsageError as error:
-                answer = _error("usage", str(error))
-            except NotSupportedError as error:
-                answer = _error("not supported", str(error))
-            except Exception as error:  # whatever a model or a backend raises is a row of the table
-                traceback.print_exc()
-                answer = _error("failed", _said(error))
-            answers.write(json.dumps(answer) + "\n")
-            answers.flush()
+
+    def answer(line: str) -> dict[str, object]:
+        asked = json.loads(line)
+        try:
+            return {"ok": getattr(worker, asked.pop("do"))(**asked)}
+        except UsageError as error:
+            return _error("usage", str(error))
+        except NotSupportedError as error:
+            return _error("not supported", str(error))
+        except Exception as error:  # whatever a model or a backend raises is a row of the table
+            traceback.print_exc()
+            return _error("failed", _said(error))
+
+    answer_requests(lambda line: json.dumps(answer(line)))
 
 
 def _error(kind: str, message: str) -> dict[str, object]:

@@ -65,25 +65,8 @@ COMMANDS = {
 }
 """The subcommands, each with what it does in the list of ``--help``."""
 
-_WITHOUT_TORCH = (
-    "bench",
-    "bisect",
-    "compare",
-    "determinism",
-    "diff",
-    "explain",
-    "ls",
-    "nan",
-    "op",
-    "passes",
-    "precision",
-    "profile",
-    "replay",
-    "report",
-    "show",
-    "trace",
-)
-"""Subcommands that need no PyTorch, or not always."""
+_WITH_TORCH = ("demo", "cache")
+"""Subcommands that always need PyTorch."""
 
 
 def build_parser(complete: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
@@ -132,7 +115,7 @@ def _main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     if arguments.command is None:  # not the parser's own complaint, which would hide one of a misspelt option
         parser.error("the following arguments are required: COMMAND")
-    if arguments.command not in _WITHOUT_TORCH:
+    if arguments.command in _WITH_TORCH:
         importlib.import_module("dynamo_backends.installation")
     code: int = arguments.run(arguments)
     return code

@@ -2,10 +2,10 @@
 
 ::
 
-    graph    direction      nodes  on ONNX    worst error      eager's  verdict
-    -------  -----------  -------  ---------  -------------  ---------  ---------
-    graph 1  forward          130  100.0 %    2.4e-06        2.7e-06    ok
-    graph 1  backward         195  100.0 %    3.6e-04        5.8e-04    ok
+    graph    direction  nodes  on ONNX  worst error  eager's  verdict
+    -------  ---------  -----  -------  -----------  -------  -------
+    graph 1  forward      130  100.0 %      2.4e-06  2.7e-06  ok
+    graph 1  backward     195  100.0 %      3.6e-04  5.8e-04  ok
 
 The errors are against float64, and eager PyTorch's is the measure: ``onnxrt`` is right if it is as near.
 """
@@ -23,8 +23,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tabulate
 from rich.console import Console
+
+from ..tables import text_table
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +44,6 @@ LENGTH_MIXED = 256
 INSTALL = "pip install 'transformers>=5'"
 
 _REPEATS = 3
-_ALIGNMENT = ("left", "left", "right", "right", "right", "right", "left")
 _SECONDS = 10.0
 """No further repetition of a measured step after this time; the first, which compiles, is not measured."""
 
@@ -205,7 +205,7 @@ class Demo:
         ]
         headers = ["graph", "direction", "nodes", "on ONNX", "worst error", "eager's", "verdict"]
         print()
-        print(tabulate.tabulate(rows, headers=headers, disable_numparse=True, colalign=_ALIGNMENT))
+        print(text_table(rows, headers))
         print()
         what = "forward and backward" if self.backward else "forward"
         print(f"{what}: eager {eager.best_seconds:.3f} s, onnxrt {ours.best_seconds:.3f} s", end="")

@@ -14,20 +14,16 @@ as a table, and every stage's graph is written to the dump folder::
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from torch import fx
 
-from passes.engine.manager import PassResult
-
-from ..artifacts import GraphName, Runner, Split
-from ..frozen import Weight
+from ..artifacts import GraphName
 from ..fx_table import graph_table
+from ..lowering import Lowering
 from ..observer import GuardedObserver, Observer
 from ..options import Options
 from ..pipeline import Pipeline
-from ..regions import assemble
-from ..verification import Evaluation
 from .dump_folder import DumpFolder, dump_folder, graph_folder
 from .stage_files import stage_text
 
@@ -48,27 +44,10 @@ def compile_in_pytorch(
         What Dynamo calls instead of the graph: PyTorch on the graphs of the stage ``post_grad``.
     """
     folder = dump_folder(options.dump_dir)
-    run = Pipeline(options, GuardedObserver(_Printer(folder)), PyTorchLowering()).compile_dynamo_graph(
-        module, example_inputs
-    )
+    run = Pipeline(options, GuardedObserver(_Printer(folder)), Lowering()).compile_dynamo_graph(module, example_inputs)
     if folder.is_enabled:
         _show(f"graphs are in {folder.location}\n")
     return run
-
-
-class PyTorchLowering:
-    """Runs the graphs of the stage ``post_grad`` in PyTorch."""
-
-    def lower(
-        self,
-        name: GraphName,
-        module: fx.GraphModule,
-        passes: list[PassResult],
-        evaluation: Evaluation | None,
-        weights: Mapping[fx.Node, Weight],
-    ) -> Runner:
-        """See ``Lowering.lower``."""
-        return assemble(module, Split([], {}), []).forward
 
 
 class _Printer(Observer):

@@ -7,12 +7,12 @@ import json
 from collections.abc import Sequence
 
 import torch
-from tabulate import tabulate
 from torch import fx
 
 from ..artifacts import CompiledGraph, operator_name
 from ..exporter.locations import user_name, where
 from ..numerics.distance import Distance
+from ..tables import text_table
 from .rows import GraphComparison
 
 _LEGEND = """\
@@ -57,10 +57,8 @@ def side_by_side_text(comparison: GraphComparison, taken: Sequence[tuple[str, st
         for i, row in enumerate(rows)
     ]
     note = f"note: {comparison.note}\n" if comparison.note else ""
-    computed = tabulate(table, headers=_HEADERS, tablefmt="simple", disable_numparse=True)
-    arguments = tabulate(
-        taken, headers=["what it takes", "your name", "type"], tablefmt="simple", disable_numparse=True
-    )
+    computed = text_table(table, _HEADERS)
+    arguments = text_table(taken, ["what it takes", "your name", "type"])
     return f"verdict of the graph: {comparison.verdict}\n{note}{_LEGEND}\n{computed}\n\n{arguments}\n"
 
 
@@ -119,7 +117,7 @@ def regions_text(graph: CompiledGraph) -> str:
     lines.append(f"PyTorch: {len(in_pytorch)} operators")
     table = [[node.name, operator_name(node), str(reason), where(node)] for node, reason in in_pytorch.items()]
     if table:
-        lines.append(tabulate(table, headers=["node", "operator", "why", "source"], tablefmt="simple"))
+        lines.append(text_table(table, ["node", "operator", "why", "source"]))
     return "\n".join(lines) + "\n"
 
 

@@ -19,7 +19,7 @@ from ..captures import FORMAT, as_argument
 from ..tables import fit_table
 from .call import Call, as_json, results_of, versions_of
 from .folder import CaptureFolder, operator_folder
-from .gradients import Edges, Gradients, Watches
+from .gradients import Edges, Gradients
 from .names import function_of, module_of
 from .stored import encode, why_not_stored
 from .tool import OpTool
@@ -76,7 +76,6 @@ class OpCapture(OpTool):
         self._first = first
         self._max_bytes = max_bytes if max_bytes >= 0 else 2**63
         self._min_free_bytes = min_free_bytes
-        self._watches = Watches(self._guard)
         self._written: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
         self._is_full = False
@@ -84,7 +83,6 @@ class OpCapture(OpTool):
         """Where this capture writes; ``folder.location`` is the folder of its time."""
 
     def _begin(self) -> None:
-        self._watches.begin()
         self.folder = CaptureFolder(self._root)
         self._is_full = False
 
@@ -169,7 +167,6 @@ class OpCapture(OpTool):
             self._print(f"{self.folder.path(path)} saved")
 
     def _end(self) -> None:
-        self._watches.end()
         rows = [
             (name, self._counts[name], count, f"{self._bytes[operator_folder(name)] / 1e6:.1f} MB")
             for name, count in self._written.most_common()

@@ -18,7 +18,7 @@ from ..report.table_page import TablePage
 from ..tables import fit_table
 from .call import Call, are_plain, results_of, versions_of
 from .capture import OpCapture, description_of
-from .gradients import Edges, Gradients, Watches
+from .gradients import Edges, Gradients
 from .judge import CallJudge, Verdict
 from .names import has_other_gradient, why_not_comparable
 from .references import FLOAT64, Reference
@@ -101,7 +101,6 @@ class OpAutoCompare(OpTool):
         self._capture = None if capture is None else OpCapture(capture, quiet=True)
         self._capture_first = capture_first
         self._captured: Counter[str] = Counter()
-        self._watches = Watches(self._guard)
         self.compared: list[Compared] = []
         self.unchecked: dict[str, str] = {}
 
@@ -144,7 +143,6 @@ class OpAutoCompare(OpTool):
         self.unchecked.setdefault(name, why)
 
     def _begin(self) -> None:
-        self._watches.begin()
         if self._capture is not None:
             self._capture._begin()
 
@@ -227,7 +225,6 @@ class OpAutoCompare(OpTool):
                 self._capture.save(folder, what, value)
 
     def _end(self) -> None:
-        self._watches.end()
         self._print("\n" + self.table())
         if self._json is not None:
             self._json.write_text(json.dumps(self.as_json(), indent=1))

@@ -14,7 +14,7 @@ from ..numerics.extent import Extent, extent
 from ..report.table_page import TablePage
 from ..tables import fit_table
 from .call import Call, is_plain, results_of, versions_of
-from .gradients import Edges, Gradients, Watches
+from .gradients import Edges, Gradients
 from .names import has_no_values, may_write
 from .tool import OpTool
 
@@ -72,7 +72,6 @@ class OpOverflowCheck(OpTool):
         super().__init__(**arguments)
         self.found: list[Overflow] = []
         self._raises = raises
-        self._watches = Watches(self._guard)
 
     @property
     def first(self) -> Overflow | None:
@@ -88,9 +87,6 @@ class OpOverflowCheck(OpTool):
     def as_json(self) -> list[dict[str, object]]:
         """What was found, for programs."""
         return [dataclasses.asdict(overflow) for overflow in self.found]
-
-    def _begin(self) -> None:
-        self._watches.begin()
 
     def _before(self, call: Call) -> tuple[Edges | None, list[int], bool | None]:
         is_finite = (
@@ -139,7 +135,6 @@ class OpOverflowCheck(OpTool):
         return result
 
     def _end(self) -> None:
-        self._watches.end()
         if not self.found:
             self._print("every operator that had finite arguments gave finite results")
             return

@@ -13,7 +13,7 @@ from ..report.table_page import TablePage
 from ..tables import fit_table
 from .call import Call, results_of, versions_of
 from .clocks import Clock, device_of
-from .gradients import Edges, Gradients, Watches
+from .gradients import Edges, Gradients
 from .tool import OpTool
 
 
@@ -85,7 +85,6 @@ class OpTimeMeasure(OpTool):
         super().__init__(**arguments)
         self._lines = lines
         self._trace = None if trace is None else Path(trace)
-        self._watches = Watches(self._guard)
         self._pending: list[tuple[Timed, list[Clock]]] = []
 
     @property
@@ -150,9 +149,6 @@ class OpTimeMeasure(OpTool):
         headers = ["operator", "calls", "forward (ms)", "backward (ms)", "total (ms)", "slowest (ms)", "with"]
         return TablePage(title, headers, rows)
 
-    def _begin(self) -> None:
-        self._watches.begin()
-
     def _before(self, call: Call) -> tuple[Edges | None, list[int], Clock]:
         edges = self._watches.edges(call)
         versions = versions_of(call) if edges is not None else []
@@ -188,7 +184,6 @@ class OpTimeMeasure(OpTool):
         return timed
 
     def _end(self) -> None:
-        self._watches.end()
         operators = self.operators
         total = sum(operator.total for operator in operators) or 1.0
         rows = [

@@ -19,6 +19,7 @@ from ..report.table_page import TablePage, write_table_page
 from ..watchers import unseen
 from .call import Call
 from .choosing import Choice, Names
+from .gradients import Watches
 from .modes import InstalledMode, aside, in_transform
 from .names import dispatcher_name, is_query, name_of
 
@@ -73,6 +74,7 @@ class OpTool:
         self._said: set[tuple[str, str]] = set()
         self._local = threading.local()
         self._threads = 0
+        self._watches = Watches(self._guard)
 
     def start(self) -> Self:
         """Applies the tool to what this thread runs from now on.
@@ -86,6 +88,7 @@ class OpTool:
             if not self._threads:
                 self._choice = Choice(type(self).__name__, *self._choosing)
                 self._chosen_names.clear()
+                self._watches.begin()
                 self._begin()
             self._threads += 1
         self._local.mode = InstalledMode(self._handle, self.level)
@@ -107,6 +110,7 @@ class OpTool:
             self._threads -= 1
             is_last = not self._threads
         if is_last:
+            self._watches.end()
             self._guard("its summary", self._end)
             for text in self._choice.unmatched():
                 logger.warning("%s: %s", type(self).__name__, text)
