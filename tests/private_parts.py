@@ -32,6 +32,7 @@ NOTICED_BY = {
     "torch._subclasses": "test_dynamic.py",
     "torch.autograd._get_sequence_nr": "test_op_tools.py",
     "torch.compiler._compile_session_context": "test_dynamo_features.py",
+    "torch.fx.node": "test_stage_graphs.py",
     "torch.onnx._internal": "test_converters.py",
     "torch.overrides": "test_op_tools.py",
     "torch.utils._dtype_abbrs": "test_fx_debug.py",
