@@ -24,7 +24,7 @@ from onnxscript import opset18 as op
 from test_planted_faults import Damped, Perceptron, line_of, planted, scale, scale_onnx, silu_lines  # noqa: F401
 from torch import nn
 
-from dynamo_backends import python_process
+from dynamo_backends import python_process, register_converter, unregister_converter
 from dynamo_backends.cli import main
 from dynamo_backends.dumps import candidates, failing
 from dynamo_backends.dumps.bisecting import _trivial, bisect
@@ -247,15 +247,17 @@ def test_a_kernel_of_onnx_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     """A fault of ONNX Runtime itself (docs/upstream.md), without what we do against it."""
     monkeypatch.setattr(kernels, "FAULTS", ())
 
+    @register_converter(aten.logsumexp)
     def plainly(x: ir.Value, dim: list[int], keepdim: bool = False) -> object:
         return op.ReduceLogSumExp(x, op.Constant(value_ints=dim), keepdims=0)
-
-    monkeypatch.setitem(CONVERTERS, aten.logsumexp.default, plainly)
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return (torch.logsumexp(x.sin() * 2 - x * x, 1) + 1).sin()  # a sum of exponentials
 
-    found = bisected(dumped(function, torch.tensor([[1e20, 12.0], [1.0, 2.0]]), dump=tmp_path))
+    try:
+        found = bisected(dumped(function, torch.tensor([[1e20, 12.0], [1.0, 2.0]]), dump=tmp_path))
+    finally:
+        unregister_converter(aten.logsumexp)
     assert (found.place, found.value, found.cause) == ("kernel", "logsumexp", "ReduceLogSumExp")
     assert found.source == line_of_here("a sum of exponentials")
     assert_cut(found, "ReduceLogSumExp")

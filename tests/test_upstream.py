@@ -21,7 +21,7 @@ from conftest import assert_on_onnx, compiled, counted
 from packaging.version import Version
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import gelu, max_pool2d
-from upstream_faults import DEMONSTRATIONS, cast_is_dropped, faults, in_a_process, unknown
+from upstream_faults import DEMONSTRATIONS, WRONG_VALUES, cast_is_dropped, faults, in_a_process, unknown
 
 from dynamo_backends import SessionError
 from dynamo_backends import faults as versions
@@ -58,6 +58,11 @@ def test_of_two_casts_the_first_is_still_dropped() -> None:
 
 def test_no_demonstration_is_left_behind() -> None:
     assert sorted(DEMONSTRATIONS) == NAMES
+
+
+def test_each_operator_with_wrong_values_is_shown() -> None:
+    [entry] = [fault for fault in faults() if fault.operators >= {torch.ops.aten.atan2.default}]
+    assert entry.operators == WRONG_VALUES.keys()
 
 
 def neg(x: torch.Tensor) -> torch.Tensor:

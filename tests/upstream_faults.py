@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,7 @@ from dynamo_backends.faults import Fault
 from dynamo_backends.runtime import kernels, oracle
 from dynamo_backends.runtime.messages import ORT_ERRORS
 
+aten = torch.ops.aten
 nan, inf = float("nan"), float("inf")
 SPECIAL = torch.tensor([nan, inf, -inf, 0.0, -0.0, 0.5, -0.5, 1.0, -1.5, 2.5, 3e38, -100.0])
 PAIRS = (SPECIAL.repeat_interleave(len(SPECIAL)), SPECIAL.repeat(len(SPECIAL)))
@@ -304,6 +305,19 @@ def cast_is_dropped() -> bool:
     return _run_optimized(text, x=np.array([1.9999], np.float32)).tolist() != [2]
 
 
+WRONG_VALUES: dict[object, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
+    aten.angle.default: (torch.angle, [SPECIAL]),
+    aten.atan2.default: (torch.atan2, PAIRS),
+    aten.diagonal.default: (lambda x: x.diagonal() * 2, [TABLE]),
+    aten.diagonal_copy.default: (torch.diagonal_copy, [TABLE]),
+    aten.erfc.default: (lambda x: torch.erfc(x).log(), [torch.tensor([3.0, 6.0])]),
+    aten.heaviside.default: (torch.heaviside, PAIRS),
+    aten.logcumsumexp.default: (lambda x: torch.logcumsumexp(x, 0), [TABLE]),
+    aten.signbit.default: (torch.signbit, [SPECIAL]),
+    aten.special_erfcx.default: (torch.special.erfcx, [torch.tensor([-2.0, 0.5, 3.0, 20.0])]),
+}
+"""By operator what shows that torchlib's translation of it is wrong."""
+
 DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
     "gelu by tanh in double precision": differs(
         lambda x: gelu(x, approximate="tanh"), torch.linspace(-3, 3, 50, dtype=torch.float64), by=1e-12
@@ -311,6 +325,14 @@ DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
     "integer division by zero": _division_ends_the_process(1, 0),
     "the smallest integer divided by -1": _division_ends_the_process(-(2**63), -1),
     "a sum at repeated indices loses updates": _scatter_loses_sums,
+    "special values of operators that models hardly use": lambda: all(
+        differs(function, *args)() for function, args in WRONG_VALUES.values()
+    ),
+    "results for the gradient of a sum of embeddings": differs(
+        lambda i, w: torch.ops.aten._embedding_bag(w, i, torch.tensor([0, 4]), False, 2),
+        torch.arange(8),
+        torch.randn(9, 5),
+    ),
     "product added to NaN without weight": differs(
         lambda x, a: torch.baddbmm(x, a, a, beta=0), torch.full((1, 2, 2), nan), torch.ones(1, 2, 2)
     ),

@@ -37,9 +37,47 @@ _DECOMPOSE_ANYWAY = {
     aten._native_batch_norm_legit.default,
     aten._native_batch_norm_legit.no_stats,
     aten.instance_norm.default,
+    # Torchlib's translation is wrong for NaN, infinities or large numbers; the decomposition is right.
+    aten.celu.default,
+    aten.glu.default,
+    aten.logaddexp.default,
+    aten.logaddexp2.default,
+    aten.logit.default,
+    aten.logsumexp.default,
+    aten.sinc.default,
+    aten.xlogy.Scalar_Other,
+    aten.xlogy.Scalar_Self,
+    aten.xlogy.Tensor,
 }
 
-_NEVER = SUMS_AT_INDICES | {  # theirs add by index_put, in PyTorch slower than the kernel of each
+_PRIMS = {
+    getattr(packet, overload)
+    for packet in (
+        aten.digamma,
+        aten.erfinv,
+        aten.fmax,
+        aten.fmin,
+        aten.frexp,
+        aten.gcd,
+        aten.hypot,
+        aten.i0,
+        aten.lgamma,
+        aten.special_bessel_j0,
+        aten.special_bessel_j1,
+        aten.special_i0e,
+        aten.special_i1,
+        aten.special_i1e,
+        aten.special_ndtri,
+        aten.special_spherical_bessel_j0,
+        aten.special_zeta,
+    )
+    for overload in packet.overloads()
+}
+"""Operators without a translation whose decomposition is one operator of ``prims``, which has none either."""
+
+_NEVER = {
+    *SUMS_AT_INDICES,  # theirs add by index_put, in PyTorch slower than the kernel of each
+    *_PRIMS,
     # They mark constants and ends of autograd for AOTAutograd, which meets real tensors in them: a decomposition then
     # fails ("convert all Tensors to FakeTensors first"). post_grad.remove_noops takes them away afterwards.
     aten.alias.default,
@@ -51,6 +89,9 @@ _NEVER = SUMS_AT_INDICES | {  # theirs add by index_put, in PyTorch slower than 
     # leaves the process unable to compile graphs with constants.
     aten.as_strided_scatter.default,
     aten.diagonal_scatter.default,
+    # Theirs are max pooling where the windows are of one size: a window with infinity and NaN stays infinite there.
+    aten.adaptive_max_pool2d.default,
+    aten.adaptive_max_pool3d.default,
     # Theirs multiplies a square of as many rows as there are numbers: 20,000 take 6 GB.
     aten.cumprod.default,
     # Theirs use prims.signbit, whose fake result has the dtype of its argument instead of bool (PyTorch 2.13).

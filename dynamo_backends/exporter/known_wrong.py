@@ -166,58 +166,6 @@ def _overflows(number: float, dtype: torch.dtype) -> bool:
     return not limits.min <= number <= limits.max
 
 
-_SLOWER = {
-    getattr(packet, overload)
-    for packet in (
-        aten.cummax,
-        aten.cummin,
-        aten.cumprod,
-        aten.digamma,
-        aten.erfc,
-        aten.erfinv,
-        aten.gcd,
-        aten.i0,
-        aten.index_reduce,
-        aten.lgamma,
-        aten.logcumsumexp,
-        aten.median,
-        aten.nanmedian,
-        aten.polygamma,
-        aten.special_airy_ai,
-        aten.special_bessel_j0,
-        aten.special_bessel_j1,
-        aten.special_bessel_y0,
-        aten.special_bessel_y1,
-        aten.special_erfcx,
-        aten.special_i0e,
-        aten.special_i1,
-        aten.special_i1e,
-        aten.special_modified_bessel_i0,
-        aten.special_modified_bessel_i1,
-        aten.special_modified_bessel_k0,
-        aten.special_modified_bessel_k1,
-        aten.special_ndtri,
-        aten.special_scaled_modified_bessel_k0,
-        aten.special_scaled_modified_bessel_k1,
-        aten.special_zeta,
-    )
-    for overload in packet.overloads()
-}
-"""Operators that are many in ONNX. Of 64,000 numbers they took up to 35 times as long as in PyTorch (lgamma 5.0 and 0.4
-ms, erfc 3.7 and 0.2, cummax 2.1 and 0.06, one thread of an AMD EPYC)."""
-
-_FEW = 1024
-"""Numbers so few that a call of a session costs more than these operators."""
-
-
-def _slower_of_many_numbers(node: fx.Node) -> Reason | None:
-    if node.target not in _SLOWER:
-        return None
-    if all(statically_known_true(tensor.numel() <= _FEW) for tensor in _tensors(node)):
-        return None
-    return Reason(Kind.FASTER_IN_PYTORCH, f"of more than {_FEW} numbers it is faster in PyTorch")
-
-
 def is_uninitialized(node: fx.Node) -> bool:
     """Whether a node returns memory as it is, without values."""
     return node.target in UNINITIALIZED
@@ -235,7 +183,6 @@ _RULES: tuple[Callable[[fx.Node], Reason | None], ...] = (
     _symbolic_float,
     _number_out_of_range,
     _written_number_does_not_fit,
-    _slower_of_many_numbers,
 )
 
 
@@ -280,6 +227,19 @@ def _starts_at_largest_number(node: fx.Node) -> bool:
     included = node.kwargs.get("include_self", node.args[5] if len(node.args) > 5 else True)
     return node.args[4] in ("amax", "amin") and not included and node.meta["val"].is_floating_point()
 
+
+_WRONG_VALUES = {
+    aten.angle.default,  # loses NaN
+    aten.atan2.default,  # NaN, signs of zeros
+    aten.diagonal.default,  # multiplies the other elements by zero, infinities too
+    aten.diagonal_copy.default,
+    aten.erfc.default,  # 1 - erf(x): no digit is left above 4
+    aten.heaviside.default,  # takes NaN for a positive number
+    aten.logcumsumexp.default,  # NaN, infinities
+    aten.signbit.default,  # takes -0.0 for a positive number
+    aten.special_erfcx.default,  # overflows
+}
+"""Operators of which torchlib's translations are wrong, and that models hardly use."""
 
 _POWERS = {aten.pow.Scalar, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor}
 _INTERPOLATIONS = {aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default}
@@ -425,6 +385,16 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         "PyTorch adds at repeated indices; of ONNX Runtime's kernels one loses sums and the other is slow",
         _sums_at_indices,
         kind=Kind.FASTER_IN_PYTORCH,
+    ),
+    _translation(
+        "special values of operators that models hardly use",
+        _WRONG_VALUES,
+        "its translation is wrong for some values: NaN, infinities, negative zeros or large numbers",
+    ),
+    _translation(
+        "results for the gradient of a sum of embeddings",
+        {aten._embedding_bag.default},
+        "its translation does not compute what the gradient needs",
     ),
     _translation(
         "product added to NaN without weight",

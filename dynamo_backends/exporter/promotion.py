@@ -22,9 +22,6 @@ _REDUCTIONS = {
     aten.prod,
     aten.mean,
     aten.cumsum,
-    aten.cumprod,
-    aten.logsumexp,
-    aten.logcumsumexp,
     aten.linalg_vector_norm,
 }
 

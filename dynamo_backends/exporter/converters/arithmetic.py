@@ -14,7 +14,7 @@ import torch
 from onnxscript.onnx_opset import opset18 as op
 
 from .registry import NotTranslatable, converter
-from .shapes import cast, computing_dtype, constant, rank, static_size
+from .shapes import cast, computing_dtype, constant
 
 aten = torch.ops.aten
 
@@ -149,26 +149,6 @@ def hardswish(x: ir.Value) -> ir.Value:
     dtype = _dtype(x)
     slope = op.Clip(op.Add(x, constant(3.0, dtype)), constant(0.0, dtype), constant(6.0, dtype))
     return op.Div(op.Mul(x, slope), constant(6.0, dtype))
-
-
-@converter(aten.glu.default)
-def glu(x: ir.Value, dim: int = -1) -> ir.Value:
-    """Half of ``x`` times the sigmoid of the other half."""
-    size = static_size(x, dim)
-    axes = [dim % rank(x)]
-    first, second = op.Slice(x, [0], [size // 2], axes), op.Slice(x, [size // 2], [size], axes)
-    return op.Mul(first, sigmoid(second))
-
-
-@converter(aten.logit.default)
-def logit(x: ir.Value, eps: float | None = None) -> ir.Value:
-    """``log(x / (1 - x))`` of ``x`` within ``eps`` of 0 and 1; torchlib's makes a number of NaN there."""
-    dtype = _dtype(x)
-    if eps is not None:
-        low, high = constant(eps, dtype), constant(1 - eps, dtype)
-        x = op.Where(op.Less(x, low), low, x)
-        x = op.Where(op.Greater(x, high), high, x)
-    return op.Log(op.Div(x, op.Sub(constant(1.0, dtype), x)))
 
 
 @converter(aten.log1p.default)
@@ -344,17 +324,3 @@ def _rounded_down(x: ir.Value, divisor: ir.Value, quotient: ir.Value) -> ir.Valu
 def floor_divide(x: ir.Value, divisor: Operand) -> ir.Value:
     """``div`` rounded down."""
     return div(x, divisor, rounding_mode="floor")
-
-
-@converter(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
-def xlogy(x: Operand, y: Operand) -> ir.Value:
-    """NaN where ``y`` is, else 0 where ``x`` is, else ``x * log(y)``; torchlib's is 0 for (0, NaN)."""
-    dtype = _dtype(x, y)
-    if not dtype.is_floating_point():
-        raise NotTranslatable("ONNX Runtime has no logarithm of integers")
-    if isinstance(y, (int, float)) and math.isnan(y):
-        raise NotTranslatable("its second argument is NaN")
-    x, y = _value(x, dtype), _value(y, dtype)
-    zero = constant(0.0, dtype)
-    product = op.Mul(x, op.Log(y))
-    return op.Where(op.And(op.Equal(x, zero), op.Not(op.IsNaN(y))), zero, product)

@@ -1,4 +1,4 @@
-"""Linear maps of single dimensions: average pooling, its gradient, and the gradients of padding.
+"""Linear maps of single dimensions: average pooling, and its gradient.
 
 Each is a constant matrix for each dimension, and so are its gradients, with the matrices transposed. A matrix without
 zeros is applied as a product; else only the elements with a weight are taken, as zero times infinity is NaN.
@@ -213,23 +213,3 @@ def _adaptive_matrices(sizes: Sequence[int], output_size: Sequence[int | ir.Valu
             row[start:end] = 1 / (end - start)
         matrices.append(matrix)
     return matrices
-
-
-# Padding
-
-
-@converter(
-    aten.replication_pad1d_backward.default,
-    aten.replication_pad2d_backward.default,
-    aten.replication_pad3d_backward.default,
-)
-def replication_pad_backward(grad_output: ir.Value, input: ir.Value, padding: Sequence[int | ir.Value]) -> ir.Value:
-    """The gradients of an element and of its copies, added up. ``padding`` starts with the last dimension."""
-    matrices: list[Matrix] = []
-    for i, size in enumerate(reversed(_spatial(input, len(padding) // 2))):
-        before, after = padding[2 * i], padding[2 * i + 1]
-        if not isinstance(before, int) or not isinstance(after, int):
-            raise NotTranslatable("a symbolic padding")
-        source = np.clip(np.arange(-before, size + after), 0, size - 1)
-        matrices.insert(0, np.eye(size)[:, source])
-    return apply(grad_output, matrices)

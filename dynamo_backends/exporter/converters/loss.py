@@ -1,4 +1,4 @@
-"""The negative log-likelihood loss, and its gradient."""
+"""Logarithms of softmax, the negative log-likelihood loss, and its gradient."""
 
 from __future__ import annotations
 
@@ -13,6 +13,21 @@ from .registry import NotTranslatable, converter
 aten = torch.ops.aten
 
 _NONE, _MEAN = 0, 1
+
+
+@converter(aten._log_softmax.default)
+def log_softmax(self: ir.Value, dim: int, half_to_float: bool) -> ir.Value:
+    """``LogSoftmax``; in float64, where ONNX Runtime's (1.31) makes -infinity of what stands beside an infinity,
+    ``x - m - log(sum(exp(x - m)))`` with the largest number ``m``."""
+    if shapes.rank(self) == 0:
+        axis = op.Constant(value_ints=[0])
+        return op.Squeeze(log_softmax(op.Unsqueeze(self, axis), 0, half_to_float), axis)
+    x = shapes.cast(self, ir.DataType.FLOAT) if half_to_float else self
+    if x.dtype != ir.DataType.DOUBLE:
+        return op.LogSoftmax(x, axis=dim)
+    axes = op.Constant(value_ints=[dim])
+    shifted = op.Sub(x, op.ReduceMax(x, axes, keepdims=1))
+    return op.Sub(shifted, op.Log(op.ReduceSum(op.Exp(shifted), axes, keepdims=1)))
 
 
 @converter(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
