@@ -21,7 +21,7 @@ import torch
 from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from dynamo_backends import pipeline
+from dynamo_backends import pass_target, pipeline
 from dynamo_backends.exporter.sums_at_indices import SUMS_AT_INDICES
 from passes.engine.fx.editing import is_view
 
@@ -95,6 +95,12 @@ def clean_compiler() -> Iterator[None]:
     yield
     torch._dynamo.reset()
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def without_units_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a processor that has them, PyTorch runs bfloat16."""
+    monkeypatch.setattr(pass_target, "has_units_for_bfloat16", lambda: False)
 
 
 def counted(event: str) -> int:

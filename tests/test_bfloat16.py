@@ -25,11 +25,6 @@ ROUNDING = {"rtol": 2**-7, "atol": 1e-2}
 """Sums in another order: one or two roundings of values of about 1."""
 
 
-@pytest.fixture(autouse=True)
-def without_units_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pass_target, "has_units_for_bfloat16", lambda: False)
-
-
 Function: TypeAlias = "Callable[..., object]"
 
 
