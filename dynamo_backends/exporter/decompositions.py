@@ -37,7 +37,7 @@ _DECOMPOSE_ANYWAY = {
     aten._native_batch_norm_legit.default,
     aten._native_batch_norm_legit.no_stats,
     aten.instance_norm.default,
-    # Torchlib's translation is wrong for NaN, infinities or large numbers; the decomposition is right.
+    # Torchlib's translation is wrong for NaN, infinities, large numbers, or, of glu, far below zero.
     aten.celu.default,
     aten.glu.default,
     aten.logaddexp.default,
