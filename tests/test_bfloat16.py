@@ -194,7 +194,7 @@ def assert_as_exact(actual: torch.Tensor, eager: torch.Tensor, exact: torch.Tens
 
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "autocast"])
-@pytest.mark.parametrize("name", ["bert", "llama", "vit"])
+@pytest.mark.parametrize("name", ["bert", "llama"])
 def test_inference_of_models(name: str, full: bool) -> None:
     model, inputs = model_and_inputs(name, full)
     model.eval()
@@ -211,7 +211,7 @@ def test_inference_of_models(name: str, full: bool) -> None:
 
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "autocast"])
-@pytest.mark.parametrize("name", ["bert", "llama", "vit"])
+@pytest.mark.parametrize("name", ["llama", "vit"])
 def test_training_step_of_models(name: str, full: bool) -> None:
     model, inputs = model_and_inputs(name, full)
     without_dropout(model)

@@ -153,7 +153,6 @@ def swin() -> torch.nn.Module:
 
 
 MODELS: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[], Values]]] = {
-    "gpt2": (gpt2, text),
     "llama": (llama, text),
     "t5": (t5, two_texts),
     "swin": (swin, images),
