@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import argparse
 import collections
-import concurrent.futures
 import dataclasses
 import functools
 import itertools
 import json
 import logging
 import multiprocessing
+import multiprocessing.connection
 import random
 import signal
 import sys
@@ -347,38 +347,43 @@ def strides(results: object) -> list[object]:
     return [x.stride() if _is_tensor(x) and x.numel() else None for x in leaves if isinstance(x, torch.Tensor)]
 
 
-def _judged_apart(func: Any, calls: Sequence[Call], decomposition: Any) -> Outcome:
-    """In a process of its own; where that dies, sizes are left as they are."""
-    for cuts in (True, False):
-        receiver, sender = multiprocessing.Pipe(duplex=False)
-
-        def work(cuts: bool = cuts, sender: Any = sender) -> None:
-            signal.alarm(60)
-            torch.set_num_threads(1)
-            logging.disable()  # PyTorch writes a traceback of each call that does not fit
-            sys.stderr = open("/dev/null", "w")  # noqa: SIM115
-            sender.send(judge(func, calls, decomposition, cuts=cuts))
-
-        process = multiprocessing.get_context("fork").Process(target=work)
-        process.start()
-        sender.close()
-        try:
-            return receiver.recv()
-        except EOFError:
-            continue
-        finally:
-            process.join()
-    return Outcome()
+def _judge_in_child(sender: Any, func: Any, calls: Sequence[Call], decomposition: Any, cuts: bool) -> None:
+    signal.alarm(60)
+    torch.set_num_threads(1)
+    logging.disable()  # PyTorch writes a traceback of each call that does not fit
+    sys.stderr = open("/dev/null", "w")  # noqa: SIM115
+    sender.send(judge(func, calls, decomposition, cuts=cuts))
 
 
 def outcomes(calls: dict[Any, list[Call]], processes: int) -> dict[str, Outcome]:
-    """All operators, each by its name."""
+    """All operators, each by its name.
+
+    Each has a process of its own; where that dies, sizes are left as they are. This thread forks them all: a child that
+    is forked while another thread forks may wait for a lock that nobody holds any more.
+    """
     table = {target: _plain(function) for target, function in decomposition_table().items()}
-    with concurrent.futures.ThreadPoolExecutor(processes) as pool:  # which wait for the processes
-        judged = {
-            func.name(): pool.submit(_judged_apart, func, given, table.get(func)) for func, given in calls.items()
-        }
-        return {name: future.result() for name, future in sorted(judged.items())}
+    waiting = [(func, True) for func in calls]
+    running: dict[Any, tuple[Any, bool, Any]] = {}
+    found = {}
+    while waiting or running:
+        while waiting and len(running) < processes:
+            func, cuts = waiting.pop()
+            receiver, sender = multiprocessing.Pipe(duplex=False)
+            arguments = (sender, func, calls[func], table.get(func), cuts)
+            process = multiprocessing.get_context("fork").Process(target=_judge_in_child, args=arguments)
+            process.start()
+            sender.close()
+            running[receiver] = (func, cuts, process)
+        for receiver in multiprocessing.connection.wait(list(running)):
+            func, cuts, process = running.pop(receiver)
+            try:
+                found[func.name()] = receiver.recv()
+            except EOFError:
+                found[func.name()] = Outcome()
+                if cuts:
+                    waiting.append((func, False))
+            process.join()
+    return dict(sorted(found.items()))
 
 
 def _plain(function: Any) -> Any:

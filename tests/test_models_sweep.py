@@ -18,7 +18,6 @@ from models_sweep import BREAKS, ERROR, MODES, RIGHT, WRONG, Report, cases, page
     ("name", "mode"),
     [
         ("unet with text", "training"),
-        ("gpt2", "generation"),
         ("mamba", "inference"),
         ("roberta", "autocast"),
     ],

@@ -521,14 +521,14 @@ SCRIPT = """
     import sys, torch
     from passes import register_pass
 
-    @register_pass("onnx.bad", "Turns the fourth sine into a cosine.")
-    def bad(model, context):
+    @register_pass("pre_grad.bad", "Turns the fourth sine into a cosine.")
+    def bad(module, context):
         fired = 0
-        for node in model.graph:
-            if node.op_type == "Sin" and context.allows(node):
+        for node in module.graph.nodes:
+            if node.target is torch.sin and context.allows(node):
                 fired += 1
                 if fired == 4:
-                    node.op_type = "Cos"
+                    node.target = torch.cos
         return fired
 
     def f(x):
@@ -550,7 +550,7 @@ def test_the_command_bisects_a_script(tmp_path: Path) -> None:
     run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, cwd=tmp_path)
     assert run.returncode == 1, run.stderr
     (said,) = run.stdout.splitlines()  # and nothing of PyTorch's
-    assert said.startswith("the fault is in onnxrt, stage onnx: onnx.bad at sin_3 of graph 0 inference region 0")
+    assert said.startswith("the fault is in onnxrt, stage pre_grad: pre_grad.bad at sin_3 of graph 0")
 
 
 @pytest.mark.parametrize(("code", "said"), [("0", "no issue found"), ("1", "fails with backend 'eager' already")])

@@ -7,10 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -28,8 +24,6 @@ from dynamo_backends.debug.manifest import Manifest
 from dynamo_backends.debug.observer import DebugObserver
 from dynamo_backends.errors import AheadOfTimeError
 from dynamo_backends.runtime.binding import BoundSession
-
-TESTS = Path(__file__).parent
 
 
 def model() -> torch.nn.Module:
@@ -276,12 +270,3 @@ def test_ahead_of_time_is_an_error_of_ours(
     with pytest.raises(AheadOfTimeError, match="cache_dir"):
         function.aot_compile(((torch.ones(3, requires_grad=trains),), {}))
     assert_same_values(function(torch.ones(3)), torch.ones(3).sin())
-
-
-def test_chaos() -> None:
-    """A few functions of all that ``chaos.py`` makes raise; others each day."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    seed = str(int(os.environ.get("CHAOS_SEED", time.time() // 86400)))
-    command = [sys.executable, str(TESTS / "chaos.py"), "--sample", "6", "--seed", seed]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, (seed, done.stdout, done.stderr[-3000:])
