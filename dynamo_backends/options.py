@@ -164,11 +164,11 @@ def _switches_from_text(text: str) -> object:
 
 
 def _signed_names(text: str) -> dict[str, list[str]]:
-    """``-joint.*,+joint.pad_matmul`` as the dict it stands for."""
+    """``-onnx.*,+onnx.linear`` as the dict it stands for."""
     lists: dict[str, list[str]] = {"disable": [], "enable": []}
     for part in filter(None, (part.strip() for part in text.split(","))):
         if part[0] not in "+-":
-            raise ValueError(f"expected a list such as '-joint.*,+joint.pad_matmul', got {part!r} without a sign")
+            raise ValueError(f"expected a list such as '-onnx.*,+onnx.linear', got {part!r} without a sign")
         lists["disable" if part[0] == "-" else "enable"].append(part[1:].strip())
     return lists
 
@@ -282,7 +282,7 @@ class Options:
         Switches,
         Form(_check_passes, _switches_from_text, _switches_from_user),
         "Which passes run: {'disable': [...], 'enable': [...]}, each a list of names or patterns such as "
-        "'joint.*'; the most specific decides. In the environment also '-joint.*,+joint.pad_matmul'.",
+        "'joint.*'; the most specific decides. In the environment also '-onnx.*,+onnx.linear'.",
     )
     cache: bool = option(
         True,
