@@ -279,16 +279,17 @@ class Measurement:
             functions = {name: functools.partial(step, variant.call) for name, variant in {**same, **variants}.items()}
             rounds = milliseconds_by_round(functions, self.settings.pass_rounds)
             between = statistics.stdev(statistics.median(rounds[name]) for name in _SAME)
+            reference = [statistics.mean(values) for values in zip(*(rounds[name] for name in _SAME), strict=True)]
             if not noise:
-                noise = _gained(rounds["default again"], rounds["default"], between)
+                noise = _gained(rounds[_SAME[-1]], reference, between)
             for name, variant in variants.items():
                 if toggles[name].disable:
                     saved = variant.nodes - default.nodes
-                    gained = _gained(rounds[name], rounds["default"], between)
+                    gained = _gained(rounds[name], reference, between)
                 else:
                     by_pass[name] = _by_pass(variant.recorder.results)[name]
                     saved = default.nodes - variant.nodes
-                    gained = _gained(rounds["default"], rounds[name], between)
+                    gained = _gained(reference, rounds[name], between)
                 by_pass[name] |= {"saved_nodes": saved, **gained}
         return noise
 
@@ -377,13 +378,15 @@ def _latency(functions: Mapping[str, Callable[[], object]], rounds: int) -> Json
 
 
 def milliseconds_by_round(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """How long one call of each function took in each round."""
+    """How long one call of each function took in each round, in turns that begin with another each time."""
     turns = {name: turn_of(function) for name, function in functions.items()}
     found: dict[str, list[float]] = {name: [] for name in functions}
+    order = list(functions)
     for _ in range(rounds):
-        for name, function in functions.items():
-            found[name].append(turns[name].milliseconds(function))
+        for name in order:
+            found[name].append(turns[name].milliseconds(functions[name]))
             wait_until_quiet()
+        order = [*order[1:], order[0]]  # what is first in each round is a hundredth slower
     return found
 
 

@@ -40,6 +40,55 @@ def run_sentence(results: Mapping[str, Any]) -> str:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """What a pass gains in one way of running.
+
+    Attributes:
+        part: of the time of a call or of a training step, over all models in which it fired, each by its certainty.
+        error: the standard error of ``part``.
+        best: the model that gains most for its certainty.
+        best_part, best_error: what that one gains.
+    """
+
+    part: float
+    error: float
+    best: str
+    best_part: float
+    best_error: float
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether it is more than chance: two standard errors over all models; four for one model, of many tried."""
+        return self.part >= 2 * self.error or self.best_part >= 4 * self.best_error
+
+    def __str__(self) -> str:
+        best = f"{self.best} {self.best_part:+.1%} ± {self.best_error:.1%}"
+        return f"{self.part:+.2%} ± {self.error:.2%} of the time, most of all {best}"
+
+
+_FINEST = 0.001
+"""Of the time of a call: no error is smaller, as other things differ between processes too."""
+
+
+def gains(results: Mapping[str, Any]) -> dict[str, dict[str, Gain]]:
+    """What each pass gains, by ``inference`` and ``training``, where it fired and was left out for a measurement."""
+    found: dict[tuple[str, str], list[tuple[str, float, float]]] = collections.defaultdict(list)
+    for name, model in _measured(results).items():
+        for way, measured in (("inference", model), ("training", model.get("training"))):
+            for item, of_pass in (measured or {}).get("passes", {}).items():
+                if "gained_milliseconds" in of_pass:
+                    whole = measured["latency"]["ours"]["milliseconds"]
+                    part, error = of_pass["gained_milliseconds"] / whole, of_pass["standard_error"] / whole
+                    found[item, way].append((name, part, max(error, _FINEST)))
+    summed: dict[str, dict[str, Gain]] = collections.defaultdict(dict)
+    for (item, way), parts in found.items():
+        weights = [1 / error**2 for _, _, error in parts]
+        part = sum(weight * part for weight, (_, part, _) in zip(weights, parts, strict=True)) / sum(weights)
+        summed[item][way] = Gain(part, sum(weights) ** -0.5, *max(parts, key=lambda item: item[1] / item[2]))
+    return summed
+
+
 @dataclasses.dataclass
 class _Total:
     """One pass on all models."""

@@ -31,7 +31,6 @@ from passes import Pass, PassContext, Target, fx_editing, onnx_editing, register
 from passes.engine.fx.snapshot import FxSnapshot
 from passes.engine.manager import PassManager, Switches, take_snapshot
 from passes.engine.onnx import inference
-from passes.onnx.common_subexpressions import common_subexpressions
 
 aten = torch.ops.aten
 OPTIONS = Options()
@@ -1152,47 +1151,6 @@ class TestInference:
         assert kinds == [(None, None), (ir.DataType.INT64, None), (ir.DataType.FLOAT, ["N"])]
         unknown = ir.Node("com.microsoft", "Mine", [self.value(3)])
         assert self.settle(unknown) is None and unknown.outputs[0].type is None
-
-
-class TestMergingEqualNodes:
-    def run(self, graph: str, *, allowed: bool = True) -> tuple[int, list[str], PassContext]:
-        model = model_of(graph)
-        context = PassContext("onnx.common_subexpressions", explain=True)
-        if not allowed:
-            context.allows = lambda node: False  # type: ignore[method-assign]
-        fired = common_subexpressions(model, context)
-        onnx.checker.check_model(ir.to_proto(model))
-        return fired, [node.op_type for node in model.graph], context
-
-    def test_it_counts_what_is_gone(self) -> None:
-        graph = "m (float[3] x) => (float[3] y) { a = Exp(x)  b = Exp(x)  c = Neg(a)  d = Neg(b)  y = Add(c, d) }"
-        assert self.run(graph)[:2] == (2, ["Exp", "Neg", "Add"])
-
-    def test_it_asks(self) -> None:
-        graph = "m (float[3] x) => (float[3] y) { a = Exp(x)  b = Exp(x)  y = Add(a, b) }"
-        assert self.run(graph, allowed=False)[:2] == (0, ["Exp", "Exp", "Add"])
-
-    @pytest.mark.parametrize("draw", ["RandomNormalLike(x)", "RandomUniformLike(x)", "Bernoulli(x)"])
-    def test_draws_stay_apart(self, draw: str) -> None:
-        assert self.run(f"m (float[3] x) => (float[3] y) {{ a = {draw}  b = {draw}  y = Sub(a, b) }}")[0] == 0
-
-    def test_attributes_tell_nodes_apart(self) -> None:
-        form = "a = Elu <alpha = {}> (x)  b = Elu <alpha = {}> (x)  y = Sub(a, b)"
-        for first, second, fires in ((1.0, 1.0, 1), (1.0, 2.0, 0), (0.0, -0.0, 0)):
-            graph = f"m (float[3] x) => (float[3] y) {{ {form.format(first, second)} }}"
-            assert self.run(graph)[0] == fires, (first, second)
-
-    def test_outputs_keep_name_and_memory(self) -> None:
-        graph = "m (float[3] x) => (float[3] y, float[3] z) { y = Exp(x)  z = Exp(x) }"
-        fired, operators, context = self.run(graph)
-        assert (fired, operators) == (0, ["Exp", "Exp"])
-        assert "another output's memory" in context.refusals[0].reason
-
-    def test_of_two_names_the_one_of_an_fx_node_is_kept(self) -> None:
-        model = model_of("m (float[3] x) => (float[3] y) { hidden = Exp(x)  exp = Exp(x)  y = Add(hidden, exp) }")
-        model.graph[1].metadata_props["fx_node"] = "exp"
-        assert common_subexpressions(model, PassContext("onnx.common_subexpressions")) == 1
-        assert [value.name for node in model.graph for value in node.outputs] == ["exp", "y"]
 
 
 # What a snapshot sees and takes back

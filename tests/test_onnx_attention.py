@@ -17,14 +17,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from dynamo_backends import decomposition_table, onnx_compiler
 from passes import PassContext
-from passes.onnx import fold_constants
 from passes.onnx.attention import PASS
 
-ALONE = {"disable": ["*"], "enable": ["onnx.attention", "onnx.lift_constants", "onnx.common_subexpressions"]}
+ALONE = {"disable": ["*"], "enable": ["onnx.attention", "onnx.lift_constants"]}
 """Without what other passes make of attention before."""
 SETTINGS: dict[str, object] = {"options": {"opset": 23, "passes": ALONE}}
-INFERRED: dict[str, object] = {"options": {"passes": {**ALONE, "enable": [*ALONE["enable"], "onnx.fold_constants"]}}}
-"""With the pass that infers what the translation leaves open: the shapes between the nodes of one operator."""
 LOWEST = torch.finfo(torch.float32).min
 B, H, S, T, D = 2, 4, 5, 7, 8
 
@@ -189,8 +186,7 @@ def repeated(q, k, v, mask=None):
 def attention_nodes(function: Callable[..., object], *args: object) -> list[ir.Node]:
     """What the pass makes of a function."""
     model = translated(function, *args)
-    for item in (fold_constants.PASS, PASS):
-        item.run(model, PassContext(item.name))
+    PASS.run(model, PassContext(PASS.name))
     return [node for node in model.graph if node.op_type == "Attention"]
 
 
@@ -198,14 +194,14 @@ def attention_nodes(function: Callable[..., object], *args: object) -> list[ir.N
 @pytest.mark.parametrize("kind", [None, "some", "row of -inf"])
 def test_heads_that_are_rows_of_one_product(attend: Callable[..., torch.Tensor], kind: str | None) -> None:
     mask = () if kind is None else (masks()[kind],)
-    check(attend, heads(length=S), heads(number=2), heads(number=2), *mask, settings=INFERRED)
+    check(attend, heads(length=S), heads(number=2), heads(number=2), *mask, settings=SETTINGS)
 
 
 def test_heads_that_are_rows_are_read_by_position() -> None:
     """Several positions, a mask: no head of the query is moved for it."""
     module = SelfAttention(lambda q, k, v: grouped(q, k, v, is_causal=True), groups=1)
     module.k, module.v = (torch.nn.Linear(H * D, 2 * D) for _ in range(2))
-    check(module, torch.randn(B, S, H * D), settings=INFERRED)
+    check(module, torch.randn(B, S, H * D), settings=SETTINGS)
     [node] = attention_nodes(module, torch.randn(B, S, H * D))
     assert [node.attributes[name].as_int() for name in ("q_num_heads", "kv_num_heads")] == [H, 2]
 
@@ -221,7 +217,7 @@ def test_heads_are_rows_for_one_position(attend: Callable[..., torch.Tensor], sh
     mask = () if shape is None else (torch.rand(shape) < 0.5,)
     for item in mask:
         item[(0,) * (len(item.shape) - 1)] = False
-    check(attend, query, *keys, *mask, settings=INFERRED)
+    check(attend, query, *keys, *mask, settings=SETTINGS)
     if shape is None or 1 in shape[-3:-2] or len(shape) == 2:
         [node] = attention_nodes(attend, query, *keys, *mask)
         assert node.inputs[0] is not None and list(node.inputs[0].shape) == [B, 2, 2, D]
@@ -230,7 +226,7 @@ def test_heads_are_rows_for_one_position(attend: Callable[..., torch.Tensor], sh
 def test_the_causal_mask_of_one_position_is_not_that_of_rows() -> None:
     """From the top left: all heads see the first key, and no other."""
     keys, values = heads(number=2), heads(number=2)
-    check(lambda q, k, v: grouped(q, k, v, is_causal=True), heads(length=1), keys, values, settings=INFERRED)
+    check(lambda q, k, v: grouped(q, k, v, is_causal=True), heads(length=1), keys, values, settings=SETTINGS)
 
 
 def test_a_cache_of_any_length() -> None:
@@ -239,7 +235,7 @@ def test_a_cache_of_any_length() -> None:
     def attend(q, k, v, past_k, past_v):
         return grouped(q, torch.cat([past_k, k], 2), torch.cat([past_v, v], 2))
 
-    function = torch.compile(attend, backend="onnxrt", **INFERRED)
+    function = torch.compile(attend, backend="onnxrt", **SETTINGS)
     with torch.no_grad():
         for length in (T, T + 2):
             past = [heads(number=2, length=length) for _ in range(2)]

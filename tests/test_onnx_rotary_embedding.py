@@ -12,7 +12,7 @@ from conftest import assert_on_onnx, assert_same_as_eager, counted
 
 ALONE = {
     "disable": ["*"],
-    "enable": ["onnx.rotary_embedding", "onnx.lift_constants", "onnx.common_subexpressions", "onnx.remove_noops"],
+    "enable": ["onnx.rotary_embedding", "onnx.lift_constants"],
 }
 SETTINGS: dict[str, object] = {"options": {"opset": 23, "passes": ALONE}}
 B, H, S, D = 2, 3, 5, 8

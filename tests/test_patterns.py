@@ -366,8 +366,8 @@ def test_a_broken_package_is_left_out_with_a_warning(tmp_path: Path) -> None:
 def test_names_are_checked(plant: Callable[[Pass], Pass]) -> None:
     with pytest.raises(ValueError, match="expected a stage, a point and a name"):
         pattern_pass("silu", "No stage.", [])
-    with pytest.raises(ValueError, match="already a pass named 'post_grad.merge_views'"):
-        plant(pattern_pass("post_grad.merge_views", "Taken.", []))
+    with pytest.raises(ValueError, match="already a pass named 'post_grad.remove_unused'"):
+        plant(pattern_pass("post_grad.remove_unused", "Taken.", []))
 
 
 def test_traced_with_the_decompositions_of_the_graphs(plant: Callable[[Pass], Pass]) -> None:

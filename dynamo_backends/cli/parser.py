@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
 
     ::
 
-        $ dynamo-backends passes --wyh joint.attention
+        $ dynamo-backends passes --wyh onnx.attention
         dynamo-backends passes: error: unrecognized arguments: --wyh. Did you mean '--why'?
     """
 

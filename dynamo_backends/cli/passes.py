@@ -4,7 +4,7 @@
 
     dynamo-backends passes                                       # all: sentence, stage, default
     dynamo-backends passes onnx_debug                            # what they did in the latest run of that folder
-    dynamo-backends passes onnx_debug --why joint.attention      # where it fired, with the diff; and its near misses
+    dynamo-backends passes onnx_debug --why onnx.attention      # where it fired, with the diff; and its near misses
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ _NEVER = {
     *SUMS_AT_INDICES,  # theirs add by index_put, in PyTorch slower than the kernel of each
     *_PRIMS,
     # They mark constants and ends of autograd for AOTAutograd, which meets real tensors in them: a decomposition then
-    # fails ("convert all Tensors to FakeTensors first"). post_grad.remove_noops takes them away afterwards.
+    # fails ("convert all Tensors to FakeTensors first"). ONNX Runtime takes them away.
     aten.alias.default,
     aten.detach.default,
     aten.lift.default,

@@ -121,7 +121,7 @@ OPTIMIZER_FAULTS: tuple[Fault[ir.Model], ...] = (
     Fault(
         "the sum of -0 and 0",
         frozenset({"NoopElimination"}),
-        "makes x of x + 0, where -0.0 + 0 is 0.0; our remove_noops remove the rest of what it does",
+        "makes x of x + 0, where -0.0 + 0 is 0.0; joint.remove_noops removes the rest of what it does",
         "onnxruntime",
         ">=1.24",
         providers=(),

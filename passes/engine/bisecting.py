@@ -11,7 +11,7 @@ Inductor running. Its subsystems are the stages: ``joint_passes``. In a process:
         return torch.allclose(torch.compile(model, backend="onnxrt")(x), model(x), atol=1e-4)
 
     CompilerBisector.do_bisect(is_right)  # BisectionResult(backend='onnxrt', subsystem='joint_passes', ..., debug_info=
-                                          #                 'joint.attention at bmm_1 of graph 0 inference')
+                                          #                 'joint.mine at bmm_1 of graph 0 inference')
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Our own are registered by ``passes.catalog``. Another package brings its own by 
     #                                      mine = my_package.my_passes
     from passes import fx_editing, register_pass
 
-    @register_pass("joint.my_package.fold", "Replaces neg(neg(x)) by x.", before=["joint.attention"])
+    @register_pass("joint.my_package.fold", "Replaces neg(neg(x)) by x.", before=["joint.remove_noops"])
     def fold_twice_negated(module, context):
         ...
         return fired

@@ -21,6 +21,9 @@ stays where its memory matters, as ``fx_editing.replace`` says:
 - ``x`` is written in the graph; or, while forward and backward are together, lies in the memory of an input or a
   result, which the user may change before the backward reads it.
 
+Needed: passes and patterns look for an operator behind its operands, which a ``clone`` or ``* 1`` would hide; and ONNX
+Runtime's own removal is switched off, as it makes ``x`` of ``x + 0``.
+
 PyTorch's ``remove_noop_ops`` (``torch/_inductor/fx_passes/post_grad.py``) differs in the last point, removes copies
 whose strides differ, and asks nobody for leave; its ``remove_no_ops`` turns ``-0.0 + 0`` into ``-0.0``.
 """

@@ -13,6 +13,8 @@ Before and after::
     y = Reshape(u, b)
 
 Not the latter if an initializer is an output: ``onnx_ir`` warns of such.
+
+Needed: the patterns on ONNX models read constants as initializers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Removes nodes and initializers that no output depends on. The work is ``onnx_ir``'s ``RemoveUnusedNodesPass``."""
+"""Removes nodes and initializers that no output depends on. The work is ``onnx_ir``'s ``RemoveUnusedNodesPass``.
+
+Needed: what other passes leave behind would be in the dump and in the session.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Not if they draw random numbers (the next draw must get eager's numbers), have side effects, run a subgraph, or define a
 symbolic size.
+
+Needed: what other passes leave behind would be translated and run.
 """
 
 from __future__ import annotations

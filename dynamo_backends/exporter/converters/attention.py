@@ -18,8 +18,6 @@ import onnx_ir as ir
 import torch
 from onnxscript.onnx_opset import opset18 as op
 
-from passes import operators
-
 from ..known_wrong import RANDOM
 from . import shapes
 from .registry import NotTranslatable, converter
@@ -104,92 +102,6 @@ def flash_attention_backward(
     return shapes.cast(grad_query, dtype), shapes.cast(grad_key, dtype), shapes.cast(grad_value, dtype)
 
 
-@converter(operators.attention)
-def written_out_attention(
-    query: ir.Value,
-    key: ir.Value,
-    value: ir.Value,
-    bias: ir.Value | None = None,
-    hidden: ir.Value | None = None,
-    kept: ir.Value | None = None,
-    scale: float = 1.0,
-    fill: float = 0.0,
-    kept_scale: float = 1.0,
-    upcast: bool = False,
-    fill_first: bool = False,
-    safe: bool = False,
-) -> ir.Value:
-    """Attention as a model writes it out; see ``passes.operators``."""
-    probabilities = _written_out_probabilities(query, key, bias, hidden, scale, fill, upcast, fill_first, safe)
-    return op.MatMul(_dropped(probabilities, kept, kept_scale), value)
-
-
-@converter(operators.attention_backward)
-def written_out_attention_backward(
-    grad: ir.Value,
-    query: ir.Value,
-    key: ir.Value,
-    value: ir.Value,
-    bias: ir.Value | None = None,
-    hidden: ir.Value | None = None,
-    kept: ir.Value | None = None,
-    scale: float = 1.0,
-    fill: float = 0.0,
-    kept_scale: float = 1.0,
-    upcast: bool = False,
-    fill_first: bool = False,
-    safe: bool = False,
-) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value]:
-    """Its gradients; see ``passes.operators``. The sums over rows are of ``grad * output``, as in ``flash_attention``,
-    where no dropout is between.
-    """
-    dtype = query.dtype
-    assert dtype is not None
-    probabilities = _written_out_probabilities(query, key, bias, hidden, scale, fill, upcast, fill_first, safe)
-    rank = len(shapes.sizes(query))
-    grad_value = op.MatMul(_swapped(_dropped(probabilities, kept, kept_scale), rank), grad)
-    products = op.Mul(_dropped(op.MatMul(grad, _swapped(value, rank)), kept, kept_scale), probabilities)
-    grad_scores = op.Sub(products, op.Mul(probabilities, op.ReduceSum(products, [-1], keepdims=1)))
-    if hidden is not None:
-        grad_scores = op.Where(hidden, shapes.constant(0.0, dtype), grad_scores)
-    grad_query = _scaled(op.MatMul(grad_scores, key), scale)
-    grad_key = _scaled(op.MatMul(_swapped(grad_scores, rank), query), scale)
-    return grad_query, grad_key, grad_value, op.Identity(grad_scores)
-
-
-def _written_out_probabilities(
-    query: ir.Value,
-    key: ir.Value,
-    bias: ir.Value | None,
-    hidden: ir.Value | None,
-    scale: float,
-    fill: float,
-    upcast: bool,
-    fill_first: bool,
-    safe: bool,
-) -> ir.Value:
-    dtype = query.dtype
-    assert dtype is not None
-    scores = _scaled(op.MatMul(query, _swapped(key, len(shapes.sizes(key)))), scale)
-    if upcast and (bias is None or bias.dtype == ir.DataType.FLOAT):
-        scores = shapes.cast(scores, ir.DataType.FLOAT)
-    if hidden is not None and fill_first:
-        scores = _filled(scores, hidden, fill)
-    if bias is not None:
-        scores = op.Add(scores, bias)
-    if hidden is not None and not fill_first:
-        scores = _filled(scores, hidden, fill)
-    if upcast:
-        scores = shapes.cast(scores, ir.DataType.FLOAT)
-    probabilities = safe_softmax(scores, -1) if safe else op.Softmax(scores, axis=-1)
-    return shapes.cast(probabilities, dtype)
-
-
-def _filled(scores: ir.Value, hidden: ir.Value, fill: float) -> ir.Value:
-    assert scores.dtype is not None
-    return op.Where(hidden, shapes.constant(fill, scores.dtype), scores)
-
-
 @converter(aten._safe_softmax.default)
 def safe_softmax(input: ir.Value, dim: int, dtype: ir.DataType | None = None) -> ir.Value:
     """Softmax over ``dim``, and 0 where all of it is -inf."""
@@ -199,23 +111,6 @@ def safe_softmax(input: ir.Value, dim: int, dtype: ir.DataType | None = None) ->
     largest = op.ReduceMax(input, [dim], keepdims=1)
     visible = op.Not(op.Equal(largest, shapes.constant(-math.inf, input.dtype)))
     return op.Where(visible, op.Softmax(input, axis=dim), shapes.constant(0.0, input.dtype))
-
-
-def _scaled(value: ir.Value, scale: float) -> ir.Value:
-    assert value.dtype is not None
-    return value if scale == 1.0 else op.Mul(value, shapes.constant(scale, value.dtype))
-
-
-def _dropped(probabilities: ir.Value, kept: ir.Value | None, kept_scale: float) -> ir.Value:
-    if kept is None:
-        return probabilities
-    assert probabilities.dtype is not None
-    return _scaled(op.Mul(probabilities, op.Cast(kept, to=probabilities.dtype)), kept_scale)
-
-
-def _swapped(value: ir.Value, rank: int) -> ir.Value:
-    """The last two of ``rank`` dimensions swapped."""
-    return op.Transpose(value, perm=[*range(rank - 2), rank - 1, rank - 2])
 
 
 def _check_dropout(dropout_p: float) -> None:

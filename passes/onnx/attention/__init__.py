@@ -39,6 +39,7 @@ import torch
 
 from ...engine.context import PassContext
 from ...engine.onnx.editing import nodes_of, producer
+from ...engine.onnx.inference import infer_types
 from ...engine.registry import Pass
 from .finding import NotAttention, batches_apart, find_attention, groups_together
 from .fusion import Fusion
@@ -51,6 +52,9 @@ _NODES = 4  # product, mask or scale, softmax, product: what a near miss is coun
 def fuse_attention(model: ir.Model, context: PassContext) -> int:
     """Replaces written-out attention in place; returns how often."""
     fired = 0
+    if not any(True for _ in nodes_of(model, "Softmax")):
+        return 0
+    infer_types(model.graph, model.opset_imports.get("", 1))  # of values between the nodes of one operator
     masks = Masks(model, context)
     for node in nodes_of(model, "MatMul"):
         softmax = producer(_probabilities(node.inputs[0]), "Softmax")
