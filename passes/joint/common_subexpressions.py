@@ -12,7 +12,7 @@ Not for
 2. operators separated by one that changes memory: what both read may have changed between them;
 3. results of the graph, and what these are views of: in eager they are tensors of their own.
 
-Needed: a forward and its backward compute much twice, and PyTorch's partitioner merges it only in a wrong way, see below.
+Needed: a forward and its backward compute much twice, and PyTorch's partitioner merges what must not be, see below.
 Without this and ``joint.remove_noops`` a Whisper has 144 nodes more, and takes 5 % longer.
 
 It stands in for the one in PyTorch's min-cut partitioner (``torch/_functorch/compile_utils.py: fx_graph_cse``), which

@@ -22,8 +22,8 @@ Not if
 5. the operator compares or jumps at a number that is none in bfloat16: eager rounds that number first. Comparisons
    (results of type bool) are given the rounded number instead.
 
-Needed: ONNX Runtime has next to no kernels for bfloat16 on the CPU, so that without it such a model runs in PyTorch: 1.6
-to 7 times slower where the processor has no units for bfloat16 (``docs/limits.md``).
+Needed: ONNX Runtime has next to no kernels for bfloat16 on the CPU, so that without it such a model runs in PyTorch:
+1.6 to 7 times slower where the processor has no units for bfloat16 (``docs/limits.md``).
 """
 
 from __future__ import annotations

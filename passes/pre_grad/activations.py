@@ -18,8 +18,8 @@ Not if
 2. something else stands in between, which might change ``x``;
 3. dtype or shape change on the way.
 
-Needed: in training, where a step runs in PyTorch by default, which the benchmark of the passes does not measure: GPT-2's
-step takes 45 ms instead of 48. In inference ``onnx.gelu`` does the same.
+Needed: in training, where a step runs in PyTorch by default, which the benchmark of the passes does not measure:
+GPT-2's step takes 45 ms instead of 48. In inference ``onnx.gelu`` does the same.
 """
 
 from __future__ import annotations
