@@ -295,7 +295,7 @@ def test_compilers_find_empty_caches_and_downloads_stay(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("function", "mode"),
-    [("named", "inference"), ("linear", "train"), ("convolution", "train"), ("random", "inference")],
+    [("named", "inference"), ("convolution", "train"), ("random", "inference")],
 )
 def test_backends_that_are_right_have_times(file: str, function: str, mode: str, in_process: type[InProcess]) -> None:
     found = bench(Case(f"{file}:{function}", mode), backends="eager,onnxrt,dynamo_eager")
@@ -321,10 +321,10 @@ def test_a_wrong_result_has_no_time(file: str, backend: str, mode: str, in_proce
 
 
 def test_an_optimizer_steps_and_is_judged_from_the_first_weights(file: str, in_process: type[InProcess]) -> None:
-    for optimizer in case.OPTIMIZERS:
+    for optimizer, backends in zip(case.OPTIMIZERS, ("eager,onnxrt", "onnxrt:max-autotune"), strict=True):
         asked = Case(f"{file}:convolution", "train", optimizer=optimizer)
         assert optimizer in asked.label
-        found = bench(asked, backends="eager,onnxrt,onnxrt:max-autotune")
+        found = bench(asked, backends=backends)
         assert set(status(found).values()) == {"right"}, found
 
 
@@ -392,7 +392,7 @@ def test_the_export_is_for_inference(file: str, in_process: type[InProcess]) -> 
     assert exit_code(found) == 0
 
 
-@pytest.mark.parametrize(("cache", "beams"), [("dynamic", 1), ("static", 1), ("dynamic", 2)])
+@pytest.mark.parametrize(("cache", "beams"), [("static", 1), ("dynamic", 2)])
 def test_decoding(file: str, cache: str, beams: int, in_process: type[InProcess]) -> None:
     wanted = Case(f"{file}:text", "decode", cache=cache, beams=beams, tokens=3)
     found = bench(wanted, backends="eager,dynamo_eager")

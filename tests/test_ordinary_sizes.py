@@ -155,7 +155,6 @@ def swin() -> torch.nn.Module:
 MODELS: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[], Values]]] = {
     "llama": (llama, text),
     "t5": (t5, two_texts),
-    "swin": (swin, images),
 }
 """None has a step or a corner: where ReLU or a maximum turns by a rounding, no error of eager's explains it."""
 

@@ -28,7 +28,7 @@ def fired() -> set[str]:
     return {event.split()[1] for event in counters["dynamo_backends"] if event.startswith("pass ")}
 
 
-@pytest.mark.parametrize("name", ["swin", "clip", "convnext", "whisper"])
+@pytest.mark.parametrize("name", ["swin", "clip", "t5"])
 def test_no_pass_is_undone_in_inference(name: str) -> None:
     model, feeds = ZOO[name].build().eval(), ZOO[name].inputs()
     with torch.no_grad():
@@ -36,7 +36,7 @@ def test_no_pass_is_undone_in_inference(name: str) -> None:
     assert fired() and not undone()
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_no_pass_is_undone_in_training(name: str) -> None:
     model, feeds = ZOO[name].build().train(), ZOO[name].inputs()
     scalar(compiled(model, **VERIFY)(**feeds)).backward()

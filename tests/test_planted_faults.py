@@ -412,7 +412,7 @@ def test_a_pass_that_float64_cannot_judge_is_said(planted: Callable[[Pass], None
     assert said in graph["unchecked"], graph["unchecked"]
 
 
-@pytest.mark.parametrize("name", ["llama", "resnet", "swin", "t5", "whisper"])
+@pytest.mark.parametrize("name", ["llama", "resnet", "whisper"])
 def test_no_false_alarm(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, inputs = zoo.ZOO[name].build(), zoo.ZOO[name].inputs()

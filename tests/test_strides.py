@@ -173,7 +173,7 @@ def test_onnx_debug_names_a_result_with_other_strides(monkeypatch: pytest.Monkey
 
 
 def test_a_sample_of_the_list_of_operators_that_agree() -> None:
-    names = ["roll", "transpose"]
+    names = ["roll"]
     found = strides_sweep.outcomes(strides_sweep.recorded(names), processes=2)
     assert found["aten::roll"].differed, "the list would be of everything"
     assert strides_sweep.wrongly_listed(found) == []
