@@ -9,8 +9,8 @@ Rule, for float32, with these constants within float32's rounding, factors and s
 where ``sigmoid(x)`` is ``Sigmoid(x)`` or ``1 / (1 + exp(-x))``, and ``tanh(x)`` is ``Tanh(x)`` or that and ``x`` itself
 near zero.
 
-Needed: for the quick GELU of CLIP, whose call takes 3.0 ± 1.7 and 4.3 ± 2.0 % longer without it (two runs); the others are
-written so by few models, and ``pre_grad.activations`` finds them in training.
+Needed: for the quick GELU of CLIP, whose call takes 3.0 ± 1.7 and 4.3 ± 2.0 % longer without it (two runs); the others
+are written so by few models, and ``pre_grad.activations`` finds them in training.
 
 It must not fire for other dtypes, whose steps are rounded otherwise, nor where a step is needed elsewhere, as by the
 gradient; before opset 20 there is no ``Gelu``. Measured at 2x64x1024, one thread: ``Gelu`` 71 us instead of eight
