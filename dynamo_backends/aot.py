@@ -506,6 +506,12 @@ def keys_of_arguments(module: fx.GraphModule) -> list[object]:
     return keys
 
 
+def gradients_of_results(module: fx.GraphModule) -> list[int]:
+    """Positions of the arguments of a backward graph that are the gradients of the forward's results."""
+    keys = enumerate(keys_of_arguments(module))
+    return [i for i, key in keys if isinstance(key, tuple) and key[0] == "tangent"]
+
+
 def min_cut_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
     """PyTorch's min-cut partitioner: the forward and the backward graph of a joint graph.
 

@@ -46,6 +46,7 @@ from .reasons import Reason
 from .regions import (
     Support,
     assemble,
+    depth_first,
     producer_of,
     region_module,
     split_graph,
@@ -226,8 +227,9 @@ class OnnxLowering(Lowering):
             is_only: whether it is the only region of the graph.
         """
         model_name = f"{name.direction}_region_{region.index}"  # the same in every process: no number of the graph
+        nodes = region.nodes if name.direction == "inference" else depth_first(region)
         with _timed(seconds, "export"):
-            model = translate(region.nodes, region.inputs, region.outputs, opset=self.options.opset, name=model_name)
+            model = translate(nodes, region.inputs, region.outputs, opset=self.options.opset, name=model_name)
             fold_constants(model)
         inputs, outputs = _input_specs(region, model), _output_specs(region, model)
         settings = SessionSettings(

@@ -240,9 +240,9 @@ class Options:
     placement: str = option(
         "measured",
         Form(_one_of(PLACEMENTS)),
-        "Where graphs run: 'measured' runs forwards and backwards in their first calls both in PyTorch and on ONNX "
-        "Runtime, and then where they are faster, inference on ONNX Runtime; 'fastest', or mode='max-autotune', tries "
-        "all graphs, and Inductor too; 'onnx' runs on ONNX Runtime all that can run there.",
+        "Which engine runs a graph: 'measured' runs inference on ONNX Runtime, and times the first training steps with "
+        "PyTorch and with ONNX Runtime, to keep the faster; 'fastest', or mode='max-autotune', times all graphs, with "
+        "Inductor too; 'onnx' runs on ONNX Runtime all that can run there.",
     )
     weights: str = option(
         "constants",

@@ -46,9 +46,8 @@ from .kernel_strides import correct as correct_strides
 from .kernel_strides import fake_tensors_as_kernels
 from .observer import Observer
 from .options import Options
-from .placing import boxed_code
+from .placement.engines import Placement, boxed_code, placement_of
 from .safety_net import or_as_it_was
-from .ways import Ways, ways_of
 
 if TYPE_CHECKING:
     from .compiling import Compiler
@@ -156,8 +155,8 @@ class Pipeline:
 
         arguments = [*aot.lifted_attributes(module).values(), *example_inputs]
         weights = aot.weights(module, arguments) if self._freezes else {}
-        ways = self._ways(module, arguments)
-        compile_trained = self.compile_aten_graph if ways is None else ways.runner
+        placement = self._placement(module, arguments)
+        compile_trained = self.compile_aten_graph if placement is None else placement.runner
 
         def compile_direction(direction: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
             name = GraphName(graph.index, direction)
@@ -172,11 +171,11 @@ class Pipeline:
             aot.name_values(aten, names)
             known = aot.at_placeholders(aten, weights)
             name = GraphName(graph.index, "inference")
-            if ways is not None and self.options.placement == "fastest":
+            if placement is not None and self.options.placement == "fastest":
                 known = {i: aot.StaticInput(item.name) for i, item in known.items()}  # their values come with the call
-                return ways.runner(name, aten, known)
-            if ways is not None:  # it was traced to be trained, and has nothing to be trained
-                ways.decompose(aten)
+                return placement.runner(name, aten, known)
+            if placement is not None:  # it was traced to be trained, and has nothing to be trained
+                placement.decompose(aten)
             return self.compile_aten_graph(name, aten, is_joint=True, weights=known)
 
         backend = aot_autograd(
@@ -186,9 +185,9 @@ class Pipeline:
                 GraphName(graph.index, "inference"), aten, compile_inference
             ),
             partition_fn=self.partitioner(graph, arguments, names)
-            if ways is None or not ways.is_plain
+            if placement is None or not placement.is_plain
             else aot.min_cut_partition,
-            decompositions=self._decompositions() if ways is None else {},
+            decompositions=self._decompositions() if placement is None else {},
         )
         with fake_tensors_as_kernels(detect_fake_mode(example_inputs)):
             result: Callable[..., object] = backend(module, example_inputs)
@@ -329,10 +328,12 @@ class Pipeline:
             failed=failed,
         )
 
-    def _ways(self, module: fx.GraphModule, arguments: Sequence[object]) -> Ways | None:
+    def _placement(self, module: fx.GraphModule, arguments: Sequence[object]) -> Placement | None:
         if self._lowering is not None:
             return None
-        return ways_of(self.options, self.observer, module, arguments, self.compile_aten_graph, self._decompositions)
+        return placement_of(
+            self.options, self.observer, module, arguments, self.compile_aten_graph, self._decompositions
+        )
 
     def _decompositions(self) -> Decompositions:
         return decomposition_table(self.options.opset, self._translated_operators())

@@ -20,9 +20,9 @@ from torch import fx
 
 from passes.engine.locks import Lock
 
-from .contest import difference_of_results
 from .errors import SessionError, first_line
 from .events import count, tell
+from .numerics.results import difference_of_results
 from .reasons import Kind
 from .runtime.providers import Provider, float32_precision, only_cpu, provider_name
 from .verification import Evaluation

@@ -7,7 +7,7 @@ and logs the traceback at debug level. The places are
     a graph of AOTAutograd's   ``Pipeline._or_in_pytorch``      PyTorch runs the graph as AOTAutograd made it
     the partitioner            ``Pipeline.partitioner``         PyTorch's own partitioner, without our passes
     a call of a region         ``RunnableRegion``               PyTorch runs the region
-    autotuning                 ``Contest``                      PyTorch runs the graph
+    autotuning                 ``TunedGraph``                   PyTorch runs the graph
     the cache                  ``CachedGraphs``                 as if there were no entry
     an observer                ``GuardedObserver``              the graph runs, and its verdict is not "ok"
 

@@ -57,12 +57,6 @@ GROUND = {
     "backends.onnx_compiler.partition": "a call from AOTAutograd; it calls the net",
     "backends._compiled": "it calls the net",
     "backends._compiled.<lambda>": "asked by the net whether failures are to be raised",
-    "contest.Contest.__call__": "a call from AOTAutograd's code",
-    "contest.Contest._after_the_contest": "calls the winner",
-    "contest.Contest._build_reference": "the net under the compile of what PyTorch runs",
-    "contest.Contest._call": "the net under autotuning",
-    "contest.Contest._clocked": "runs PyTorch, whose errors are the user's",
-    "contest.Contest._run": "runs PyTorch, whose errors are the user's",
     "debug.captured.Captured.called": "calls the compiled graph, whose errors are the user's",
     "debug.judge.ComparedEntry.__call__": "a call from Dynamo; it is the net under the comparison",
     "debug.observer._WatchedGraph.run": "a call of a graph; it calls the net",
@@ -76,6 +70,11 @@ GROUND = {
     "pipeline.Pipeline.compile_for_aot_autograd": "a call from AOTAutograd; it calls the net",
     "pipeline.Pipeline.compile_aten_graph.<lambda>": "a call from AOTAutograd; it calls the net",
     "pipeline.Pipeline.partition_for_aot_autograd": "a call from AOTAutograd; it calls the net",
+    "placement.autotuner.TunedGraph.__call__": "a call from AOTAutograd's code",
+    "placement.autotuner.TunedGraph._compared": "runs PyTorch, whose errors are the user's",
+    "placement.autotuner.TunedGraph._give_up": "the net under autotuning",
+    "placement.autotuner.TunedGraph._timed": "runs PyTorch, whose errors are the user's",
+    "placement.autotuner.TunedGraph._tuned": "the net under autotuning",
 }
 """The net itself, and what calls it: these would end the user's call. Nothing else may."""
 

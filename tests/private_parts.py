@@ -21,7 +21,7 @@ NOTICED_BY = {
     "torch._dynamo.exc": "test_bad_input.py",
     "torch._functorch": "test_training.py",
     "torch._guards": "test_dynamo_features.py",
-    "torch._inductor": "test_placing.py",
+    "torch._inductor": "test_placement.py",
     "torch._inductor.compiler_bisector": "test_bisecting.py",
     "torch._inductor.pattern_matcher": "test_patterns.py",
     "torch._library": "test_editing.py",

@@ -12,14 +12,13 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..artifacts import CompiledGraph, GraphName, Runner
-from ..contest import Outcome
 from ..errors import SessionError
 from ..events import count
 from ..exporter.decompositions import translated_operators
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
     from passes.engine.manager import PassResult
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _NOT_OF_THE_RESULT = frozenset({"cache", "cache_dir", "cache_size", "dump_dir", "compare", "tensor_limit"})
 """Options that change nothing of what is compiled."""
@@ -154,49 +155,34 @@ class CachedGraphs:
         return Lookup(keep=keep)
 
     @never_fails("the cache", _NO_ENTRY, lambda: None)
-    def outcome(self, frame: str, direction: str, ways: Sequence[str]) -> Outcome | None:
-        """How a contest ended in an earlier process; ``None`` if that is not known.
-
-        Args:
-            frame: what tells the captured graph from others.
-            direction: ``forward``, ``backward`` or ``inference``.
-            ways: the ways it may run.
-        """
-        key = self._key_of_outcome(frame, direction, ways)
+    def fact(self, question: Mapping[str, object], read: Callable[[Any], T]) -> T | None:
+        """What an earlier process kept under a question, if ``read``, which raises for anything else, takes it."""
+        key = self._key_of_fact(question)
         record = self._store.get(key) if key is not None else None
         if record is None:
             return None
         try:
-            return _outcome(record.header)
-        except (TypeError, ValueError, AttributeError) as error:
+            return read(record.header)
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
             logger.warning("an entry of the cache is ignored and removed: %s: %r", key, error)
             self._store.remove(str(key))
             return None
 
     @never_fails("the cache", _NOT_KEPT, lambda: None)
-    def keep_outcome(self, frame: str, direction: str, ways: Sequence[str], outcome: Outcome) -> None:
-        """Keeps what ``outcome`` returns from now on."""
-        key = self._key_of_outcome(frame, direction, ways)
+    def keep_fact(self, question: Mapping[str, object], answer: object) -> None:
+        """Keeps what JSON can hold under a question, with the options and the environment of now."""
+        key = self._key_of_fact(question)
         if key is not None:
-            self._store.put(key, Record(dataclasses.asdict(outcome)))
+            self._store.put(key, Record(answer))
 
-    def _key_of_outcome(self, frame: str, direction: str, ways: Sequence[str]) -> str | None:
+    def _key_of_fact(self, question: Mapping[str, object]) -> str | None:
         if environment.obstacle(self._options) is not None:
             return None
         try:
             described = environment.describe()
         except OSError:
             return None
-        return _digest(
-            {
-                "what": "outcome",
-                "frame": frame,
-                "direction": direction,
-                "ways": list(ways),
-                "options": self._options_of_the_result(),
-                "environment": described,
-            }
-        )
+        return _digest({**question, "options": self._options_of_the_result(), "environment": described})
 
     def _options_of_the_result(self) -> dict[str, str]:
         return {
@@ -273,18 +259,6 @@ class CachedGraphs:
         if is_stored:
             count("cache_stored")
         return is_stored
-
-
-def _outcome(header: Any) -> Outcome:
-    """What was kept of a contest.
-
-    Raises:
-        TypeError, ValueError, AttributeError: it is no outcome.
-    """
-    outcome = Outcome(**header)
-    milliseconds = {str(name): float(time) for name, time in outcome.milliseconds.items()}
-    out = {str(name): str(why) for name, why in outcome.out.items()}
-    return Outcome(str(outcome.winner), milliseconds, out)
 
 
 def _check(record: Record) -> None:

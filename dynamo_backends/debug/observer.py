@@ -30,7 +30,7 @@ from ..events import count
 from ..exporter.translate import serialize
 from ..observer import Observer
 from ..options import Options
-from ..placing import may_run_twice, written_arguments
+from ..placement.graph_facts import may_run_twice, written_arguments
 from ..runtime.arena import ARENA
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.kernels import serialized

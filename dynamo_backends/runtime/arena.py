@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime
 
 from ..forks import renew_in_children
-from .heap import give_back
+from .heap import give_back, holders
 from .messages import ORT_ERRORS
 from .ort_internals import IDENTITY
 
@@ -33,6 +33,7 @@ class Arena:
         self._watcher: threading.Thread | None = None
         self._end = threading.Event()
         self._runs = 0
+        holders.append(self.shrink)
         renew_in_children(self)
         atexit.register(self._stop)
 
@@ -74,12 +75,11 @@ class Arena:
                         self._watcher = watcher
 
     def shrink(self) -> None:
-        """Gives back what no session uses just now."""
+        """Gives back to the C library what no session uses just now; ``heap.give_back`` calls it."""
         if self._session is not None:
             run = onnxruntime.RunOptions()
             run.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
             self._session.run(None, {"x": np.zeros(0, np.float32)}, run)
-        give_back()
 
     def _watch(self) -> None:
         """Waits until no session has run for a while, and gives back the memory."""
@@ -91,7 +91,7 @@ class Arena:
                 if self._runs == before:
                     self._watcher = None
                     break
-        self.shrink()
+        give_back()
 
     def _stop(self) -> None:
         """The process ends: no thread may be inside ONNX Runtime then."""

@@ -26,8 +26,14 @@ def _trim_of_the_c_library() -> Callable[[int], int] | None:
 _trim = _trim_of_the_c_library()
 
 
+holders: list[Callable[[], None]] = []
+"""What else gives back what it holds and does not use."""
+
+
 def give_back() -> None:
     """Gives freed memory back, where the C library can; takes a millisecond or so."""
+    for let_go in holders:
+        let_go()
     if _trim is not None:
         _trim(0)
 

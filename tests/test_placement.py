@@ -1,4 +1,4 @@
-"""Graphs run where they are faster: what is tried, what may win, and that results stay eager's."""
+"""Graphs run with the engine that is fastest: what is tried, what may win, and that results stay eager's."""
 
 from __future__ import annotations
 
@@ -23,15 +23,19 @@ from torch._dynamo.utils import counters
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends import contest, decomposition_table, inductor, placing
+from dynamo_backends import decomposition_table, inductor
 from dynamo_backends.artifacts import GraphName
 from dynamo_backends.cache.graphs import CachedGraphs
-from dynamo_backends.cache.store import Record
-from dynamo_backends.contest import Contest, Outcome
+from dynamo_backends.cli import main
 from dynamo_backends.errors import SessionError
 from dynamo_backends.exporter.decompose import decompose
+from dynamo_backends.numerics.results import difference_of_results, sampled
 from dynamo_backends.options import parse_options
-from dynamo_backends.placing import INDUCTOR, ONNX, PYTORCH
+from dynamo_backends.placement import autotuner, engines, graph_facts
+from dynamo_backends.placement.autotuner import Autotuner, TunedGraph
+from dynamo_backends.placement.engines import INDUCTOR, ONNX, PYTORCH
+from dynamo_backends.placement.outcomes import Outcomes
+from dynamo_backends.placement.search import Outcome, Search
 from dynamo_backends.runtime.binding import BoundSession
 
 aten = torch.ops.aten
@@ -49,22 +53,30 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
+SETTLED = 26
+"""Calls after which any search is over."""
+
+
 @pytest.fixture(params=[PYTORCH, ONNX])
 def winner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The way that wins each contest."""
+    """The engine that wins each search."""
     return plan(monkeypatch, request.param)
 
 
 def plan(monkeypatch: pytest.MonkeyPatch, winner: str) -> str:
-    """Lets one way win: the clock says that it takes less."""
-    clocked = Contest._clocked
+    """Lets one engine win: the clock says that it takes less."""
+    ran = Search.ran
 
-    def biased(self: Contest, name: str, *args: Any) -> tuple[object, float]:
-        result, milliseconds = clocked(self, name, *args)
-        return result, milliseconds * 1e-6 + (1.0 if name == winner else 1.3)
+    def biased(self: Search, graph: int, milliseconds: float, elements: int = 1) -> None:
+        ran(self, graph, 20.0 if self.configuration[graph] == winner else 29.0, elements)
 
-    monkeypatch.setattr(Contest, "_clocked", biased)
+    monkeypatch.setattr(Search, "ran", biased)
     return winner
+
+
+def settled_on(engine: str, *directions: str) -> bool:
+    """Whether a search for each of these graphs ended with the engine since the test began."""
+    return all(counted(f"autotuned {direction} {engine}") == 1 for direction in directions)
 
 
 class Net(nn.Module):
@@ -93,16 +105,17 @@ def steps(model: nn.Module, run: Callable[..., Any], images: Sequence[torch.Tens
         yield torch.rand(1)  # the generator is where it is in eager
 
 
-def test_training_is_eagers_during_the_contest_and_after(winner: str) -> None:
+def test_training_is_eagers_while_engines_are_tried_and_after(winner: str) -> None:
     expected, actual = Net(), Net()
     actual.load_state_dict(expected.state_dict())
-    images = [torch.randn(2, 3, 8, 8) for _ in range(8)]
+    images = [torch.randn(2, 3, 8, 8) for _ in range(SETTLED)]
     run = torch.compile(actual, backend="onnxrt")
     for ours, eagers in zip(list(steps(actual, run, images)), list(steps(expected, expected, images)), strict=True):
-        torch.testing.assert_close(ours, eagers)
+        # weights after many steps, each rounded in another order
+        torch.testing.assert_close(ours, eagers, rtol=1e-3, atol=1e-5)
     for name, value in expected.state_dict().items():
-        torch.testing.assert_close(actual.state_dict()[name], value, msg=name)
-    assert counted(f"contest_won {winner}") == 2, dict(counters["dynamo_backends"])
+        torch.testing.assert_close(actual.state_dict()[name], value, msg=name, rtol=1e-3, atol=1e-5)
+    assert settled_on(winner, "forward", "backward"), dict(counters["dynamo_backends"])
 
 
 def test_the_first_step_is_pytorchs() -> None:
@@ -133,28 +146,49 @@ def test_a_graph_without_gradients_under_enabled_gradients() -> None:
     assert counted("nodes_on_onnx") > 0
 
 
-def test_outcomes_are_kept_and_seen_in_the_dump(cache: Path, winner: str) -> None:
+def test_outcomes_are_kept(cache: Path, winner: str) -> None:
+    model, image = Net(), torch.randn(2, 3, 8, 8)
+
+    def train(steps: int) -> None:
+        torch._dynamo.reset()
+        counters.clear()
+        run = torch.compile(model, backend="onnxrt")
+        for _ in range(steps):
+            run(image).sum().backward()
+
+    train(SETTLED)
+    assert settled_on(winner, "forward", "backward")
+    train(2)
+    assert not settled_on(winner, "forward")
+    assert (counted("nodes_on_onnx") > 0) == (winner == ONNX)
+    assert main(["cache", "--clear"]) == 0
+    train(SETTLED)
+    assert settled_on(winner, "forward", "backward")
+
+
+def test_an_outcome_serves_some_processes_and_is_found_again(tmp_path: Path) -> None:
+    kept = CachedGraphs(parse_options({"cache_dir": str(tmp_path)}))
+    outcomes = Outcomes(kept, "frame", ["inference"], [PYTORCH, ONNX])
+    assert outcomes.known() is None
+    outcome = Outcome((ONNX,), {(ONNX,): 1.0, (PYTORCH,): 1.1}, {INDUCTOR: "no compiler"})
+    outcomes.keep(outcome)
+    served = 0
+    while (known := outcomes.known()) is not None:
+        assert known == outcome
+        served += 1
+    assert 5 < served < 100
+
+
+def test_onnx_debug_shows_what_would_run_on_onnx_runtime(cache: Path, winner: str) -> None:
     model, image = Net(), torch.randn(2, 3, 8, 8)
     run = torch.compile(model, backend="onnxrt")
-    for _ in range(6):
+    for _ in range(SETTLED):
         run(image).sum().backward()
-    torch._dynamo.reset()
-    counters.clear()
-    again = torch.compile(model, backend="onnxrt")
-    for _ in range(3):
-        again(image).sum().backward()
-    assert counted(f"contest_won {winner}") == 0
-    assert (counted("nodes_on_onnx") > 0) == (winner == ONNX)
     torch._dynamo.reset()
     torch.compile(model, backend="onnx_debug", options={"dump_dir": str(cache / "dump")})(image).sum().backward()
     graphs = json.loads((cache / "dump" / "latest" / "manifest.json").read_text())["graphs"]
     assert [graph["direction"] for graph in graphs] == ["forward", "backward"]
-    for graph in graphs:
-        assert graph["verdict"].startswith("ok"), graph["verdict"]
-        assert (graph["share_on_onnx"] > 0) == (winner == ONNX)
-        if winner == PYTORCH:
-            reason = graph["in_pytorch"][0]["reason"]
-            assert reason.startswith(f"the graph is fastest by {PYTORCH}: {PYTORCH} ") and f"ms; {ONNX} " in reason
+    assert all(graph["share_on_onnx"] > 0 for graph in graphs)
 
 
 def test_a_transformer_trains(winner: str) -> None:
@@ -165,7 +199,7 @@ def test_a_transformer_trains(winner: str) -> None:
     batch = {"input_ids": torch.randint(50, (2, 8)), "labels": torch.randint(50, (2, 8))}
     other = copy.deepcopy(model)
     run = torch.compile(other, backend="onnxrt")
-    for i in range(7):
+    for i in range(16):
         torch.manual_seed(i)
         expected = model(**batch).loss
         expected.backward()
@@ -174,13 +208,13 @@ def test_a_transformer_trains(winner: str) -> None:
         actual.backward()
         torch.testing.assert_close(actual, expected)
     for (name, theirs), ours in zip(model.named_parameters(), other.parameters(), strict=True):
-        # sums of seven steps, each rounded in another order
+        # sums of sixteen steps, each rounded in another order
         torch.testing.assert_close(ours.grad, theirs.grad, msg=name, rtol=1e-4, atol=1e-5)
 
 
 def test_sizes_that_change(winner: str) -> None:
     function = torch.compile(lambda x, w: nn.functional.gelu(x @ w).square().sum(), backend="onnxrt", dynamic=True)
-    for rows in (3, 4, 5, 6, 7, 8, 3):
+    for rows in range(3, 3 + SETTLED):
         x, w = torch.randn(rows, 4), torch.randn(4, 4, requires_grad=True)
         other = w.detach().clone().requires_grad_()
         function(x, w).backward()
@@ -188,7 +222,7 @@ def test_sizes_that_change(winner: str) -> None:
         torch.testing.assert_close(w.grad, other.grad)
 
 
-def test_threads_that_call_during_the_contest(winner: str) -> None:
+def test_threads_that_call_while_engines_are_tried(winner: str) -> None:
     function = torch.compile(lambda x: (x.sin() * x).sum(), backend="onnxrt")
     wrong = []
 
@@ -229,10 +263,10 @@ def test_candidates_are_built_while_no_other_thread_compiles(monkeypatch: pytest
 
     monkeypatch.setattr(inductor, "compile_with_inductor", watched)
     function = torch.compile(lambda x: x.sin() * x, backend="onnxrt", mode="max-autotune")
-    for _ in range(3):
+    for _ in range(SETTLED * 3):
         function(torch.ones(4))
     assert was_free == [False]
-    assert counted(f"contest_out {INDUCTOR}") == 0
+    assert counted(f"autotune_rejected {INDUCTOR}") == 0
 
 
 # max-autotune
@@ -248,21 +282,22 @@ def test_max_autotune_with_each_winner(train: bool, monkeypatch: pytest.MonkeyPa
             plan(patch, winner)
             expected, actual = Net().train(train), Net().train(train)
             actual.load_state_dict(expected.state_dict())
-            images = [torch.randn(2, 3, 8, 8) for _ in range(7)]
+            images = [torch.randn(2, 3, 8, 8) for _ in range(SETTLED)]
             run = torch.compile(actual, backend="onnxrt", mode="max-autotune")
             if train:
                 for ours, eagers in zip(
                     list(steps(actual, run, images)), list(steps(expected, expected, images)), strict=True
                 ):
-                    # weights after up to seven steps, each rounded in another order
-                    torch.testing.assert_close(ours, eagers, rtol=1e-4, atol=1e-5)
+                    # weights after many steps, each rounded in another order
+                    torch.testing.assert_close(ours, eagers, rtol=1e-3, atol=1e-5)
             else:
                 for image in images:
                     with torch.no_grad():
                         torch.testing.assert_close(run(image), expected(image))
                         for model in (expected, actual):
-                            model.convolution.weight.mul_(1.1)
-            assert counted(f"contest_won {winner}") == (2 if train else 1), dict(counters["dynamo_backends"])
+                            model.convolution.weight.mul_(1.01)
+            directions = ("forward", "backward") if train else ("inference",)
+            assert settled_on(winner, *directions), dict(counters["dynamo_backends"])
 
 
 def test_arguments_that_are_written_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,10 +309,10 @@ def test_arguments_that_are_written_are_written_once(monkeypatch: pytest.MonkeyP
 
     state = torch.zeros(4)
     run = torch.compile(function, backend="onnxrt", mode="max-autotune")
-    for i in range(1, 9):
+    for i in range(1, SETTLED):
         assert run(state, torch.ones(4)).tolist() == [2.0 * i] * 4
         assert state.tolist() == [float(i)] * 4
-    assert counted(f"contest_won {ONNX}") == 1
+    assert settled_on(ONNX, "inference")
 
 
 def test_the_mode_is_the_option() -> None:
@@ -325,7 +360,7 @@ def test_normalizations_under_autocast_run_by_each_way(
     expected = make()
     actual = copy.deepcopy(expected)
     run = torch.compile(actual, backend="onnxrt", mode=mode)
-    for _ in range(4):
+    for _ in range(SETTLED):
         x = torch.randn(shape)
         for model, call in ((expected, expected), (actual, run)):
             model.zero_grad()
@@ -334,13 +369,12 @@ def test_normalizations_under_autocast_run_by_each_way(
         for (name, theirs), ours in zip(expected.named_parameters(), actual.parameters(), strict=True):
             largest = float(theirs.grad.abs().max())  # some are sums that cancel
             torch.testing.assert_close(ours.grad, theirs.grad, msg=name, rtol=0, atol=0.03 * largest + 1e-3)
-    out = {way: counted(f"contest_out {way}") for way in (ONNX, INDUCTOR)}
-    assert out == {ONNX: 0, INDUCTOR: 0}
-    assert counted(f"contest_won {ONNX}") == 2
+    assert {engine: counted(f"autotune_rejected {engine}") for engine in (ONNX, INDUCTOR)} == {ONNX: 0, INDUCTOR: 0}
+    assert settled_on(ONNX, "forward", "backward")
     assert "failed on this call" not in caplog.text
 
 
-# The contest itself
+# The autotuner itself
 
 
 def boxed(function: Callable[..., list[torch.Tensor]]) -> Callable[[list[object]], object]:
@@ -356,17 +390,28 @@ def doubles(x: torch.Tensor) -> list[torch.Tensor]:
     return [x * 2]
 
 
-def called(candidates: dict[str, Callable[..., Any]], calls: int = 6, **more: Any) -> list[Outcome]:
-    """Outcomes of a contest whose reference is ``doubles``; each call must return what that returns."""
-    outcomes: list[Outcome] = []
-    ways = {name: (lambda function=function: boxed(function)) for name, function in candidates.items()}
-    run = Contest(GraphName(0, "forward"), {"reference": lambda: boxed(doubles), **ways}, ended=outcomes.append, **more)
-    for i in range(calls):
+def tuned(
+    candidates: dict[str, Callable[[], Any]],
+    function: Callable[..., Any] = lambda x: [x * 2],
+    args: Sequence[torch.Tensor] = (torch.ones(3),),
+    reference: Callable[[], Any] = lambda: boxed(doubles),
+) -> tuple[TunedGraph, Autotuner]:
+    """A graph of inference that is tuned, with what the other engines are built by."""
+    tuner = Autotuner([PYTORCH, *candidates], ["inference"], margin=0.95)
+    module = traced(function, *args)
+    return TunedGraph(GraphName(0, "inference"), module, {PYTORCH: reference, **candidates}, tuner), tuner
+
+
+def called(candidates: dict[str, Callable[..., Any]]) -> Outcome:
+    """The outcome of a search whose reference is ``doubles``; each call must return what that returns."""
+    run, tuner = tuned({name: (lambda function=function: boxed(function)) for name, function in candidates.items()})
+    for i in range(4 * SETTLED):
         args: list[object] = [torch.full((2000,), float(i))]
         [result] = run(args)  # type: ignore[misc]
         assert not args
         assert result.tolist() == [2.0 * i] * 2000
-    return outcomes
+    assert tuner.outcome is not None
+    return tuner.outcome
 
 
 def slow(x: torch.Tensor) -> list[torch.Tensor]:
@@ -379,31 +424,25 @@ def failing(x: torch.Tensor) -> list[torch.Tensor]:
     raise RuntimeError("no memory\nat all")
 
 
-def test_a_slow_candidate_loses_at_once() -> None:
-    [outcome] = called({"slow": slow}, calls=2)
-    assert outcome.winner == "reference"
-    assert outcome.milliseconds["slow"] > outcome.milliseconds["reference"] * contest._HOPELESS
+def test_a_slow_engine_loses() -> None:
+    outcome = called({"slow": slow})
+    assert outcome.winner == (PYTORCH,)
+    assert outcome.milliseconds["slow",] > outcome.milliseconds[PYTORCH,]
 
 
 @pytest.mark.parametrize(
-    ("other", "why"),
-    [
-        (failing, "it failed: RuntimeError: no memory"),
-        (lambda x: [x * 2.01 + 0.001], "result 0 has other values"),
-        (lambda x: [(x * 2).double()], "result 0 is torch.float64, not torch.float32"),
-        (lambda x: [x * 2, x], "2 results, not 1"),
-    ],
+    "other", [failing, lambda x: [x * 2.01 + 0.001], lambda x: [(x * 2).double()], lambda x: [x * 2, x]]
 )
-def test_what_fails_or_is_wrong_is_out(other: Callable[..., Any], why: str) -> None:
-    [outcome] = called({"other": other})
-    assert outcome.winner == "reference"
-    assert why in outcome.out["other"]
-    assert list(outcome.milliseconds) == ["reference"]
-    assert why in str(outcome)
+def test_what_fails_or_is_wrong_is_rejected(other: Callable[..., Any]) -> None:
+    outcome = called({"other": other})
+    assert outcome.winner == (PYTORCH,)
+    assert list(outcome.rejected) == ["other"]
+    assert list(outcome.milliseconds) == [(PYTORCH,)]
+    assert counted("autotune_rejected other") == 1
 
 
-def test_a_session_that_fails_is_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """PyTorch does not help a candidate out, and nobody is warned of what may never be used."""
+def test_a_session_that_fails_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch does not help an engine out that is only tried."""
 
     def fail(self: BoundSession, args: object) -> object:
         raise SessionError("not today")
@@ -411,85 +450,169 @@ def test_a_session_that_fails_is_out(monkeypatch: pytest.MonkeyPatch, caplog: py
     monkeypatch.setattr(BoundSession, "__call__", fail)
     layer = torch.nn.Linear(4, 4)
     function = compiled(lambda x: torch.sort(layer(x), stable=True).values.tanh(), options={"placement": "measured"})
-    for _ in range(6):
+    for _ in range(3 * SETTLED):
         function(torch.randn(2, 4)).sum().backward()
-    assert counted("contest_out ONNX Runtime") == 2  # forward and backward
+    assert counted(f"autotune_rejected {ONNX}") == 2  # forward and backward
     assert counted("runtime_failures") == 0
-    assert "run in PyTorch" not in caplog.text and "not today" not in caplog.text
+    assert settled_on(PYTORCH, "forward", "backward")
 
 
-def test_what_cannot_be_built_is_out() -> None:
+def test_what_cannot_be_built_is_rejected() -> None:
     def build() -> Any:
         raise ImportError("no compiler")
 
-    outcomes: list[Outcome] = []
-    run = Contest(GraphName(0), {"reference": lambda: boxed(doubles), "other": build}, ended=outcomes.append)
-    for _ in range(2):
+    run, tuner = tuned({"other": build})
+    for _ in range(3 * SETTLED):
         run([torch.ones(2)])
-    assert outcomes[0].out == {"other": "it cannot be compiled: ImportError: no compiler"}
-
-
-def test_a_candidate_is_compared_although_the_reference_failed_at_first() -> None:
-    failures = [True]
-
-    def reference(x: torch.Tensor) -> list[torch.Tensor]:
-        if len(x) == 1 and failures:
-            failures.clear()
-            raise ValueError("one element")
-        return doubles(x)
-
-    outcomes: list[Outcome] = []
-    ways = {"reference": lambda: boxed(reference), "other": lambda: boxed(lambda x: [x * 3])}
-    run = Contest(GraphName(0), ways, ended=outcomes.append)
-    run([torch.ones(2)])
-    with pytest.raises(ValueError, match="one element"):
-        run([torch.ones(1)])
-    run([torch.ones(2)])
-    assert "other values" in outcomes[0].out["other"]
+    assert tuner.outcome is not None
+    assert "no compiler" in tuner.outcome.rejected["other"]
 
 
 def test_what_is_written_is_compared() -> None:
-    def adds(by: float) -> Callable[..., list[torch.Tensor]]:
-        return lambda state, x: [state.copy_(state + by), x * 2][1:]
+    def adds(by: float) -> Callable[[], Any]:
+        return lambda: boxed(lambda state, x: [state.copy_(state + by), x * 2][1:])
 
-    outcomes: list[Outcome] = []
-    ways = {"reference": lambda: boxed(adds(1)), "wrong": lambda: boxed(adds(2)), "right": lambda: boxed(adds(1))}
-    run = Contest(GraphName(0), ways, written=[0], ended=outcomes.append)
-    for i in range(6):
+    run, tuner = tuned(
+        {"wrong": adds(2), "right": adds(1)},
+        lambda state, x: [state.copy_(state + 1), x * 2][1:],
+        (torch.ones(3), torch.ones(3)),
+        adds(1),
+    )
+    for i in range(5 * SETTLED):
         state = torch.full((3,), float(i))
         run([state, torch.ones(3)])
         assert state.tolist() == [i + 1.0] * 3
-    assert outcomes[0].out == {"wrong": "it computes something else: result 1 has other values"}
+    assert tuner.outcome is not None
+    assert list(tuner.outcome.rejected) == ["wrong"]
 
 
 @pytest.mark.parametrize(
     "value",
-    [torch.eye(3).to_sparse(), torch.ones(3).to(torch.float8_e4m3fn), torch.ones(3).to(torch.float8_e5m2)],
+    [torch.eye(3).to_sparse(), torch.ones(3).to(torch.float8_e4m3fn), torch.randn(700, 800).t(), torch.ones(2**20)],
 )
 def test_results_of_every_kind_are_compared(value: torch.Tensor) -> None:
-    outcomes: list[Outcome] = []
-    right, wrong = boxed(lambda x: [value.clone()]), boxed(lambda x: [(value.to(torch.float32) * 2).to(value.dtype)])
-    ways = {"reference": lambda: right, "right": lambda: right, "wrong": lambda: wrong}
-    run = Contest(GraphName(0), ways, ended=outcomes.append)
-    for _ in range(6):
-        run([torch.ones(1)])
-    assert outcomes[0].out == {"wrong": "it computes something else: result 0 has other values"}
+    wrong = (value.to(torch.float32) * 2).to(value.dtype)
+    assert not difference_of_results(sampled([value]), sampled([value.clone()]))
+    assert difference_of_results(sampled([value]), sampled([wrong]))
+    if value.layout is torch.strided and value.dim() == 2:
+        assert difference_of_results(sampled([value]), sampled([value.contiguous()]))  # it lies otherwise in memory
+
+
+@pytest.mark.parametrize(("error", "is_wrong"), [(0.5, False), (100.0, True)])
+def test_results_that_are_nothing_but_rounding(error: float, is_wrong: bool) -> None:
+    """Terms cancel: how far a rounding of the arguments moves the result tells how far another may be off."""
+    expected, moved = torch.zeros(4), torch.full((4,), 1e-9)
+    actual = expected + error * 1e-9
+    assert bool(difference_of_results([expected + 1e-12], [actual], [moved])) == is_wrong
+    assert difference_of_results([expected + 1e-12], [actual])
 
 
 def test_a_reference_that_could_not_be_built_is_tried_again() -> None:
-    def build() -> Any:
-        raise MemoryError("now")
+    failures = [1, 2]
 
-    run = Contest(GraphName(0), {"reference": build, "other": lambda: boxed(doubles)})
-    for _ in range(2):
-        with pytest.raises(MemoryError, match="now"):
-            run([torch.ones(2)])
+    def build() -> Any:
+        if failures:
+            failures.pop()
+            raise MemoryError("now")
+        return boxed(doubles)
+
+    run, _ = tuned({"other": lambda: boxed(doubles)}, reference=build)
+    with pytest.raises(MemoryError, match="now"):
+        run([torch.ones(2)])
+    assert run([torch.ones(2)])[0].tolist() == [2.0, 2.0]  # type: ignore[index]
+
+
+# The search
+
+
+def searched(
+    cost: Callable[[tuple[str, ...], int], float], graphs: int = 2, engines: str = "PO"
+) -> tuple[Outcome, int]:
+    """The outcome for engines that take so many milliseconds, and the steps until it is known."""
+    search = Search(list(engines), graphs, 0.95)
+    for step in range(200):
+        for graph in range(graphs):
+            search.engine(graph)
+            search.ran(graph, cost(search.configuration, graph))
+        if search.outcome is not None:
+            return search.outcome, step
+    raise AssertionError("the search has no end")
+
+
+@pytest.mark.parametrize(
+    ("times", "winner"),
+    [
+        ({"P": (100, 100), "O": (98, 98)}, "PP"),
+        ({"P": (100, 100), "O": (90, 90)}, "OO"),
+        ({"P": (100, 100), "O": (50, 180)}, "OP"),
+        ({"P": (100, 100), "O": (400, 60)}, "PO"),
+        ({"P": (100, 100), "O": (500, 500)}, "PP"),
+        ({"P": (100, 100), "O": (90, 300), "I": (120, 70)}, "OI"),
+        ({"P": (100, 100), "O": (90, 300), "I": (99, 99)}, "PP"),
+    ],
+)
+def test_the_fastest_configuration_wins(times: dict[str, tuple[float, float]], winner: str) -> None:
+    outcome, steps = searched(lambda engines, graph: times[engines[graph]][graph], engines="".join(times))
+    assert "".join(outcome.winner) == winner
+    assert steps <= SETTLED
+
+
+def test_two_libraries_that_take_turns_lose() -> None:
+    """A mix is timed before it wins, as what its engines take alone does not tell."""
+
+    def cost(engines: tuple[str, ...], graph: int) -> float:
+        return (50 if engines[graph] == "OP"[graph] else 100) * (3 if len(set(engines)) > 1 else 1)
+
+    assert searched(cost)[0].winner == ("P", "P")
+
+
+def test_a_noisy_start_decides_nothing() -> None:
+    calls = [0]
+
+    def cost(engines: tuple[str, ...], graph: int) -> float:
+        calls[0] += 1
+        return (90 if engines[0] == "P" else 100) * (5 if calls[0] <= 6 else 1)
+
+    assert searched(cost)[0].winner == ("P", "P")
+
+
+def test_steps_without_a_backward_are_tuned() -> None:
+    search = Search(["P", "O"], 2, 0.95)
+    for _ in range(200):
+        search.engine(0)
+        search.ran(0, 100 if search.configuration[0] == "P" else 50)
+    assert search.outcome is not None
+    assert search.outcome.winner == ("O", "O")
+
+
+def test_a_winner_and_its_challenger_are_timed_again() -> None:
+    search = Search(["P", "O"], 1, 0.95)
+    search.outcome = Outcome(("O",), {("O",): 90.0, ("P",): 100.0}, {})
+    assert search.outcome.challenger == ("P",)
+    search.try_again(search.outcome, ("P",))
+    for _ in range(SETTLED):
+        search.engine(0)
+        search.ran(0, 100 if search.configuration[0] == "O" else 80)
+    assert search.outcome is not None and search.outcome.winner == ("P",)
+    assert Outcome(("O",), {("O",): 10.0, ("P",): 100.0}, {}).challenger is None
+
+
+def test_what_is_rejected_runs_in_no_configuration() -> None:
+    search = Search(["P", "O"], 2, 0.95)
+    for _ in range(SETTLED):
+        for graph in (0, 1):
+            if search.engine(graph) == "O" and graph == 1:
+                search.reject(1, "O", "it is wrong")
+            search.ran(graph, 50 if search.configuration[graph] == "O" else 100)
+    assert search.outcome is not None
+    assert search.outcome.winner == ("O", "P")
+    assert search.outcome.rejected == {"O": "it is wrong"}
 
 
 def test_sparse_gradients() -> None:
     layer = nn.Embedding(10, 4, sparse=True)
     run = torch.compile(lambda rows: nn.functional.gelu(layer(rows)).sum(), backend="onnxrt")
-    for i in range(6):
+    for i in range(9):
         layer.weight.grad = None
         rows = torch.tensor([i, 1, 1])
         run(rows).backward()
@@ -502,14 +625,14 @@ def test_sparse_gradients() -> None:
 @pytest.mark.parametrize("settings", [{}, {"mode": "max-autotune"}])
 def test_operators_of_other_libraries_run_once_a_call(settings: dict[str, Any]) -> None:
     called = []
-    with torch.library._scoped_library("test_placing", "FRAGMENT") as library:
+    with torch.library._scoped_library("test_placement", "FRAGMENT") as library:
         library.define("counted(Tensor x) -> Tensor")
         library.impl("counted", lambda x: (called.append(1), x * torch.rand(4))[1], "CPU")
         library.impl("counted", torch.empty_like, "Meta")
-        operator = torch.ops.test_placing.counted
+        operator = torch.ops.test_placement.counted
         with torch.no_grad():
             run = torch.compile(lambda x: operator(x.sin()).cos(), backend="onnxrt", **settings)
-            for i in range(7):
+            for i in range(3 * SETTLED):
                 torch.manual_seed(i)
                 actual = run(torch.ones(4))
                 torch.manual_seed(i)
@@ -521,9 +644,9 @@ def test_forward_mode_after_inductor_won(monkeypatch: pytest.MonkeyPatch) -> Non
     plan(monkeypatch, INDUCTOR)
     run = torch.compile(lambda x: x.sin() * x, backend="onnxrt", mode="max-autotune")
     x = torch.randn(4)
-    for _ in range(6):
+    for _ in range(SETTLED):
         run(x)
-    assert counted(f"contest_won {INDUCTOR}") == 1
+    assert settled_on(INDUCTOR, "inference")
     with forward_ad.dual_level():
         tangent = forward_ad.unpack_dual(run(forward_ad.make_dual(x, torch.ones(4)))).tangent
     torch.testing.assert_close(tangent, x.cos() * x + x.sin())
@@ -536,7 +659,7 @@ def test_an_outcome_whose_compiler_is_gone(cache: Path, monkeypatch: pytest.Monk
         torch._dynamo.reset()
         counters.clear()
         run = torch.compile(lambda x: x.sin() * x, backend="onnxrt", mode="max-autotune")
-        for _ in range(6):
+        for _ in range(3 * SETTLED):
             torch.testing.assert_close(run(x), x.sin() * x)
 
     def broken(*args: object) -> object:
@@ -545,92 +668,43 @@ def test_an_outcome_whose_compiler_is_gone(cache: Path, monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         plan(patch, INDUCTOR)
         called_often()
-        assert counted(f"contest_won {INDUCTOR}") == 1
+        assert settled_on(INDUCTOR, "inference")
         called_often()
-        assert counted(f"contest_won {INDUCTOR}") == 0
+        assert not settled_on(INDUCTOR, "inference")
     monkeypatch.setattr(inductor, "compile_with_inductor", broken)
     called_often()
-    assert counted(f"contest_out {INDUCTOR}") == 1
-    assert counted(f"contest_won {PYTORCH}") + counted(f"contest_won {ONNX}") == 1
+    assert counted(f"autotune_rejected {INDUCTOR}") == 1
+    assert settled_on(PYTORCH, "inference") or settled_on(ONNX, "inference")
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        [],
-        None,
-        3,
-        {},
-        {"winner": "PyTorch", "milliseconds": None, "out": {}},
-        {"winner": [], "milliseconds": {}, "out": 1},
-    ],
-)
-def test_a_record_that_is_no_outcome(cache: Path, header: Any) -> None:
+@pytest.mark.parametrize("answer", [[], None, 3, {}, {"winner": [], "milliseconds": None, "rejected": {}}])
+def test_a_record_that_is_no_outcome(cache: Path, answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = CachedGraphs(parse_options({"cache_dir": str(cache)}))
-    key = kept._key_of_outcome("frame", "forward", [PYTORCH, ONNX])
-    assert key is not None
-    kept._store.put(key, Record(header))
-    assert kept.outcome("frame", "forward", [PYTORCH, ONNX]) is None
-    assert kept._store.get(key) is None
+    keep_fact = kept.keep_fact
+    monkeypatch.setattr(kept, "keep_fact", lambda question, _: keep_fact(question, answer))
+    outcomes = Outcomes(kept, "frame", ["inference"], [PYTORCH, ONNX])
+    outcomes.keep(Outcome((PYTORCH,), {}, {}))
+    assert len(list(cache.rglob("*.cached"))) == 1
+    assert outcomes.known() is None
+    assert not list(cache.rglob("*.cached"))
 
 
 def test_no_clock_decides_where_results_must_be_the_same_each_time() -> None:
     torch.use_deterministic_algorithms(True)
     try:
         run = torch.compile(lambda x: (x.sin() * x).sum(), backend="onnxrt")
-        for _ in range(7):
+        for _ in range(SETTLED):
             run(torch.ones(4, requires_grad=True)).backward()
     finally:
         torch.use_deterministic_algorithms(False)
-    assert not [name for name in counters["dynamo_backends"] if "contest" in name]
+    assert not [name for name in counters["dynamo_backends"] if "autotune" in name]
 
 
 def test_the_references_own_error_is_the_callers() -> None:
-    run = Contest(GraphName(0), {"reference": lambda: boxed(failing), "other": lambda: boxed(doubles)})
+    run, _ = tuned({"other": lambda: boxed(doubles)}, reference=lambda: boxed(failing))
     for _ in range(3):
         with pytest.raises(RuntimeError, match="no memory"):
             run([torch.ones(2)])
-
-
-@pytest.mark.parametrize(
-    ("milliseconds", "decided_in", "winner"),
-    [(0.98, 5, "reference"), (0.95, 5, "other"), (0.5, 3, "other"), (1.3, 3, "reference"), (1.6, 2, "reference")],
-)
-def test_who_wins_and_when(milliseconds: float, decided_in: int, winner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    clocked = Contest._clocked
-
-    def told(self: Contest, name: str, *args: Any) -> tuple[object, float]:
-        return clocked(self, name, *args)[0], 1.0 if name == "reference" else milliseconds
-
-    monkeypatch.setattr(Contest, "_clocked", told)
-    assert called({"other": doubles}, calls=decided_in - 1) == []
-    [outcome] = called({"other": doubles}, calls=decided_in)
-    assert outcome == Outcome(winner, {"reference": 1.0, "other": milliseconds}, {})
-
-
-@pytest.mark.parametrize(("rounded", "is_out"), [(0.5, False), (30.0, True)])
-def test_float64_judges_what_differs_by_more_than_rounding_usually_grows_to(rounded: float, is_out: bool) -> None:
-    """The reference is wrong by 1 %; the other by half of that, or by thirty times as much."""
-
-    def exact(args: Sequence[Any], state: torch.Tensor | None) -> list[torch.Tensor]:
-        assert state is None
-        return [args[0].double() * 2 / 1.01]
-
-    [outcome] = called({"other": lambda x: [x * 2 / 1.01 * (1 - 0.01 * rounded)]}, exact=exact)
-    assert bool(outcome.out) == is_out
-
-
-def test_other_strides_are_out_but_for_sizes_of_one() -> None:
-    for shape, strides, is_out in (((3, 4), (1, 3), True), ((1, 4), (1, 1), False)):
-        outcomes: list[Outcome] = []
-        ways = {
-            "reference": lambda: boxed(lambda x: [x * 2]),
-            "other": lambda strides=strides: boxed(lambda x: [torch.empty_strided(x.shape, strides).copy_(x * 2)]),
-        }
-        run = Contest(GraphName(0), ways, ended=outcomes.append)
-        for _ in range(6):
-            run([torch.ones(shape)])
-        assert bool(outcomes[0].out) == is_out
 
 
 def test_other_threads_do_not_wait_for_a_compiler() -> None:
@@ -641,9 +715,14 @@ def test_other_threads_do_not_wait_for_a_compiler() -> None:
         assert may_go_on.wait(30)
         return boxed(doubles)
 
-    run = Contest(GraphName(0), {"reference": lambda: boxed(doubles), "other": build})
+    run, _ = tuned({"other": build})
     run([torch.ones(2)])
-    thread = threading.Thread(target=run, args=([torch.ones(2)],))
+
+    def go_on() -> None:
+        while not is_compiling.is_set():
+            run([torch.ones(2)])
+
+    thread = threading.Thread(target=go_on)
     thread.start()
     assert is_compiling.wait(30)
     assert run([torch.ones(2)])[0].tolist() == [2.0, 2.0]  # type: ignore[index]
@@ -652,112 +731,72 @@ def test_other_threads_do_not_wait_for_a_compiler() -> None:
     assert not thread.is_alive()
 
 
-def test_other_threads_wait_for_the_reference() -> None:
-    is_compiling, may_go_on = threading.Event(), threading.Event()
-
-    def build() -> Any:
-        is_compiling.set()
-        assert may_go_on.wait(30)
-        return boxed(doubles)
-
-    run = Contest(GraphName(0), {"reference": build})
-    results: list[Any] = []
-    threads = [threading.Thread(target=lambda: results.append(run([torch.ones(2)]))) for _ in range(2)]
-    threads[0].start()
-    assert is_compiling.wait(30)
-    threads[1].start()
-    threads[1].join(0.2)  # it has nothing to run yet
-    may_go_on.set()
-    for thread in threads:
-        thread.join(30)
-    assert [result[0].tolist() for result in results] == [[2.0, 2.0]] * 2
-
-
 def test_inductor_is_not_tried_when_it_took_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placing._budget, "left", 0.0)
-    place = placing.Placing("", None)
-    outcomes: list[Outcome] = []
-    for direction in ("forward", "backward"):
-        module = traced(lambda x: [x * 2], torch.ones(2))
-        ways = {PYTORCH: lambda module: boxed(doubles), INDUCTOR: lambda module: boxed(doubles)}
-        run = place.place(GraphName(0, direction), module, ways)
-        assert isinstance(run, Contest)
-        run._ended = outcomes.append
-        for _ in range(6):
-            run([torch.ones(2)])
-    assert [list(outcome.out) for outcome in outcomes] == [[], [INDUCTOR]]
-
-
-def test_a_reference_that_cannot_be_built_at_first_is_built_again() -> None:
-    failures = [True]
-
-    def build() -> Any:
-        if failures:
-            failures.clear()
-            raise MemoryError("full")
-        return boxed(doubles)
-
-    run = Contest(GraphName(0), {"reference": build})
-    with pytest.raises(MemoryError, match="full"):
-        run([torch.ones(2)])
-    assert run([torch.ones(2)])[0].tolist() == [2.0, 2.0]  # type: ignore[index]
+    monkeypatch.setattr(engines._budget, "left", -1.0)
+    run = torch.compile(lambda x: x.sin() * x, backend="onnxrt", mode="max-autotune")
+    for _ in range(3 * SETTLED):
+        run(torch.ones(4))
+    assert counted(f"autotune_rejected {INDUCTOR}") == 1
 
 
 def test_only_the_winner_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph, and what the others hold, are let go when a contest is over."""
+    """The graph, and what the other engines hold, are freed when a search is over."""
     plan(monkeypatch, ONNX)
-    module = traced(lambda x: [x.sin() * 2], torch.ones(3))
 
     class Made:
         def __call__(self, args: list[object]) -> object:
-            return [args[0].sin() * 2]  # type: ignore[attr-defined]
+            return [args[0] * 2]  # type: ignore[operator]
 
     made: dict[str, Any] = {}
 
-    def way(name: str) -> Callable[[fx.GraphModule], Any]:
-        def make(module: fx.GraphModule) -> Any:
+    def builder(name: str) -> Callable[[], Any]:
+        def make() -> Any:
             runner = Made()
             made[name] = weakref.ref(runner)
             return runner
 
         return make
 
-    run = placing.Placing("", None).place(
-        GraphName(0, "forward"), module, {name: way(name) for name in (PYTORCH, ONNX)}
-    )
-    graph = weakref.ref(module)
-    del module
-    for _ in range(6):
+    run, _ = tuned({ONNX: builder(ONNX)}, reference=builder(PYTORCH))
+    for _ in range(SETTLED):
         run([torch.ones(3)])
     gc.collect()
-    assert counted(f"contest_won {ONNX}") == 1
-    assert graph() is None
     assert made[PYTORCH]() is None
     assert made[ONNX]() is not None
 
 
-def test_what_assumes_sizes_is_out_and_so_is_what_is_made_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan(monkeypatch, ONNX)
-    module = make_fx(lambda x: [x * 2], tracing_mode="symbolic")(torch.ones(5))
+def test_a_challenger_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autotuner, "_TRY_AGAIN_AFTER", 5)
+    faster = [ONNX]
+    ran = Search.ran
 
-    def assuming(module: fx.GraphModule) -> Any:
-        [x] = module.graph.find_nodes(op="placeholder")
-        assert x.meta["val"].shape[0] == 5  # guards
-        return boxed(doubles)
+    def biased(self: Search, graph: int, milliseconds: float, elements: int = 1) -> None:
+        ran(self, graph, 20.0 if self.configuration[graph] == faster[0] else 23.0, elements)
 
-    ways = {PYTORCH: lambda module: boxed(doubles), ONNX: assuming, INDUCTOR: lambda module: boxed(doubles)}
-    outcomes: list[Outcome] = []
-    monkeypatch.setattr(placing.Placing, "known", lambda *_: None)
-    place = placing.Placing("", None)
-    run = place.place(GraphName(0, "forward"), module, ways)
-    backward = place.place(GraphName(0, "backward"), module, ways)
-    assert isinstance(run, Contest)
-    run._ended = outcomes.append
-    for size in (5, 5, 6, 7):
-        assert run([torch.ones(size)])[0].tolist() == [2.0] * size  # type: ignore[index]
-    why = "it cannot be compiled: it would hold for some sizes only"
-    assert outcomes[0].out == {ONNX: why, INDUCTOR: why}
-    assert backward([torch.ones(4)])[0].tolist() == [2.0] * 4  # type: ignore[index]
+    monkeypatch.setattr(Search, "ran", biased)
+    run, tuner = tuned({ONNX: lambda: boxed(doubles)})
+    while tuner.outcome is None:
+        run([torch.ones(3)])
+    assert tuner.outcome.winner == (ONNX,)
+    faster[0] = PYTORCH
+    for _ in range(2 * SETTLED):
+        run([torch.ones(3)])
+    assert tuner.outcome is not None and tuner.outcome.winner == (PYTORCH,)
+
+
+def test_an_engine_that_holds_for_some_sizes_only_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    def assuming(module: fx.GraphModule, direction: str) -> Any:
+        sizes = [
+            node.meta["val"].shape[0] for node in module.graph.find_nodes(op="placeholder") if node.meta["val"].dim()
+        ]
+        assert all(size == 5 for size in sizes)  # guards
+        return boxed(lambda *args: [args[-1] * 2])
+
+    monkeypatch.setattr(inductor, "compile_with_inductor", assuming)
+    run = torch.compile(lambda x: x * 2, backend="onnxrt", mode="max-autotune", dynamic=True)
+    for size in (5, *range(5, 3 * SETTLED)):
+        assert run(torch.ones(size)).tolist() == [2.0] * size
+    assert counted(f"autotune_rejected {INDUCTOR}") == 1
 
 
 def test_what_tells_frames_apart() -> None:
@@ -769,12 +808,12 @@ def test_what_tells_frames_apart() -> None:
         return fx.GraphModule({"inner": inner}, graph)
 
     module, image = captured(2.0), torch.ones(2, 3, 4, 4)
-    described = placing.describe_frame(module, [image])
-    assert described == placing.describe_frame(captured(2.0), [torch.zeros(2, 3, 4, 4)])
+    described = graph_facts.describe_frame(module, [image])
+    assert described == graph_facts.describe_frame(captured(2.0), [torch.zeros(2, 3, 4, 4)])
     others = [
-        placing.describe_frame(captured(3.0), [image]),
+        graph_facts.describe_frame(captured(3.0), [image]),
         *(
-            placing.describe_frame(module, [other])
+            graph_facts.describe_frame(module, [other])
             for other in (
                 image.double(),
                 image[:1],
@@ -786,9 +825,9 @@ def test_what_tells_frames_apart() -> None:
         ),
     ]
     with torch.autocast("cpu", torch.bfloat16):
-        others.append(placing.describe_frame(module, [image]))
+        others.append(graph_facts.describe_frame(module, [image]))
     with torch.autocast("cpu", torch.float16):
-        others.append(placing.describe_frame(module, [image]))
+        others.append(graph_facts.describe_frame(module, [image]))
     assert len({described, *others}) == 1 + len(others)
 
 
@@ -806,7 +845,7 @@ def test_an_operator_that_draws_and_does_not_say_so(winner: str) -> None:
     run = torch.compile(lambda x, w: noisy(x.detach()) * w, backend="onnxrt")
     x, w = torch.ones(4), torch.ones(4, requires_grad=True)
     torch.manual_seed(0)
-    actual = [run(x, w) for _ in range(7)]
+    actual = [run(x, w) for _ in range(SETTLED)]
     torch.manual_seed(0)
     for ours in actual:
         torch.testing.assert_close(ours, noisy(x) * w)
@@ -828,7 +867,7 @@ def test_the_first_step_imports_nothing_of_onnx(cache: Path) -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
-# What a graph must be for a contest
+# What a graph must be to be tuned
 
 
 def traced(function: Callable[..., object], *args: torch.Tensor) -> fx.GraphModule:
@@ -837,19 +876,19 @@ def traced(function: Callable[..., object], *args: torch.Tensor) -> fx.GraphModu
 
 def test_what_may_run_twice() -> None:
     x = torch.ones(3)
-    assert placing.may_run_twice(traced(lambda x: x + torch.rand(3), x))
-    assert placing._draws(traced(lambda x: x + torch.rand(3), x))
-    assert not placing._draws(traced(lambda x: x + 1, x))
-    assert not placing.may_run_twice(traced(lambda x: (x + 1, torch.rand(3, device="meta")), x))
+    assert graph_facts.may_run_twice(traced(lambda x: x + torch.rand(3), x))
+    assert graph_facts.draws(traced(lambda x: x + torch.rand(3), x))
+    assert not graph_facts.draws(traced(lambda x: x + 1, x))
+    assert not graph_facts.may_run_twice(traced(lambda x: (x + 1, torch.rand(3, device="meta")), x))
     asserting = traced(lambda x: (torch.ops.aten._assert_async.msg(x.sum() > 0, "no"), x + 1)[1], x)
-    assert not placing.may_run_twice(asserting)
+    assert not graph_facts.may_run_twice(asserting)
 
 
 def test_what_is_written() -> None:
     x = torch.ones(3)
-    assert placing.written_arguments(traced(lambda x, y: y.copy_(x + 1), x, x.clone())) == [1]
-    assert placing.written_arguments(traced(lambda x: x + 1, x)) == []
-    assert placing.written_arguments(traced(lambda x: (x + 1).add_(2), x)) is None
+    assert graph_facts.written_arguments(traced(lambda x, y: y.copy_(x + 1), x, x.clone())) == [1]
+    assert graph_facts.written_arguments(traced(lambda x: x + 1, x)) == []
+    assert graph_facts.written_arguments(traced(lambda x: (x + 1).add_(2), x)) is None
 
 
 # Decomposing a graph

@@ -1,0 +1,333 @@
+"""Runs the graphs of a frame with one engine after the other on real steps, and from then on with the fastest.
+
+A call runs one engine, on the caller's arguments, and is timed where the graph is called. Only in the first call of an
+engine PyTorch runs too: its results are the caller's, and the engine's must be the same. Who watches operators sees one
+run a call.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import fx
+
+from passes.engine.locks import Lock
+
+from ..aot import gradients_of_results
+from ..artifacts import GraphName, Runner
+from ..errors import CandidateError, SessionError, TranslationError, first_line
+from ..events import count, trying
+from ..numerics.results import difference_of_results, sampled
+from ..runtime.heap import give_back
+from ..safety_net import caught, net
+from ..watchers import unseen
+from .graph_facts import draws, least_precise, may_run_twice, symbolic_arguments, written_arguments
+from .outcomes import Outcomes
+from .search import Configuration, Outcome, Search
+
+logger = logging.getLogger(__name__)
+
+_TRY_AGAIN_AFTER = 200
+"""Calls after which a winner and a challenger that was nearly as fast are timed again; then ten times as many."""
+
+
+class Autotuner:
+    """Finds out which engines run the graphs of one frame fastest, see ``search``.
+
+    Args:
+        engines: their names; the first is the reference, PyTorch.
+        directions: of the graphs, in the order in which a step calls them.
+        margin: the share of the reference's time that a winner takes at most.
+        outcomes: where the outcome is kept; ``None`` to keep none.
+        foreign: engines whose failures are another library's.
+
+    Attributes:
+        lock: of the graphs' calls while engines are tried.
+        outcome: which engine runs each graph, if it is decided.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[str],
+        directions: Sequence[str],
+        *,
+        margin: float,
+        outcomes: Outcomes | None = None,
+        foreign: Sequence[str] = (),
+    ) -> None:
+        self.engines = tuple(engines)
+        self.directions = tuple(directions)
+        self.foreign = frozenset(foreign)
+        self.lock = Lock()
+        self.search = Search(engines, len(directions), margin)
+        self._outcomes = outcomes
+        self._graphs: weakref.WeakSet[TunedGraph] = weakref.WeakSet()
+        self.outcome = self._known()
+
+    def _known(self) -> Outcome | None:
+        found = self._outcomes.known() if self._outcomes is not None else None
+        if found is None or len(found.winner) != len(self.directions) or not set(found.winner) <= set(self.engines):
+            return None
+        return found
+
+    def add(self, graph: TunedGraph) -> None:
+        """Adds one of the frame's graphs."""
+        self._graphs.add(graph)
+
+    def engine(self, position: int) -> str:
+        """The engine of a graph in this call, see ``Search.engine``; decides, tells and keeps the outcome."""
+        engine = self.search.engine(position)
+        if self.search.outcome is not None and self.outcome is None:
+            self.outcome = self.search.outcome
+            for direction, winner in zip(self.directions, self.outcome.winner, strict=True):
+                count(f"autotuned {direction} {winner}")
+            logger.info(
+                "%s run by %s: %s", " and ".join(self.directions), " and ".join(self.outcome.winner), self.outcome
+            )
+            if self._outcomes is not None:
+                self._outcomes.keep(self.outcome)
+        return engine
+
+    def search_again(self, challenger: Configuration | None = None) -> None:
+        """Tries the winner and a challenger again; without one, all engines from the start."""
+        with self.lock:
+            if self.outcome is not None and challenger is not None:
+                self.search.try_again(self.outcome, challenger)
+            self.outcome = None
+            for graph in self._graphs:
+                graph.unsettle()
+
+
+class TunedGraph:
+    """One graph of a frame, run by the engine that its autotuner says; it takes its arguments boxed.
+
+    Args:
+        name: which graph.
+        module: the graph, before any of its passes; it stays as it is.
+        builders: for each engine, what makes a runner of the graph.
+        tuner: of the frame.
+    """
+
+    def __init__(
+        self, name: GraphName, module: fx.GraphModule, builders: Mapping[str, Callable[[], Runner]], tuner: Autotuner
+    ) -> None:
+        self._name = name
+        self._position = tuner.directions.index(name.direction)
+        self._builders = dict(builders)
+        self._tuner = tuner
+        self._reference = tuner.engines[0]
+        self._written = written_arguments(module) or []
+        self._may_run_twice = may_run_twice(module)
+        self._draws = draws(module)
+        self._symbolic = symbolic_arguments(module)
+        self._gradients = gradients_of_results(module)
+        self._least_precise = least_precise(module)
+        self._runners: dict[str, Runner] = {}
+        self._warnings: dict[str, list[str]] = {engine: [] for engine in builders}
+        self._settled: Runner | None = None
+        self._calls, self._try_again_at = 0, _TRY_AGAIN_AFTER
+        tuner.add(self)
+        if tuner.outcome is not None:
+            self._settle_as_before(tuner.outcome)
+
+    def __call__(self, args: list[object]) -> object:
+        settled = self._settled
+        if settled is not None:
+            self._calls += 1
+            if self._calls != self._try_again_at:
+                return settled(args)
+            with net(f"autotuning of {self._name}", "The graph runs as before"):
+                self._try_again()
+        reference = self._runners.get(self._reference)
+        if not self._tuner.lock.acquire(blocking=reference is None) and reference is not None:
+            return reference(args)  # another thread's call is timed
+        try:
+            return self._tuned(args) if self._settled is None else self._settled(args)
+        finally:
+            self._tuner.lock.release()
+
+    def unsettle(self) -> None:
+        """Asks the autotuner again from the next call on."""
+        self._settled = None
+
+    def _settle_as_before(self, outcome: Outcome) -> None:
+        """Builds the winner of an earlier process."""
+        engine = outcome.winner[self._position]
+        logger.info("%s runs by %s, as was found before: %s", self._name, engine, outcome)
+        try:
+            self._runners[engine] = self._builders[engine]()
+        except Exception as error:  # whatever a compiler raises, one that is no longer there for instance
+            if engine == self._reference:
+                raise
+            if engine in self._tuner.foreign:
+                why = first_line(str(error))
+                logger.warning("%s is tuned again, %s cannot compile it any more: %s", self._name, engine, why)
+            else:
+                caught(f"the compile of {self._name}", error, "The engines are tried again")
+            self._tuner.search_again()
+        else:
+            self._settle(outcome)
+
+    def _try_again(self) -> None:
+        """Lets a challenger be tried again, from the first graph of a step on."""
+        outcome = self._tuner.outcome
+        self._try_again_at *= 10
+        if not self._position and outcome is not None and outcome.challenger is not None:
+            self._tuner.search_again(outcome.challenger)
+
+    def _tuned(self, args: list[object]) -> object:
+        """A call while engines are tried. What PyTorch raises is the caller's; what we raise ends the search."""
+        try:
+            engine = self._tuner.engine(self._position)
+            is_new = engine not in self._runners
+            if is_new:
+                engine = self._built(engine)
+            if self._tuner.outcome is not None:
+                return self._settle(self._tuner.outcome)(args)
+        except Exception as error:
+            return self._give_up(error)(args)
+        if is_new and engine != self._reference:
+            return self._compared(engine, args)
+        return self._timed(engine, args)
+
+    def _built(self, engine: str) -> str:
+        """Builds an engine's runner; the engine that runs instead, where it cannot be built."""
+        started = time.perf_counter()
+        with unseen(while_compiling=True):
+            if self._reference not in self._runners:
+                self._runners[self._reference] = self._builders[self._reference]()
+            if engine == self._reference:
+                return engine
+            logger.info("%s: %s compiles it", self._name, engine)
+            try:
+                with trying(self._warnings[engine]):
+                    self._runners[engine] = self._builders[engine]()
+            except Exception as error:  # whatever a compiler raises: the model runs without it
+                self._reject(engine, f"cannot compile the {self._name.direction}", error)
+                return self._reference
+        logger.info("%s: %s compiled it in %.1f s", self._name, engine, time.perf_counter() - started)
+        return engine
+
+    def _reject(self, engine: str, what: str, error: Exception | None = None) -> None:
+        said = ""
+        if error is not None:
+            kind = "" if isinstance(error, CandidateError) else f"{type(error).__name__}: "
+            said = f": {kind}{first_line(str(error))}"
+            if engine not in self._tuner.foreign and not isinstance(
+                error, (SessionError, TranslationError, CandidateError)
+            ):
+                caught(f"{self._name} by {engine}", error, "PyTorch runs the graph")
+        self._runners.pop(engine, None)
+        self._tuner.search.reject(self._position, engine, f"{what}{said}")
+        count(f"autotune_rejected {engine}")
+
+    def _timed(self, engine: str, args: list[object]) -> object:
+        runner = self._runners[engine]
+        elements, device = 1, None
+        with net(f"the timing of {self._name}", "The graph runs"):
+            elements = sum(args[i].numel() for i in self._symbolic)  # type: ignore[attr-defined]
+            tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+            device = next((arg.device for arg in tensors if arg.device.type not in ("cpu", "meta")), None)
+            _wait(device)
+        started = time.perf_counter()
+        result = runner(args)
+        with net(f"the timing of {self._name}", "The graph runs"):
+            _wait(device)
+            self._tuner.search.ran(self._position, (time.perf_counter() - started) * 1e3, max(elements, 1))
+        return result
+
+    def _compared(self, engine: str, args: list[object]) -> object:
+        """The first call of an engine: PyTorch's results, with which those of the engine are compared.
+
+        PyTorch runs after the engine, of whose large results a sample is kept: so both need little more memory than
+        PyTorch alone.
+        """
+        if not self._may_run_twice:
+            count("autotune_not_compared")
+            return self._runners[engine](args)
+        first: list[object] | Exception
+        try:
+            first = self._first_results(engine, args)
+        except Exception as error:  # whatever it raises: PyTorch runs the graph, and may raise its own
+            first = error.with_traceback(None)  # which would hold the results
+        given = list(args) if self._gradients else []
+        written = [args[i] for i in self._written]
+        result = self._runners[self._reference](args)
+        with net(f"the comparison of {self._name}", "The engine is timed"):
+            if isinstance(first, Exception):
+                self._reject(engine, f"failed in the {self._name.direction}", first)
+            else:
+                self._compare(engine, first, sampled([*_leaves(result), *written]), given)
+        return result
+
+    def _first_results(self, engine: str, args: Sequence[object]) -> list[object]:
+        """What an engine returns, and then what it writes; arguments and random state stay."""
+        state = torch.get_rng_state() if self._draws else None
+        try:
+            copied = [arg.clone() if i in self._written else arg for i, arg in enumerate(args)]  # type: ignore[attr-defined]
+            written = [copied[i] for i in self._written]
+            with unseen(), trying(self._warnings[engine]):
+                return sampled([*_leaves(self._runners[engine](copied)), *written])
+        finally:
+            if state is not None:
+                torch.set_rng_state(state)
+            give_back()
+
+    def _compare(
+        self, engine: str, actual: Sequence[object], expected: Sequence[object], given: Sequence[object]
+    ) -> None:
+        """Rejects an engine whose results differ from PyTorch's by more than rounding."""
+        with unseen():
+            wrong = difference_of_results(expected, actual, float32_as=self._least_precise)
+            if wrong and self._gradients:  # where terms cancel, the results may be nothing but their rounding
+                moved = sampled(_leaves(self._runners[self._reference](self._moved(given))))
+                wrong = difference_of_results(expected, actual, moved, float32_as=self._least_precise)
+        if wrong:
+            self._reject(engine, f"computes something else in the {self._name.direction}: {wrong}")
+
+    def _moved(self, args: Sequence[object]) -> list[object]:
+        """Arguments with other gradients of the results: each number is less by a rounding, or as it was, at random."""
+        moved, rounding = list(args), torch.finfo(self._least_precise).eps
+        for i in self._gradients:
+            value = moved[i]
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                generator = torch.Generator(value.device).manual_seed(0)
+                is_moved = torch.randint(2, value.shape, generator=generator, device=value.device, dtype=torch.bool)
+                moved[i] = torch.where(is_moved, value * (1 - rounding), value)
+        return moved
+
+    def _settle(self, outcome: Outcome) -> Runner:
+        """The engine that won runs from now on; what the others had is free, unless one is to be tried again."""
+        engine = outcome.winner[self._position]
+        for text in self._warnings[engine]:
+            logger.warning("%s", text)
+        self._settled = self._runners[engine]
+        kept = {engine, *({outcome.challenger[self._position], self._reference} if outcome.challenger else {})}
+        if not outcome.challenger:
+            self._builders = {}
+        self._runners = {name: runner for name, runner in self._runners.items() if name in kept}
+        with net("giving memory back", "The graph runs"):
+            gc.collect(0)
+            give_back()
+        return self._settled
+
+    def _give_up(self, error: Exception) -> Runner:
+        """The reference runs from now on, after an exception that is no engine's own."""
+        settled = self._runners.get(self._reference) or self._builders[self._reference]()
+        caught(f"autotuning of {self._name}", error, "PyTorch runs the graph")
+        self._settled, self._runners, self._builders = settled, {self._reference: settled}, {}
+        return settled
+
+
+def _wait(device: torch.device | None) -> None:
+    if device is not None and device.type != "meta":
+        torch.accelerator.synchronize(device)
+
+
+def _leaves(results: object) -> list[object]:
+    return list(results) if isinstance(results, (list, tuple)) else [results]

@@ -1,0 +1,225 @@
+"""Which configuration of engines is the fastest: what to run next, decided by the times of real steps.
+
+A *configuration* names the engine of each graph of a frame: that of the forward and that of the backward, or that of
+the inference graph. One configuration runs at a time, for a *round* of whole steps::
+
+    1                           the reference, PyTorch, for all graphs
+    2, 3                        each other engine, for all graphs
+    then once more              the fastest, and what takes at most half as long again
+    then, if it may be faster   the fastest engine for each graph
+
+Then the fastest stays, if it beats the reference by a margin. The first call of a round is not timed: caches and
+threads are as the last round left them.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+Configuration = tuple[str, ...]
+"""The engine of the forward and that of the backward, or that of the inference graph."""
+
+_FIRST_CALLS, _CALLS = 2, 3
+"""Timed calls of each graph in the first round of a configuration, and in each later one, at least."""
+
+_SHORT, _MOST_CALLS = 20.0, 20
+"""A round of fewer milliseconds has more calls, up to so many: a pause by the system counts most where calls are short.
+"""
+
+_WITHOUT_BACKWARD = 4
+"""After how many times the calls of a round a forward is taken to have no backward."""
+
+_HOPELESS, _NEAR = 1.5, 1.25
+"""How many times as long as the fastest a configuration may take to be timed once more, and to be tried again later."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a search ended.
+
+    Attributes:
+        winner: the engine of each graph.
+        milliseconds: of each configuration that was timed, what its graphs take in a step; where sizes change, by
+            element of the arguments.
+        rejected: why an engine does not run a graph, by the engine's name.
+    """
+
+    winner: Configuration
+    milliseconds: Mapping[Configuration, float]
+    rejected: Mapping[str, str]
+
+    def __str__(self) -> str:
+        times = sorted(self.milliseconds.items(), key=lambda item: item[1])
+        texts = [f"{' + '.join(dict.fromkeys(engines))} {time:.3g} ms" for engines, time in times]
+        return "; ".join([*texts, *(f"{engine} is rejected: {why}" for engine, why in self.rejected.items())])
+
+    @property
+    def challenger(self) -> Configuration | None:
+        """The next fastest, if it is near enough to be tried again."""
+        near = {
+            engines: time
+            for engines, time in self.milliseconds.items()
+            if engines != self.winner and time <= _NEAR * self.milliseconds.get(self.winner, 0.0)
+        }
+        return min(near, key=near.__getitem__, default=None)
+
+
+@dataclasses.dataclass
+class _Round:
+    """Some calls of a configuration: how many are to be timed, and how many of each graph there were."""
+
+    engines: Configuration
+    calls: int
+    milliseconds: float = 0.0
+    seen: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+
+    def is_over(self, graphs: int, last: int) -> bool:
+        """Whether each graph was timed often enough, asked before the first of them is called.
+
+        Args:
+            graphs: how many there are.
+            last: the position of the graph that was called last.
+        """
+        needed = 1 + (self.calls if self.milliseconds >= _SHORT else max(self.calls, _MOST_CALLS))
+        if graphs == 1 or not self.seen[1]:
+            return self.seen[0] >= needed * (1 if graphs == 1 else _WITHOUT_BACKWARD)
+        return last == 1 and min(self.seen[0], self.seen[1]) >= needed
+
+
+class Search:
+    """Says which configuration runs, and takes the times of its calls. Graphs are known by their positions.
+
+    Args:
+        engines: what there is; the first is the reference.
+        graphs: 2 for a forward and a backward, 1 for an inference graph.
+        margin: the share of the reference's time that a winner takes at most.
+    """
+
+    def __init__(self, engines: Sequence[str], graphs: int, margin: float) -> None:
+        self._reference, *others = engines
+        self._graphs = graphs
+        self._margin = margin
+        self._times: dict[Configuration, list[list[float]]] = {}
+        self._rejected: dict[tuple[int, str], str] = {}
+        self._waiting = collections.deque(
+            _Round((engine,) * graphs, _FIRST_CALLS) for engine in (self._reference, *others)
+        )
+        self._next_phase = 0
+        self._incumbent = (self._reference,) * graphs
+        self._known: Mapping[Configuration, float] = {}
+        self._round = self._waiting.popleft()
+        self._last = 0
+        self.outcome: Outcome | None = None
+
+    def try_again(self, outcome: Outcome, challenger: Configuration) -> None:
+        """Times a winner and its challenger anew, in turn."""
+        self._times, self._known, self._incumbent = {}, outcome.milliseconds, outcome.winner
+        self._waiting = collections.deque(_Round(engines, _CALLS) for engines in (outcome.winner, challenger) * 2)
+        self._next_phase = 2
+        self._round = self._waiting.popleft()
+        self.outcome = None
+
+    @property
+    def configuration(self) -> Configuration:
+        """The engines that run now."""
+        return self._round.engines if self.outcome is None else self.outcome.winner
+
+    def engine(self, graph: int) -> str:
+        """The engine that runs a graph in this call. The first graph's call may begin a new round, or end the search.
+
+        Args:
+            graph: the position of the graph.
+        """
+        if graph == 0:
+            while self.outcome is None and self._round.is_over(self._graphs, self._last):
+                self._begin_next()
+        self._last = graph
+        return self.configuration[graph]
+
+    def ran(self, graph: int, milliseconds: float, elements: int = 1) -> None:
+        """Takes the time of a call.
+
+        Args:
+            graph: the position of the graph.
+            milliseconds: what the call took.
+            elements: of the arguments whose sizes change from call to call: times are compared by element.
+        """
+        if self.outcome is not None:
+            return
+        self._round.seen[graph] += 1
+        if self._round.seen[graph] > 1:
+            self._round.milliseconds += milliseconds
+            times = self._times.setdefault(self._round.engines, [[] for _ in range(self._graphs)])
+            times[graph].append(milliseconds / elements)
+
+    def reject(self, graph: int, engine: str, why: str) -> None:
+        """An engine does not run a graph any more; where a configuration has it, the reference takes its place."""
+        self._rejected[graph, engine] = why
+        self._times = {engines: times for engines, times in self._times.items() if engines[graph] != engine}
+        rounds: dict[Configuration, _Round] = {}
+        for item in (self._round, *self._waiting):
+            item.engines = self._allowed(item.engines)
+            if item is self._round or item.engines not in self._times:
+                rounds.setdefault(item.engines, item)
+        self._waiting = collections.deque(item for item in rounds.values() if item is not self._round)
+        if self._round.engines in self._times:  # it was timed already: nothing is left to try here
+            self._round.calls, self._round.milliseconds = 0, _SHORT
+
+    def _allowed(self, engines: Configuration) -> Configuration:
+        return tuple(
+            self._reference if (graph, engine) in self._rejected else engine for graph, engine in enumerate(engines)
+        )
+
+    def _begin_next(self) -> None:
+        while not self._waiting and self._next_phase < 3:
+            self._next_phase += 1
+            self._waiting.extend(_Round(engines, _CALLS) for engines in self._of_phase(self._next_phase))
+        if self._waiting:
+            self._round = self._waiting.popleft()
+        else:
+            self.outcome = self._ended()
+
+    def _of_phase(self, phase: int) -> list[Configuration]:
+        """The configurations to be timed once more, or, in the second phase, a mixed one."""
+        costs = self._costs()
+        ranked = sorted(costs, key=costs.__getitem__)
+        if phase == 1:
+            near = [engines for engines in ranked if costs[engines] <= _HOPELESS * costs[ranked[0]]]
+            return [] if near == [self._incumbent] else [*dict.fromkeys([*near, self._incumbent])]
+        if phase == 2 and self._graphs == 2:
+            mixed, cost = self._mixed()
+            if mixed not in costs and cost < self._margin * costs[ranked[0]]:
+                return [mixed]
+        return []
+
+    def _mixed(self) -> tuple[Configuration, float]:
+        """The fastest engine for each graph, and what they would take."""
+        found = []
+        for graph in range(self._graphs):
+            medians = {engines[graph]: _typical(times[graph]) for engines, times in self._times.items() if times[graph]}
+            if not medians:
+                return self._incumbent, 0.0
+            found.append(min(medians.items(), key=lambda item: item[1]))
+        return tuple(engine for engine, _ in found), sum(time for _, time in found)
+
+    def _costs(self) -> dict[Configuration, float]:
+        return {
+            engines: sum(_typical(of_graph) for of_graph in times if of_graph) for engines, times in self._times.items()
+        }
+
+    def _ended(self) -> Outcome:
+        costs = self._costs()
+        winner = min(costs, key=costs.__getitem__, default=self._incumbent)
+        if costs.get(winner, 0.0) > self._margin * costs.get(self._incumbent, math.inf):
+            winner = self._incumbent
+        rejected = {engine: why for (_, engine), why in self._rejected.items()}
+        return Outcome(winner, {**self._known, **costs}, rejected)
+
+
+def _typical(times: Sequence[float]) -> float:
+    """The mean of the faster half: the rest may have waited for other programs."""
+    return statistics.fmean(sorted(times)[: (len(times) + 1) // 2])
