@@ -431,9 +431,9 @@ def test_a_bisection_that_is_killed_goes_on(with_faulty_optimizers: None, tmp_pa
 
 def test_answers_about_another_model_are_not_used(tmp_path: Path) -> None:
     memory = failing.Memory(tmp_path / MEMORY, ["one model"])
-    assert memory.ask("fails", [1], lambda: True)
-    assert failing.Memory(tmp_path / MEMORY, ["one model"]).ask("fails", [1], lambda: False)
-    assert not failing.Memory(tmp_path / MEMORY, ["another"]).ask("fails", [1], lambda: False)
+    assert memory.ask([1], lambda: True)
+    assert failing.Memory(tmp_path / MEMORY, ["one model"]).ask([1], lambda: False)
+    assert not failing.Memory(tmp_path / MEMORY, ["another"]).ask([1], lambda: False)
 
 
 @pytest.mark.parametrize("culprits", [{3}, {3, 90}, {0, 50, 99}, set(range(40, 44))])

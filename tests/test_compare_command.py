@@ -472,7 +472,7 @@ def test_operators_that_the_reference_does_not_have(tmp_path: Path) -> None:
         head,
         b=np.zeros(3, np.float32),
     )
-    with pytest.raises(DumpError, match="the reference evaluator has no com.microsoft::BiasGelu; use --runtime ort"):
+    with pytest.raises(DumpError, match="BiasGelu"):
         compared(unknown, unknown, Runtime("reference"), x=X)
     assert compared(unknown, unknown, x=X).ok
 
@@ -641,7 +641,7 @@ def test_compare_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["{text}", "{one}"], "is no ONNX model"),
         (["{one}", "{one}", "--provider", "cudda"], "unknown execution provider 'cudda'.*CPUExecutionProvider"),
         (["{one}", "{one}", "--dim", "batch"], "--dim batch: expected a name and a size"),
-        (["{one}", "{one}", "--inputs", "feeds.npz"], "feeds.npz cannot be read"),
+        (["{one}", "{one}", "--inputs", "feeds.npz"], "feeds.npz does not exist"),
         (["{one}", "{one}", "--runtime", "reference", "--provider", "cpu"], "--provider is for --runtime ort"),
         (["{one}", "{foreign}"], "ONNX Runtime refuses the model"),
     ],

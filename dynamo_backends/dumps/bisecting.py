@@ -29,18 +29,17 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from .bisection import RIGHT, WRONG, Bisection, Search, inputs_of, line_of
+from .bisection import RIGHT, WRONG, Bisection, Search, line_of
 from .blame import Kind
 from .candidates import Feeds, Outcome, Runner
 from .cut_folder import Piece
-from .cutting import Parts
+from .cutting import Parts, inputs_of, outputs_of
 from .endings import bisect_ending, bisect_refused, refused_models
 from .execution import PLAIN, Settings, region_settings
-from .failing import Command
+from .failing import Command, fault_of
+from .faults import Culprit, wrong_kernel, wrong_optimizer, wrong_pass, wrong_translation
 from .models import load_ir, load_model
-from .node_faults import Culprit, wrong_kernel, wrong_translation
-from .reading import MANIFEST, DumpedGraph, DumpedRegion, DumpError, Run
-from .rewrite_faults import differ, wrong_optimizer, wrong_pass
+from .reading import DATA_SET, MANIFEST, DumpedGraph, DumpedRegion, DumpError, Run
 from .trust import check_providers
 
 
@@ -61,7 +60,7 @@ def bisect(
         output: where the cut goes; by default ``bisect`` in the graph's folder.
         check: a command of the user's that decides what fails, instead of the comparison.
         refused: whether a model that ONNX Runtime refused is looked at, also where there is another fault.
-        progress: is told what is done, now and then.
+        progress: is called with what is done, now and then.
 
     Raises:
         DumpError: there is no such graph, the dump lacks what is needed, or the command cannot be used.
@@ -166,10 +165,10 @@ def _in_region(search: Search, region: DumpedRegion) -> Bisection:
         return bisect_ending(search, parts, feeds, PLAIN, plain, region.model)
     known = {**feeds, **plain.outputs}
     culprit = Culprit.read(region)
-    for look in (wrong_translation, wrong_kernel):
-        piece = look(search, culprit, parts, known, settings)
-        if piece is not None:
-            return search.finish(piece, len(parts.nodes))
+    found = wrong_translation(search, culprit, parts, known, settings)
+    found = found or wrong_kernel(search, culprit, parts, known, settings)
+    if found is not None:
+        return found
     plain = search.values(after, feeds)
     if plain.kind != "ran":
         return bisect_ending(search, after, feeds, PLAIN, plain, region.optimized_model)
@@ -186,7 +185,8 @@ def _vanished(search: Search, region: DumpedRegion, ran: Outcome) -> Bisection:
     found = search.found
     found.place = "unknown"
     recorded = region.recorded("output")
-    differing = [name for name, value in recorded.items() if name in ran.outputs and differ(ran.outputs[name], value)]
+    outputs = ran.outputs
+    differing = [name for name in recorded if name in outputs and fault_of(outputs[name], recorded[name]) is not None]
     search.tried("all as it ran, in a fresh process", RIGHT)
     if differing:
         found.cause = "the run returned something else than the same model on the same inputs in a fresh process"
@@ -206,7 +206,7 @@ def _by_command(search: Search, region: DumpedRegion, command: str) -> Bisection
     found, path = search.found, region.optimized_model
     parts = Parts(load_ir(path))
     known: Feeds | None = None
-    if (region.folder / "test_data_set_0").is_dir():
+    if (region.folder / DATA_SET).is_dir():
         feeds = region.recorded("input")
         values = search.values(parts, feeds)
         known = {**feeds, **values.outputs} if values.kind == "ran" else None
@@ -223,10 +223,9 @@ def _by_command(search: Search, region: DumpedRegion, command: str) -> Bisection
     model = parts.cut(kept, known)
     assert model is not None
     found.place, found.cause = "check", command
-    inputs = {} if known is None else inputs_of(model, known)
-    right = {} if known is None else {str(v.name): known[str(v.name)] for v in model.graph.outputs}
     found.value, found.source = str(model.graph.outputs[0].name), line_of([parts.nodes[i] for i in kept])
     text = f"The check fails on it: {command}"
+    inputs, right = inputs_of(model, known), outputs_of(model, known)
     piece = Piece(model, region_settings(region), inputs, right, {}, "check", text)
     return search.finish(piece, len(parts.nodes), confirm=lambda: check(kept))
 

@@ -1,11 +1,11 @@
-"""What a bisection found, and what all its searches share: the candidates' process, the answers on disk, the folder."""
+"""What a bisection found, and what all its searches share: the runner, the answers on disk, the folder."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -15,8 +15,7 @@ from .blame import Cause, Kind
 from .candidates import Feeds, Outcome, Runner, write_model
 from .cut_folder import Piece, run_repro, write_piece
 from .cutting import Parts
-from .differences import NOTHING, distance
-from .execution import PLAIN, Settings
+from .execution import PLAIN
 from .failing import Memory, is_same_end
 from .reading import DumpedGraph, Run
 from .reducing import smallest
@@ -29,13 +28,10 @@ RIGHT, WRONG = "right", "wrong"
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """What came of switching something off.
+    """The outcome of switching something off (``what``), with the value that is wrong and its largest error.
 
-    Attributes:
-        what: what ran, or was looked at.
-        outcome: ``right``, ``wrong``, ``refused``, ``failed``, ``crashed``, or why it could not be told.
-        value: the value that is wrong.
-        error: its largest error; infinite where it is NaN or of another shape.
+    The outcome is ``right``, ``wrong``, ``refused``, ``failed``, ``crashed``, or why it could not be told; the error is
+    infinite where the value is NaN or of another shape.
     """
 
     what: str
@@ -46,14 +42,9 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """The smallest model that was found.
+    """The smallest model that was found: the operators of its nodes, of how many nodes (``of``) of the region's model.
 
-    Attributes:
-        folder: where it is.
-        operators: of its nodes, in order.
-        of: how many nodes the region's model has.
-        confirmed: whether ``repro.py`` fails in the same way in a fresh process; else it counts for nothing.
-        said: what it printed there.
+    ``confirmed``: whether its ``repro.py`` fails in the same way in a fresh process; ``said`` is what it printed there.
     """
 
     folder: Path
@@ -131,17 +122,6 @@ class Search:
         """All tensors of a model, nothing optimized."""
         return self.runner.run(parts.exposed(parts.tensors()), feeds, PLAIN)
 
-    def showing(self, model: ir.Model, feeds: Feeds, right: Feeds, settings: Settings) -> Settings:
-        """The settings of the run, or where these do not show the fault those that optimize nothing."""
-        outcome = self.runner.run(model, feeds, settings)
-        if outcome.kind != "ran":
-            return PLAIN
-        for name, array in right.items():
-            got = outcome.outputs[name]
-            if got.dtype == array.dtype and distance(got, array).is_explained(NOTHING):
-                return PLAIN
-        return settings
-
     def memory(self, model: Path, question: str, settings: Mapping[str, object]) -> Memory:
         """The answers about a file of the dump, kept or new."""
         digest = hashlib.sha256(model.read_bytes()).hexdigest()
@@ -154,7 +134,7 @@ class Search:
 
         def fails(kept: Sequence[int]) -> bool:
             nonlocal best
-            answer = memory.ask("fails", list(kept), lambda: check(kept))
+            answer = memory.ask(kept, lambda: check(kept))
             if answer and len(kept) < best:
                 best = len(kept)
                 self.progress(f"{best} nodes still fail ({self.runner.count} sessions)")
@@ -178,7 +158,7 @@ class Search:
             of: how many nodes the region's model has.
             outcome: how the whole ended, where it did without a result.
             before: what an ONNX pass was given.
-            confirm: tells it; by default its ``repro.py`` is run.
+            confirm: whether it fails; by default its ``repro.py`` is run.
         """
         shutil.rmtree(self.folder / "test_data_set_0", ignore_errors=True)
         write_piece(self.folder, piece, self.run.manifest["versions"])
@@ -198,17 +178,6 @@ class Search:
         return self.found
 
 
-def constants_of(parts: Parts, names: Collection[str]) -> Feeds:
-    """Those of some names that are initializers of a model; the others, which may be gigabytes, are not read."""
-    found = {name: value.const_value for name, value in parts.model.graph.initializers.items() if name in names}
-    return {name: tensor.numpy() for name, tensor in found.items() if tensor is not None}
-
-
 def line_of(nodes: Sequence[ir.Node]) -> str:
     """The user's line of the first of some nodes that has one."""
     return next((node.metadata_props["source"] for node in nodes if node.metadata_props.get("source")), "")
-
-
-def inputs_of(model: ir.Model, known: Feeds) -> Feeds:
-    """The inputs of a part, of known values."""
-    return {str(value.name): known[str(value.name)] for value in model.graph.inputs}

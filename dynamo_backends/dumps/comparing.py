@@ -8,9 +8,9 @@
     comparison.rows             # a row for each value, aligned
 
 **Alignment.** Inputs, initializers and constants are matched by name, content, type and shape (``matching.py``). The
-results of nodes are matched by name where the values agree, or where names can be believed; what lies between two such
-matches is aligned by onnx-array-api's edit distance (``DistanceExecution``), here with values as the main cost; what is
-left of equal values, computed in another order, is matched at last. Outputs: by name, then by value and type.
+results of nodes are matched by name where the values agree, or where names can be believed; then by value, in whatever
+order the models compute them; then as the same operator of matched values (``aligning.py``). Outputs: by name, then by
+value and type.
 
 **Judgement.** Neither model is the truth. By how much rounding may move each value is measured: the first model runs
 once more with every floating-point input and weight moved by one unit of rounding. A difference of more than ten times
@@ -28,10 +28,9 @@ from .execution import drawing
 from .feeds import read_feeds
 from .matching import computed_inputs, same_inputs
 from .models import OnnxModel, load_model
-from .movement import coarsest_unit, movements
 from .reading import DumpError
 from .rows import Row, aligned_rows, first_different
-from .running import ModelRun, Runtime, run_model
+from .running import ModelRun, Runtime, coarsest_unit, movements, run_model
 from .targets import Target
 
 
@@ -136,20 +135,14 @@ def _movements(
         return {}, ""
 
     def run(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> Mapping[str, OnnxValue]:
-        return _computed(run_model(model, feeds, runtime))
+        return run_model(model, feeds, runtime).computed
 
     # The optimized form, where that is looked at: the same nodes, so that each value finds its own movement.
     moved = model if runtime.optimize else one.model
     try:
-        return movements(moved, feeds, run, _computed(one), unit, seed), ""
+        return movements(moved, feeds, run, one.computed, unit, seed), ""
     except DumpError as error:
         return {}, str(error)
-
-
-def _computed(run: ModelRun) -> dict[str, OnnxValue]:
-    """What a model computed: its results and, as ``output NAME``, its outputs."""
-    found = {item.name: item.value for item in run.values if item.kind == "result"}
-    return found | {f"output {name}": value for name, value in run.outputs.items()}
 
 
 def compare_targets(
@@ -163,11 +156,7 @@ def compare_targets(
 ) -> Comparison:
     """Compares two models on given inputs, else on those stored beside the first, or the second, else on made-up ones.
 
-    Args:
-        first, second: the models.
-        runtime: what runs both.
-        inputs: see ``read_feeds``.
-        sizes, seed: see ``compare``.
+    ``inputs`` are as of ``read_feeds``, the others as of ``compare``.
 
     Raises:
         DumpError: a file cannot be read, or a model not run.

@@ -20,7 +20,7 @@ from ..runtime.custom_operators import libraries_of_environment
 from .candidates import LONGEST, Feeds, Outcome, did_not_end, how_it_ended, write_model
 from .differences import epsilon, smallest_normal
 from .execution import Settings
-from .reading import MANIFEST, SCHEMA_VERSION
+from .reading import DATA_SET, MANIFEST, SCHEMA_VERSION, write_data_set
 
 _SETTINGS = "SETTINGS: dict = {}\n"
 """The line of ``repro.py`` that the settings take the place of."""
@@ -55,14 +55,12 @@ class Piece:
 def write_piece(folder: Path, piece: Piece, versions: Mapping[str, Any]) -> None:
     """Writes the folder: ``model.onnx``, ``test_data_set_0``, ``repro.py``, ``README.txt``, ``manifest.json``.
 
-    Args:
-        folder: where.
-        piece: what.
-        versions: of the libraries of the run it comes from.
+    ``versions`` are those of the libraries of the run it comes from.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_model(piece.model, folder, whole=True)
-    write_data(folder, piece.inputs, piece.right)
+    write_data_set(folder / DATA_SET, "input", piece.inputs)
+    write_data_set(folder / DATA_SET, "output", piece.right)
     libraries = [os.path.abspath(path) for path in libraries_of_environment()]  # not what the dump names: see ``trust``
     session = piece.settings.as_json() | {"custom_op_libraries": libraries}
     settings = {"session": session, "allowed": dict(piece.allowed)}
@@ -81,16 +79,6 @@ def repro_text(settings: Mapping[str, Any]) -> str:
     smallest = {str(number): smallest_normal(dtype) for number, dtype in dtypes.items()}
     text = json.dumps({**settings, "rounding": rounding, "smallest_normal": smallest})
     return source.replace(_SETTINGS, f"SETTINGS: dict = json.loads({text!r})\n")
-
-
-def write_data(folder: Path, inputs: Feeds, outputs: Feeds) -> None:
-    """Writes ``test_data_set_0``, in ONNX's layout."""
-    data = folder / "test_data_set_0"
-    data.mkdir(exist_ok=True)
-    for kind, feeds in (("input", inputs), ("output", outputs)):
-        for i, (name, array) in enumerate(feeds.items()):
-            proto = onnx.numpy_helper.from_array(array, name)
-            (data / f"{kind}_{i}.pb").write_bytes(proto.SerializeToString())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,26 +151,19 @@ def _manifest(piece: Piece, versions: Mapping[str, Any]) -> dict[str, Any]:
         "passes": [],
     }
     graph: dict[str, Any] = {
-        "index": 0,
         "direction": "inference",
         "folder": ".",
-        "nodes": nodes,
-        "nodes_on_onnx": nodes,
+        **dict.fromkeys(("nodes", "nodes_on_onnx"), nodes),
+        **dict.fromkeys(("index", "compared_runs", "runs_at_other_sizes"), 0),
+        "runs": 1,
         "share_on_onnx": 1.0,
         "regions": [region],
         **{name: [] for name in ("in_pytorch", "passes", "stages", "unchecked")},
         **{name: {} for name in ("names", "seconds")},
-        "runs": 1,
-        "reference": "",
-        "compared_runs": 0,
-        "runs_at_other_sizes": 0,
-        "compared_sizes": [],
-        "sizes": {},
+        **dict.fromkeys(("reference", "note"), ""),
         "status": "bisected",
         "verdict": piece.text,
-        "note": "",
-        "blame": None,
-        "worst": None,
+        **dict.fromkeys(("blame", "worst")),
     }
     return {
         "schema_version": SCHEMA_VERSION,

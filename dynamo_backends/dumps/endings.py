@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from .bisection import Bisection, Search, inputs_of, line_of
+from .bisection import Bisection, Search, line_of
 from .candidates import Feeds, Outcome
 from .cut_folder import Piece
-from .cutting import Parts
+from .cutting import Parts, inputs_of
 from .execution import PLAIN, Settings
 from .failing import EndsAs, essence, is_same_end
 from .models import load_ir
@@ -78,8 +78,7 @@ def bisect_ending(
     found.cause = outcome.message
     if feeds is not None:
         search.tried("all as it ran, in a fresh process", outcome.kind)
-    runs = feeds is not None and outcome.kind != "refused"
-    known = _known_before(search, parts, feeds) if runs and feeds is not None else None
+    known = _known_before(search, parts, feeds) if feeds is not None and outcome.kind != "refused" else None
     every = range(len(parts.nodes)) if known is None else _runnable(parts, known)
     check = EndsAs(parts, known, settings, search.runner, outcome)
     if not check(every):
@@ -93,12 +92,12 @@ def bisect_ending(
     model = parts.cut(kept, known, outputs=outputs, constants=() if known is None else parts.weights)
     assert model is not None
     found.value, found.source = outputs[0], line_of([parts.nodes[i] for i in kept])
-    inputs = {} if known is None else inputs_of(model, known)
     right = {} if known is None else {name: known.get(name, _NOTHING) for name in outputs}
     found.advice.append("report it to onnxruntime with the folder")
     text = {"refused": "ONNX Runtime makes no session of it", "failed": "ONNX Runtime fails while it runs"}
     said = f"{text.get(outcome.kind, 'ONNX Runtime ends the process')}: {outcome.message}"
-    return search.finish(Piece(model, settings, inputs, right, {}, outcome.kind, said), len(parts.nodes), outcome)
+    piece = Piece(model, settings, inputs_of(model, known), right, {}, outcome.kind, said)
+    return search.finish(piece, len(parts.nodes), outcome)
 
 
 def _known_before(search: Search, parts: Parts, feeds: Feeds) -> Feeds:

@@ -17,15 +17,11 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from .candidates import Feeds, Outcome, Runner, write_model
-from .cutting import Parts
-from .differences import NOTHING, distance, kind_of
-from .exact import exact_outputs
+from .candidates import LONGEST, Feeds, Outcome, Runner, write_model
+from .cutting import Parts, inputs_of, outputs_of
+from .differences import NOTHING, Difference, distance
 from .execution import Settings
-from .reading import DumpError
-
-_LONGEST = 600
-"""Seconds that a command of the user may take for one model."""
+from .reading import DATA_SET, DumpError, write_data_set
 
 _NOT_STARTED = (126, 127)
 """Exit codes of a shell that cannot start a command."""
@@ -36,33 +32,53 @@ class Memory:
 
     Args:
         path: the file.
-        identity: what the answers are about; a file about something else is begun anew.
+        identity: what the answers are about; a file about something else is replaced.
+
+    Attributes:
+        resumed: how many answers the file had.
     """
 
     def __init__(self, path: Path, identity: Sequence[object]) -> None:
         self._path = path
-        self._known: dict[str, bool] = {}
-        self.resumed = 0
         digest = hashlib.sha256(json.dumps([str(item) for item in identity]).encode()).hexdigest()
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        if lines and lines[0] == digest:
-            for line in lines[1:]:
-                key, _, answer = line.partition(" ")
-                if answer in ("0", "1"):  # else the process ended while it wrote this line
-                    self._known[key] = answer == "1"
-            self.resumed = len(self._known)
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(digest + "\n", encoding="utf-8")
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+        # A line without an answer: the process ended while it wrote it.
+        answers = [line.rpartition(" ") for line in lines[1:] if line.endswith((" 0", " 1"))]
+        self._known = {key: answer == "1" for key, _, answer in answers} if lines[:1] == [digest] else {}
+        self.resumed = len(self._known)
+        if not self._known:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(digest + "\n", encoding="utf-8")
 
-    def ask(self, question: str, kept: Sequence[object], find_out: Callable[[], bool]) -> bool:
-        """The answer to a question about some parts, kept or found out."""
-        key = f"{question}:{hashlib.sha256(json.dumps(list(kept)).encode()).hexdigest()}"
+    def ask(self, kept: Sequence[object], find_out: Callable[[], bool]) -> bool:
+        """The answer about some parts, kept or found out."""
+        key = hashlib.sha256(json.dumps(list(kept)).encode()).hexdigest()
         if key not in self._known:
             self._known[key] = find_out()
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(f"{key} {int(self._known[key])}\n")
         return self._known[key]
+
+
+def reference(known: np.ndarray, exact: np.ndarray | None) -> tuple[np.ndarray, Difference]:
+    """What a value is compared with, and how far the known one is from it: float64's result, where there is one.
+
+    Where float64 does not overflow and the known value does, the known value is all there is.
+    """
+    if exact is not None and exact.dtype == np.float64 and exact.shape == known.shape:
+        found = distance(known, exact)
+        if not found.nonfinite:
+            return exact, found
+    return known, NOTHING
+
+
+def fault_of(value: np.ndarray, known: np.ndarray, exact: np.ndarray | None = None) -> float | None:
+    """The error of a value that is wrong, infinite where it is NaN or of another type; ``None`` if it is right."""
+    if value.dtype != known.dtype or value.shape != known.shape:
+        return float("inf")
+    right, allowed = reference(known, exact)
+    found = distance(value, right)
+    return None if found.is_explained(allowed) else found.error
 
 
 class Diverges:
@@ -78,7 +94,7 @@ class Diverges:
     def __init__(self, parts: Parts, known: Feeds, settings: Settings, runner: Runner) -> None:
         self._parts = parts
         self._known = known
-        self.settings = settings
+        self._settings = settings
         self._runner = runner
 
     def __call__(self, kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
@@ -87,7 +103,7 @@ class Diverges:
     def wrong(
         self, kept: Collection[int], outputs: Collection[str] | None = None, *, constants: bool = True
     ) -> dict[str, float]:
-        """The outputs of a part that are wrong, with the error of each; infinite where it is NaN or another shape.
+        """The outputs of a part that are wrong, with the error of each, see ``fault_of``.
 
         Args:
             kept: the nodes.
@@ -98,36 +114,16 @@ class Diverges:
         model = self._parts.cut(kept, self._known, outputs=outputs, constants=weights)
         if model is None:
             return {}
-        feeds = {str(value.name): self._known[str(value.name)] for value in model.graph.inputs}
-        outcome = self._runner.run(model, feeds, self.settings)
-        if outcome.kind != "ran":
-            return {}  # it fails in another way
-        suspicious = {
-            name: error for name in outcome.outputs if (error := self._error(name, outcome, None, 0.0)) is not None
-        }
-        if not suspicious:
+        feeds = inputs_of(model, self._known)
+        outcome = self._runner.run(model, feeds, self._settings)  # no outputs: it fails in another way
+        if not any(fault_of(value, self._known[name]) is not None for name, value in outcome.outputs.items()):
             return {}
-        exact = exact_outputs(model, feeds, self._runner)
-        if exact is None:
-            return suspicious
-        return {
-            name: error
-            for name in suspicious
-            if (error := self._error(name, outcome, exact.get(name), suspicious[name])) is not None
+        exact = self._runner.exact(model, feeds) or {}
+        found = {
+            name: (fault_of(value, self._known[name]), fault_of(value, self._known[name], exact.get(name)))
+            for name, value in outcome.outputs.items()
         }
-
-    def _error(self, name: str, outcome: Outcome, exact: np.ndarray | None, error: float) -> float | None:
-        """The error of an output if it is wrong; with ``exact`` by float64, else by the known value alone."""
-        value, known = outcome.outputs[name], self._known[name]
-        if value.dtype != known.dtype or value.shape != known.shape:
-            return float("inf")
-        right, reference = known, NOTHING
-        if exact is not None and exact.shape == known.shape and kind_of(known.dtype) in ("float", "complex"):
-            right, reference = exact, distance(known, exact)
-            if reference.nonfinite:
-                return error  # float64 does not overflow where this does: the known value is all there is
-        found = distance(value, right)
-        return None if found.is_explained(reference) else found.error
+        return {name: error for name, (by_known, error) in found.items() if by_known is not None and error is not None}
 
 
 class EndsAs:
@@ -144,7 +140,7 @@ class EndsAs:
     def __init__(self, parts: Parts, known: Feeds | None, settings: Settings, runner: Runner, outcome: Outcome) -> None:
         self._parts = parts
         self._known = known
-        self.settings = settings
+        self._settings = settings
         self._runner = runner
         self._outcome = outcome
 
@@ -153,10 +149,9 @@ class EndsAs:
         model = self._parts.cut(kept, self._known, outputs=outputs, constants=weights)
         if model is None:
             return False
-        feeds = None
-        if self._known is not None and self._outcome.kind != "refused":
-            feeds = {str(value.name): self._known[str(value.name)] for value in model.graph.inputs}
-        return is_same_end(self._runner.run(model, feeds, self.settings), self._outcome)
+        runs = self._known is not None and self._outcome.kind != "refused"
+        feeds = inputs_of(model, self._known) if runs else None
+        return is_same_end(self._runner.run(model, feeds, self._settings), self._outcome)
 
 
 def is_same_end(one: Outcome, other: Outcome) -> bool:
@@ -193,13 +188,9 @@ class Command:
         self._known = known
         self._command = command
 
-    def __call__(self, kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
-        model = self._parts.cut(kept, self._known, outputs=outputs)
-        if model is None:
-            return False
-        inputs = {} if self._known is None else {str(v.name): self._known[str(v.name)] for v in model.graph.inputs}
-        right = {} if self._known is None else {str(v.name): self._known[str(v.name)] for v in model.graph.outputs}
-        return self.fails(model, inputs, right)
+    def __call__(self, kept: Collection[int]) -> bool:
+        model = self._parts.cut(kept, self._known)
+        return model is not None and self.fails(model, inputs_of(model, self._known), outputs_of(model, self._known))
 
     def fails(self, model: ir.Model, inputs: Feeds, right: Feeds) -> bool:
         """Whether the command fails on a model.
@@ -207,20 +198,19 @@ class Command:
         Raises:
             DumpError: the command cannot be started.
         """
-        from .cut_folder import write_data
-
         with tempfile.TemporaryDirectory(prefix="dynamo_backends_check_") as name:
             path = write_model(model, Path(name))
-            write_data(Path(name), inputs, right)
+            write_data_set(Path(name, DATA_SET), "input", inputs)
+            write_data_set(Path(name, DATA_SET), "output", right)
             words = [
                 word.replace("{model}", str(path)).replace("{folder}", name) for word in shlex.split(self._command)
             ]
             try:
                 ended = subprocess.run(
-                    words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=_LONGEST
+                    words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=LONGEST
                 )
             except subprocess.TimeoutExpired:
-                raise DumpError(f"--check: {words[0]} did not end in {_LONGEST} seconds") from None
+                raise DumpError(f"--check: {words[0]} did not end in {LONGEST:g} seconds") from None
             except OSError as error:
                 raise DumpError(f"--check: {words[0]} cannot be started: {error.strerror}") from None
             if ended.returncode in _NOT_STARTED:

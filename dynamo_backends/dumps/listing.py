@@ -66,13 +66,10 @@ class GraphSummary:
     """A graph that was compiled: forward, backward or inference.
 
     Attributes:
-        index, direction, reference: which; the reference is what the commands take.
-        nodes: its operators.
-        share_on_onnx: how many of them ONNX Runtime runs, 0 to 1.
-        regions: in how many regions.
-        runs: how often it ran.
+        reference: what the commands take: ``0/forward``.
+        share_on_onnx: how many of its nodes ONNX Runtime runs, 0 to 1, in so many ``regions``.
         files_in: the run folder of the process that compiled it and forked this one, or ``None``.
-        compared_runs: how many of these were compared.
+        compared_runs: how many of its ``runs`` were compared.
         runs_at_other_sizes: how many ran at sizes at which none was compared.
         seconds: how long it took to compile, by stage.
         worst: the value with the largest error against float64: an output, or where the graph diverges any value that
@@ -110,11 +107,8 @@ class GraphSummary:
 
 def runs_in(folder: Path) -> list[RunSummary]:
     """The runs in a dump folder, the oldest first; also those that cannot be read."""
-    return [_summary(path) for path in sorted(folder.glob("run_*"), key=_age) if path.is_dir()]
-
-
-def _age(folder: Path) -> tuple[float, str]:
-    return folder.stat().st_mtime, folder.name
+    found = sorted(folder.glob("run_*"), key=lambda path: (path.stat().st_mtime, path.name))
+    return [_summary(path) for path in found if path.is_dir()]
 
 
 def _summary(folder: Path) -> RunSummary:
@@ -122,13 +116,13 @@ def _summary(folder: Path) -> RunSummary:
         return RunSummary(str(folder), error=f"no {MANIFEST}: nothing was compiled, or not yet")
     try:
         run = read_run(folder)
-        graphs = graphs_of_run(run)
+        graphs, dynamo_graphs = graphs_of_run(run), dynamo_graphs_of_run(run)
     except DumpError as error:
         return RunSummary(str(folder), error=str(error))
     diverging = sum(graph.diverges for graph in graphs)
-    not_compiled = sum(len(graph.not_compiled) for graph in dynamo_graphs_of_run(run))
-    not_ok = sum(graph.verdict != "ok" for graph in graphs) - diverging + not_compiled
-    return RunSummary(str(folder), str(run.manifest.get("started", "")), len(graphs), diverging, not_ok)
+    not_ok = sum(graph.verdict != "ok" for graph in graphs) - diverging
+    not_ok += sum(len(graph.not_compiled) for graph in dynamo_graphs)
+    return RunSummary(str(folder), run.manifest.get("started", ""), len(graphs), diverging, not_ok)
 
 
 def dynamo_graphs_of_run(run: Run) -> list[DynamoGraphSummary]:
@@ -143,21 +137,15 @@ def dynamo_graphs_of_run(run: Run) -> list[DynamoGraphSummary]:
 def _dynamo_graph(entry: Mapping[str, Any]) -> DynamoGraphSummary:
     begin, end = entry["where"] or {}, entry["end"] or {}
     return DynamoGraphSummary(
-        int(entry["index"]),
-        str(begin.get("function", "")),
-        str(begin.get("place", "")),
-        _place(end),
-        str(end.get("reason", "")),
-        str(entry["given_up"] or ""),
-        dict(entry.get("not_compiled") or {}),
+        entry["index"],
+        begin.get("function", ""),
+        begin.get("place", ""),
+        ":".join(str(part) for part in (end.get("file"), end.get("line")) if part),
+        end.get("reason", ""),
+        entry["given_up"] or "",
+        entry.get("not_compiled", {}),
         sum(result["milliseconds"] for result in entry["passes"]) / 1e3,
     )
-
-
-def _place(entry: Mapping[str, Any]) -> str:
-    if not entry.get("file"):
-        return ""
-    return f"{entry['file']}:{entry['line']}" if entry["line"] else str(entry["file"])
 
 
 def graphs_of_run(run: Run) -> list[GraphSummary]:
@@ -173,22 +161,14 @@ def _summary_of(graph: DumpedGraph) -> GraphSummary:
     entry = graph.entry
     worst = entry["worst"] or {}
     ours, eager = worst.get("onnx") or {}, worst.get("eager") or {}
+    same = ("index", "direction", "nodes", "share_on_onnx", "runs", "compared_runs", "runs_at_other_sizes", "seconds")
     return GraphSummary(
-        graph.index,
-        graph.direction,
-        graph.short_reference,
-        entry["nodes"],
-        entry["share_on_onnx"],
-        len(graph.regions),
-        entry["runs"],
-        str(graph.inherited) if graph.inherited is not None else None,
-        entry["compared_runs"],
-        entry["runs_at_other_sizes"],
-        entry["seconds"],
-        worst.get("value", ""),
-        ours.get("max_abs"),
-        eager.get("max_abs"),
-        ours.get("nonfinite", 0),
-        graph.verdict,
-        entry["note"],
+        **{name: entry[name] for name in (*same, "verdict", "note")},
+        reference=graph.short_reference,
+        regions=len(graph.regions),
+        files_in=str(graph.inherited) if graph.inherited is not None else None,
+        worst=worst.get("value", ""),
+        worst_error=ours.get("max_abs"),
+        eager_error=eager.get("max_abs"),
+        worst_nonfinite=ours.get("nonfinite", 0),
     )

@@ -26,12 +26,9 @@ _SEARCHED = 2**26
 
 @dataclasses.dataclass(frozen=True)
 class Matched:
-    """Whose value an input has.
+    """An input or initializer of the second model (``name``), whose value is that of one of the first (``partner``).
 
-    Attributes:
-        name: the input's, or initializer's, of the second model.
-        partner: the input's, or initializer's, of the first.
-        how: ``name``, ``content``, or ``type and shape``.
+    ``how`` is ``name``, ``content``, or ``type and shape``.
     """
 
     name: str
@@ -66,10 +63,9 @@ def match(first: OnnxModel, feeds: Mapping[str, OnnxValue], second: OnnxModel) -
     for partner, item in ours.items():
         by_content.setdefault(item.content(), []).append(partner)
     for name in list(theirs):
-        content = theirs[name].content()
-        partners = by_content.get(content, [])
-        if content is not None and partners:
-            pair(name, partners.pop(0), "content")
+        key = theirs[name].content()
+        if key is not None and by_content.get(key):
+            pair(name, by_content[key].pop(0), "content")
     computed = {name for model in (first, second) for node in model.proto.graph.node for name in node.output}
     for name in list(theirs):
         for partner in list(ours):
@@ -96,10 +92,7 @@ class _Source:
 
     def content(self) -> object:
         """What equal values have in common; ``None`` for what is not known, too large, or too small to tell."""
-
-        if self.value is None or self.value.size < 2 or self.value.nbytes > _SEARCHED or self.value.dtype.kind == "O":
-            return None
-        return self.value.dtype.name, self.value.shape, hashlib.blake2b(self.value.tobytes()).digest()
+        return None if self.value is None or self.value.size < 2 else content(self.value)
 
     def may_be(self, other: _Source, *, cast: bool = False) -> bool:
         """Whether the types allow both to be the same; with ``cast``, in another precision."""
@@ -113,6 +106,13 @@ class _Source:
         return len(mine) == len(its) and all(
             a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in zip(mine, its, strict=True)
         )
+
+
+def content(value: OnnxValue) -> object:
+    """What equal tensors have in common; ``None`` for text, for what is no tensor, and for what is too large."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind == "O" or value.nbytes > _SEARCHED:
+        return None
+    return value.dtype.name, value.shape, hashlib.blake2b(value.tobytes()).digest()
 
 
 def _sources(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> dict[str, _Source]:
@@ -187,11 +187,10 @@ def computed_inputs(
     """The inputs that a model still lacks, of what the other computed: constants that one of them folded.
 
     Args:
-        model: the model.
+        model: the model, which is the ``first`` or ``second`` (``which``).
         feeds: the inputs that it has.
         run: the other, which ran.
-        which: ``first`` or ``second``, the model.
-        notes: is told.
+        notes: a note is added of what was found.
         spare: of what the other does not compute, what PyTorch computed between its regions.
 
     Raises:
@@ -205,12 +204,12 @@ def computed_inputs(
             f"{model.name} has inputs that {run.model.name} does not have: {listed(unknown)}; give their values with "
             "--inputs"
         )
-    computed = [item.name for item in missing if item.name in values]
-    if computed:
-        notes.append(f"inputs of the {which} model that the other computes: {listed(computed)}")
-    if len(computed) < len(missing):
-        names = listed(item.name for item in missing if item.name not in values)
-        notes.append(f"inputs of the {which} model that the other does not have, as they were stored: {names}")
+    for told, names in (
+        ("the other computes", [item.name for item in missing if item.name in values]),
+        ("the other does not have, as they were stored", [item.name for item in missing if item.name not in values]),
+    ):
+        if names:
+            notes.append(f"inputs of the {which} model that {told}: {listed(names)}")
     return {item.name: _as(values.get(item.name, spare.get(item.name)), item.dtype) for item in missing}
 
 

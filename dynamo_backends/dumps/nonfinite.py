@@ -15,8 +15,9 @@ the range of each value, so all nodes are looked at, also those that PyTorch ran
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from .reading import DumpedGraph
 
@@ -27,12 +28,10 @@ _SIDES = ("eager", "onnx")
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """What a node read.
+    """What a node read: its range, and how many of its elements are NaN or infinite.
 
-    Attributes:
-        name: of the value.
-        extent: its range, and how many elements are NaN or infinite: ``{"smallest", "largest", "nan", "infinite"}``;
-            ``None`` if it has no floating-point elements.
+    ``extent`` has the keys ``smallest``, ``largest``, ``nan`` and ``infinite``; it is ``None`` if the value has no
+    floating-point elements.
     """
 
     name: str
@@ -46,17 +45,13 @@ class Birth:
     Attributes:
         node: the value, ``name__i`` for one of several results.
         kind: ``NaN`` or ``infinity``.
-        operator: the ATen operator.
-        module: the path of the ``nn.Module``.
-        source: the user's line.
+        operator, module, source: the ATen operator, the path of the ``nn.Module``, and the user's line.
         region: that computes it; ``None`` for PyTorch.
-        dtype, shape: of the value.
-        elements: how many elements it has.
-        eager, onnx: how many of them are NaN or infinite in eager and on ONNX Runtime; ``None`` where that is not
-            known.
+        dtype, shape, elements: of the value.
+        eager, onnx: how many elements are NaN or infinite in eager and on ONNX Runtime; ``None`` where that is unknown.
         only_in_session: whether ONNX Runtime has it in the session that ran, and not with its values exposed, where
             nothing is fused across them.
-        why: what usually makes it, in words, or ``""``.
+        why: the usual reason, or ``""``.
         inputs: what the node read.
         examples: elements that are NaN or infinite, with the elements of the inputs they were made of.
         reaches: the results of the graph that it is in.
@@ -91,12 +86,11 @@ class Birth:
 
 @dataclasses.dataclass(frozen=True)
 class Nonfinite:
-    """All that is NaN or infinite in the compared run of a graph.
+    """All that is NaN or infinite in the compared run of a graph, in execution order.
 
     Attributes:
-        births: in execution order.
-        meant: the same, of nodes with an infinite number among their arguments, such as masks, and of memory that
-            nothing was written into.
+        births: the nodes that make it.
+        meant: those with an infinite number among their arguments, such as masks, and memory that was not written.
         given: the names of inputs and constants of the graph that have NaN or infinities.
         values: how many values were looked at.
     """
@@ -108,12 +102,10 @@ class Nonfinite:
 
     def as_json(self) -> dict[str, object]:
         """For ``--json`` and a report."""
-        return {
-            "births": [{**dataclasses.asdict(birth), "side": birth.side} for birth in self.births],
-            "meant": [{**dataclasses.asdict(birth), "side": birth.side} for birth in self.meant],
-            "given": list(self.given),
-            "values": self.values,
-        }
+        fields = dataclasses.asdict(self)
+        for name in ("births", "meant"):
+            fields[name] = [{**dataclasses.asdict(birth), "side": birth.side} for birth in getattr(self, name)]
+        return fields
 
 
 def find_nonfinite(graph: DumpedGraph) -> Nonfinite:
@@ -142,10 +134,8 @@ def find_nonfinite(graph: DumpedGraph) -> Nonfinite:
 
 def _extent(row: Mapping[str, Any], side: str) -> Mapping[str, Any] | None:
     """A value's range on a side; ONNX Runtime's as it ran, where that is known, else with values exposed."""
-    if side == "eager":
-        found: Mapping[str, Any] | None = row["eager_extent"]
-        return found
-    return row["session_extent"] or row["onnx_extent"]
+    found: Mapping[str, Any] | None = row["eager_extent"]
+    return found if side == "eager" else row["session_extent"] or row["onnx_extent"]
 
 
 def _count(row: Mapping[str, Any], side: str, key: str) -> int | None:
@@ -157,10 +147,7 @@ def _is_born(rows: Mapping[str, Any], row: Mapping[str, Any], side: str, key: st
     """Whether a value has on a side what none of its inputs has there; eager's of inputs that are not known there."""
     if not _count(row, side, key):
         return False
-    for name in row["inputs"]:
-        read = rows.get(name)
-        if read is None:
-            continue
+    for read in (rows[name] for name in row["inputs"] if name in rows):
         count = _count(read, side, key)
         if count or (count is None and _count(read, "eager", key)):
             return False
@@ -171,21 +158,13 @@ def _birth(rows: Mapping[str, Any], row: Mapping[str, Any], key: str) -> Birth:
     inputs = [Input(name, _extent(rows[name], "eager")) for name in row["inputs"] if name in rows]
     exposed = row["onnx_extent"]
     reaches, ends_at = _follow(rows, row["name"], key)
-    elements = 1
-    for size in row["shape"]:
-        elements *= size
-    wanted = (lambda value: value == "nan") if key == "nan" else (lambda value: value in ("inf", "-inf"))
-    examples = [element for element in row["nonfinite_elements"] if wanted(element["value"])]
+    wanted = ("nan",) if key == "nan" else ("inf", "-inf")
+    examples = [element for element in row["nonfinite_elements"] if element["value"] in wanted]
     return Birth(
         node=row["name"],
         kind=KINDS[key],
-        operator=row["operator"],
-        module=row["module"],
-        source=row["source"],
-        region=row["region"],
-        dtype=row["dtype"],
-        shape=row["shape"],
-        elements=elements,
+        **{name: row[name] for name in ("operator", "module", "source", "region", "dtype", "shape")},
+        elements=math.prod(row["shape"]),
         eager=_count(row, "eager", key),
         onnx=_count(row, "onnx", key),
         only_in_session=bool(_count(row, "onnx", key)) and exposed is not None and not exposed[key],
@@ -232,49 +211,48 @@ def _why(row: Mapping[str, Any], key: str, inputs: Sequence[Input], examples: Se
         smallest, largest = min(read), max(read)
     if smallest is None or largest is None:
         return ""
-    for names, explain in _REASONS:
-        if name in names:
-            said = explain(key, smallest, largest)
-            if said:
-                return said
+    for names, reasons in _REASONS:
+        if name in names and key in reasons and reasons[key][0](smallest, largest):
+            return reasons[key][1]
     if key == "infinite" and row["dtype"] in _LARGEST:
         return f"too large for {row['dtype']}, whose largest number is {_LARGEST[row['dtype']]:g}"
     return ""
 
 
-def _of_logarithm(key: str, smallest: float, largest: float) -> str:
-    if key == "nan":
-        return "the logarithm of a negative number is NaN" if smallest < 0 else ""
-    return "the logarithm of 0 is -infinity" if smallest <= 0 else ""
+_Explains: TypeAlias = "Callable[[float, float], bool]"
 
-
-def _of_quotient(key: str, smallest: float, largest: float) -> str:
-    if not smallest <= 0 <= largest:
-        return ""
-    return "0 divided by 0 is NaN" if key == "nan" else "a number divided by 0 is infinite"
-
-
-def _of_root(key: str, smallest: float, largest: float) -> str:
-    if key == "nan":
-        return "the square root of a negative number is NaN" if smallest < 0 else ""
-    return "1 divided by the square root of 0 is infinite" if smallest <= 0 else ""
-
-
-def _of_power(key: str, smallest: float, largest: float) -> str:
-    if key == "nan":
-        return "a power of a negative number whose exponent is no integer is NaN" if smallest < 0 else ""
-    return "0 to a negative power is infinite" if smallest <= 0 <= largest else ""
-
-
-def _of_inverse(key: str, smallest: float, largest: float) -> str:
-    return "beyond 1 and -1 it is NaN" if key == "nan" and (smallest < -1 or largest > 1) else ""
-
-
-_REASONS: Sequence[tuple[tuple[str, ...], Callable[[str, float, float], str]]] = (
-    (("log", "log2", "log10", "log1p", "xlogy"), _of_logarithm),
-    (("div", "reciprocal", "remainder", "fmod"), _of_quotient),
-    (("sqrt", "rsqrt"), _of_root),
-    (("pow",), _of_power),
-    (("acos", "asin", "atanh"), _of_inverse),
+_REASONS: Sequence[tuple[tuple[str, ...], Mapping[str, tuple[_Explains, str]]]] = (
+    (
+        ("log", "log2", "log10", "log1p", "xlogy"),
+        {
+            "nan": (lambda low, high: low < 0, "the logarithm of a negative number is NaN"),
+            "infinite": (lambda low, high: low <= 0, "the logarithm of 0 is -infinity"),
+        },
+    ),
+    (
+        ("div", "reciprocal", "remainder", "fmod"),
+        {
+            "nan": (lambda low, high: low <= 0 <= high, "0 divided by 0 is NaN"),
+            "infinite": (lambda low, high: low <= 0 <= high, "a number divided by 0 is infinite"),
+        },
+    ),
+    (
+        ("sqrt", "rsqrt"),
+        {
+            "nan": (lambda low, high: low < 0, "the square root of a negative number is NaN"),
+            "infinite": (lambda low, high: low <= 0, "1 divided by the square root of 0 is infinite"),
+        },
+    ),
+    (
+        ("pow",),
+        {
+            "nan": (lambda low, high: low < 0, "a power of a negative number whose exponent is no integer is NaN"),
+            "infinite": (lambda low, high: low <= 0 <= high, "0 to a negative power is infinite"),
+        },
+    ),
+    (
+        ("acos", "asin", "atanh"),
+        {"nan": (lambda low, high: low < -1 or high > 1, "beyond 1 and -1 it is NaN")},
+    ),
 )
-"""By operator: why its result is NaN or infinite, from the smallest and the largest element of its inputs."""
+"""By operator: the smallest and the largest element of the inputs that make NaN or infinity, and why."""

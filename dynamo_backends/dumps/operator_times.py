@@ -19,12 +19,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import os
+import statistics
 import tempfile
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .execution import region_settings, session_of_region
+from .execution import operator_of, region_settings, session_of_region
 from .models import load_model
 from .reading import DumpedGraph, DumpedRegion
 
@@ -70,7 +72,7 @@ class OperatorTime:
     @property
     def module(self) -> str:
         """The innermost module that all of it is in; ``""`` is the model itself."""
-        return _common_module(self.modules)
+        return ".".join(os.path.commonprefix([path.split(".") for path in self.modules]))
 
     def as_json(self) -> dict[str, object]:
         """For a report and ``--json``."""
@@ -102,13 +104,7 @@ class RegionTimes:
 
 @dataclasses.dataclass(frozen=True)
 class GroupTime:
-    """The time of all nodes with the same operator, or in the same module.
-
-    Attributes:
-        name: the operator or module.
-        nodes: how many.
-        milliseconds, share: as in ``OperatorTime``.
-    """
+    """The time of all nodes (``nodes`` says how many) with the same operator, or in the same module (``name``)."""
 
     name: str
     nodes: int
@@ -133,14 +129,14 @@ def operator_times(graph: DumpedGraph, *, runs: int = 20, threads: int | None = 
     """
     if runs < 1:
         raise ValueError(f"runs={runs}: at least one run is measured")
-    measured = [_measure(region, runs, threads) for region in graph.regions]
-    everything = sum(node.milliseconds for item in measured for node in item.nodes)
-    found = []
-    for item in measured:
-        attribution = _Attribution(item.region, item.graph)
-        rows = [_row(node, attribution, everything) for node in item.nodes]
-        found.append(RegionTimes(item.region.index, item.threads, runs, item.milliseconds, rows))
-    return found
+    found = [_times_of(region, runs, threads) for region in graph.regions]
+    everything = sum(row.milliseconds for item in found for row in item.rows) or 1.0
+    return [
+        dataclasses.replace(
+            item, rows=[dataclasses.replace(row, share=row.milliseconds / everything) for row in item.rows]
+        )
+        for item in found
+    ]
 
 
 def by_operator(times: Iterable[RegionTimes]) -> list[GroupTime]:
@@ -169,44 +165,42 @@ def _grouped(times: Iterable[RegionTimes], name_of: Callable[[OperatorTime], str
     return sorted(found, key=lambda group: -group.milliseconds)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Node:
-    """A node of the session, with the time of one run."""
-
-    proto: onnx.NodeProto
-    provider: str
-    milliseconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class _Measured:
-    """A region's profile: the graph that ran, its nodes in the order they ran, and the milliseconds of one run."""
-
-    region: DumpedRegion
-    threads: int
-    graph: onnx.GraphProto
-    nodes: Sequence[_Node]
-    milliseconds: float
-
-
-def _measure(region: DumpedRegion, runs: int, threads: int | None) -> _Measured:
+def _times_of(region: DumpedRegion, runs: int, threads: int | None) -> RegionTimes:
+    """The times of a region; the shares are 0."""
     settings, inputs = region_settings(region, threads), region.recorded("input")
     model = load_model(region.optimized_model)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        session = session_of_region(
-            region, model, settings=settings, inputs=inputs, write=folder, profile=folder / "profile"
-        )
+        session = session_of_region(region, model, settings, inputs, write=folder, profile=folder / "profile")
         for _ in range(runs + 1):
             session(inputs)
         events = json.loads(session.end_profiling().read_text())
         graph = load_model(folder / "model.onnx").proto.graph
+    attribution = _Attribution(region, graph)
+    rows = []
+    for node, provider, milliseconds in _timed(graph, events, runs):
+        found = attribution.of(node)
+        rows.append(
+            OperatorTime(
+                node=node.name,
+                operator=operator_of(node),
+                provider=provider,
+                milliseconds=milliseconds,
+                share=0.0,
+                fx_nodes=tuple(dict.fromkeys(item["fx_node"] for item in found)),
+                aten_operators=tuple(dict.fromkeys(item.get("aten_op", "") for item in found)),
+                modules=tuple(dict.fromkeys(item.get("module", "") for item in found)),
+                sources=tuple(dict.fromkeys(item.get("source", "") for item in found)),
+            )
+        )
     whole = [event["dur"] for event in events if event["cat"] == "Session" and event["name"] == "model_run"]
-    return _Measured(region, settings.threads, graph, _timed(graph, events, runs), _middle(whole[1:]))
+    return RegionTimes(region.index, settings.threads, runs, _middle(whole[1:]), rows)
 
 
-def _timed(graph: onnx.GraphProto, events: Sequence[Mapping[str, Any]], runs: int) -> list[_Node]:
-    """The nodes of a graph with their times, but for the nodes of its subgraphs, which those count that have them."""
+def _timed(
+    graph: onnx.GraphProto, events: Sequence[Mapping[str, Any]], runs: int
+) -> Iterator[tuple[onnx.NodeProto, str, float]]:
+    """The nodes of a graph with their providers and times; a node's time includes that of its subgraphs."""
     nodes = collections.defaultdict(list)
     for node in graph.node:
         nodes[node.name].append(node)
@@ -215,35 +209,17 @@ def _timed(graph: onnx.GraphProto, events: Sequence[Mapping[str, Any]], runs: in
         name = event["name"].removesuffix(_KERNEL)
         if event["cat"] == "Node" and name != event["name"] and name in nodes:
             by_index.setdefault((name, event["args"]["node_index"]), []).append(event)
-    timed = []
     for (name, _), found in by_index.items():
         # What fusions make may all have one name: there are as many nodes as there are numbers, both in order.
         if nodes[name] and len(found) == runs + 1:
             durations = [event["dur"] for event in found[1:]]
-            timed.append(_Node(nodes[name].pop(0), found[0]["args"]["provider"], _middle(durations)))
-    return timed
+            yield nodes[name].pop(0), found[0]["args"]["provider"], _middle(durations)
 
 
 def _middle(durations: Sequence[int]) -> float:
     """The mean of the middle half, in milliseconds, of microseconds."""
     ordered = sorted(durations)
-    middle = ordered[len(ordered) // 4 : len(ordered) - len(ordered) // 4]
-    return sum(middle) / len(middle) / 1000
-
-
-def _row(node: _Node, attribution: _Attribution, everything: float) -> OperatorTime:
-    found, proto = attribution.of(node.proto), node.proto
-    return OperatorTime(
-        node=proto.name,
-        operator=f"{proto.domain}.{proto.op_type}" if proto.domain not in ("", "ai.onnx") else proto.op_type,
-        provider=node.provider,
-        milliseconds=node.milliseconds,
-        share=node.milliseconds / everything if everything else 0.0,
-        fx_nodes=_each_once(item["fx_node"] for item in found),
-        aten_operators=_each_once(item.get("aten_op", "") for item in found),
-        modules=_each_once(item.get("module", "") for item in found),
-        sources=_each_once(item.get("source", "") for item in found),
-    )
+    return statistics.fmean(ordered[len(ordered) // 4 : len(ordered) - len(ordered) // 4]) / 1000
 
 
 class _Attribution:
@@ -258,23 +234,22 @@ class _Attribution:
         self._exported = _Known(load_model(region.model).proto.graph)
         self._optimized = _Known(load_model(region.optimized_model).proto.graph)
         computed = {name for node in session.node for name in node.output if name}
-        self._results: dict[str, set[str]] = {}
+        self._results: dict[str, set[str]] = {name: self._exported_names(name, computed) for name in computed}
         self._readers = collections.defaultdict(list)
         for node in session.node:
-            for name in node.output:
-                self._results[name] = self._exported_names(name, computed)
             for name in node.input:
                 self._readers[name].append(node)
         self._stops = computed.union(*self._results.values())
 
     def of(self, node: onnx.NodeProto) -> list[Mapping[str, str]]:
-        """The metadata of what a node stands for, in the order of the FX graph."""
+        """The metadata of what a node stands for, each FX node once, in the order of the FX graph."""
         seen = {id(node)}
         nodes = [node]
         while nodes:
-            found = [item for current in nodes for item in self._between(current)]
+            found = {item["fx_node"]: item for current in nodes for item in self._between(current)}
             if found:
-                return self._in_order(found)
+                order = {name: i for i, name in enumerate(self._exported.results_of)}
+                return sorted(found.values(), key=lambda item: order.get(item["fx_node"], len(order)))
             nodes = [reader for current in nodes for name in current.output for reader in self._readers[name]]
             nodes = [reader for reader in nodes if id(reader) not in seen]
             seen.update(map(id, nodes))
@@ -291,16 +266,7 @@ class _Attribution:
         """The metadata of all that lies between a node's results and what other nodes compute."""
         own = {name for name in node.output if name}
         exported = set().union(*(self._results[name] for name in own))
-        return [
-            *self._exported.between(exported, self._stops),
-            *self._optimized.between(own, self._stops),
-        ]
-
-    def _in_order(self, found: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-        """As ``model.onnx`` has them; each FX node once."""
-        unique = {item["fx_node"]: item for item in found}
-        order = {name: i for i, name in enumerate(self._exported.results_of)}
-        return sorted(unique.values(), key=lambda item: order.get(item["fx_node"], len(order)))
+        return [*self._exported.between(exported, self._stops), *self._optimized.between(own, self._stops)]
 
 
 class _Known:
@@ -313,19 +279,19 @@ class _Known:
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self.producers = {name: node for node in graph.node for name in node.output if name}
-        self._metadata = {
-            name: {item.key: item.value for item in node.metadata_props} for name, node in self.producers.items()
-        }
         self.results_of: dict[str, list[str]] = {}
-        for name, metadata in self._metadata.items():
-            self.results_of.setdefault(metadata.get("fx_node", ""), []).append(name)
+        for name, node in self.producers.items():
+            made_for = next((item.value for item in node.metadata_props if item.key == "fx_node"), "")
+            self.results_of.setdefault(made_for, []).append(name)
 
     def metadata(self, result: str) -> Mapping[str, str]:
         """That of the node which computes a value; none of a constant, which several FX nodes may share."""
         node = self.producers.get(result)
-        return {} if node is None or node.op_type == "Constant" else self._metadata[result]
+        if node is None or node.op_type == "Constant":
+            return {}
+        return {item.key: item.value for item in node.metadata_props}
 
-    def between(self, results: Collection[str], stops: Container[str]) -> list[Mapping[str, str]]:
+    def between(self, results: Iterable[str], stops: Container[str]) -> list[Mapping[str, str]]:
         """The metadata of the nodes that lead to results, not beyond the values ``stops``."""
         found = []
         names, seen = list(results), set(results)
@@ -339,19 +305,3 @@ class _Known:
             seen |= new
             names.extend(new)
         return found
-
-
-def _each_once(texts: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(texts))
-
-
-def _common_module(paths: Sequence[str]) -> str:
-    if not paths:
-        return ""
-    parts = [path.split(".") for path in paths]
-    common = []
-    for names in zip(*parts, strict=False):
-        if len(set(names)) > 1:
-            break
-        common.append(names[0])
-    return ".".join(common)

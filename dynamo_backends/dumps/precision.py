@@ -209,7 +209,7 @@ class _Region:
         content = OnnxModel(ir.to_proto(model), self._region.folder, str(self._region.folder))
         settings = region_settings(self._region)
         settings = settings if optimize else settings.unoptimized
-        return session_of_region(self._region, content, settings=settings, inputs=self._inputs)(self._inputs)
+        return session_of_region(self._region, content, settings, self._inputs)(self._inputs)
 
     def _errors(self, names: Sequence[str]) -> list[ResultError]:
         """The errors of the floating-point results with these FX nodes in float32."""

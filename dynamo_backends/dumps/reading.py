@@ -37,6 +37,7 @@ SCHEMA_VERSION = 4
 MANIFEST = "manifest.json"
 LATEST = "latest"
 DEFAULT_FOLDER = "onnx_debug"
+DATA_SET = "test_data_set_0"
 
 _REFERENCE = re.compile(r"(?:graph_)?(\d+)(?:/(inference|forward|backward))?(?:/region_(\d+))?/?")
 
@@ -49,11 +50,8 @@ class DumpError(ValueError):
 class DumpedRegion:
     """A region of a graph: its models, and what they were run with.
 
-    Attributes:
-        index: its number in the graph.
-        folder: where its files are.
-        entry: what the manifest says of it.
-        inherited: the same folder of the run of the process that compiled it and forked this one, or ``None``.
+    ``entry`` is what the manifest says of it; ``inherited`` the same folder of the run of the process that compiled it
+    and forked this one, or ``None``.
     """
 
     index: int
@@ -86,9 +84,7 @@ class DumpedRegion:
             DumpError: nothing was recorded, a tensor was larger than the option ``tensor_limit``, or a file is
                 damaged.
         """
-        folder = self.folder / "test_data_set_0"
-        if not folder.is_dir() and self.inherited is not None:
-            folder = self.inherited / "test_data_set_0"
+        folder = _here_or_there(self.folder / DATA_SET, self.inherited and self.inherited / DATA_SET)
         found = dict(read_data_set(folder, kind))
         if not found and kind == "input" and not folder.is_dir():
             raise DumpError(f"{folder} is not there: no run of this graph was compared, so no data was recorded")
@@ -103,16 +99,10 @@ class DumpedRegion:
 
 @dataclasses.dataclass(frozen=True)
 class DumpedGraph:
-    """A graph of a run.
+    """A graph of a run, with its regions in the order they run.
 
-    Attributes:
-        index: the number of Dynamo's graph.
-        direction: ``inference``, ``forward`` or ``backward``.
-        folder: where its files are.
-        regions: in the order they run.
-        entry: what the manifest says of it.
-        inherited: the run folder of the process that compiled it and forked this one, or ``None``: what was written
-            when it was compiled is there.
+    ``index`` is the number of Dynamo's graph; ``entry`` what the manifest says of it; ``inherited`` the run folder of
+    the process that compiled it and forked this one, or ``None``: what was written when it was compiled is there.
     """
 
     index: int
@@ -161,12 +151,7 @@ class DumpedGraph:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What one process dumped.
-
-    Attributes:
-        folder: the run folder.
-        manifest: its ``manifest.json``.
-    """
+    """What one process dumped: the run folder, and its ``manifest.json``."""
 
     folder: Path
     manifest: Mapping[str, Any]
@@ -202,8 +187,7 @@ class Run:
 
     def file_of(self, graph: DumpedGraph, relative: str) -> Path:
         """A file that was written when a graph was compiled: in this run, or in that of the process that forked it."""
-        inherited = graph.inherited
-        return _here_or_there(self.inside(relative), inherited and inherited / relative)
+        return _here_or_there(self.inside(relative), graph.inherited and graph.inherited / relative)
 
     def _graph(self, entry: Mapping[str, Any], where: str) -> DumpedGraph:
         _check(self.folder / MANIFEST, entry, schema.GRAPH, where)
@@ -236,15 +220,8 @@ class Run:
         Raises:
             DumpError: there is none; the message names those that are near.
         """
-        match = _REFERENCE.fullmatch(reference) or _REFERENCE.fullmatch(self._relative(reference))
-        found = []
-        if match is not None:
-            index, direction = int(match[1]), match[2]
-            found = [
-                graph
-                for graph in self.graphs
-                if graph.index == index and (direction is None or graph.direction == direction)
-            ]
+        index, direction, _ = self._parts(reference)
+        found = [graph for graph in self.graphs if graph.index == index and direction in (None, graph.direction)]
         if found:
             return found
         known = [graph.reference for graph in self.graphs]
@@ -259,28 +236,23 @@ class Run:
             DumpError: there is none.
         """
         graphs = self.graphs_of(reference)
-        match = _REFERENCE.fullmatch(reference) or _REFERENCE.fullmatch(self._relative(reference))
-        wanted = match[3] if match is not None else None
-        found = [
-            (graph, region)
-            for graph in graphs
-            for region in graph.regions
-            if wanted is None or region.index == int(wanted)
-        ]
-        if not found:
-            where = graphs[0].reference if len(graphs) == 1 else f"graph {graphs[0].index}"
-            if wanted is not None:
-                raise DumpError(f"{where} has no region {wanted}")
-            raise DumpError(f"nothing of {where} ran on ONNX Runtime; {graphs[0].folder / 'regions.txt'} says why")
-        return found
+        _, _, wanted = self._parts(reference)
+        found = [(graph, region) for graph in graphs for region in graph.regions if wanted in (None, region.index)]
+        if found:
+            return found
+        where = graphs[0].reference if len(graphs) == 1 else f"graph {graphs[0].index}"
+        if wanted is not None:
+            raise DumpError(f"{where} has no region {wanted}")
+        raise DumpError(f"nothing of {where} ran on ONNX Runtime; {graphs[0].folder / 'regions.txt'} says why")
 
-    def _relative(self, reference: str) -> str:
-        """A path in the run folder, as the manifest names it."""
-        path = Path(reference)
-        if not path.exists():
-            return reference
-        resolved, root = path.resolve(), self.folder.resolve()
-        return resolved.relative_to(root).as_posix() if resolved.is_relative_to(root) else reference
+    def _parts(self, reference: str) -> tuple[int | None, str | None, int | None]:
+        """The graph, the direction and the region that a reference, or the path of a folder in the run, names."""
+        path, root = Path(reference).resolve(), self.folder.resolve()
+        relative = path.relative_to(root).as_posix() if path.exists() and path.is_relative_to(root) else reference
+        match = _REFERENCE.fullmatch(reference) or _REFERENCE.fullmatch(relative)
+        if match is None:
+            return None, None, None
+        return int(match[1]), match[2], int(match[3]) if match[3] else None
 
 
 def _here_or_there(here: Path, there: Path | None) -> Path:
@@ -403,6 +375,15 @@ def read_tensor(path: Path) -> tuple[str, np.ndarray]:
         onnx.checker.ValidationError,
     ) as error:
         raise DumpError(f"{path} is damaged: {first_line(str(error)) or type(error).__name__}; dump again") from None
+
+
+def write_data_set(folder: Path, kind: str, tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes tensors in ONNX's test layout, see ``read_data_set``."""
+    import onnx
+
+    folder.mkdir(exist_ok=True)
+    for i, (name, array) in enumerate(tensors.items()):
+        (folder / f"{kind}_{i}.pb").write_bytes(onnx.numpy_helper.from_array(array, name).SerializeToString())
 
 
 def read_data_set(folder: Path, kind: str) -> list[tuple[str, np.ndarray]]:

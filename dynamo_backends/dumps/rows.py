@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -16,12 +15,11 @@ from .differences import (
     ONLY_SECOND,
     UNSURE,
     Difference,
-    OnnxValue,
     described,
     difference,
     kind_of,
 )
-from .matching import Matched
+from .matching import Matched, content
 from .models import type_name
 from .running import ModelRun, NodeValue
 
@@ -39,7 +37,7 @@ class Side:
         operator: of its node, or ``""``.
         type: ``float32``.
         shape: its sizes; ``None`` if it is no tensor.
-        digest: four letters, see ``digest``.
+        digest: four letters, see ``aligning.digest``.
         source: the user's line that it comes from, where the model says so.
     """
 
@@ -50,6 +48,15 @@ class Side:
     shape: tuple[int, ...] | None
     digest: str
     source: str = ""
+
+    @classmethod
+    def of(cls, item: NodeValue) -> Side:
+        """That of a value."""
+        value, shape, letters = item.value, None, ""
+        type_ = described(value)
+        if isinstance(value, np.ndarray):
+            type_, shape, letters = type_name(value.dtype), value.shape, digest(value)
+        return cls(item.kind, item.name, item.operator, type_, shape, letters, item.source)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +87,13 @@ class Row:
 def aligned_rows(
     one: ModelRun, other: ModelRun, matched: Sequence[Matched], movements: Mapping[str, Difference]
 ) -> list[Row]:
+    """The rows: what both models have stored, their results, and their outputs.
+
+    Args:
+        one, other: the models that ran.
+        matched: which of their inputs and initializers are each other's.
+        movements: by how much rounding moves the values of the first.
+    """
     stored = [item for item in one.values if item.kind != "result"]
     theirs_stored = [item for item in other.values if item.kind != "result"]
     results = [item for item in one.values if item.kind == "result"]
@@ -88,10 +102,7 @@ def aligned_rows(
     partners = {item.partner: item.name for item in matched}
     _match_stored(stored, theirs_stored, partners, by_their_names)
     by_name = {item.name: item for item in other.values}
-    rows = []
-    for item in stored:
-        partner = by_name.get(partners.get(item.name, ""))
-        rows.append(_row(item, partner, movements, trusted=True))
+    rows = [_row(item, by_name.get(partners.get(item.name, "")), movements, trusted=True) for item in stored]
     used = set(partners.values())
     rows += [_row(None, item, movements) for item in theirs_stored if item.name not in used]
     pairs, order = aligned(results, theirs, partners, by_their_names)
@@ -109,28 +120,21 @@ def _match_stored(
 ) -> None:
     """Adds constants of nodes and small ones to the matched initializers: by name if names are believed, by content."""
     used = set(partners.values())
-    left = [item for item in ours if item.name not in partners and item.kind != "input"]
     free = {item.name: item for item in theirs if item.name not in used and item.kind != "input"}
+    left = [item for item in ours if item.name not in partners and item.kind != "input"]
     for item in left:
         same = free.get(item.name)
-        if same is None or described(same.value) != described(item.value):
+        if same is None or not _have_one_type(item, same):
             continue
         if by_their_names or difference(item.value, same.value).is_equal:
             partners[item.name] = free.pop(item.name).name
     by_content: dict[object, list[str]] = {}
     for name, item in free.items():
-        by_content.setdefault(_content(item.value), []).append(name)
+        by_content.setdefault(content(item.value), []).append(name)
     for item in left:
-        names = by_content.get(_content(item.value), [])
-        if item.name not in partners and names:
-            partners[item.name] = names.pop(0)
-
-
-def _content(value: OnnxValue) -> object:
-    """What equal values have in common."""
-    if not isinstance(value, np.ndarray) or value.dtype.kind == "O" or value.nbytes > 2**26:
-        return object()
-    return value.dtype.name, value.shape, hashlib.blake2b(np.ascontiguousarray(value).tobytes()).digest()
+        key = content(item.value)
+        if item.name not in partners and key is not None and by_content.get(key):
+            partners[item.name] = by_content[key].pop(0)
 
 
 def _names_mean_the_same(ours: Sequence[NodeValue], theirs: Sequence[NodeValue]) -> bool:
@@ -138,10 +142,9 @@ def _names_mean_the_same(ours: Sequence[NodeValue], theirs: Sequence[NodeValue])
 
     Exporters count their values (``val_12``): then a name that both have says nothing.
     """
-    by_name = {item.name: described(item.value) for item in theirs}
+    by_name = {item.name: item for item in theirs}
     common = [item for item in ours if item.name in by_name]
-    same = sum(by_name[item.name] == described(item.value) for item in common)
-    return bool(common) and same >= _RELIABLE * len(common)
+    return bool(common) and sum(_have_one_type(item, by_name[item.name]) for item in common) >= _RELIABLE * len(common)
 
 
 def _are_the_same(a: NodeValue, b: NodeValue, partners: Mapping[str, str], by_their_names: bool) -> bool:
@@ -149,14 +152,13 @@ def _are_the_same(a: NodeValue, b: NodeValue, partners: Mapping[str, str], by_th
     if by_their_names and a.name == b.name:
         return True
     ours = [partners.get(name) for name in a.inputs if name]
-    is_alike = a.operator == b.operator and described(a.value) == described(b.value)
-    return is_alike and ours == [name for name in b.inputs if name]
+    return a.operator == b.operator and _have_one_type(a, b) and ours == [name for name in b.inputs if name]
 
 
 def _row(
     a: NodeValue | None, b: NodeValue | None, movements: Mapping[str, Difference], *, trusted: bool = False
 ) -> Row:
-    first, second = _side(a), _side(b)
+    first, second = None if a is None else Side.of(a), None if b is None else Side.of(b)
     if a is None or b is None:
         return Row(ONLY_FIRST if b is None else ONLY_SECOND, first, second)
     found = difference(a.value, b.value)
@@ -165,40 +167,23 @@ def _row(
     return Row(mark, first, second, found, found.limit(movement))
 
 
-def _side(item: NodeValue | None) -> Side | None:
-    if item is None:
-        return None
-    if not isinstance(item.value, np.ndarray):
-        return Side(item.kind, item.name, item.operator, described(item.value), None, "", item.source)
-    value = item.value
-    dtype = type_name(value.dtype)
-    return Side(item.kind, item.name, item.operator, dtype, value.shape, digest(value), item.source)
-
-
 def _output_rows(one: ModelRun, other: ModelRun, movements: Mapping[str, Difference]) -> list[Row]:
     """The outputs, matched by name; those of other names by value, then by type and place."""
-    values = {
-        (side, name): NodeValue("output", name, _operator_of(run, name), (), value)
-        for side, run in ((0, one), (1, other))
-        for name, value in run.outputs.items()
-    }
-    pairs = {name: name for name in one.outputs if name in other.outputs}
-    free = [name for name in other.outputs if name not in pairs]
-    for is_alike in (_are_near, _have_one_type, _have_one_kind):
-        for name in one.outputs:
-            partner = next((item for item in free if is_alike(values[0, name], values[1, item])), None)
+    ours, theirs = _outputs(one), _outputs(other)
+    pairs = {name: theirs.pop(name) for name in ours if name in theirs}
+    likeness: tuple[Callable[[NodeValue, NodeValue], bool], ...] = (_are_near, _have_one_type, _have_one_kind)
+    for is_alike in likeness:
+        for name, item in ours.items():
+            partner = next((other for other in theirs.values() if is_alike(item, other)), None)
             if name not in pairs and partner is not None:
-                pairs[name] = partner
-                free.remove(partner)
-    rows = [
-        _row(values[0, name], values.get((1, pairs.get(name, ""))), movements, trusted=name in pairs)
-        for name in one.outputs
-    ]
-    return rows + [_row(None, values[1, name], movements) for name in free]
+                pairs[name] = theirs.pop(partner.name)
+    rows = [_row(item, pairs.get(name), movements, trusted=True) for name, item in ours.items()]
+    return rows + [_row(None, item, movements) for item in theirs.values()]
 
 
-def _operator_of(run: ModelRun, name: str) -> str:
-    return next((item.operator for item in run.values if item.name == name), "")
+def _outputs(run: ModelRun) -> dict[str, NodeValue]:
+    operators = {item.name: item.operator for item in run.values}
+    return {name: NodeValue("output", name, operators.get(name, ""), (), run.outputs[name]) for name in run.outputs}
 
 
 def _are_near(a: NodeValue, b: NodeValue) -> bool:
@@ -221,7 +206,6 @@ def first_different(rows: Sequence[Row]) -> Row | None:
 
     ``None`` if all outputs agree: then what differs on the way is computed otherwise, and no fault.
     """
-    outputs = [row for row in rows if row.first is not None and row.first.kind == "output"]
-    if not any(row.mark == DIFFERENT for row in outputs):
-        return None
-    return next(row for row in rows if row.mark == DIFFERENT)
+    different = [row for row in rows if row.mark == DIFFERENT]
+    is_wrong = any(row.first is not None and row.first.kind == "output" for row in different)
+    return different[0] if is_wrong else None

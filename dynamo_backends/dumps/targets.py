@@ -6,24 +6,22 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from .feeds import DATA_SET
 from .models import load_model
-from .reading import DumpError, find_run
+from .reading import DATA_SET, DumpError, find_run
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A model to compare, and what it was run with.
-
-    Attributes:
-        path: its file.
-        name: for messages.
-        data: a folder with stored inputs, or ``None``.
-    """
+    """A model to compare: its file, its name for messages, and a folder with stored inputs or ``None``."""
 
     path: Path
     name: str
     data: Path | None
+
+    @classmethod
+    def of(cls, path: Path, name: str, folder: Path) -> Target:
+        """A model with the data in a folder, if there are any."""
+        return cls(path, name, folder / DATA_SET if (folder / DATA_SET).is_dir() else None)
 
 
 def targets_of(reference: str, dump: str | None, stage: str = "onnx") -> list[Target]:
@@ -40,14 +38,14 @@ def targets_of(reference: str, dump: str | None, stage: str = "onnx") -> list[Ta
     """
     path = Path(reference)
     if path.is_file():
-        return [Target(path, reference, _data_set(path.parent))]
+        return [Target.of(path, reference, path.parent)]
     if path.suffix == ".onnx":
         raise DumpError(f"{reference} does not exist")
     run = find_run(path if path.is_dir() else dump)
     found = []
     for graph, region in run.regions_of(reference):
         model = {"onnx": region.model, "onnx_optimized": region.optimized_model, "session": region.session_model}[stage]
-        found.append(Target(model, f"{graph.reference}/region_{region.index}", _data_set(region.folder)))
+        found.append(Target.of(model, f"{graph.reference}/region_{region.index}", region.folder))
     return found
 
 
@@ -62,27 +60,19 @@ def paired(first: Sequence[Target], second: Sequence[Target]) -> tuple[list[tupl
     """
     if len(first) == len(second):
         return list(zip(first, second, strict=True)), []
-    names = {target: _computed(target) for target in (*first, *second)}
-    shares = {(one, other): _alike(names[one], names[other]) for one in first for other in second}
-    left, free = list(first), list(second)
+    names = {}
+    for target in (*first, *second):
+        nodes = load_model(target.path).proto.graph.node
+        names[target] = {name for node in nodes for name in node.output if name}
+    alike = {
+        (one, other): len(names[one] & names[other]) / max(1, len(names[one] | names[other]))
+        for one in first
+        for other in second
+    }
     pairs: list[tuple[Target, Target]] = []
-    for one, other in sorted(shares, key=lambda pair: -shares[pair]):  # of equals the first
-        if one in left and other in free:
+    left = [*first, *second]
+    for one, other in sorted(alike, key=lambda pair: -alike[pair]):  # of equals the first
+        if one in left and other in left:
             pairs.append((one, other))
-            left.remove(one)
-            free.remove(other)
-    return sorted(pairs, key=lambda pair: first.index(pair[0])), [*left, *free]
-
-
-def _computed(target: Target) -> set[str]:
-    return {name for node in load_model(target.path).proto.graph.node for name in node.output if name}
-
-
-def _alike(one: set[str], other: set[str]) -> float:
-    """How many of the names are in both."""
-    return len(one & other) / len(one | other) if one | other else 0.0
-
-
-def _data_set(folder: Path) -> Path | None:
-    inner = folder / DATA_SET
-    return inner if inner.is_dir() else None
+            left = [target for target in left if target not in (one, other)]
+    return sorted(pairs, key=lambda pair: first.index(pair[0])), left

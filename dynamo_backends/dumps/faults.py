@@ -1,0 +1,306 @@
+"""Why a region diverges: a translation, a kernel of ONNX Runtime, one of our ONNX passes, or an optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from ..runtime.optimizers import OPTIMIZERS
+from .bisection import RIGHT, WRONG, Bisection, Search
+from .blame import Cause, Kind
+from .candidates import Feeds
+from .cut_folder import Piece
+from .cutting import Parts, inputs_of
+from .differences import NOTHING, distance
+from .execution import PLAIN, Settings
+from .failing import Diverges, fault_of, reference
+from .reading import DumpedRegion, read_data_set
+from .reducing import smallest
+
+_FEW_NODES = 64
+"""Nodes whose kernels are all looked at where the verdict names none."""
+
+_LEVELS = ("ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
+
+
+@dataclasses.dataclass(frozen=True)
+class Culprit:
+    """What PyTorch read and computed, in the model's dtype and in float64, at the node that the verdict names."""
+
+    inputs: Feeds
+    eager: Feeds
+    exact: Feeds
+
+    @classmethod
+    def read(cls, region: DumpedRegion) -> Culprit | None:
+        """That in ``culprit/`` of a region, if the dump has it.
+
+        Raises:
+            DumpError: a file is damaged.
+        """
+        folder = region.folder / "culprit"
+        if not folder.is_dir() or any(folder.glob("*.json")):  # a tensor was larger than the option tensor_limit
+            return None
+        return cls(*(dict(read_data_set(folder, kind)) for kind in ("input", "eager", "exact")))
+
+
+def wrong_translation(
+    search: Search, culprit: Culprit | None, parts: Parts, known: Feeds, settings: Settings
+) -> Bisection | None:
+    """The node that the verdict names, if its ONNX nodes in float64 are not what PyTorch computes in float64.
+
+    Args:
+        search: takes down what was tried and found.
+        culprit: what PyTorch computed.
+        parts: the model before our passes.
+        known: the values of all its tensors.
+        settings: of the session that ran.
+    """
+    found = search.found
+    what = "the translation: its ONNX nodes in float64, against PyTorch's float64"
+    if culprit is None:
+        if search.blamed.blames_no_node:
+            search.tried("the translation, compared in PyTorch when the model ran", RIGHT)
+        else:
+            search.tried(what, "not told: the dump has no PyTorch result of a node")
+        return None
+    initializers = {name: value.const_value for name, value in parts.model.graph.initializers.items()}
+    constants = {name: initializers[name].numpy() for name in culprit.exact if initializers.get(name) is not None}
+    known = {**known, **constants, **culprit.inputs}
+    names = [name for name in culprit.exact if name in known]
+    model, kept = _node_model(parts, names, culprit.inputs, known)
+    feeds = inputs_of(model, known)
+    exact = search.runner.exact(model, feeds)
+    if exact is None:
+        search.tried(what, "not told: nothing computes its ONNX nodes in float64")
+        return None
+    for name in names:
+        right, eager = culprit.exact[name], culprit.eager[name]
+        allowed = distance(eager, right)
+        error = distance(exact[name], right, eager.dtype)
+        has_right_type = known[name].dtype == eager.dtype
+        if error.nonfinite and has_right_type and _overflows_alike(exact[name], eager):
+            error = dataclasses.replace(error, nonfinite=0)
+        if has_right_type and error.is_explained(allowed):
+            continue
+        search.tried(what, WRONG, name, error.error if has_right_type else float("inf"))
+        operators = (parts.nodes[i].metadata_props.get("aten_op", "") for i in kept)
+        found.place, found.value = "translation", name
+        found.cause = next(filter(None, operators), "a folded constant")
+        found.advice.append(
+            "the ONNX model is not what PyTorch computes, whatever runs it; report it with the folder to "
+            "dynamo-backends, or to the package that registered a converter for this operator"
+        )
+        text = f"The translation of {found.cause} ({name}): ONNX Runtime's result is not PyTorch's"
+        returned = {name: _as_type(right, eager.dtype)}
+        piece = _piece(search, model, feeds, returned, error.limit(allowed), settings, text)
+        return search.finish(piece, len(parts.nodes))
+    search.tried(what, RIGHT)
+    return None
+
+
+def wrong_kernel(
+    search: Search, culprit: Culprit | None, parts: Parts, known: Feeds, settings: Settings
+) -> Bisection | None:
+    """The first node that ONNX Runtime computes wrong by itself, of those of the FX node that the verdict names.
+
+    The arguments are those of ``wrong_translation``.
+    """
+    found = search.found
+    what = "the kernels: each node alone, nothing optimized, against float64"
+    if search.blamed.blames_no_node:
+        search.tried("the kernels, compared in PyTorch when the model ran", RIGHT)
+        return None
+    if culprit is not None:
+        kept = parts.before([name for name in culprit.exact if name in known], culprit.inputs)
+    elif not found.value and len(parts.nodes) <= _FEW_NODES:
+        kept = list(range(len(parts.nodes)))
+    else:
+        node = found.value.split("__")[0]
+        kept = [i for i, item in enumerate(parts.nodes) if item.metadata_props.get("fx_node") == node]
+    if not kept:
+        search.tried(what, "not told: the verdict names no node of this model")
+        return None
+    untold = set()
+    for i in kept:
+        model = parts.cut([i], known)
+        if model is None:
+            continue
+        feeds = inputs_of(model, known)
+        exact = search.runner.exact(model, feeds)
+        if exact is None:
+            untold.add(parts.nodes[i].op_type)
+            continue
+        for name, array in search.runner.run(model, feeds, PLAIN).outputs.items():
+            right = _as_type(exact[name], array.dtype)
+            error = distance(array, right)
+            if error.is_explained(NOTHING):
+                continue
+            search.tried(what, WRONG, name, error.error)
+            found.place, found.value, found.cause = "kernel", name, parts.nodes[i].op_type
+            found.advice.append("a kernel of ONNX Runtime is wrong: report it to onnxruntime with the folder")
+            text = f"ONNX Runtime's kernel of {found.cause} computes something else than ONNX says"
+            piece = _piece(search, model, feeds, {name: right}, error.limit(NOTHING), settings, text)
+            return search.finish(piece, len(parts.nodes))
+    search.tried(what, f"not told: nothing computes {', '.join(sorted(untold))} in float64" if untold else RIGHT)
+    return None
+
+
+def wrong_pass(
+    search: Search, before: Parts, known: Feeds, after: Parts, known_after: Feeds, settings: Settings
+) -> Bisection | None:
+    """The part of the model after our passes that is not what it was before, between values that both have.
+
+    Args:
+        search: takes down what was tried and found.
+        before, known: the model before our passes, and the values of all its tensors.
+        after, known_after: the same after them.
+        settings: of the session that ran.
+    """
+    found = search.found
+    what = "our ONNX passes: model.optimized.onnx against model.onnx, ONNX Runtime's optimizers off in both"
+    both = [name for name in after.tensors() if name in known and name in before.by_name]
+    suspicious = [name for name in both if fault_of(known_after[name], known[name]) is not None]
+    right = set(both).difference(suspicious)
+    for name in suspicious:
+        old, new = before.cut(before.before([name], right), known, outputs=[name]), after.before([name], right)
+        model = after.cut(new, {**known_after, **{n: known[n] for n in right}}, outputs=[name])
+        if old is None or model is None:
+            continue
+        exact = search.runner.exact(old, inputs_of(old, known)) or {}
+        error = fault_of(known_after[name], known[name], exact.get(name))
+        if error is None:
+            continue
+        search.tried(what, WRONG, name, error)
+        name_of_pass = search.blamed.name if search.blamed.kind == Kind.PASS else ""
+        found.place, found.value = "ONNX pass", name
+        found.cause = str(Cause(Kind.PASS, name_of_pass))
+        found.advice.append(
+            f"to confirm, run again with options={{'passes': {{'disable': [{name_of_pass or 'onnx.*'!r}]}}}}; "
+            "before.onnx in the folder is what the pass was given"
+        )
+        if name_of_pass:
+            found.advice.append(f"dynamo-backends passes {search.run.folder} --why {name_of_pass}")
+        text = f"{found.cause} made model.onnx of before.onnx, whose result is another"
+        feeds = inputs_of(model, {**known_after, **known})
+        allowed = _allowed(known[name], exact.get(name))
+        piece = _piece(search, model, feeds, {name: known[name]}, allowed, settings, text)
+        return search.finish(piece, len(after.nodes), before=old)
+    search.tried(what, RIGHT)
+    return None
+
+
+def wrong_optimizer(search: Search, path: Path, parts: Parts, known: Feeds, settings: Settings) -> Bisection | None:
+    """The smallest part that ONNX Runtime's optimizers make wrong; ``None`` if nothing is.
+
+    Args:
+        search: takes down what was tried and found.
+        path: the model after our passes.
+        parts: the same.
+        known: right values of all its tensors, nothing optimized.
+        settings: of the session that ran.
+    """
+    found, runner = search.found, search.runner
+    check = Diverges(parts, known, settings, runner)
+    start = next((candidate for candidate in _starts(parts, found.value) if check(candidate)), None)
+    if start is None:
+        return None
+    for level in _LEVELS:
+        at_level = dataclasses.replace(settings, graph_optimization_level=level)
+        wrong = Diverges(parts, known, at_level, runner).wrong(start)
+        name = max(wrong, key=lambda name: wrong[name], default="")
+        text = f"ONNX Runtime's optimizers, {level.removeprefix('ORT_ENABLE_').lower()}"
+        search.tried(text, WRONG if wrong else RIGHT, name, wrong.get(name))
+    kept = search.reduce(search.memory(path, "diverges", settings.as_json()), start, check)
+    outputs = list(check.wrong(kept))
+    outputs = smallest(outputs, lambda names: bool(check.wrong(kept, names))) if len(outputs) > 1 else outputs
+    constants = not check.wrong(kept, outputs, constants=False)
+    model = parts.cut(kept, known, outputs=outputs, constants=parts.weights if constants else ())
+    if model is None or not outputs:
+        return None
+    found.place, found.value = "ONNX Runtime optimizer", outputs[0]
+    found.cause = _optimizer(search, parts, known, settings, kept, outputs)
+    found.advice.append("ONNX Runtime's optimizers change the result: report it to onnxruntime with the folder")
+    feeds = inputs_of(model, known)
+    exact = runner.exact(model, feeds) or {}
+    right = {name: known[name] for name in outputs}
+    allowed = {name: _allowed(array, exact.get(name)) for name, array in right.items()}
+    text = f"{found.cause} of ONNX Runtime changes the result"
+    return search.finish(Piece(model, settings, feeds, right, allowed, "differs", text), len(parts.nodes))
+
+
+def _piece(
+    search: Search, model: ir.Model, feeds: Feeds, right: Feeds, allowed: float, settings: Settings, text: str
+) -> Piece:
+    """A part that returns something else than the right result: as it ran, or not optimized if only that shows it."""
+    outcome = search.runner.run(model, feeds, settings)
+    shows = outcome.kind == "ran" and all(fault_of(outcome.outputs[name], right[name]) is not None for name in right)
+    return Piece(model, settings if shows else PLAIN, feeds, right, dict.fromkeys(right, allowed), "differs", text)
+
+
+def _allowed(known: np.ndarray, exact: np.ndarray | None) -> float:
+    """The largest error that rounding explains."""
+    return distance(known, known).limit(reference(known, exact)[1])
+
+
+def _starts(parts: Parts, value: str) -> Sequence[Sequence[int]]:
+    """What is tried to begin with: all; what the value is made of; its neighbours, more and more of them."""
+    found: list[Sequence[int]] = [range(len(parts.nodes))]
+    if value in parts.by_name:
+        found.append(parts.before([value]))
+        at, reach = parts.by_name[value], 2
+        while reach < len(parts.nodes):
+            found.append(range(max(0, at - reach), min(len(parts.nodes), at + reach)))
+            reach *= 4
+    return found
+
+
+def _optimizer(
+    search: Search, parts: Parts, known: Feeds, settings: Settings, kept: Sequence[int], outputs: Collection[str]
+) -> str:
+    """``the optimizer NAME``, or where no single one is to blame ``no single optimizer``."""
+
+    def is_right(disabled: Sequence[str]) -> bool:
+        names = (*settings.disabled_optimizers, *disabled)
+        check = Diverges(parts, known, dataclasses.replace(settings, disabled_optimizers=names), search.runner)
+        return not check(kept, outputs)
+
+    suspects = list(OPTIMIZERS)
+    while len(suspects) > 1:
+        half = suspects[: len(suspects) // 2]
+        suspects = half if is_right(half) else suspects[len(half) :]
+    return f"the optimizer {suspects[0]}" if is_right(suspects) else "no single optimizer"
+
+
+def _node_model(
+    parts: Parts, names: Sequence[str], stop: Collection[str], known: Feeds
+) -> tuple[ir.Model, Sequence[int]]:
+    """The ONNX nodes of an FX node as a model; where its result was folded, an ``Identity`` of the constant."""
+    kept = parts.before(names, stop)
+    model = parts.cut(kept, known, outputs=names) if kept else None
+    if model is not None:
+        return model, kept
+    values = [onnx.numpy_helper.from_array(known[name], f"{name}__folded") for name in names]
+    nodes = [onnx.helper.make_node("Identity", [f"{name}__folded"], [name]) for name in names]
+    outputs = [onnx.ValueInfoProto(name=name) for name in names]
+    graph = onnx.helper.make_graph(nodes, "folded", [], outputs, values)
+    opset = onnx.helper.make_opsetid("", parts.model.graph.opset_imports.get("", 18))
+    proto = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=parts.model.ir_version)
+    return ir.from_proto(onnx.shape_inference.infer_shapes(proto)), []
+
+
+def _as_type(exact: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A float64 result in a dtype: what is too large for it is infinite."""
+    with np.errstate(over="ignore"):
+        return exact.astype(dtype) if exact.dtype == np.float64 else exact
+
+
+def _overflows_alike(exact: np.ndarray, eager: np.ndarray) -> bool:
+    """Whether float64's result, rounded to the dtype, has its infinities and NaN where eager's has."""
+    ours, its = (array.astype(np.float64) for array in (_as_type(exact, eager.dtype), eager))
+    return bool((np.isfinite(ours) == np.isfinite(its)).all())
