@@ -676,7 +676,7 @@ def test_a_crash_is_confirmed_by_the_same_signal_only(tmp_path: Path) -> None:
         ("raise ValueError", False),
     ):
         repro.write_text(code)
-        assert failing.is_same_end(run_repro(tmp_path).outcome, segmentation_fault) == is_same, code
+        assert failing.is_same_end(run_repro(tmp_path), segmentation_fault) == is_same, code
 
 
 NAMES = ("argparse", "dataclasses", "json", "numpy", "onnx", "onnxruntime", "tempfile", "typing")
@@ -700,7 +700,7 @@ def test_the_current_folder_is_no_package_of_a_subprocess(hostile: Path, monkeyp
     settings = dataclasses.replace(PLAIN, custom_op_libraries=("/planted.so",))
     one = {"x": np.ones(1, np.float32)}
     write_piece(hostile, Piece(trivial_model(), settings, one, {"y": one["x"]}, {"y": 0.0}, "differs", ""), {})
-    assert run_repro(hostile).ends == "right", "neither of the folder's files nor of a library that the dump names"
+    assert run_repro(hostile).kind == "right", "neither of the folder's files nor of a library that the dump names"
     command = [sys.executable, "-m", "dynamo_backends", "ls", "-d", "nothing"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 2 and "nothing does not exist" in done.stderr, done
@@ -719,6 +719,6 @@ def trivial_model() -> ir.Model:
 def test_a_repro_that_python_cannot_run_confirms_no_crash(tmp_path: Path) -> None:
     (tmp_path / "repro.py").write_text("import there_is_no_such_module\n")
     fresh = run_repro(tmp_path)
-    assert fresh.ends == "not run" and "there_is_no_such_module" in fresh.said
+    assert fresh.kind == "not run" and "there_is_no_such_module" in fresh.message
     (tmp_path / "repro.py").write_text("import os; os.abort()\n")
-    assert run_repro(tmp_path).ends == "crashed"
+    assert run_repro(tmp_path).kind == "crashed"

@@ -86,15 +86,14 @@ def bisect(
 def _by_verdict(search: Search) -> Bisection:
     """Bisects what the verdict of the run names."""
     found, entry = search.found, search.graph.entry
-    if found.verdict is None or found.verdict == "ok":
+    if found.verdict in (None, "ok"):
         for region in search.graph.regions:  # a file that is cut is no model that is right
             load_model(region.model), load_model(region.optimized_model)
         found.advice.append("nothing diverges here; --check COMMAND bisects by a check of your own")
         return found
-    blame = entry.get("blame") or {}
+    blame = entry["blame"] or {}
     blamed = search.blamed
-    found.value, found.cause = str(blame.get("value") or ""), str(blamed)
-    found.source = str(blame.get("source") or "")
+    found.value, found.cause, found.source = blame.get("value", ""), str(blamed), blame.get("source", "")
     if blamed.is_before_translation:
         return _in_pytorch(search)
     forward = _forward(search)
@@ -108,26 +107,21 @@ def _by_verdict(search: Search) -> Bisection:
         found.place = "kernel"
         found.advice.append(f"dynamo-backends determinism {found.graph}")
         return found
-    regions = search.graph.regions
-    wanted = blame.get("region")
     if blamed.kind == Kind.PYTORCH:
         found.place = "PyTorch"
         found.advice.append("the node ran in PyTorch: there is no ONNX model of it to cut")
         return found
+    regions = search.graph.regions
     if not regions:
         raise DumpError(f"nothing of {found.graph} ran on ONNX Runtime")
-    region = next((item for item in regions if item.index == wanted), regions[0])
-    return _in_region(search, region)
+    return _in_region(search, next((item for item in regions if item.index == blame.get("region")), regions[0]))
 
 
 def _forward(search: Search) -> DumpedGraph | None:
     """The forward of a backward graph, if it diverges."""
-    if search.graph.direction != "backward":
-        return None
-    forwards = (
-        graph for graph in search.run.graphs if (graph.index, graph.direction) == (search.graph.index, "forward")
-    )
-    return next((graph for graph in forwards if graph.verdict not in (None, "ok")), None)
+    graphs = (graph for graph in search.run.graphs if graph.index == search.graph.index)
+    wrong = (graph for graph in graphs if graph.direction == "forward" and graph.verdict not in (None, "ok"))
+    return next(wrong, None) if search.graph.direction == "backward" else None
 
 
 def _in_pytorch(search: Search) -> Bisection:
@@ -219,7 +213,7 @@ def _by_command(search: Search, region: DumpedRegion, command: str) -> Bisection
     search.tried(f"--check on {path.name}", WRONG)
     if check.fails(*_trivial()):
         raise DumpError("--check fails on a model of a single Identity, too: it does not tell models apart")
-    kept = search.reduce(search.memory(path, command, {}), every, check)
+    kept = search.reduce(path, command, {}, every, check)
     model = parts.cut(kept, known)
     assert model is not None
     found.place, found.cause = "check", command

@@ -17,7 +17,7 @@ from .cut_folder import Piece, run_repro, write_piece
 from .cutting import Parts
 from .execution import PLAIN
 from .failing import Memory, is_same_end
-from .reading import DumpedGraph, Run
+from .reading import DATA_SET, DumpedGraph, Run
 from .reducing import smallest
 
 MEMORY = "bisection.txt"
@@ -56,40 +56,28 @@ class Cut:
 
 @dataclasses.dataclass
 class Bisection:
-    """What a bisection found.
+    """What a bisection found."""
 
-    Attributes:
-        graph: ``graph_000/forward``.
-        verdict: of the run, ``None`` where none was compared.
-        place: ``decomposition``, ``FX pass``, ``stage`` (what PyTorch makes between them), ``PyTorch`` (the node ran
-            there), ``forward`` (this graph is right), ``translation``, ``kernel``, ``ONNX pass``,
-            ``ONNX Runtime optimizer``, ``session`` (it cannot be made), ``run`` (it ends without a result), ``check``
-            (the user's command fails), ``nothing``, ``unknown``.
-        cause: the pass, the optimizer, the operator, or what was said.
-        value: the first value that is wrong.
-        source: the user's line.
-        trials: what was switched off, in order.
-        cut: what was cut out.
-        advice: what to do next.
-        sessions: how many were made.
-        resumed: how many answers came from an earlier bisection that was stopped.
-        others: the verdicts of the other graphs that were meant: ``0`` is a forward and a backward.
-    """
-
-    graph: str
-    verdict: str | None
+    graph: str  # ``graph_000/forward``
+    verdict: str | None  # of the run, ``None`` where none was compared
+    # ``decomposition``, ``FX pass``, ``stage`` (what PyTorch makes between them), ``PyTorch`` (the node ran there),
+    # ``forward`` (this graph is right), ``translation``, ``kernel``, ``ONNX pass``, ``ONNX Runtime optimizer``,
+    # ``session`` (it cannot be made), ``run`` (it ends without a result), ``check`` (the user's command fails),
+    # ``nothing``, ``unknown``
     place: str = "nothing"
-    cause: str = ""
-    value: str = ""
-    source: str = ""
-    trials: list[Trial] = dataclasses.field(default_factory=list)
-    cut: Cut | None = None
-    advice: list[str] = dataclasses.field(default_factory=list)
-    sessions: int = 0
-    resumed: int = 0
+    cause: str = ""  # the pass, the optimizer, the operator, or what was said
+    value: str = ""  # the first value that is wrong
+    source: str = ""  # the user's line
+    trials: list[Trial] = dataclasses.field(default_factory=list)  # what was switched off, in order
+    cut: Cut | None = None  # what was cut out
+    advice: list[str] = dataclasses.field(default_factory=list)  # what to do next
+    sessions: int = 0  # how many were made
+    resumed: int = 0  # how many answers came from an earlier bisection that was stopped
+    # the verdicts of the other graphs that were meant: ``0`` is a forward and a backward
     others: dict[str, str | None] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass
 class Search:
     """What the searches of a bisection share.
 
@@ -97,22 +85,21 @@ class Search:
         run, graph: what is bisected.
         folder: where the cut goes.
         runner: runs candidates.
-        progress: is told what is done.
+        progress: is called with what is done.
         blamed: the cause that the verdict names.
         found: what was found so far.
     """
 
-    def __init__(
-        self, run: Run, graph: DumpedGraph, folder: Path, runner: Runner, progress: Callable[[str], None]
-    ) -> None:
-        self.run = run
-        self.graph = graph
-        self.folder = folder
-        self.runner = runner
-        self.progress = progress
-        blame = graph.entry.get("blame")
+    run: Run
+    graph: DumpedGraph
+    folder: Path
+    runner: Runner
+    progress: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        blame = self.graph.entry["blame"]
         self.blamed = Cause.read(blame) if blame else Cause(Kind.RESULT)
-        self.found = Bisection(graph.reference, graph.verdict)
+        self.found = Bisection(self.graph.reference, self.graph.verdict)
 
     def tried(self, what: str, outcome: str, value: str = "", error: float | None = None) -> None:
         """Notes what came of a trial."""
@@ -122,13 +109,25 @@ class Search:
         """All tensors of a model, nothing optimized."""
         return self.runner.run(parts.exposed(parts.tensors()), feeds, PLAIN)
 
-    def memory(self, model: Path, question: str, settings: Mapping[str, object]) -> Memory:
-        """The answers about a file of the dump, kept or new."""
-        digest = hashlib.sha256(model.read_bytes()).hexdigest()
-        return Memory(self.folder / MEMORY, [digest, question, sorted(settings.items()), onnx.__version__])
+    def reduce(
+        self,
+        model: Path,
+        question: str,
+        settings: Mapping[str, object],
+        start: Sequence[int],
+        check: Callable[[Sequence[int]], bool],
+    ) -> list[int]:
+        """Delta debugging; the answers are kept on disk.
 
-    def reduce(self, memory: Memory, start: Sequence[int], check: Callable[[Sequence[int]], bool]) -> list[int]:
-        """Delta debugging, with the answers kept."""
+        Args:
+            model: the file of the dump whose nodes are tried, which the answers are about,
+            question: as is this,
+            settings: and these.
+            start: the nodes that fail as a whole.
+            check: whether some of them do.
+        """
+        digest = hashlib.sha256(model.read_bytes()).hexdigest()
+        memory = Memory(self.folder / MEMORY, [digest, question, sorted(settings.items()), onnx.__version__])
         self.found.resumed = memory.resumed
         best = len(start)
 
@@ -160,7 +159,7 @@ class Search:
             before: what an ONNX pass was given.
             confirm: whether it fails; by default its ``repro.py`` is run.
         """
-        shutil.rmtree(self.folder / "test_data_set_0", ignore_errors=True)
+        shutil.rmtree(self.folder / DATA_SET, ignore_errors=True)
         write_piece(self.folder, piece, self.run.manifest["versions"])
         if before is not None:
             write_model(before, self.folder, "before.onnx", whole=True)
@@ -169,8 +168,8 @@ class Search:
             confirmed, said = confirm(), f"the check fails on {self.folder / 'model.onnx'}"
         else:
             fresh = run_repro(self.folder)
-            confirmed = fresh.ends == piece.ends and (outcome is None or is_same_end(fresh.outcome, outcome))
-            said = fresh.said
+            confirmed = fresh.kind == piece.ends and (outcome is None or is_same_end(fresh, outcome))
+            said = f"{fresh.kind}: {fresh.message}"
         operators = [node.op_type for node in piece.model.graph]
         self.found.cut = Cut(self.folder, operators, of, confirmed, said)
         self.found.source = self.found.source or line_of(list(piece.model.graph))

@@ -30,6 +30,7 @@ from .execution import PLAIN, ExecutionError, Session, Settings
 from .models import OnnxModel
 from .reading import DATA_SET, DumpError, read_data_set, write_data_set
 from .running import reference_evaluator
+from .widening import in_float64
 
 logger = logging.getLogger(__name__)
 
@@ -40,24 +41,17 @@ _PROTOBUF_LIMIT = 2**31 - 2**24
 LONGEST = 600.0
 """Seconds that a candidate may take."""
 
-_LOW = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _MOST_NODES = 64
 """Nodes that onnx's reference, which is written in Python, is asked for."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a candidate ended.
+    """How a candidate ended."""
 
-    Attributes:
-        kind: ``built`` (it was not to run), ``ran``, ``refused`` (no session), ``failed`` (no results), ``crashed``.
-        message: what ONNX Runtime said, or how the process ended.
-        outputs: by name, in the model's order, if it ran.
-    """
-
-    kind: str
-    message: str = ""
-    outputs: Feeds = dataclasses.field(default_factory=dict)
+    kind: str  # ``built`` (it was not to run), ``ran``, ``refused`` (no session), ``failed`` (no results), ``crashed``
+    message: str = ""  # what ONNX Runtime said, or how the process ended
+    outputs: Feeds = dataclasses.field(default_factory=dict)  # by name, in the model's order, if it ran
 
 
 class Runner:
@@ -121,9 +115,9 @@ class Runner:
             model: the model, without local functions; left as it is.
             feeds: its inputs, and maybe others.
         """
-        wide = _widened(model)
-        wanted = {value.name for value in model.graph.inputs}
-        arrays = {name: _wide(feed) for name, feed in feeds.items() if name in wanted}
+        wide = in_float64(model)
+        wanted = {str(value.name): value.dtype == ir.DataType.DOUBLE for value in wide.graph.inputs}
+        arrays = {name: feeds[name].astype(np.float64) if is_wide else feeds[name] for name, is_wide in wanted.items()}
         if len(wide.graph) <= _MOST_NODES:
             try:
                 with np.errstate(all="ignore"):
@@ -200,39 +194,3 @@ def _external_data(model: ir.Model) -> str:
     """The folder that has weights of a model, or ``""``."""
     values = (value.const_value for value in model.graph.initializers.values())
     return next((str(value.base_dir) for value in values if isinstance(value, ir.ExternalTensor)), "")
-
-
-def _widened(model: ir.Model) -> ir.Model:
-    """A copy in which all that is floating-point is float64, inputs and subgraphs too."""
-    copy = model.clone()
-    for graph in copy.graphs():
-        values = [*graph.inputs, *graph.initializers.values()]
-        for node in graph:
-            values.extend(node.outputs)
-            _widen_attributes(node)
-        for value in values:
-            if value.dtype in _LOW:
-                value.type = ir.TensorType(ir.DataType.DOUBLE)  # the old one is shared with the original
-            if value.const_value is not None and value.const_value.dtype in _LOW:
-                value.const_value = ir.tensor(value.const_value.numpy().astype(np.float64), name=value.name)
-    return copy
-
-
-def _widen_attributes(node: ir.Node) -> None:
-    for name, attribute in list(node.attributes.items()):
-        if attribute.is_ref():
-            continue
-        if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in _LOW:
-            wide = attribute.as_tensor().numpy().astype(np.float64)
-            node.attributes[name] = ir.AttrTensor(name, ir.tensor(wide))
-        elif name in ("to", "dtype") and attribute.type == ir.AttributeType.INT and attribute.as_int() in set(_LOW):
-            node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.DOUBLE))
-        elif name in ("value_float", "value_floats") and node.op_type == "Constant":
-            del node.attributes[name]
-            node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.asarray(attribute.value, np.float64)))
-        elif name in ("stash_type", "softmax_precision"):
-            node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.DOUBLE))
-
-
-def _wide(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float64) if ir.DataType.from_numpy(array.dtype) in _LOW else array

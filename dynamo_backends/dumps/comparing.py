@@ -9,7 +9,7 @@
 
 **Alignment.** Inputs, initializers and constants are matched by name, content, type and shape (``matching.py``). The
 results of nodes are matched by name where the values agree, or where names can be believed; then by value, in whatever
-order the models compute them; then as the same operator of matched values (``aligning.py``). Outputs: by name, then by
+order the models compute them; then as the same operator of matched values (``rows.py``). Outputs: by name, then by
 value and type.
 
 **Judgement.** Neither model is the truth. By how much rounding may move each value is measured: the first model runs
@@ -22,35 +22,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from .differences import EQUAL, ONLY_FIRST, ONLY_SECOND, ROUNDING, Difference, OnnxValue
 from .execution import drawing
 from .feeds import read_feeds
 from .matching import computed_inputs, same_inputs
 from .models import OnnxModel, load_model
-from .reading import DumpError
+from .reading import DATA_SET, DumpError, find_run
 from .rows import Row, aligned_rows, first_different
 from .running import ModelRun, Runtime, coarsest_unit, movements, run_model
-from .targets import Target
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Two models side by side.
+    """Two models side by side."""
 
-    Attributes:
-        names: of the models.
-        rows: initializers and inputs, then the results in the order of the first model, then the outputs.
-        first_different: the row at which they begin to diverge, or ``None``.
-        notes: what else to know: how inputs were matched, what was made up.
-        measured: whether what rounding makes was measured; if not, only the fixed units count.
-    """
-
-    names: tuple[str, str]
-    rows: Sequence[Row]
-    first_different: Row | None
-    notes: Sequence[str]
-    measured: bool
+    names: tuple[str, str]  # of the models
+    rows: Sequence[Row]  # initializers and inputs, then the results in the order of the first model, then the outputs
+    first_different: Row | None  # the row at which they begin to diverge, or ``None``
+    notes: Sequence[str]  # what else to know: how inputs were matched, what was made up
+    measured: bool  # whether what rounding makes was measured; if not, only the fixed units count
 
     @property
     def outputs(self) -> list[Row]:
@@ -145,6 +137,20 @@ def _movements(
         return {}, str(error)
 
 
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A model to compare: its file, its name for messages, and a folder with stored inputs or ``None``."""
+
+    path: Path
+    name: str
+    data: Path | None
+
+    @classmethod
+    def of(cls, path: Path, name: str, folder: Path) -> Target:
+        """A model with the data in a folder, if there are any."""
+        return cls(path, name, folder / DATA_SET if (folder / DATA_SET).is_dir() else None)
+
+
 def compare_targets(
     first: Target,
     second: Target,
@@ -168,3 +174,57 @@ def compare_targets(
     ours = read_feeds([first.data], one) if first.data is not None and one.inputs else {}
     theirs = read_feeds([second.data], other) if second.data is not None and other.inputs else {}
     return compare(one, other, ours or theirs, runtime, sizes=sizes, seed=seed, spare=theirs)
+
+
+def targets_of(reference: str, dump: str | None, stage: str = "onnx") -> list[Target]:
+    """The models that a reference names.
+
+    Args:
+        reference: a file; a graph or region of the dump (``0/forward``, ``graph_000/forward/region_1``); or the path of
+            one in any dump.
+        dump: the dump folder; ``None`` for the default one.
+        stage: of a dump's models: ``onnx``, ``onnx_optimized`` or ``session``.
+
+    Raises:
+        DumpError: there is none.
+    """
+    path = Path(reference)
+    if path.is_file():
+        return [Target.of(path, reference, path.parent)]
+    if path.suffix == ".onnx":
+        raise DumpError(f"{reference} does not exist")
+    run = find_run(path if path.is_dir() else dump)
+    found = []
+    for graph, region in run.regions_of(reference):
+        model = {"onnx": region.model, "onnx_optimized": region.optimized_model, "session": region.session_model}[stage]
+        found.append(Target.of(model, f"{graph.reference}/region_{region.index}", region.folder))
+    return found
+
+
+def paired(first: Sequence[Target], second: Sequence[Target]) -> tuple[list[tuple[Target, Target]], list[Target]]:
+    """Which models are compared with each other, and those that are left out.
+
+    As many of both are each other's in their order. Else, after a change that splits a graph otherwise, those that
+    compute the most values of the same names are, and the rest is left out.
+
+    Raises:
+        DumpError: a file cannot be read.
+    """
+    if len(first) == len(second):
+        return list(zip(first, second, strict=True)), []
+    names = {}
+    for target in (*first, *second):
+        nodes = load_model(target.path).proto.graph.node
+        names[target] = {name for node in nodes for name in node.output if name}
+    alike = {
+        (one, other): len(names[one] & names[other]) / max(1, len(names[one] | names[other]))
+        for one in first
+        for other in second
+    }
+    pairs: list[tuple[Target, Target]] = []
+    left = [*first, *second]
+    for one, other in sorted(alike, key=lambda pair: -alike[pair]):  # of equals the first
+        if one in left and other in left:
+            pairs.append((one, other))
+            left = [target for target in left if target not in (one, other)]
+    return sorted(pairs, key=lambda pair: first.index(pair[0])), left

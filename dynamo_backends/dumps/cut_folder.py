@@ -31,25 +31,15 @@ _ROUNDED = (1, 10, 11, 14, 15, 16)
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """What is written.
+    """What is written."""
 
-    Attributes:
-        model: the model.
-        settings: of the session.
-        inputs: of the data set; empty where the session is not made.
-        right: the right outputs.
-        allowed: by output, the error that needs no explanation.
-        ends: how ``repro.py`` ends: ``differs``, ``refused``, ``failed`` or ``crashed``.
-        text: what is wrong, for a person.
-    """
-
-    model: ir.Model
-    settings: Settings
-    inputs: Feeds
-    right: Feeds
-    allowed: Mapping[str, float]
-    ends: str
-    text: str
+    model: ir.Model  # the model
+    settings: Settings  # of the session
+    inputs: Feeds  # of the data set; empty where the session is not made
+    right: Feeds  # the right outputs
+    allowed: Mapping[str, float]  # by output, the error that needs no explanation
+    ends: str  # how ``repro.py`` ends: ``differs``, ``refused``, ``failed`` or ``crashed``
+    text: str  # what is wrong, for a person
 
 
 def write_piece(folder: Path, piece: Piece, versions: Mapping[str, Any]) -> None:
@@ -81,45 +71,27 @@ def repro_text(settings: Mapping[str, Any]) -> str:
     return source.replace(_SETTINGS, f"SETTINGS: dict = json.loads({text!r})\n")
 
 
-@dataclasses.dataclass(frozen=True)
-class Fresh:
-    """What ``repro.py`` said in a process of its own.
+def run_repro(folder: Path) -> Outcome:
+    """Runs ``repro.py`` in a fresh process.
 
-    Attributes:
-        ends: as ``Piece.ends``; ``right`` if it does not show the fault,
-            ``not run`` if Python ends it before that.
-        said: the last line, or how the process ended.
+    The kind is as ``Piece.ends``; ``right`` if it does not show the fault, ``not run`` if Python ends it before that.
     """
-
-    ends: str
-    said: str
-
-    @property
-    def outcome(self) -> Outcome:
-        """The same as that of a candidate."""
-        return Outcome(self.ends, self.said.removeprefix(f"{self.ends}: "))
-
-
-def run_repro(folder: Path) -> Fresh:
-    """Runs ``repro.py`` in a fresh process."""
     try:
         # -P: the folder may have been there before, with a file that is called like a package
         command = [sys.executable, "-P", str(folder / "repro.py")]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, env=worker_environment())
     except subprocess.TimeoutExpired:
-        return Fresh("crashed", did_not_end())
+        return Outcome("crashed", did_not_end())
     lines = ended.stdout.strip().splitlines()
-    if ended.returncode < 0:
-        return Fresh("crashed", how_it_ended(ended.returncode))
-    for end in ("differs", "refused", "failed"):
-        for line in lines:
-            if ended.returncode == 1 and line.startswith(f"{end}:"):
-                return Fresh(end, line)
+    for line in lines if ended.returncode == 1 else ():
+        kind, _, said = line.partition(": ")
+        if kind in ("differs", "refused", "failed"):
+            return Outcome(kind, said)
     if ended.returncode in (1, 2):  # an uncaught exception, onnxruntime is not there for instance; or no model or data
-        return Fresh("not run", ended.stderr.strip()[-300:])
+        return Outcome("not run", ended.stderr.strip()[-300:])
     if ended.returncode:
-        return Fresh("crashed", how_it_ended(ended.returncode))
-    return Fresh("right", lines[-1] if lines else "")
+        return Outcome("crashed", how_it_ended(ended.returncode))
+    return Outcome("right", lines[-1] if lines else "")
 
 
 def _readme(piece: Piece, versions: Mapping[str, Any]) -> str:

@@ -32,31 +32,19 @@ from .running import exposing
 
 @dataclasses.dataclass(frozen=True)
 class UnstableValue:
-    """A value that came out differently.
+    """A value that came out differently."""
 
-    Attributes:
-        value: its name.
-        fx_node: the FX node it belongs to; ``""`` if the model does not say.
-        operator: the ONNX operator that computes it.
-        aten_operator, module, source: of the FX node.
-        threads: of the session.
-        other_threads: the same, or with which other number of threads it differs.
-        differing_runs: in how many of the runs.
-        difference: the largest, to the first run.
-        differs_alone: whether its node alone, on the values of the first run, gives different results.
-    """
-
-    value: str
-    fx_node: str
-    operator: str
-    aten_operator: str
+    value: str  # its name
+    fx_node: str  # the FX node it belongs to; ``""`` if the model does not say
+    operator: str  # the ONNX operator that computes it
+    aten_operator: str  # aten_operator, module, source: of the FX node
     module: str
     source: str
-    threads: int
-    other_threads: int
-    differing_runs: int
-    difference: Difference
-    differs_alone: bool
+    threads: int  # of the session
+    other_threads: int  # the same, or with which other number of threads it differs
+    differing_runs: int  # in how many of the runs
+    difference: Difference  # the largest, to the first run
+    differs_alone: bool  # whether its node alone, on the values of the first run, gives different results
 
     @property
     def is_rounding(self) -> bool:
@@ -70,21 +58,15 @@ class UnstableValue:
 
 @dataclasses.dataclass(frozen=True)
 class RegionDeterminism:
-    """What came of running a region again and again.
+    """What came of running a region again and again."""
 
-    Attributes:
-        region: its number.
-        runs: how often, besides the first run.
-        threads: the numbers of threads it ran with.
-        results: the results of the region that differed as it ran, those of the same threads first.
-        values: the first values that differ with their inputs the same, in execution order; a value that only
-            differs because of an earlier one is not among them.
-    """
-
-    region: int
-    runs: int
-    threads: Sequence[int]
+    region: int  # its number
+    runs: int  # how often, besides the first run
+    threads: Sequence[int]  # the numbers of threads it ran with
+    # the results of the region that differed as it ran, those of the same threads first
     results: Sequence[UnstableValue]
+    # the first values that differ with their inputs the same, in execution order; a value that only differs because
+    # of an earlier one is not among them
     values: Sequence[UnstableValue]
 
     @property

@@ -43,27 +43,16 @@ LEGEND = {
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """What is different in two values.
+    """What is different in two values."""
 
-    Attributes:
-        max_abs: the largest absolute difference.
-        scale: the largest ordinary magnitude: in either, or in the right one of the two.
-        differing: how many elements differ.
-        nonfinite: elements that are NaN or infinite in one only, or infinite with another sign.
-        dtype: the name of the coarser dtype, in whose units rounding is; ``""`` for values that are not rounded.
-        unit: its epsilon.
-        tiny: its smallest normal number; the smaller ones are as far apart as those.
-        what: in words, why they cannot be compared element by element; else ``""``.
-    """
-
-    max_abs: float = 0.0
-    scale: float = 0.0
-    differing: int = 0
-    nonfinite: int = 0
-    dtype: str = ""
-    unit: float = 0.0
-    tiny: float = 0.0
-    what: str = ""
+    max_abs: float = 0.0  # the largest absolute difference
+    scale: float = 0.0  # the largest ordinary magnitude: in either, or in the right one of the two
+    differing: int = 0  # how many elements differ
+    nonfinite: int = 0  # elements that are NaN or infinite in one only, or infinite with another sign
+    dtype: str = ""  # the name of the coarser dtype, in whose units rounding is; ``""`` for values that are not rounded
+    unit: float = 0.0  # its epsilon
+    tiny: float = 0.0  # its smallest normal number; the smaller ones are as far apart as those
+    what: str = ""  # in words, why they cannot be compared element by element; else ``""``
 
     @property
     def is_equal(self) -> bool:

@@ -84,8 +84,8 @@ def bisect_ending(
     if not check(every):
         found.advice.append("no part of the model fails in this way; the whole does")
         return found
-    memory = search.memory(path, f"{outcome.kind} {essence(outcome.message)}", settings.as_json())
-    kept = search.reduce(memory, every, check)
+    question = f"{outcome.kind} {essence(outcome.message)}"
+    kept = search.reduce(path, question, settings.as_json(), every, check)
     outputs = [str(value.name) for value in parts.outputs_of(kept)]
     if len(outputs) > 1:
         outputs = smallest(outputs, lambda names: check(kept, names))

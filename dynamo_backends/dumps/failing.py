@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -81,21 +82,14 @@ def fault_of(value: np.ndarray, known: np.ndarray, exact: np.ndarray | None = No
     return None if found.is_explained(allowed) else found.error
 
 
+@dataclasses.dataclass(frozen=True)
 class Diverges:
-    """A part fails if it returns, as it runs, something else than what is right.
+    """A part fails if it returns, as it runs, something else than what is right."""
 
-    Args:
-        parts: the model.
-        known: right values of all its tensors, computed without optimization.
-        settings: of the session.
-        runner: runs it.
-    """
-
-    def __init__(self, parts: Parts, known: Feeds, settings: Settings, runner: Runner) -> None:
-        self._parts = parts
-        self._known = known
-        self._settings = settings
-        self._runner = runner
+    parts: Parts  # the model
+    known: Feeds  # right values of all its tensors, computed without optimization
+    settings: Settings  # of the session
+    runner: Runner  # runs it
 
     def __call__(self, kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
         return bool(self.wrong(kept, outputs))
@@ -110,48 +104,40 @@ class Diverges:
             outputs: those that count; by default all.
             constants: whether weights are constants of the session, as they were in the run.
         """
-        weights = self._parts.weights if constants else ()
-        model = self._parts.cut(kept, self._known, outputs=outputs, constants=weights)
+        weights = self.parts.weights if constants else ()
+        model = self.parts.cut(kept, self.known, outputs=outputs, constants=weights)
         if model is None:
             return {}
-        feeds = inputs_of(model, self._known)
-        outcome = self._runner.run(model, feeds, self._settings)  # no outputs: it fails in another way
-        if not any(fault_of(value, self._known[name]) is not None for name, value in outcome.outputs.items()):
+        feeds = inputs_of(model, self.known)
+        outcome = self.runner.run(model, feeds, self.settings)  # no outputs: it fails in another way
+        if not any(fault_of(value, self.known[name]) is not None for name, value in outcome.outputs.items()):
             return {}
-        exact = self._runner.exact(model, feeds) or {}
+        exact = self.runner.exact(model, feeds) or {}
         found = {
-            name: (fault_of(value, self._known[name]), fault_of(value, self._known[name], exact.get(name)))
+            name: (fault_of(value, self.known[name]), fault_of(value, self.known[name], exact.get(name)))
             for name, value in outcome.outputs.items()
         }
         return {name: error for name, (by_known, error) in found.items() if by_known is not None and error is not None}
 
 
+@dataclasses.dataclass(frozen=True)
 class EndsAs:
-    """A part fails if it ends as the whole did: no session, no results, or a crash.
+    """A part fails if it ends as the whole did: no session, no results, or a crash."""
 
-    Args:
-        parts: the model.
-        known: values of its tensors; ``None`` where it is not run: then a session is only made.
-        settings: of the session.
-        runner: runs it.
-        outcome: how the whole ended.
-    """
-
-    def __init__(self, parts: Parts, known: Feeds | None, settings: Settings, runner: Runner, outcome: Outcome) -> None:
-        self._parts = parts
-        self._known = known
-        self._settings = settings
-        self._runner = runner
-        self._outcome = outcome
+    parts: Parts  # the model
+    known: Feeds | None  # values of its tensors; ``None`` where it is not run: then a session is only made
+    settings: Settings  # of the session
+    runner: Runner  # runs it
+    outcome: Outcome  # how the whole ended
 
     def __call__(self, kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
-        weights = self._parts.weights if self._known is not None else ()
-        model = self._parts.cut(kept, self._known, outputs=outputs, constants=weights)
+        weights = self.parts.weights if self.known is not None else ()
+        model = self.parts.cut(kept, self.known, outputs=outputs, constants=weights)
         if model is None:
             return False
-        runs = self._known is not None and self._outcome.kind != "refused"
-        feeds = inputs_of(model, self._known) if runs else None
-        return is_same_end(self._runner.run(model, feeds, self._settings), self._outcome)
+        runs = self.known is not None and self.outcome.kind != "refused"
+        feeds = inputs_of(model, self.known) if runs else None
+        return is_same_end(self.runner.run(model, feeds, self.settings), self.outcome)
 
 
 def is_same_end(one: Outcome, other: Outcome) -> bool:
@@ -172,25 +158,22 @@ def essence(message: str) -> str:
     return re.sub(r"\d+", "0", text)
 
 
+@dataclasses.dataclass(frozen=True)
 class Command:
-    """A part fails if a command of the user's says so: its exit code is not 0.
+    """A part fails if a command of the user's says so: its exit code is not 0."""
 
-    Args:
-        parts: the model.
-        known: values of its tensors, which become a data set beside the model; ``None`` where there are none.
-        command: with ``{model}`` where the path of the model goes, and ``{folder}`` for that of its folder.
-    """
+    parts: Parts  # the model
+    # values of its tensors, which become a data set beside the model; ``None`` where there are none
+    known: Feeds | None
+    command: str  # with ``{model}`` where the path of the model goes, and ``{folder}`` for that of its folder
 
-    def __init__(self, parts: Parts, known: Feeds | None, command: str) -> None:
-        if "{model}" not in command and "{folder}" not in command:
-            raise DumpError(f"--check {command!r} must say where the model goes: --check 'python check.py {{model}}'")
-        self._parts = parts
-        self._known = known
-        self._command = command
+    def __post_init__(self) -> None:
+        if "{model}" not in self.command and "{folder}" not in self.command:
+            raise DumpError(f"--check {self.command!r} must say where the model goes: 'python check.py {{model}}'")
 
     def __call__(self, kept: Collection[int]) -> bool:
-        model = self._parts.cut(kept, self._known)
-        return model is not None and self.fails(model, inputs_of(model, self._known), outputs_of(model, self._known))
+        model = self.parts.cut(kept, self.known)
+        return model is not None and self.fails(model, inputs_of(model, self.known), outputs_of(model, self.known))
 
     def fails(self, model: ir.Model, inputs: Feeds, right: Feeds) -> bool:
         """Whether the command fails on a model.
@@ -202,9 +185,7 @@ class Command:
             path = write_model(model, Path(name))
             write_data_set(Path(name, DATA_SET), "input", inputs)
             write_data_set(Path(name, DATA_SET), "output", right)
-            words = [
-                word.replace("{model}", str(path)).replace("{folder}", name) for word in shlex.split(self._command)
-            ]
+            words = [word.replace("{model}", str(path)).replace("{folder}", name) for word in shlex.split(self.command)]
             try:
                 ended = subprocess.run(
                     words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=LONGEST

@@ -216,7 +216,7 @@ def wrong_optimizer(search: Search, path: Path, parts: Parts, known: Feeds, sett
         name = max(wrong, key=lambda name: wrong[name], default="")
         text = f"ONNX Runtime's optimizers, {level.removeprefix('ORT_ENABLE_').lower()}"
         search.tried(text, WRONG if wrong else RIGHT, name, wrong.get(name))
-    kept = search.reduce(search.memory(path, "diverges", settings.as_json()), start, check)
+    kept = search.reduce(path, "diverges", settings.as_json(), start, check)
     outputs = list(check.wrong(kept))
     outputs = smallest(outputs, lambda names: bool(check.wrong(kept, names))) if len(outputs) > 1 else outputs
     constants = not check.wrong(kept, outputs, constants=False)

@@ -18,86 +18,56 @@ from .reading import MANIFEST, DumpedGraph, DumpError, Run, read_run
 
 @dataclasses.dataclass(frozen=True)
 class RunSummary:
-    """A run folder.
+    """A run folder."""
 
-    Attributes:
-        folder: its path.
-        started: when, as ISO 8601 in UTC.
-        graphs: how many were compiled.
-        diverging: how many of them diverge.
-        not_ok: how many more were not comparable or not compared.
-        error: why it cannot be read, or empty.
-    """
-
-    folder: str
-    started: str = ""
-    graphs: int = 0
-    diverging: int = 0
-    not_ok: int = 0
-    error: str = ""
+    folder: str  # its path
+    started: str = ""  # when, as ISO 8601 in UTC
+    graphs: int = 0  # how many were compiled
+    diverging: int = 0  # how many of them diverge
+    not_ok: int = 0  # how many more were not comparable or not compared
+    error: str = ""  # why it cannot be read, or empty
 
 
 @dataclasses.dataclass(frozen=True)
 class DynamoGraphSummary:
-    """A graph of Dynamo's.
+    """A graph of Dynamo's."""
 
-    Attributes:
-        index: its number.
-        function: the user's function that it is a part of; empty where that is not known, as under ``onnx_compiler``.
-        begins, ends: ``file:line``, or empty; where it begins in a library's file, also the user's line that called it.
-        reason: why it ends there: ``the end of the function``, ``graph break: …``.
-        given_up: why Dynamo does not use it, or empty.
-        not_compiled: why PyTorch runs its forward, backward or inference graph, by direction: their compile failed.
-        passes_seconds: how long its passes took, those of the stages ``pre_grad`` and ``joint``.
-    """
-
-    index: int
-    function: str
+    index: int  # its number
+    function: str  # the user's function that it is a part of; empty where that is not known, as under ``onnx_compiler``
+    # begins, ends: ``file:line``, or empty; where it begins in a library's file, also the user's line that called it
     begins: str
     ends: str
-    reason: str
-    given_up: str
+    reason: str  # why it ends there: ``the end of the function``, ``graph break: …``
+    given_up: str  # why Dynamo does not use it, or empty
+    # why PyTorch runs its forward, backward or inference graph, by direction: their compile failed
     not_compiled: Mapping[str, str]
-    passes_seconds: float
+    passes_seconds: float  # how long its passes took, those of the stages ``pre_grad`` and ``joint``
 
 
 @dataclasses.dataclass(frozen=True)
 class GraphSummary:
-    """A graph that was compiled: forward, backward or inference.
-
-    Attributes:
-        reference: what the commands take: ``0/forward``.
-        share_on_onnx: how many of its nodes ONNX Runtime runs, 0 to 1, in so many ``regions``.
-        files_in: the run folder of the process that compiled it and forked this one, or ``None``.
-        compared_runs: how many of its ``runs`` were compared.
-        runs_at_other_sizes: how many ran at sizes at which none was compared.
-        seconds: how long it took to compile, by stage.
-        worst: the value with the largest error against float64: an output, or where the graph diverges any value that
-            is wrong.
-        worst_error, eager_error: its largest absolute error, and eager's; ``None`` where nothing was compared, or the
-            fault is no matter of size, such as a wrong dtype.
-        worst_nonfinite: how many of its elements are NaN or infinite on one side only.
-        verdict: ``ok``, ``diverges at …``, ``not comparable: …``; ``None`` if no run was compared.
-        note: what is known beside it.
-    """
+    """A graph that was compiled: forward, backward or inference."""
 
     index: int
     direction: str
-    reference: str
+    reference: str  # what the commands take: ``0/forward``
     nodes: int
-    share_on_onnx: float
+    share_on_onnx: float  # how many of its nodes ONNX Runtime runs, 0 to 1, in so many ``regions``
     regions: int
     runs: int
-    files_in: str | None
-    compared_runs: int
-    runs_at_other_sizes: int
-    seconds: Mapping[str, float]
+    files_in: str | None  # the run folder of the process that compiled it and forked this one, or ``None``
+    compared_runs: int  # how many of its ``runs`` were compared
+    runs_at_other_sizes: int  # how many ran at sizes at which none was compared
+    seconds: Mapping[str, float]  # how long it took to compile, by stage
+    # the value with the largest error against float64: an output, or where the graph diverges any value that is wrong
     worst: str
+    # worst_error, eager_error: its largest absolute error, and eager's; ``None`` where nothing was compared, or the
+    # fault is no matter of size, such as a wrong dtype
     worst_error: float | None
     eager_error: float | None
-    worst_nonfinite: int
-    verdict: str | None
-    note: str
+    worst_nonfinite: int  # how many of its elements are NaN or infinite on one side only
+    verdict: str | None  # ``ok``, ``diverges at …``, ``not comparable: …``; ``None`` if no run was compared
+    note: str  # what is known beside it
 
     @property
     def diverges(self) -> bool:

@@ -130,50 +130,51 @@ def _sources(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> dict[str, _Sou
 def same_inputs(
     first: OnnxModel, second: OnnxModel, feeds: Mapping[str, OnnxValue], sizes: Mapping[str, int], seed: int
 ) -> tuple[dict[str, OnnxValue], dict[str, OnnxValue], list[Matched], list[str]]:
-    """The inputs of both models, how they were matched, and what to know of it; not those that the other computes."""
+    """The inputs of both models, how they were matched, and notes of it; without those that the other model computes.
+
+    Args:
+        first, second: the models.
+        feeds: values of inputs of either.
+        sizes, seed: of inputs that are made up, see ``made_up``.
+    """
     matched = match(first, feeds, second)
     notes = []
-    by_partner = {item.partner: item.name for item in matched}
-    stored = dict(second.initializers)
+    name_of = {item.partner: item.name for item in matched}
+    partner_of = {item.name: item.partner for item in matched}
+    stored, kept = second.initializers, first.initializers
     ours: dict[str, OnnxValue] = {}
     for item in first.inputs:
-        name = by_partner.get(item.name, "")
-        if item.name in feeds:
-            ours[item.name] = feeds[item.name]
-        elif name in stored:
-            ours[item.name] = stored[name]
-        elif name in feeds:
-            ours[item.name] = _as(feeds[name], item.dtype)
-    if given := [item.name for item in first.inputs if item.name in by_partner and by_partner[item.name] in stored]:
-        notes.append(f"inputs of the first model that the second has as initializers: {listed(given)}")
+        name = name_of.get(item.name, "")
+        _take(ours, item, (item.name, feeds), (name, stored), (name, feeds))
     computed = {name for node in second.proto.graph.node for name in node.output}
     missing = [item for item in first.inputs if item.name not in ours and item.name not in computed]
     if missing:
-        known = _sizes_of(first, ours) | dict(sizes)
-        partners = {item.name: item for item in second.inputs}
-        sized = []
-        for item in missing:
-            partner = partners.get(by_partner.get(item.name, ""))
-            sized.append(_with_sizes_of(item, partner) if partner is not None else item)
-        ours |= made_up(first, sizes=known, seed=seed, wanted=sized)
+        types = {item.name: item for item in second.inputs}
+        sized = [_with_sizes_of(item, types.get(name_of.get(item.name, ""), item)) for item in missing]
+        ours |= made_up(first, sizes=_sizes_of(first, ours) | dict(sizes), seed=seed, wanted=sized)
         notes.append(f"made up (seed {seed}): {listed(item.name for item in missing)}")
-    kept = dict(first.initializers)
-    by_name = {item.name: item for item in matched}
     theirs: dict[str, OnnxValue] = {}
     for item in second.inputs:
-        found = by_name.get(item.name)
-        if found is not None:
-            value = ours[found.partner] if found.partner in ours else kept[found.partner]
-            theirs[item.name] = _as(value, item.dtype)
-        elif item.name in feeds:
-            theirs[item.name] = feeds[item.name]
-    if given := [item.name for item in second.inputs if item.name in by_name and by_name[item.name].partner in kept]:
-        notes.append(f"inputs of the second model that the first has as initializers: {listed(given)}")
-    for how in ("content", "type and shape"):
-        pairs = [f"{item.partner} and {item.name}" for item in matched if item.how == how and item.name in theirs]
-        if pairs:
-            notes.append(f"matched by {how}: {listed(pairs)}")
+        partner = partner_of.get(item.name, "")
+        _take(theirs, item, (partner, ours), (partner, kept), (item.name, feeds))
+    given = "inputs of the {} model that the {} has as initializers"
+    told = {
+        given.format("first", "second"): [name for name in ours if name_of.get(name) in stored],
+        given.format("second", "first"): [name for name in theirs if partner_of.get(name) in kept],
+    }
+    for pair in matched:
+        if pair.how != "name" and pair.name in theirs:
+            told.setdefault(f"matched by {pair.how}", []).append(f"{pair.partner} and {pair.name}")
+    notes += [f"{what}: {listed(names)}" for what, names in told.items() if names]
     return ours, theirs, matched, notes
+
+
+def _take(feeds: dict[str, OnnxValue], item: InputType, *places: tuple[str, Mapping[str, OnnxValue]]) -> None:
+    """Adds the value of an input, in its precision, from the first place that has one."""
+    for name, values in places:
+        if name in values:
+            feeds[item.name] = _as(values[name], item.dtype)
+            return
 
 
 def computed_inputs(

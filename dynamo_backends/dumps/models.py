@@ -46,17 +46,11 @@ class InputType:
 
 @dataclasses.dataclass(frozen=True)
 class OnnxModel:
-    """A model whose external data is not loaded.
+    """A model whose external data is not loaded."""
 
-    Attributes:
-        proto: the model, its local functions inlined.
-        folder: where its external data is.
-        name: for messages and tables.
-    """
-
-    proto: onnx.ModelProto
-    folder: Path
-    name: str
+    proto: onnx.ModelProto  # the model, its local functions inlined
+    folder: Path  # where its external data is
+    name: str  # for messages and tables
 
     @functools.cached_property
     def inputs(self) -> list[InputType]:

@@ -40,40 +40,29 @@ class Input:
 
 @dataclasses.dataclass(frozen=True)
 class Birth:
-    """A node whose result has NaN or infinities that its inputs do not have.
+    """A node whose result has NaN or infinities that its inputs do not have."""
 
-    Attributes:
-        node: the value, ``name__i`` for one of several results.
-        kind: ``NaN`` or ``infinity``.
-        operator, module, source: the ATen operator, the path of the ``nn.Module``, and the user's line.
-        region: that computes it; ``None`` for PyTorch.
-        dtype, shape, elements: of the value.
-        eager, onnx: how many elements are NaN or infinite in eager and on ONNX Runtime; ``None`` where that is unknown.
-        only_in_session: whether ONNX Runtime has it in the session that ran, and not with its values exposed, where
-            nothing is fused across them.
-        why: the usual reason, or ``""``.
-        inputs: what the node read.
-        examples: elements that are NaN or infinite, with the elements of the inputs they were made of.
-        reaches: the results of the graph that it is in.
-        ends_at: the first nodes that read it and have no NaN or infinity: name, operator and line.
-    """
-
-    node: str
-    kind: str
-    operator: str
+    node: str  # the value, ``name__i`` for one of several results
+    kind: str  # ``NaN`` or ``infinity``
+    operator: str  # operator, module, source: the ATen operator, the path of the ``nn.Module``, and the user's line
     module: str
     source: str
-    region: int | None
-    dtype: str
+    region: int | None  # that computes it; ``None`` for PyTorch
+    dtype: str  # dtype, shape, elements: of the value
     shape: Sequence[int]
     elements: int
+    # eager, onnx: how many elements are NaN or infinite in eager and on ONNX Runtime; ``None`` where that is unknown
     eager: int | None
     onnx: int | None
+    # whether ONNX Runtime has it in the session that ran, and not with its values exposed, where nothing is fused
+    # across them
     only_in_session: bool
-    why: str
-    inputs: Sequence[Input]
+    why: str  # the usual reason, or ``""``
+    inputs: Sequence[Input]  # what the node read
+    # elements that are NaN or infinite, with the elements of the inputs they were made of
     examples: Sequence[Mapping[str, Any]]
-    reaches: Sequence[str]
+    reaches: Sequence[str]  # the results of the graph that it is in
+    # the first nodes that read it and have no NaN or infinity: name, operator and line
     ends_at: Sequence[tuple[str, str, str]]
 
     @property
@@ -86,19 +75,13 @@ class Birth:
 
 @dataclasses.dataclass(frozen=True)
 class Nonfinite:
-    """All that is NaN or infinite in the compared run of a graph, in execution order.
+    """All that is NaN or infinite in the compared run of a graph, in execution order."""
 
-    Attributes:
-        births: the nodes that make it.
-        meant: those with an infinite number among their arguments, such as masks, and memory that was not written.
-        given: the names of inputs and constants of the graph that have NaN or infinities.
-        values: how many values were looked at.
-    """
-
-    births: Sequence[Birth]
+    births: Sequence[Birth]  # the nodes that make it
+    # those with an infinite number among their arguments, such as masks, and memory that was not written
     meant: Sequence[Birth]
-    given: Sequence[str]
-    values: int
+    given: Sequence[str]  # the names of inputs and constants of the graph that have NaN or infinities
+    values: int  # how many values were looked at
 
     def as_json(self) -> dict[str, object]:
         """For ``--json`` and a report."""

@@ -45,29 +45,17 @@ _KERNEL = "_kernel_time"
 
 @dataclasses.dataclass(frozen=True)
 class OperatorTime:
-    """A node of the session that runs.
+    """A node of the session that runs."""
 
-    Attributes:
-        node: its name in ONNX Runtime.
-        operator: its operator, with the domain unless that is ONNX's own: ``com.microsoft.FusedMatMul``.
-        provider: the execution provider that runs it.
-        milliseconds: of one run.
-        share: of the time of all nodes of the graph, from 0 to 1.
-        fx_nodes: the FX nodes it stands for, in their order; empty if that is not known.
-        aten_operators: theirs, each once.
-        modules: the paths of the ``nn.Module`` they are in, each once; ``""`` is the model itself.
-        sources: the user's lines, each once.
-    """
-
-    node: str
-    operator: str
-    provider: str
-    milliseconds: float
-    share: float
-    fx_nodes: tuple[str, ...]
-    aten_operators: tuple[str, ...]
-    modules: tuple[str, ...]
-    sources: tuple[str, ...]
+    node: str  # its name in ONNX Runtime
+    operator: str  # its operator, with the domain unless that is ONNX's own: ``com.microsoft.FusedMatMul``
+    provider: str  # the execution provider that runs it
+    milliseconds: float  # of one run
+    share: float  # of the time of all nodes of the graph, from 0 to 1
+    fx_nodes: tuple[str, ...]  # the FX nodes it stands for, in their order; empty if that is not known
+    aten_operators: tuple[str, ...]  # theirs, each once
+    modules: tuple[str, ...]  # the paths of the ``nn.Module`` they are in, each once; ``""`` is the model itself
+    sources: tuple[str, ...]  # the user's lines, each once
 
     @property
     def module(self) -> str:
@@ -81,21 +69,13 @@ class OperatorTime:
 
 @dataclasses.dataclass(frozen=True)
 class RegionTimes:
-    """The times of one region.
+    """The times of one region."""
 
-    Attributes:
-        region: its number.
-        threads: of the session.
-        runs: how often it ran.
-        milliseconds: one run of the session, with what the runtime does between nodes.
-        rows: its nodes, in the order they run.
-    """
-
-    region: int
-    threads: int
-    runs: int
-    milliseconds: float
-    rows: Sequence[OperatorTime]
+    region: int  # its number
+    threads: int  # of the session
+    runs: int  # how often it ran
+    milliseconds: float  # one run of the session, with what the runtime does between nodes
+    rows: Sequence[OperatorTime]  # its nodes, in the order they run
 
     def as_json(self) -> dict[str, object]:
         """For a report and ``--json``."""

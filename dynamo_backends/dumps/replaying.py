@@ -30,19 +30,12 @@ from .running import Runtime, coarsest_unit, movements, run_model
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """What is changed from the run.
+    """What is changed from the run."""
 
-    Attributes:
-        provider: the execution provider, by its name or short (``cpu``); ``None``: that of the run.
-        opset: the model is converted to it; ``None``: as it is.
-        runtime: ``ort`` or ``reference``.
-        optimize: whether ONNX Runtime's graph optimizations run as they did.
-    """
-
-    provider: str | None = None
-    opset: int | None = None
-    runtime: str = "ort"
-    optimize: bool = True
+    provider: str | None = None  # the execution provider, by its name or short (``cpu``); ``None``: that of the run
+    opset: int | None = None  # the model is converted to it; ``None``: as it is
+    runtime: str = "ort"  # ``ort`` or ``reference``
+    optimize: bool = True  # whether ONNX Runtime's graph optimizations run as they did
 
     @property
     def text(self) -> str:
@@ -71,23 +64,14 @@ class ReplayedOutput:
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """A region that ran again.
+    """A region that ran again."""
 
-    Attributes:
-        name: ``graph_000/forward/region_0``.
-        model: the file.
-        settings: in words, how it ran.
-        outputs: in order.
-        notes: what else to know.
-        recorded_verdict: on the graph, when it ran; ``None`` if no run was compared.
-    """
-
-    name: str
-    model: Path
-    settings: str
-    outputs: Sequence[ReplayedOutput]
-    notes: Sequence[str]
-    recorded_verdict: str | None = None
+    name: str  # ``graph_000/forward/region_0``
+    model: Path  # the file
+    settings: str  # in words, how it ran
+    outputs: Sequence[ReplayedOutput]  # in order
+    notes: Sequence[str]  # what else to know
+    recorded_verdict: str | None = None  # on the graph, when it ran; ``None`` if no run was compared
 
     @property
     def is_same(self) -> bool:

@@ -32,53 +32,32 @@ _LARGEST_MOVED = 2**28
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-    """What runs models.
+    """What runs models."""
 
-    Attributes:
-        name: ``ort`` for ONNX Runtime, ``reference`` for onnx's evaluator in Python.
-        settings: of ONNX Runtime's sessions.
-        optimize: whether the model is shown as ONNX Runtime optimizes it.
-    """
-
-    name: str = "ort"
-    settings: Settings = dataclasses.field(default_factory=Settings)
-    optimize: bool = False
+    name: str = "ort"  # ``ort`` for ONNX Runtime, ``reference`` for onnx's evaluator in Python
+    settings: Settings = dataclasses.field(default_factory=Settings)  # of ONNX Runtime's sessions
+    optimize: bool = False  # whether the model is shown as ONNX Runtime optimizes it
 
 
 @dataclasses.dataclass(frozen=True)
 class NodeValue:
-    """A value of a model that ran.
+    """A value of a model that ran."""
 
-    Attributes:
-        kind: ``initializer``, ``constant``, ``input`` or ``result``.
-        name: of the value.
-        operator: of its node, with the domain where it is not ONNX's own; else ``""``.
-        inputs: the names of what its node reads.
-        value: the value; ``None`` if it is an empty optional.
-        source: the user's line that the node comes from, ``model.py:12``, or ``""``.
-    """
-
-    kind: str
-    name: str
-    operator: str = ""
-    inputs: tuple[str, ...] = ()
-    value: OnnxValue = None
-    source: str = ""
+    kind: str  # ``initializer``, ``constant``, ``input`` or ``result``
+    name: str  # of the value
+    operator: str = ""  # of its node, with the domain where it is not ONNX's own; else ``""``
+    inputs: tuple[str, ...] = ()  # the names of what its node reads
+    value: OnnxValue = None  # the value; ``None`` if it is an empty optional
+    source: str = ""  # the user's line that the node comes from, ``model.py:12``, or ``""``
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelRun:
-    """A model that ran.
+    """A model that ran."""
 
-    Attributes:
-        model: what ran; with ``optimize`` the form that ONNX Runtime made.
-        values: in the order they are computed; initializers and inputs first.
-        outputs: by name, in order.
-    """
-
-    model: OnnxModel
-    values: Sequence[NodeValue]
-    outputs: Mapping[str, OnnxValue]
+    model: OnnxModel  # what ran; with ``optimize`` the form that ONNX Runtime made
+    values: Sequence[NodeValue]  # in the order they are computed; initializers and inputs first
+    outputs: Mapping[str, OnnxValue]  # by name, in order
 
     @property
     def computed(self) -> dict[str, OnnxValue]:

@@ -22,21 +22,16 @@ from .stage_graphs import StageGraph, stage_graphs
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A node that is not the same in both stages.
+    """A node that is not the same in both stages."""
 
-    Attributes:
-        kind: ``translated``: from an FX node to an ONNX node.
-        before, after: it in each stage; ``None`` where it is not.
-        what: of a changed node: ``kind``, ``operator``, ``arguments``, ``type``; of a translated one ``type`` if that
-            is another.
-        note: why, where that is known.
-    """
-
+    # ``translated``: from an FX node to an ONNX node
     kind: Literal["added", "removed", "changed", "renamed", "translated"]
-    before: GraphNode | None
+    before: GraphNode | None  # before, after: it in each stage; ``None`` where it is not
     after: GraphNode | None
+    # of a changed node: ``kind``, ``operator``, ``arguments``, ``type``; of a translated one ``type`` if that is
+    # another
     what: tuple[str, ...] = ()
-    note: str = ""
+    note: str = ""  # why, where that is known
 
     @property
     def node(self) -> GraphNode:
@@ -53,20 +48,14 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class StageDiff:
-    """What changed.
+    """What changed."""
 
-    Attributes:
-        before, after: the files that are compared.
-        same: how many nodes are the same.
-        changes: the others, in the order of the later stage; what was removed follows what was before it.
-        region: the region, where the stages of one are compared.
-    """
-
-    before: str
+    before: str  # before, after: the files that are compared
     after: str
-    same: int
+    same: int  # how many nodes are the same
+    # the others, in the order of the later stage; what was removed follows what was before it
     changes: Sequence[Change]
-    region: int | None = None
+    region: int | None = None  # the region, where the stages of one are compared
 
     def count(self, kind: str) -> int:
         """How many changes are of a kind."""

@@ -35,37 +35,23 @@ STAGES = (*FX_STAGES, *ONNX_STAGES)
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A stage of a graph.
+    """A stage of a graph."""
 
-    Attributes:
-        name: one of ``STAGES``.
-        nodes: how many operators its graph has; of an ONNX stage, of all regions.
-        file: its file in the run folder, of several regions a pattern; ``None`` if it changed nothing.
-        same_as: the earlier stage whose file shows it, if it changed nothing.
-    """
-
-    name: str
-    nodes: int
-    file: str | None
-    same_as: str | None = None
+    name: str  # one of ``STAGES``
+    nodes: int  # how many operators its graph has; of an ONNX stage, of all regions
+    file: str | None  # its file in the run folder, of several regions a pattern; ``None`` if it changed nothing
+    same_as: str | None = None  # the earlier stage whose file shows it, if it changed nothing
 
 
 @dataclasses.dataclass(frozen=True)
 class StageGraph:
-    """The graph of a stage, or of a region in an ONNX stage.
+    """The graph of a stage, or of a region in an ONNX stage."""
 
-    Attributes:
-        path: the file that it is in.
-        file: the same in the run folder, for people.
-        text: it as text: Python for FX.
-        region: which region; ``None`` for an FX graph.
-        names: what the user calls the arguments of the graph, by their FX names.
-    """
-
-    path: Path
-    file: str
-    text: str
-    region: int | None = None
+    path: Path  # the file that it is in
+    file: str  # the same in the run folder, for people
+    text: str  # it as text: Python for FX
+    region: int | None = None  # which region; ``None`` for an FX graph
+    # what the user calls the arguments of the graph, by their FX names
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
