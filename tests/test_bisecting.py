@@ -33,8 +33,8 @@ from dynamo_backends.dumps.candidates import Outcome, Runner
 from dynamo_backends.dumps.cut_folder import Piece, run_repro, write_piece
 from dynamo_backends.dumps.cutting import Parts
 from dynamo_backends.dumps.execution import PLAIN, region_settings
+from dynamo_backends.dumps.failing import smallest
 from dynamo_backends.dumps.reading import DumpError, find_run, read_tensor
-from dynamo_backends.dumps.reducing import smallest
 from dynamo_backends.exporter import decompositions, translate
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.locations import short_file

@@ -93,7 +93,7 @@ def _hint(arguments: argparse.Namespace, variant: Variant, replayed: Sequence[Re
     """What to do next."""
     if not all(item.is_same for item in replayed):
         return ["bisect", arguments.graph]
-    if not variant.text:
+    if variant == type(variant)():
         return ["replay", arguments.graph, "--no-optimize"]
     return ["replay" if all(item.ok for item in replayed) else "bisect", arguments.graph]
 

@@ -35,12 +35,11 @@ from .candidates import Feeds, Outcome, Runner
 from .cut_folder import Piece
 from .cutting import Parts, inputs_of, outputs_of
 from .endings import bisect_ending, bisect_refused, refused_models
-from .execution import PLAIN, Settings, region_settings
+from .execution import PLAIN, Settings, check_providers, region_settings
 from .failing import Command, fault_of
 from .faults import Culprit, wrong_kernel, wrong_optimizer, wrong_pass, wrong_translation
 from .models import load_ir, load_model
 from .reading import DATA_SET, MANIFEST, DumpedGraph, DumpedRegion, DumpError, Run
-from .trust import check_providers
 
 
 def bisect(
@@ -228,7 +227,7 @@ def _providers(run: Run) -> Settings:
     """Settings with the providers that the run was given.
 
     Raises:
-        DumpError: one has options that a dump may not ask for, see ``trust``.
+        DumpError: one has options that a dump may not ask for, see ``check_providers``.
     """
     given = run.manifest["options"].get("providers") or ["CPUExecutionProvider"]
     try:

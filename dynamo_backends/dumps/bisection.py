@@ -16,9 +16,8 @@ from .candidates import Feeds, Outcome, Runner, write_model
 from .cut_folder import Piece, run_repro, write_piece
 from .cutting import Parts
 from .execution import PLAIN
-from .failing import Memory, is_same_end
+from .failing import Memory, is_same_end, smallest
 from .reading import DATA_SET, DumpedGraph, Run
-from .reducing import smallest
 
 MEMORY = "bisection.txt"
 """The file of answers beside what was cut out."""

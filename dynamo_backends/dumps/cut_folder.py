@@ -51,7 +51,7 @@ def write_piece(folder: Path, piece: Piece, versions: Mapping[str, Any]) -> None
     write_model(piece.model, folder, whole=True)
     write_data_set(folder / DATA_SET, "input", piece.inputs)
     write_data_set(folder / DATA_SET, "output", piece.right)
-    libraries = [os.path.abspath(path) for path in libraries_of_environment()]  # not what the dump names: see ``trust``
+    libraries = [os.path.abspath(path) for path in libraries_of_environment()]  # not what a dump names
     session = piece.settings.as_json() | {"custom_op_libraries": libraries}
     settings = {"session": session, "allowed": dict(piece.allowed)}
     (folder / "repro.py").write_text(repro_text(settings), encoding="utf-8")

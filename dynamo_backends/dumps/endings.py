@@ -13,10 +13,9 @@ from .candidates import Feeds, Outcome
 from .cut_folder import Piece
 from .cutting import Parts, inputs_of
 from .execution import PLAIN, Settings
-from .failing import EndsAs, essence, is_same_end
+from .failing import EndsAs, essence, is_same_end, smallest
 from .models import load_ir
 from .reading import DumpedGraph, DumpError
-from .reducing import smallest
 
 _NOTHING = np.zeros(0, np.float32)
 """In the place of a right output that nobody knows."""

@@ -10,14 +10,20 @@
 
 The sessions are made by ``repro.session_of``, so that a ``repro.py`` runs what the commands run. Tensors are numpy
 arrays of any dtype that ONNX has; bfloat16, float8 and the like have the dtypes of ``ml_dtypes``.
+
+A folder that somebody sent is no reason to run code. Libraries of custom operators are loaded if the user names them
+(``runtime/custom_operators.py``). Options of execution providers may name libraries and files, or be addresses: those
+that this package sets by itself are used, others if the environment gives them, too. Entries of the session's
+configuration may name files to read and to write: those that this package sets are used, and no others.
 """
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +35,22 @@ from google.protobuf.message import EncodeError
 from ..errors import first_line
 from ..runtime.custom_operators import VARIABLE, libraries_of_environment
 from ..runtime.messages import ORT_ERRORS
+from ..runtime.provider_options import is_own
 from ..spelling import unknown_name
 from . import repro
 from .differences import OnnxValue, kind_of
 from .models import OnnxModel
 from .reading import DumpedRegion, DumpError
-from .trust import check_config, check_providers
 
 _EXTERNAL = "session.optimized_model_external_initializers_"
+
+_PROVIDERS = "DYNAMO_BACKENDS_PROVIDERS"
+"""The variable of the environment that sets the option ``providers``."""
+
+_CONFIG = frozenset(
+    {"session.disable_quant_qdq", "session.intra_op.allow_spinning", "session.intra_op.spin_duration_us"}
+)
+"""The entries of the configuration that sessions of this package have, see ``SessionSettings.config``."""
 
 
 class ExecutionError(DumpError):
@@ -225,7 +239,7 @@ def region_settings(region: DumpedRegion, threads: int | None = None, *, provide
     """The settings of the session that ran, but for another number of threads, or another execution provider.
 
     Raises:
-        DumpError: the session had what a dump may not ask for, see ``trust``; or there is no such provider.
+        DumpError: the session had what a dump may not ask for, or there is no such provider.
     """
     settings = Settings.of(region.entry["session"])
     if provider is not None:
@@ -233,6 +247,54 @@ def region_settings(region: DumpedRegion, threads: int | None = None, *, provide
     check_providers(settings.providers, settings.provider_options)
     check_config(settings.config)
     return dataclasses.replace(settings, threads=threads or settings.threads or 1)
+
+
+def check_providers(providers: Sequence[str], options: Sequence[Mapping[str, str]]) -> None:
+    """Checks the options of execution providers that a dump names; fewer options are those of the first providers.
+
+    Raises:
+        DumpError: one is neither ours nor given by the environment; the message says how to give it.
+    """
+    allowed = _of_environment()
+    for name, given in zip(providers, options, strict=False):
+        foreign = {
+            option: value
+            for option, value in given.items()
+            if not is_own(name, option, value) and allowed.get(name, {}).get(option) != value
+        }
+        if foreign:
+            pairs = [[name, dict(more)] if more else name for name, more in zip(providers, options, strict=False)]
+            raise DumpError(
+                f"the dump names options of {name}, which may load libraries or use files: {_written(foreign)}. They "
+                f"are not taken from a dump; if you trust them: {_PROVIDERS}='{json.dumps(pairs)}'"
+            )
+
+
+def check_config(config: Mapping[str, str]) -> None:
+    """Raises ``DumpError`` if a dump names entries of a session's configuration that this package does not set."""
+    foreign = {key: value for key, value in config.items() if key not in _CONFIG}
+    if foreign:
+        raise DumpError(
+            f"the dump names entries of the session's configuration that are none of dynamo-backends, and may read or "
+            f"write files: {_written(foreign)}. Take them out of its manifest.json"
+        )
+
+
+def _of_environment() -> dict[str, dict[str, str]]:
+    """The options by provider that the user gives; ``DumpError`` if they cannot be read."""
+    text = os.environ.get(_PROVIDERS, "").strip()
+    if not text.startswith("["):  # names alone
+        return {}
+    try:
+        given: list[Any] = json.loads(text)
+        pairs = [item for item in given if not isinstance(item, str)]
+        return {str(name): {str(key): str(value) for key, value in options.items()} for name, options in pairs}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DumpError(f"{_PROVIDERS} is no list of names and of [name, options]: {text!r}: {error}") from None
+
+
+def _written(options: Mapping[str, str]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in options.items())
 
 
 def available_provider(name: str) -> str:

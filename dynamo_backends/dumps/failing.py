@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -26,6 +27,8 @@ from .reading import DATA_SET, DumpError, write_data_set
 
 _NOT_STARTED = (126, 127)
 """Exit codes of a shell that cannot start a command."""
+
+T = TypeVar("T")
 
 
 class Memory:
@@ -94,18 +97,9 @@ class Diverges:
     def __call__(self, kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
         return bool(self.wrong(kept, outputs))
 
-    def wrong(
-        self, kept: Collection[int], outputs: Collection[str] | None = None, *, constants: bool = True
-    ) -> dict[str, float]:
-        """The outputs of a part that are wrong, with the error of each, see ``fault_of``.
-
-        Args:
-            kept: the nodes.
-            outputs: those that count; by default all.
-            constants: whether weights are constants of the session, as they were in the run.
-        """
-        weights = self.parts.weights if constants else ()
-        model = self.parts.cut(kept, self.known, outputs=outputs, constants=weights)
+    def wrong(self, kept: Collection[int], outputs: Collection[str] | None = None) -> dict[str, float]:
+        """The outputs of some nodes, by default all, that are wrong, with the error of each, see ``fault_of``."""
+        model = self.parts.cut(kept, self.known, outputs=outputs, constants=self.parts.weights)
         if model is None:
             return {}
         feeds = inputs_of(model, self.known)
@@ -197,3 +191,33 @@ class Command:
             if ended.returncode in _NOT_STARTED:
                 raise DumpError(f"--check: the command cannot be started: {ended.stderr.strip()[-300:]}")
             return ended.returncode != 0
+
+
+def smallest(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
+    """Delta debugging: some of ``items``, in their order, that fail, where without any one of them they do not.
+
+    Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002: halves, then smaller and smaller
+    pieces, and what is left without each.
+
+    Args:
+        items: what fails as a whole.
+        fails: whether some of them do; never asked of none.
+    """
+    kept, pieces = list(items), 2
+    while len(kept) > 1:
+        pieces = min(pieces, len(kept))
+        bounds = [len(kept) * i // pieces for i in range(pieces + 1)]
+        parts = [kept[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+        rests = [[*kept[:start], *kept[end:]] for start, end in zip(bounds, bounds[1:], strict=False)]
+        part = next((part for part in parts if fails(part)), None)
+        if part is not None:
+            kept, pieces = part, 2
+            continue
+        rest = next((rest for rest in rests if fails(rest)), None) if pieces > 2 else None
+        if rest is not None:
+            kept, pieces = rest, max(pieces - 1, 2)
+            continue
+        if pieces == len(kept):
+            break
+        pieces *= 2
+    return kept

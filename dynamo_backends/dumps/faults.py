@@ -18,9 +18,8 @@ from .cut_folder import Piece
 from .cutting import Parts, inputs_of
 from .differences import NOTHING, distance
 from .execution import PLAIN, Settings
-from .failing import Diverges, fault_of, reference
+from .failing import Diverges, fault_of, reference, smallest
 from .reading import DumpedRegion, read_data_set
-from .reducing import smallest
 
 _FEW_NODES = 64
 """Nodes whose kernels are all looked at where the verdict names none."""
@@ -219,8 +218,7 @@ def wrong_optimizer(search: Search, path: Path, parts: Parts, known: Feeds, sett
     kept = search.reduce(path, "diverges", settings.as_json(), start, check)
     outputs = list(check.wrong(kept))
     outputs = smallest(outputs, lambda names: bool(check.wrong(kept, names))) if len(outputs) > 1 else outputs
-    constants = not check.wrong(kept, outputs, constants=False)
-    model = parts.cut(kept, known, outputs=outputs, constants=parts.weights if constants else ())
+    model = parts.cut(kept, known, outputs=outputs, constants=parts.weights)
     if model is None or not outputs:
         return None
     found.place, found.value = "ONNX Runtime optimizer", outputs[0]

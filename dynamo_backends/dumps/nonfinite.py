@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from .reading import DumpedGraph
 
@@ -194,48 +194,27 @@ def _why(row: Mapping[str, Any], key: str, inputs: Sequence[Input], examples: Se
         smallest, largest = min(read), max(read)
     if smallest is None or largest is None:
         return ""
-    for names, reasons in _REASONS:
-        if name in names and key in reasons and reasons[key][0](smallest, largest):
-            return reasons[key][1]
+    for names, made, is_reason, said in _REASONS:
+        if name in names and made == key and is_reason(smallest, largest):
+            return said
     if key == "infinite" and row["dtype"] in _LARGEST:
         return f"too large for {row['dtype']}, whose largest number is {_LARGEST[row['dtype']]:g}"
     return ""
 
 
-_Explains: TypeAlias = "Callable[[float, float], bool]"
+_LOGARITHMS = ("log", "log2", "log10", "log1p", "xlogy")
+_QUOTIENTS = ("div", "reciprocal", "remainder", "fmod")
+_ROOTS = ("sqrt", "rsqrt")
 
-_REASONS: Sequence[tuple[tuple[str, ...], Mapping[str, tuple[_Explains, str]]]] = (
-    (
-        ("log", "log2", "log10", "log1p", "xlogy"),
-        {
-            "nan": (lambda low, high: low < 0, "the logarithm of a negative number is NaN"),
-            "infinite": (lambda low, high: low <= 0, "the logarithm of 0 is -infinity"),
-        },
-    ),
-    (
-        ("div", "reciprocal", "remainder", "fmod"),
-        {
-            "nan": (lambda low, high: low <= 0 <= high, "0 divided by 0 is NaN"),
-            "infinite": (lambda low, high: low <= 0 <= high, "a number divided by 0 is infinite"),
-        },
-    ),
-    (
-        ("sqrt", "rsqrt"),
-        {
-            "nan": (lambda low, high: low < 0, "the square root of a negative number is NaN"),
-            "infinite": (lambda low, high: low <= 0, "1 divided by the square root of 0 is infinite"),
-        },
-    ),
-    (
-        ("pow",),
-        {
-            "nan": (lambda low, high: low < 0, "a power of a negative number whose exponent is no integer is NaN"),
-            "infinite": (lambda low, high: low <= 0 <= high, "0 to a negative power is infinite"),
-        },
-    ),
-    (
-        ("acos", "asin", "atanh"),
-        {"nan": (lambda low, high: low < -1 or high > 1, "beyond 1 and -1 it is NaN")},
-    ),
+_REASONS: Sequence[tuple[Sequence[str], str, Callable[[float, float], bool], str]] = (
+    (_LOGARITHMS, "nan", lambda low, high: low < 0, "the logarithm of a negative number is NaN"),
+    (_LOGARITHMS, "infinite", lambda low, high: low <= 0, "the logarithm of 0 is -infinity"),
+    (_QUOTIENTS, "nan", lambda low, high: low <= 0 <= high, "0 divided by 0 is NaN"),
+    (_QUOTIENTS, "infinite", lambda low, high: low <= 0 <= high, "a number divided by 0 is infinite"),
+    (_ROOTS, "nan", lambda low, high: low < 0, "the square root of a negative number is NaN"),
+    (_ROOTS, "infinite", lambda low, high: low <= 0, "1 divided by the square root of 0 is infinite"),
+    (("pow",), "nan", lambda low, high: low < 0, "a negative number to a power that is no integer is NaN"),
+    (("pow",), "infinite", lambda low, high: low <= 0 <= high, "0 to a negative power is infinite"),
+    (("acos", "asin", "atanh"), "nan", lambda low, high: low < -1 or high > 1, "beyond 1 and -1 it is NaN"),
 )
-"""By operator: the smallest and the largest element of the inputs that make NaN or infinity, and why."""
+"""Operators, and why they make NaN or infinities of inputs whose smallest and largest element are such."""

@@ -25,9 +25,9 @@ import onnx_ir as ir
 
 from .differences import NOTHING, Difference, distance
 from .execution import region_settings, session_of_region
+from .failing import smallest
 from .models import OnnxModel, load_ir
 from .reading import DumpedGraph, DumpedRegion, DumpError
-from .reducing import smallest
 from .widening import is_low, widened
 
 _JUDGED = ("float16", "bfloat16", "float32")

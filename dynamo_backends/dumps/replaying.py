@@ -37,16 +37,6 @@ class Variant:
     runtime: str = "ort"  # ``ort`` or ``reference``
     optimize: bool = True  # whether ONNX Runtime's graph optimizations run as they did
 
-    @property
-    def text(self) -> str:
-        """In words; ``""`` if nothing is changed."""
-        parts = [
-            self.provider and f"on {self.provider}",
-            self.opset and f"opset {self.opset}",
-            "reference evaluator" if self.runtime == "reference" else "" if self.optimize else "not optimized",
-        ]
-        return ", ".join(part for part in parts if part)
-
 
 @dataclasses.dataclass(frozen=True)
 class ReplayedOutput:
