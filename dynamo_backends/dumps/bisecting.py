@@ -21,7 +21,6 @@ Then delta debugging removes nodes, whose values are taken from the run, as long
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,7 +36,7 @@ from .cutting import Parts, inputs_of, outputs_of
 from .endings import bisect_ending, bisect_refused, refused_models
 from .execution import PLAIN, Settings, check_providers, region_settings
 from .failing import Command, fault_of
-from .faults import Culprit, wrong_kernel, wrong_optimizer, wrong_pass, wrong_translation
+from .faults import Culprit, RanModel, wrong_kernel, wrong_optimizer, wrong_pass, wrong_translation
 from .models import load_ir, load_model
 from .reading import DATA_SET, MANIFEST, DumpedGraph, DumpedRegion, DumpError, Run
 
@@ -150,27 +149,22 @@ def _in_region(search: Search, region: DumpedRegion) -> Bisection:
     missing = {str(value.name) for value in after.model.graph.inputs} - feeds.keys()
     if missing:
         raise DumpError(f"the inputs {', '.join(sorted(missing))} of {region.optimized_model} were not recorded")
-    ran = search.runner.run(_with_constants(after, feeds), feeds, settings)
-    if ran.kind != "ran":
-        return bisect_ending(search, after, feeds, settings, ran, region.optimized_model)
+    outcome = search.runner.run(_with_constants(after, feeds), feeds, settings)
+    if outcome.kind != "ran":
+        return bisect_ending(search, after, feeds, settings, outcome, region.optimized_model)
     plain = search.values(parts, feeds)
     if plain.kind != "ran":
         return bisect_ending(search, parts, feeds, PLAIN, plain, region.model)
-    known = {**feeds, **plain.outputs}
-    culprit = Culprit.read(region)
-    found = wrong_translation(search, culprit, parts, known, settings)
-    found = found or wrong_kernel(search, culprit, parts, known, settings)
+    ran, culprit = RanModel(search, parts, {**feeds, **plain.outputs}, settings), Culprit.read(region)
+    found = wrong_translation(ran, culprit) or wrong_kernel(ran, culprit)
     if found is not None:
         return found
     plain = search.values(after, feeds)
     if plain.kind != "ran":
         return bisect_ending(search, after, feeds, PLAIN, plain, region.optimized_model)
-    known_after = {**feeds, **plain.outputs}
-    return (
-        wrong_pass(search, parts, known, after, known_after, settings)
-        or wrong_optimizer(search, region.optimized_model, after, known_after, settings)
-        or _vanished(search, region, ran)
-    )
+    optimized = RanModel(search, after, {**feeds, **plain.outputs}, settings)
+    found = wrong_pass(ran, optimized) or wrong_optimizer(optimized, region.optimized_model)
+    return found or _vanished(search, region, outcome)
 
 
 def _vanished(search: Search, region: DumpedRegion, ran: Outcome) -> Bisection:
@@ -180,10 +174,9 @@ def _vanished(search: Search, region: DumpedRegion, ran: Outcome) -> Bisection:
     recorded = region.recorded("output")
     outputs = ran.outputs
     differing = [name for name in recorded if name in outputs and fault_of(outputs[name], recorded[name]) is not None]
-    search.tried("all as it ran, in a fresh process", RIGHT)
+    search.tried("all as it ran, in a fresh process", RIGHT, next(iter(differing), ""))
     if differing:
         found.cause = "the run returned something else than the same model on the same inputs in a fresh process"
-        found.trials[-1] = dataclasses.replace(found.trials[-1], value=differing[0])
         found.advice.append(
             f"its session held other constants (a stale weight), or does not give the same each time: "
             f"dynamo-backends determinism {found.graph}"

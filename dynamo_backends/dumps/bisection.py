@@ -106,7 +106,7 @@ class Search:
 
     def values(self, parts: Parts, feeds: Feeds) -> Outcome:
         """All tensors of a model, nothing optimized."""
-        return self.runner.run(parts.exposed(parts.tensors()), feeds, PLAIN)
+        return self.runner.run(parts.exposed(), feeds, PLAIN)
 
     def reduce(
         self,
@@ -116,14 +116,9 @@ class Search:
         start: Sequence[int],
         check: Callable[[Sequence[int]], bool],
     ) -> list[int]:
-        """Delta debugging; the answers are kept on disk.
+        """Delta debugging of the nodes ``start`` by ``check``.
 
-        Args:
-            model: the file of the dump whose nodes are tried, which the answers are about,
-            question: as is this,
-            settings: and these.
-            start: the nodes that fail as a whole.
-            check: whether some of them do.
+        The answers are kept on disk; they are about a file of the dump, a question, and the settings of the session.
         """
         digest = hashlib.sha256(model.read_bytes()).hexdigest()
         memory = Memory(self.folder / MEMORY, [digest, question, sorted(settings.items()), onnx.__version__])

@@ -111,9 +111,7 @@ class Runner:
         onnx's reference is asked first, because a kernel that is wrong in float32 may be wrong in float64; ONNX Runtime
         where the reference lacks an operator or the model is large.
 
-        Args:
-            model: the model, without local functions; left as it is.
-            feeds: its inputs, and maybe others.
+        The model has no local functions, and is left as it is.
         """
         wide = in_float64(model)
         wanted = {str(value.name): value.dtype == ir.DataType.DOUBLE for value in wide.graph.inputs}
@@ -170,11 +168,7 @@ def did_not_end() -> str:
 def write_model(model: ir.Model, folder: Path, name: str = "model.onnx", *, whole: bool = False) -> Path:
     """Writes a model; what does not fit into one file has its weights in another beside it.
 
-    Args:
-        model: the model; weights that are in a file already stay there.
-        folder: where.
-        name: of the file.
-        whole: whether these are written too, so that the folder has all.
+    Weights that are in a file already stay there, unless the folder is to have the ``whole`` model.
     """
     path = folder / name
     values = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]

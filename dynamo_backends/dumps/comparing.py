@@ -31,7 +31,7 @@ from .matching import computed_inputs, same_inputs
 from .models import OnnxModel, load_model
 from .reading import DATA_SET, DumpError, find_run
 from .rows import Row, aligned_rows, first_different
-from .running import ModelRun, Runtime, coarsest_unit, movements, run_model
+from .running import Runtime, coarsest_unit, movements, run_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,33 +108,21 @@ def compare(
         theirs |= computed_inputs(second, theirs, one, "second", notes, spare or {})
         other = run_model(second, theirs, runtime)
     notes += drawing(first, second)
-    moved, reason = _movements(first, ours, runtime, one, other, seed)
-    if reason:
-        notes.append(f"what rounding makes was not measured ({reason}), only units of the dtype count")
-    rows = aligned_rows(one, other, matched, moved)
-    return Comparison((first.name, second.name), rows, first_different(rows), notes, measured=not reason)
-
-
-def _movements(
-    model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime, one: ModelRun, other: ModelRun, seed: int
-) -> tuple[dict[str, Difference], str]:
-    """By how much each value of the first model moves under one unit of rounding; why that is not known, or ``""``.
-
-    The unit is that of the coarsest dtype either model computes in: where one is in float16, its rounding is in all.
-    """
-    unit = coarsest_unit(item.value for run in (one, other) for item in run.values if item.kind == "result")
-    if not unit:
-        return {}, ""
 
     def run(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> Mapping[str, OnnxValue]:
         return run_model(model, feeds, runtime).computed
 
-    # The optimized form, where that is looked at: the same nodes, so that each value finds its own movement.
-    moved = model if runtime.optimize else one.model
+    # Where one is in float16, its rounding is in all.
+    unit = coarsest_unit(item.value for ran in (one, other) for item in ran.values if item.kind == "result")
+    moved: Mapping[str, Difference] = {}
+    measured = True
     try:
-        return movements(moved, feeds, run, one.computed, unit, seed), ""
+        moved = movements(first, ours, run, one.computed, unit, seed) if unit else {}
     except DumpError as error:
-        return {}, str(error)
+        measured = False
+        notes.append(f"what rounding makes was not measured ({error}), only units of the dtype count")
+    rows = aligned_rows(one, other, matched, moved)
+    return Comparison((first.name, second.name), rows, first_different(rows), notes, measured)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,8 +184,8 @@ def targets_of(reference: str, dump: str | None, stage: str = "onnx") -> list[Ta
     run = find_run(path if path.is_dir() else dump)
     found = []
     for graph, region in run.regions_of(reference):
-        model = {"onnx": region.model, "onnx_optimized": region.optimized_model, "session": region.session_model}[stage]
-        found.append(Target.of(model, f"{graph.reference}/region_{region.index}", region.folder))
+        name = f"{graph.reference}/region_{region.index}"
+        found.append(Target.of(region.model_of(stage), name, region.folder))
     return found
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 from onnx_ir import analysis
+from onnx_ir.passes import common
 
 from .candidates import Feeds
 
@@ -19,22 +20,15 @@ from .candidates import Feeds
 class Parts:
     """The nodes of a model, which are its parts. The model is left as it is.
 
-    Args:
-        model: the model.
-        constants: the names of its inputs whose values a session holds as constants; by default those that are marked
-            as weights.
-
     Attributes:
-        model: the model; functions are inlined.
+        model: the model, its functions inlined.
         nodes: of its graph, in execution order.
-        weights: ``constants``.
+        weights: the names of its inputs whose values a session holds as constants; by default those marked as weights.
         by_name: the position of the node that computes a value.
     """
 
     def __init__(self, model: ir.Model, constants: Collection[str] | None = None) -> None:
         if model.functions:
-            from onnx_ir.passes import common
-
             model = model.clone()
             common.InlinePass()(model)
         self.model = model
@@ -137,11 +131,10 @@ class Parts:
                 return None
         return ir.Model(graph, ir_version=self.model.ir_version, producer_name="dynamo-backends")
 
-    def exposed(self, names: Collection[str]) -> ir.Model:
-        """The whole model, which returns these of its values, and nothing else."""
-        model = self.model.clone()
-        values = {value.name: value for node in model.graph for value in node.outputs}
-        model.graph.outputs[:] = [values[name] for name in names]
+    def exposed(self) -> ir.Model:
+        """The whole model, which returns all its tensors."""
+        model, names = self.model.clone(), set(self.tensors())
+        model.graph.outputs[:] = [value for node in model.graph for value in node.outputs if value.name in names]
         return model
 
     def tensors(self) -> list[str]:

@@ -83,7 +83,6 @@ def find_unstable(graph: DumpedGraph, *, runs: int = 10, threads: int | None = N
     """What differs from run to run, and between several threads and one.
 
     Args:
-        graph: the graph.
         runs: how often each session runs, besides its first run.
         threads: of the sessions; as in the dumped run by default.
 

@@ -76,11 +76,7 @@ class Difference:
         return FACTOR * known.max_abs + rounding_units(self.dtype) * self.unit * max(self.scale, self.tiny)
 
     def is_explained(self, known: Difference) -> bool:
-        """Whether it may be rounding.
-
-        Args:
-            known: a difference that rounding makes there.
-        """
+        """Whether it may be rounding; ``known`` is a difference that rounding makes there."""
         if self.what or self.nonfinite > known.nonfinite:
             return False
         if not self.dtype:  # what is rounded to integers: a few elements, and by no more
@@ -197,11 +193,9 @@ def _of_tensors(first: np.ndarray, second: np.ndarray) -> Difference:
 
 
 def _of_chunks(first: np.ndarray, second: np.ndarray, largest: float | None = None) -> Difference:
-    """The difference without dtype and unit.
+    """The difference of as many elements, without dtype and unit.
 
-    Args:
-        first, second: as many elements.
-        largest: see ``measured``; the second is right then, and its magnitudes count. ``None``: neither is.
+    With ``largest``, see ``measured``, the second is right, and its magnitudes count; else neither is.
     """
     a, b = first.reshape(-1), second.reshape(-1)
     parts = [_part(a[i : i + _CHUNK], b[i : i + _CHUNK], largest) for i in range(0, a.size, _CHUNK)]

@@ -27,15 +27,7 @@ def refused_models(graph: DumpedGraph) -> list[Path]:
 
 
 def bisect_refused(search: Search, settings: Settings) -> Bisection:
-    """The smallest part of a model of which ONNX Runtime makes no session.
-
-    Args:
-        search: is told what was tried and found.
-        settings: with the providers of the run.
-
-    Raises:
-        DumpError: no model was refused.
-    """
+    """The smallest part of a model of which ONNX Runtime makes no session; ``DumpError`` if no model was refused."""
     found = search.found
     models = refused_models(search.graph)
     if not models:
@@ -62,15 +54,14 @@ def bisect_refused(search: Search, settings: Settings) -> Bisection:
 def bisect_ending(
     search: Search, parts: Parts, feeds: Feeds | None, settings: Settings, outcome: Outcome, path: Path
 ) -> Bisection:
-    """The smallest part that ends as the whole does.
+    """The smallest part of a model that ends as the whole does.
 
     Args:
-        search: is told what was tried and found.
-        parts: the model.
+        search: takes down what is tried and found.
+        parts, path: the model, and its file.
         feeds: its inputs; ``None`` where it was not run.
         settings: of the session.
         outcome: how the whole ended.
-        path: the file that has the model.
     """
     found = search.found
     found.place = "session" if outcome.kind == "refused" else "run"

@@ -85,7 +85,8 @@ class Settings:
     def of(cls, entry: Mapping[str, Any]) -> Settings:
         """Those that ``as_json`` gave; of a manifest they are checked by ``region_settings``."""
         given: dict[str, Any] = {key.name: entry[key.name] for key in dataclasses.fields(cls) if entry.get(key.name)}
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()})
+        given |= {key: tuple(value) for key, value in given.items() if isinstance(value, list)}
+        return cls(**given)
 
     def as_json(self) -> dict[str, Any]:
         """The same for a manifest, and for ``repro.session_of``."""

@@ -170,11 +170,7 @@ class Command:
         return model is not None and self.fails(model, inputs_of(model, self.known), outputs_of(model, self.known))
 
     def fails(self, model: ir.Model, inputs: Feeds, right: Feeds) -> bool:
-        """Whether the command fails on a model.
-
-        Raises:
-            DumpError: the command cannot be started.
-        """
+        """Whether the command fails on a model; ``DumpError`` if the command cannot be started."""
         with tempfile.TemporaryDirectory(prefix="dynamo_backends_check_") as name:
             path = write_model(model, Path(name))
             write_data_set(Path(name, DATA_SET), "input", inputs)

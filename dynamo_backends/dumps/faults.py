@@ -37,30 +37,26 @@ class Culprit:
 
     @classmethod
     def read(cls, region: DumpedRegion) -> Culprit | None:
-        """That in ``culprit/`` of a region, if the dump has it.
-
-        Raises:
-            DumpError: a file is damaged.
-        """
+        """That in ``culprit/`` of a region, if the dump has it; ``DumpError`` if a file is damaged."""
         folder = region.folder / "culprit"
         if not folder.is_dir() or any(folder.glob("*.json")):  # a tensor was larger than the option tensor_limit
             return None
         return cls(*(dict(read_data_set(folder, kind)) for kind in ("input", "eager", "exact")))
 
 
-def wrong_translation(
-    search: Search, culprit: Culprit | None, parts: Parts, known: Feeds, settings: Settings
-) -> Bisection | None:
-    """The node that the verdict names, if its ONNX nodes in float64 are not what PyTorch computes in float64.
+@dataclasses.dataclass(frozen=True)
+class RanModel:
+    """A model of a region that ran, nothing optimized."""
 
-    Args:
-        search: takes down what was tried and found.
-        culprit: what PyTorch computed.
-        parts: the model before our passes.
-        known: the values of all its tensors.
-        settings: of the session that ran.
-    """
-    found = search.found
+    search: Search  # takes down what is tried and found
+    parts: Parts  # its nodes
+    known: Feeds  # the values of all its tensors
+    settings: Settings  # of the session of the compared run
+
+
+def wrong_translation(ran: RanModel, culprit: Culprit | None) -> Bisection | None:
+    """The node that the verdict names, if its ONNX nodes in float64 are not what PyTorch computes in float64."""
+    search, parts, known, found = ran.search, ran.parts, ran.known, ran.search.found
     what = "the translation: its ONNX nodes in float64, against PyTorch's float64"
     if culprit is None:
         if search.blamed.blames_no_node:
@@ -97,20 +93,15 @@ def wrong_translation(
         )
         text = f"The translation of {found.cause} ({name}): ONNX Runtime's result is not PyTorch's"
         returned = {name: _as_type(right, eager.dtype)}
-        piece = _piece(search, model, feeds, returned, error.limit(allowed), settings, text)
+        piece = _piece(ran, model, feeds, returned, error.limit(allowed), text)
         return search.finish(piece, len(parts.nodes))
     search.tried(what, RIGHT)
     return None
 
 
-def wrong_kernel(
-    search: Search, culprit: Culprit | None, parts: Parts, known: Feeds, settings: Settings
-) -> Bisection | None:
-    """The first node that ONNX Runtime computes wrong by itself, of those of the FX node that the verdict names.
-
-    The arguments are those of ``wrong_translation``.
-    """
-    found = search.found
+def wrong_kernel(ran: RanModel, culprit: Culprit | None) -> Bisection | None:
+    """The first node that ONNX Runtime computes wrong by itself, of those of the FX node that the verdict names."""
+    search, parts, known, found = ran.search, ran.parts, ran.known, ran.search.found
     what = "the kernels: each node alone, nothing optimized, against float64"
     if search.blamed.blames_no_node:
         search.tried("the kernels, compared in PyTorch when the model ran", RIGHT)
@@ -144,24 +135,16 @@ def wrong_kernel(
             found.place, found.value, found.cause = "kernel", name, parts.nodes[i].op_type
             found.advice.append("a kernel of ONNX Runtime is wrong: report it to onnxruntime with the folder")
             text = f"ONNX Runtime's kernel of {found.cause} computes something else than ONNX says"
-            piece = _piece(search, model, feeds, {name: right}, error.limit(NOTHING), settings, text)
+            piece = _piece(ran, model, feeds, {name: right}, error.limit(NOTHING), text)
             return search.finish(piece, len(parts.nodes))
     search.tried(what, f"not told: nothing computes {', '.join(sorted(untold))} in float64" if untold else RIGHT)
     return None
 
 
-def wrong_pass(
-    search: Search, before: Parts, known: Feeds, after: Parts, known_after: Feeds, settings: Settings
-) -> Bisection | None:
-    """The part of the model after our passes that is not what it was before, between values that both have.
-
-    Args:
-        search: takes down what was tried and found.
-        before, known: the model before our passes, and the values of all its tensors.
-        after, known_after: the same after them.
-        settings: of the session that ran.
-    """
-    found = search.found
+def wrong_pass(ran: RanModel, optimized: RanModel) -> Bisection | None:
+    """The part of the model after our passes that is not what it was before, between values that both have."""
+    search, found = ran.search, ran.search.found
+    before, known, after, known_after = ran.parts, ran.known, optimized.parts, optimized.known
     what = "our ONNX passes: model.optimized.onnx against model.onnx, ONNX Runtime's optimizers off in both"
     both = [name for name in after.tensors() if name in known and name in before.by_name]
     suspicious = [name for name in both if fault_of(known_after[name], known[name]) is not None]
@@ -188,22 +171,15 @@ def wrong_pass(
         text = f"{found.cause} made model.onnx of before.onnx, whose result is another"
         feeds = inputs_of(model, {**known_after, **known})
         allowed = _allowed(known[name], exact.get(name))
-        piece = _piece(search, model, feeds, {name: known[name]}, allowed, settings, text)
+        piece = _piece(ran, model, feeds, {name: known[name]}, allowed, text)
         return search.finish(piece, len(after.nodes), before=old)
     search.tried(what, RIGHT)
     return None
 
 
-def wrong_optimizer(search: Search, path: Path, parts: Parts, known: Feeds, settings: Settings) -> Bisection | None:
-    """The smallest part that ONNX Runtime's optimizers make wrong; ``None`` if nothing is.
-
-    Args:
-        search: takes down what was tried and found.
-        path: the model after our passes.
-        parts: the same.
-        known: right values of all its tensors, nothing optimized.
-        settings: of the session that ran.
-    """
+def wrong_optimizer(ran: RanModel, path: Path) -> Bisection | None:
+    """The smallest part of the model, which is in a file, that ONNX Runtime's optimizers make wrong, if any is."""
+    search, parts, known, settings = ran.search, ran.parts, ran.known, ran.settings
     found, runner = search.found, search.runner
     check = Diverges(parts, known, settings, runner)
     start = next((candidate for candidate in _starts(parts, found.value) if check(candidate)), None)
@@ -222,7 +198,7 @@ def wrong_optimizer(search: Search, path: Path, parts: Parts, known: Feeds, sett
     if model is None or not outputs:
         return None
     found.place, found.value = "ONNX Runtime optimizer", outputs[0]
-    found.cause = _optimizer(search, parts, known, settings, kept, outputs)
+    found.cause = _optimizer(ran, kept, outputs)
     found.advice.append("ONNX Runtime's optimizers change the result: report it to onnxruntime with the folder")
     feeds = inputs_of(model, known)
     exact = runner.exact(model, feeds) or {}
@@ -232,11 +208,10 @@ def wrong_optimizer(search: Search, path: Path, parts: Parts, known: Feeds, sett
     return search.finish(Piece(model, settings, feeds, right, allowed, "differs", text), len(parts.nodes))
 
 
-def _piece(
-    search: Search, model: ir.Model, feeds: Feeds, right: Feeds, allowed: float, settings: Settings, text: str
-) -> Piece:
+def _piece(ran: RanModel, model: ir.Model, feeds: Feeds, right: Feeds, allowed: float, text: str) -> Piece:
     """A part that returns something else than the right result: as it ran, or not optimized if only that shows it."""
-    outcome = search.runner.run(model, feeds, settings)
+    settings = ran.settings
+    outcome = ran.search.runner.run(model, feeds, settings)
     shows = outcome.kind == "ran" and all(fault_of(outcome.outputs[name], right[name]) is not None for name in right)
     return Piece(model, settings if shows else PLAIN, feeds, right, dict.fromkeys(right, allowed), "differs", text)
 
@@ -258,15 +233,13 @@ def _starts(parts: Parts, value: str) -> Sequence[Sequence[int]]:
     return found
 
 
-def _optimizer(
-    search: Search, parts: Parts, known: Feeds, settings: Settings, kept: Sequence[int], outputs: Collection[str]
-) -> str:
+def _optimizer(ran: RanModel, kept: Sequence[int], outputs: Collection[str]) -> str:
     """``the optimizer NAME``, or where no single one is to blame ``no single optimizer``."""
 
     def is_right(disabled: Sequence[str]) -> bool:
-        names = (*settings.disabled_optimizers, *disabled)
-        check = Diverges(parts, known, dataclasses.replace(settings, disabled_optimizers=names), search.runner)
-        return not check(kept, outputs)
+        names = (*ran.settings.disabled_optimizers, *disabled)
+        without = dataclasses.replace(ran.settings, disabled_optimizers=names)
+        return not Diverges(ran.parts, ran.known, without, ran.search.runner)(kept, outputs)
 
     suspects = list(OPTIMIZERS)
     while len(suspects) > 1:

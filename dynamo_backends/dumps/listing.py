@@ -96,11 +96,7 @@ def _summary(folder: Path) -> RunSummary:
 
 
 def dynamo_graphs_of_run(run: Run) -> list[DynamoGraphSummary]:
-    """Dynamo's graphs, in the order they were compiled.
-
-    Raises:
-        DumpError: the manifest is damaged.
-    """
+    """Dynamo's graphs, in the order they were compiled; ``DumpError`` if the manifest is damaged."""
     return [_dynamo_graph(entry) for entry in run.dynamo_graphs]
 
 
@@ -119,11 +115,7 @@ def _dynamo_graph(entry: Mapping[str, Any]) -> DynamoGraphSummary:
 
 
 def graphs_of_run(run: Run) -> list[GraphSummary]:
-    """What was compiled, in the order of the numbers.
-
-    Raises:
-        DumpError: the manifest is damaged.
-    """
+    """What was compiled, in the order of the numbers; ``DumpError`` if the manifest is damaged."""
     return [_summary_of(graph) for graph in run.graphs]
 
 

@@ -42,10 +42,7 @@ def match(first: OnnxModel, feeds: Mapping[str, OnnxValue], second: OnnxModel) -
     By name first; then by content, where both have one; at last an input without a value takes the first that is left
     of its type and shape, unless its name is that of a value the other model computes.
 
-    Args:
-        first: whose inputs have values.
-        feeds: values of inputs of either.
-        second: the other model.
+    ``feeds`` are values of inputs of either.
     """
     ours = _sources(first, feeds)
     theirs = _sources(second, feeds)
@@ -132,10 +129,7 @@ def same_inputs(
 ) -> tuple[dict[str, OnnxValue], dict[str, OnnxValue], list[Matched], list[str]]:
     """The inputs of both models, how they were matched, and notes of it; without those that the other model computes.
 
-    Args:
-        first, second: the models.
-        feeds: values of inputs of either.
-        sizes, seed: of inputs that are made up, see ``made_up``.
+    ``feeds`` are values of inputs of either; ``sizes`` and ``seed`` those of ``made_up``.
     """
     matched = match(first, feeds, second)
     notes = []

@@ -28,14 +28,10 @@ _SIDES = ("eager", "onnx")
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """What a node read: its range, and how many of its elements are NaN or infinite.
+    """What a node read."""
 
-    ``extent`` has the keys ``smallest``, ``largest``, ``nan`` and ``infinite``; it is ``None`` if the value has no
-    floating-point elements.
-    """
-
-    name: str
-    extent: Mapping[str, Any] | None
+    name: str  # of the value
+    extent: Mapping[str, Any] | None  # ``smallest``, ``largest``, ``nan``, ``infinite``; ``None`` if it is no float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +50,7 @@ class Birth:
     # eager, onnx: how many elements are NaN or infinite in eager and on ONNX Runtime; ``None`` where that is unknown
     eager: int | None
     onnx: int | None
+    side: str  # who has it: ``both``, ``eager`` or ``onnx``
     # whether ONNX Runtime has it in the session that ran, and not with its values exposed, where nothing is fused
     # across them
     only_in_session: bool
@@ -64,13 +61,6 @@ class Birth:
     reaches: Sequence[str]  # the results of the graph that it is in
     # the first nodes that read it and have no NaN or infinity: name, operator and line
     ends_at: Sequence[tuple[str, str, str]]
-
-    @property
-    def side(self) -> str:
-        """Who has it: ``both``, ``eager`` or ``onnx``."""
-        if not self.onnx:
-            return "eager"
-        return "both" if self.eager else "onnx"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,10 +75,7 @@ class Nonfinite:
 
     def as_json(self) -> dict[str, object]:
         """For ``--json`` and a report."""
-        fields = dataclasses.asdict(self)
-        for name in ("births", "meant"):
-            fields[name] = [{**dataclasses.asdict(birth), "side": birth.side} for birth in getattr(self, name)]
-        return fields
+        return dataclasses.asdict(self)
 
 
 def find_nonfinite(graph: DumpedGraph) -> Nonfinite:
@@ -139,8 +126,8 @@ def _is_born(rows: Mapping[str, Any], row: Mapping[str, Any], side: str, key: st
 
 def _birth(rows: Mapping[str, Any], row: Mapping[str, Any], key: str) -> Birth:
     inputs = [Input(name, _extent(rows[name], "eager")) for name in row["inputs"] if name in rows]
-    exposed = row["onnx_extent"]
-    reaches, ends_at = _follow(rows, row["name"], key)
+    eager, onnx, exposed = _count(row, "eager", key), _count(row, "onnx", key), row["onnx_extent"]
+    reaches, ends_at = _follow(rows, row["name"])
     wanted = ("nan",) if key == "nan" else ("inf", "-inf")
     examples = [element for element in row["nonfinite_elements"] if element["value"] in wanted]
     return Birth(
@@ -148,9 +135,10 @@ def _birth(rows: Mapping[str, Any], row: Mapping[str, Any], key: str) -> Birth:
         kind=KINDS[key],
         **{name: row[name] for name in ("operator", "module", "source", "region", "dtype", "shape")},
         elements=math.prod(row["shape"]),
-        eager=_count(row, "eager", key),
-        onnx=_count(row, "onnx", key),
-        only_in_session=bool(_count(row, "onnx", key)) and exposed is not None and not exposed[key],
+        eager=eager,
+        onnx=onnx,
+        side="both" if eager and onnx else "onnx" if onnx else "eager",
+        only_in_session=bool(onnx) and exposed is not None and not exposed[key],
         why=_why(row, key, inputs, examples),
         inputs=inputs,
         examples=examples,
@@ -159,7 +147,7 @@ def _birth(rows: Mapping[str, Any], row: Mapping[str, Any], key: str) -> Birth:
     )
 
 
-def _follow(rows: Mapping[str, Any], name: str, key: str) -> tuple[list[str], list[tuple[str, str, str]]]:
+def _follow(rows: Mapping[str, Any], name: str) -> tuple[list[str], list[tuple[str, str, str]]]:
     """The results of the graph that a NaN or infinity gets into, and the nodes where it ends."""
     has = {name}
     reaches, ends_at = [], []

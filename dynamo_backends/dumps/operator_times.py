@@ -22,16 +22,15 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .execution import operator_of, region_settings, session_of_region
-from .models import load_model
+import onnx_ir as ir
+
+from .execution import region_settings, session_of_region
+from .models import load_ir, load_model
 from .reading import DumpedGraph, DumpedRegion
-
-if TYPE_CHECKING:
-    import onnx
 
 NOT_ATTRIBUTED = ""
 """The module of time that no FX node is known for."""
@@ -99,7 +98,6 @@ def operator_times(graph: DumpedGraph, *, runs: int = 20, threads: int | None = 
     about one itself: many small nodes seem slower than they are. What PyTorch runs is not measured.
 
     Args:
-        graph: the graph.
         runs: how often each region runs, after a first run that does not count.
         threads: another number than in the dumped run.
 
@@ -155,7 +153,7 @@ def _times_of(region: DumpedRegion, runs: int, threads: int | None) -> RegionTim
         for _ in range(runs + 1):
             session(inputs)
         events = json.loads(session.end_profiling().read_text())
-        graph = load_model(folder / "model.onnx").proto.graph
+        graph = load_ir(folder / "model.onnx").graph
     attribution = _Attribution(region, graph)
     rows = []
     for node, provider, milliseconds in _timed(graph, events, runs):
@@ -163,7 +161,7 @@ def _times_of(region: DumpedRegion, runs: int, threads: int | None) -> RegionTim
         rows.append(
             OperatorTime(
                 node=node.name,
-                operator=operator_of(node),
+                operator=f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type,
                 provider=provider,
                 milliseconds=milliseconds,
                 share=0.0,
@@ -177,12 +175,10 @@ def _times_of(region: DumpedRegion, runs: int, threads: int | None) -> RegionTim
     return RegionTimes(region.index, settings.threads, runs, _middle(whole[1:]), rows)
 
 
-def _timed(
-    graph: onnx.GraphProto, events: Sequence[Mapping[str, Any]], runs: int
-) -> Iterator[tuple[onnx.NodeProto, str, float]]:
+def _timed(graph: ir.Graph, events: Sequence[Mapping[str, Any]], runs: int) -> Iterator[tuple[ir.Node, str, float]]:
     """The nodes of a graph with their providers and times; a node's time includes that of its subgraphs."""
     nodes = collections.defaultdict(list)
-    for node in graph.node:
+    for node in graph:
         nodes[node.name].append(node)
     by_index: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for event in events:
@@ -203,85 +199,61 @@ def _middle(durations: Sequence[int]) -> float:
 
 
 class _Attribution:
-    """What in the dumped models each node of the session stands for.
+    """What in the dumped models of a region, which have the metadata, each node of the session's graph stands for."""
 
-    Args:
-        region: whose models have the metadata.
-        session: the graph that runs.
-    """
+    def __init__(self, region: DumpedRegion, session: ir.Graph) -> None:
+        self._exported, self._optimized = (
+            _makers(load_ir(path).graph) for path in (region.model, region.optimized_model)
+        )
+        self._results_of: dict[str, list[str]] = {}  # for each FX node, in order, the values that are made for it
+        for name, node in self._exported.items():
+            self._results_of.setdefault(node.metadata_props.get("fx_node", ""), []).append(name)
+        self._computed = set(_makers(session))
+        self._stops = self._computed.union(*map(self._exported_names, self._computed))
 
-    def __init__(self, region: DumpedRegion, session: onnx.GraphProto) -> None:
-        self._exported = _Known(load_model(region.model).proto.graph)
-        self._optimized = _Known(load_model(region.optimized_model).proto.graph)
-        computed = {name for node in session.node for name in node.output if name}
-        self._results: dict[str, set[str]] = {name: self._exported_names(name, computed) for name in computed}
-        self._readers = collections.defaultdict(list)
-        for node in session.node:
-            for name in node.input:
-                self._readers[name].append(node)
-        self._stops = computed.union(*self._results.values())
-
-    def of(self, node: onnx.NodeProto) -> list[Mapping[str, str]]:
+    def of(self, node: ir.Node) -> list[Mapping[str, str]]:
         """The metadata of what a node stands for, each FX node once, in the order of the FX graph."""
-        seen = {id(node)}
-        nodes = [node]
+        seen, nodes = {node}, [node]
         while nodes:
             found = {item["fx_node"]: item for current in nodes for item in self._between(current)}
             if found:
-                order = {name: i for i, name in enumerate(self._exported.results_of)}
+                order = {name: i for i, name in enumerate(self._results_of)}
                 return sorted(found.values(), key=lambda item: order.get(item["fx_node"], len(order)))
-            nodes = [reader for current in nodes for name in current.output for reader in self._readers[name]]
-            nodes = [reader for reader in nodes if id(reader) not in seen]
-            seen.update(map(id, nodes))
+            nodes = [reader for current in nodes for reader in current.successors() if reader not in seen]
+            seen.update(nodes)
         return []
 
-    def _exported_names(self, result: str, computed: Container[str]) -> set[str]:
+    def _exported_names(self, result: str) -> set[str]:
         """The values of ``model.onnx`` that a result of the session is, or is a part of."""
-        if result in self._exported.producers:
+        if result in self._exported:
             return {result}
-        node = self._optimized.metadata(result).get("fx_node", "")
-        return {name for name in self._exported.results_of.get(node, ()) if name not in computed}
+        node = _fx_node(self._optimized.get(result))
+        return {name for name in self._results_of.get(node, ()) if name not in self._computed}
 
-    def _between(self, node: onnx.NodeProto) -> list[Mapping[str, str]]:
+    def _between(self, node: ir.Node) -> list[Mapping[str, str]]:
         """The metadata of all that lies between a node's results and what other nodes compute."""
-        own = {name for name in node.output if name}
-        exported = set().union(*(self._results[name] for name in own))
-        return [*self._exported.between(exported, self._stops), *self._optimized.between(own, self._stops)]
-
-
-class _Known:
-    """The nodes of a dumped model, with their metadata, by the names of their results.
-
-    Attributes:
-        producers: the node of each value.
-        results_of: for each FX node, in order, the values that are made for it.
-    """
-
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self.producers = {name: node for node in graph.node for name in node.output if name}
-        self.results_of: dict[str, list[str]] = {}
-        for name, node in self.producers.items():
-            made_for = next((item.value for item in node.metadata_props if item.key == "fx_node"), "")
-            self.results_of.setdefault(made_for, []).append(name)
-
-    def metadata(self, result: str) -> Mapping[str, str]:
-        """That of the node which computes a value; none of a constant, which several FX nodes may share."""
-        node = self.producers.get(result)
-        if node is None or node.op_type == "Constant":
-            return {}
-        return {item.key: item.value for item in node.metadata_props}
-
-    def between(self, results: Iterable[str], stops: Container[str]) -> list[Mapping[str, str]]:
-        """The metadata of the nodes that lead to results, not beyond the values ``stops``."""
+        own = {value.name for value in node.outputs if value.name}
+        exported = set().union(*map(self._exported_names, own))
         found = []
-        names, seen = list(results), set(results)
-        while names:
-            name = names.pop()
-            metadata = self.metadata(name)
-            if "fx_node" in metadata:
-                found.append(metadata)
-            read = self.producers[name].input if name in self.producers else ()
-            new = {name for name in read if name and name not in stops} - seen
-            seen |= new
-            names.extend(new)
+        for makers, results in ((self._exported, exported), (self._optimized, own)):
+            names, seen = list(results), set(results)
+            while names:
+                maker = makers.get(names.pop())
+                if maker is None:
+                    continue
+                if _fx_node(maker):
+                    found.append(maker.metadata_props)
+                new = {value.name for value in maker.inputs if value is not None} - self._stops - seen
+                seen |= new
+                names.extend(new)
         return found
+
+
+def _makers(graph: ir.Graph) -> dict[str, ir.Node]:
+    """The node that computes each value."""
+    return {value.name: node for node in graph for value in node.outputs if value.name}
+
+
+def _fx_node(node: ir.Node | None) -> str:
+    """The FX node of an ONNX node; ``""`` for a constant, which several FX nodes may share."""
+    return "" if node is None or node.op_type == "Constant" else node.metadata_props.get("fx_node", "")

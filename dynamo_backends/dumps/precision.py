@@ -94,7 +94,6 @@ def find_precision(
     """The nodes of each region that must compute in float32.
 
     Args:
-        graph: the graph.
         strict: whether results must be as near to float64 as rounding alone allows; otherwise eager's own error, with
             its factor, excuses theirs, as in the verdict.
         progress: is told what is tried.

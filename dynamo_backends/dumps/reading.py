@@ -48,16 +48,12 @@ class DumpError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class DumpedRegion:
-    """A region of a graph: its models, and what they were run with.
-
-    ``entry`` is what the manifest says of it; ``inherited`` the same folder of the run of the process that compiled it
-    and forked this one, or ``None``.
-    """
+    """A region of a graph: its models, and what they were run with."""
 
     index: int
     folder: Path
-    entry: Mapping[str, Any]
-    inherited: Path | None = None
+    entry: Mapping[str, Any]  # what the manifest says of it
+    inherited: Path | None = None  # its folder in the run of the process that compiled it and forked this one
 
     @property
     def model(self) -> Path:
@@ -73,9 +69,14 @@ class DumpedRegion:
     @property
     def session_model(self) -> Path:
         """What ONNX Runtime made of it; where a provider compiled it, what ONNX Runtime was given."""
-        if any(item["name"] == "session" and item["same_as"] for item in self.entry["stages"]):
-            return self.optimized_model
-        return self._file("model.session.onnx")
+        same = any(item["name"] == "session" and item["same_as"] for item in self.entry["stages"])
+        return self.optimized_model if same else self._file("model.session.onnx")
+
+    def model_of(self, stage: str) -> Path:
+        """The model of a stage: ``onnx``, ``onnx_optimized`` or ``session``."""
+        if stage == "session":
+            return self.session_model
+        return self.model if stage == "onnx" else self.optimized_model
 
     def recorded(self, kind: str) -> dict[str, np.ndarray]:
         """What the model took (``input``) or returned (``output``) in the compared run, by name, in order.
@@ -84,14 +85,17 @@ class DumpedRegion:
             DumpError: nothing was recorded, a tensor was larger than the option ``tensor_limit``, or a file is
                 damaged.
         """
-        folder = _here_or_there(self.folder / DATA_SET, self.inherited and self.inherited / DATA_SET)
+        folder = self._inherited(DATA_SET)
         found = dict(read_data_set(folder, kind))
         if not found and kind == "input" and not folder.is_dir():
             raise DumpError(f"{folder} is not there: no run of this graph was compared, so no data was recorded")
         return found
 
+    def _inherited(self, name: str) -> Path:
+        return _here_or_there(self.folder / name, self.inherited and self.inherited / name)
+
     def _file(self, name: str) -> Path:
-        path = _here_or_there(self.folder / name, self.inherited and self.inherited / name)
+        path = self._inherited(name)
         if not path.exists():
             raise DumpError(f"{path} is not there: the dump is incomplete")
         return path
@@ -99,17 +103,14 @@ class DumpedRegion:
 
 @dataclasses.dataclass(frozen=True)
 class DumpedGraph:
-    """A graph of a run, with its regions in the order they run.
+    """A graph of a run."""
 
-    ``index`` is the number of Dynamo's graph; ``entry`` what the manifest says of it; ``inherited`` the run folder of
-    the process that compiled it and forked this one, or ``None``: what was written when it was compiled is there.
-    """
-
-    index: int
+    index: int  # the number of Dynamo's graph
     direction: str
     folder: Path
-    regions: Sequence[DumpedRegion]
-    entry: Mapping[str, Any]
+    regions: Sequence[DumpedRegion]  # in the order they run
+    entry: Mapping[str, Any]  # what the manifest says of it
+    # the run folder of the process that compiled it and forked this one: what was written at compile time is there
     inherited: Path | None = None
 
     @property
@@ -134,11 +135,7 @@ class DumpedGraph:
         return verdict
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of its comparison, in execution order: ``side_by_side.json``.
-
-        Raises:
-            DumpError: no run was compared, or the file is damaged.
-        """
+        """The rows of ``side_by_side.json``, in execution order; ``DumpError`` if that is not there or damaged."""
         path = self.folder / "side_by_side.json"
         if not path.exists():
             raise DumpError(
@@ -158,32 +155,16 @@ class Run:
 
     @functools.cached_property
     def graphs(self) -> list[DumpedGraph]:
-        """All graphs, in the order of their numbers; forward before backward.
-
-        Raises:
-            DumpError: an entry is damaged.
-        """
+        """All graphs, in the order of their numbers, forward before backward; ``DumpError`` if an entry is damaged."""
         return [self._graph(entry, f"graphs[{i}]") for i, entry in enumerate(self.manifest["graphs"])]
 
     @functools.cached_property
     def dynamo_graphs(self) -> list[Mapping[str, Any]]:
-        """What the manifest says of Dynamo's graphs, in the order they were compiled.
-
-        Raises:
-            DumpError: an entry is damaged.
-        """
+        """What the manifest says of Dynamo's graphs, in the order they were compiled; as ``graphs``."""
         entries: list[Mapping[str, Any]] = self.manifest["dynamo_graphs"]
         for i, entry in enumerate(entries):
             _check(self.folder / MANIFEST, entry, schema.DYNAMO_GRAPH, f"dynamo_graphs[{i}]")
         return entries
-
-    def _forker(self, name: str | None) -> Path | None:
-        """The run folder, beside this one, of a process that forked; the manifest may name nothing else."""
-        if name is None:
-            return None
-        if not name.startswith("run_") or name != Path(name).name:
-            raise DumpError(f"{self.folder / MANIFEST} is damaged: {name!r} is no run folder; dump again")
-        return self.folder.resolve().with_name(name)
 
     def file_of(self, graph: DumpedGraph, relative: str) -> Path:
         """A file that was written when a graph was compiled: in this run, or in that of the process that forked it."""
@@ -191,7 +172,10 @@ class Run:
 
     def _graph(self, entry: Mapping[str, Any], where: str) -> DumpedGraph:
         _check(self.folder / MANIFEST, entry, schema.GRAPH, where)
-        inherited = self._forker(entry.get("files_in"))
+        forker = entry.get("files_in")
+        if forker is not None and (not forker.startswith("run_") or forker != Path(forker).name):
+            raise DumpError(f"{self.folder / MANIFEST} is damaged: {forker!r} is no run folder; dump again")
+        inherited = forker and self.folder.resolve().with_name(forker)
         regions = [
             DumpedRegion(item["index"], self.inside(item["folder"]), item, inherited and inherited / item["folder"])
             for item in entry["regions"]
@@ -200,11 +184,7 @@ class Run:
         return DumpedGraph(entry["index"], entry["direction"], folder, regions, entry, inherited)
 
     def inside(self, relative: str) -> Path:
-        """A path of the manifest, which may name nothing outside the run folder.
-
-        Raises:
-            DumpError: it does.
-        """
+        """A path of the manifest; ``DumpError`` if it is outside the run folder."""
         path = (self.folder / relative).resolve() if "\0" not in relative else Path("/")
         if not path.is_relative_to(self.folder.resolve()):
             raise DumpError(f"{self.folder / MANIFEST} is damaged: {relative!r} is outside the run folder; dump again")
@@ -286,11 +266,7 @@ def find_run(folder: str | Path | None = None) -> Run:
 
 
 def latest_run(root: str | Path) -> Path:
-    """The run folder that ``<root>/latest`` points to.
-
-    Raises:
-        DumpError: there is none; the message says what makes one.
-    """
+    """The run folder that ``<root>/latest`` points to; ``DumpError`` if there is none."""
     pointer = Path(root) / LATEST
     if pointer.is_dir():
         return pointer.resolve()
@@ -302,11 +278,7 @@ def latest_run(root: str | Path) -> Path:
 
 
 def read_run(folder: Path) -> Run:
-    """A run folder.
-
-    Raises:
-        DumpError: its manifest is not there, damaged, not ours, or of another version.
-    """
+    """A run folder; ``DumpError`` if its manifest is not there, damaged, not ours, or of another version."""
     path = folder / MANIFEST
     manifest = read_json(path)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("schema_version"), int):
@@ -324,11 +296,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _check_no_links(folder: Path) -> None:
-    """Checks that nothing in a run folder that somebody sent leads to a file outside, to be read or written over.
-
-    Raises:
-        DumpError: there is a symbolic link, of which a dump has none.
-    """
+    """Raises ``DumpError`` if a symbolic link in a run folder leads to a file outside, to be read or written over."""
     for place, folders, files in os.walk(folder):
         link = next((name for name in (*folders, *files) if os.path.islink(os.path.join(place, name))), None)
         if link is not None:
@@ -336,11 +304,7 @@ def _check_no_links(folder: Path) -> None:
 
 
 def read_json(path: Path, form: schema.Form = object) -> Any:
-    """What a file of the dump holds.
-
-    Raises:
-        DumpError: it cannot be read, is damaged, or not of this form.
-    """
+    """What a file of the dump holds; ``DumpError`` if it cannot be read, is damaged, or not of this form."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -358,11 +322,7 @@ def _check(path: Path, value: object, form: schema.Form, where: str = "") -> Non
 
 
 def read_tensor(path: Path) -> tuple[str, np.ndarray]:
-    """The name and value of a tensor that is stored as ONNX's ``TensorProto``.
-
-    Raises:
-        DumpError: the file is damaged.
-    """
+    """The name and value of a tensor that is stored as ONNX's ``TensorProto``; ``DumpError`` if it is damaged."""
     import onnx  # only who reads tensors needs it
     from google.protobuf.message import DecodeError
 
@@ -405,11 +365,7 @@ def read_data_set(folder: Path, kind: str) -> list[tuple[str, np.ndarray]]:
 
 
 def default_folder() -> Path:
-    """The dump folder that is meant where none is named: ``onnx_debug``, or the only one here.
-
-    Raises:
-        DumpError: there is none, or more than one.
-    """
+    """The dump folder if none is named: ``onnx_debug``, or the only one here; ``DumpError`` if that is none or many."""
     if Path(DEFAULT_FOLDER).is_dir():
         return Path(DEFAULT_FOLDER)
     found = sorted(path.parent for path in Path().glob(f"*/{LATEST}"))

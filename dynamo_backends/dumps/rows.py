@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -82,10 +82,7 @@ def aligned_rows(
 ) -> list[Row]:
     """The rows: what both models have stored, their results, and their outputs.
 
-    Args:
-        one, other: the models that ran.
-        matched: which of their inputs and initializers are each other's.
-        movements: by how much rounding moves the values of the first.
+    ``matched`` are inputs and initializers; ``movements`` say by how much rounding moves the values of the first.
     """
     stored = [item for item in one.values if item.kind != "result"]
     theirs_stored = [item for item in other.values if item.kind != "result"]
@@ -98,11 +95,9 @@ def aligned_rows(
     rows = [_row(item, by_name.get(partners.get(item.name, "")), movements, trusted=True) for item in stored]
     used = set(partners.values())
     rows += [_row(None, item, movements) for item in theirs_stored if item.name not in used]
-    pairs, order = _aligned(results, theirs, partners, by_their_names)
+    pairs = _aligned(results, theirs, partners, by_their_names)
     partners |= {results[i].name: theirs[j].name for i, j in pairs.items()}
-    for i, j in order:
-        a = results[i] if i is not None else None
-        b = theirs[j] if j is not None else None
+    for a, b in _in_order(results, theirs, pairs):
         trusted = a is not None and b is not None and _are_the_same(a, b, partners, by_their_names)
         rows.append(_row(a, b, movements, trusted=trusted))
     return rows + _output_rows(one, other, movements)
@@ -206,24 +201,22 @@ def first_different(rows: Sequence[Row]) -> Row | None:
 
 def _aligned(
     ours: Sequence[NodeValue], theirs: Sequence[NodeValue], partners: Mapping[str, str], by_their_names: bool
-) -> tuple[dict[int, int], list[tuple[int | None, int | None]]]:
-    """Which results are each other's, and the order of all rows.
+) -> dict[int, int]:
+    """Which results are each other's, by their positions.
 
-    Args:
-        ours, theirs: the results of both models in execution order.
-        partners: the names of inputs and initializers that are each other's.
-        by_their_names: whether results with the same name are the same, also if their values differ.
+    ``partners`` are the names of inputs and initializers; ``by_their_names``: whether results with the same name are
+    the same, also if their values differ.
     """
     one, other = [_Summary.of(item) for item in ours], [_Summary.of(item) for item in theirs]
     pairs: dict[int, int] = {}
     place = {item.name: j for j, item in enumerate(theirs)}
-    for i, item in enumerate(ours):
-        same = place.get(item.name)
-        if same is not None and (one[i].is_near(other[same]) or (by_their_names and one[i].shape == other[same].shape)):
-            pairs[i] = same
+    for i, item in enumerate(one):
+        j = place.get(item.value.name)
+        if j is not None and (item.is_near(other[j]) or (by_their_names and item.shape == other[j].shape)):
+            pairs[i] = j
     _match_by_value(one, other, pairs)
-    _match_by_operator(ours, theirs, one, other, pairs, partners)
-    return pairs, _order(len(ours), len(theirs), pairs)
+    _match_by_operator(one, other, pairs, partners)
+    return pairs
 
 
 def _match_by_value(one: Sequence[_Summary], other: Sequence[_Summary], pairs: dict[int, int]) -> None:
@@ -238,7 +231,7 @@ def _match_by_value(one: Sequence[_Summary], other: Sequence[_Summary], pairs: d
             room = _NEAR * np.maximum(sums[:, -1], item.sums[-1])
             near = free & (sizes == item.size) & (np.abs(sums - item.sums).max(axis=1) <= room)
             unlike = {
-                j: (other[j].operator != item.operator, other[j].shape != item.shape, abs(j - expected))
+                j: (other[j].value.operator != item.value.operator, other[j].shape != item.shape, abs(j - expected))
                 for j in np.flatnonzero(near).tolist()
             }
             if unlike:
@@ -248,49 +241,42 @@ def _match_by_value(one: Sequence[_Summary], other: Sequence[_Summary], pairs: d
 
 
 def _match_by_operator(
-    ours: Sequence[NodeValue],
-    theirs: Sequence[NodeValue],
-    one: Sequence[_Summary],
-    other: Sequence[_Summary],
-    pairs: dict[int, int],
-    partners: Mapping[str, str],
+    one: Sequence[_Summary], other: Sequence[_Summary], pairs: dict[int, int], partners: Mapping[str, str]
 ) -> None:
     """Matches what the same operator makes of matched values, however different: there a fault begins."""
-    known = dict(partners) | {ours[i].name: theirs[j].name for i, j in pairs.items()}
+    known = dict(partners) | {one[i].value.name: other[j].value.name for i, j in pairs.items()}
     used = set(pairs.values())
-    free = {(item.operator, item.inputs): j for j, item in enumerate(theirs) if j not in used}
-    for i, item in enumerate(ours):
-        if i in pairs:
-            continue
-        same = free.get((item.operator, tuple(known.get(name, "") for name in item.inputs)))
-        if same is not None and same not in used and one[i].shape == other[same].shape:
-            pairs[i] = same
-            used.add(same)
-            known[item.name] = theirs[same].name
+    free = {(item.value.operator, item.value.inputs): j for j, item in enumerate(other) if j not in used}
+    for i, item in enumerate(one):
+        inputs = tuple(known.get(name, "") for name in item.value.inputs)
+        j = free.get((item.value.operator, inputs))
+        if i not in pairs and j is not None and item.shape == other[j].shape:
+            pairs[i] = free.pop((item.value.operator, inputs))
+            known[item.value.name] = other[j].value.name
 
 
-def _order(ours: int, theirs: int, pairs: Mapping[int, int]) -> list[tuple[int | None, int | None]]:
+def _in_order(
+    ours: Sequence[NodeValue], theirs: Sequence[NodeValue], pairs: Mapping[int, int]
+) -> Iterator[tuple[NodeValue | None, NodeValue | None]]:
     """The rows in the order of the first model; what only the second has, behind what is before it there."""
     used = {j: i for i, j in pairs.items()}
-    behind: dict[int, list[int]] = {}
+    behind: dict[int, list[NodeValue]] = {}
     at = -1
-    for j in range(theirs):
-        if j in used:
-            at = used[j]
-        else:
-            behind.setdefault(at, []).append(j)
-    rows: list[tuple[int | None, int | None]] = [(None, j) for j in behind.get(-1, [])]
-    for i in range(ours):
-        rows.append((i, pairs.get(i)))
-        rows += [(None, j) for j in behind.get(i, [])]
-    return rows
+    for j, item in enumerate(theirs):
+        at = used.get(j, at)
+        if j not in used:
+            behind.setdefault(at, []).append(item)
+    yield from ((None, item) for item in behind.get(-1, []))
+    for i, item in enumerate(ours):
+        yield item, theirs[pairs[i]] if i in pairs else None
+        yield from ((None, other) for other in behind.get(i, []))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Summary:
     """What is looked at of a value to find its partner."""
 
-    operator: str  # operator, shape, size: of the value
+    value: NodeValue
     shape: tuple[int, ...] | None
     size: int
     sums: tuple[float, ...]  # of each quarter of the elements, and of all magnitudes; ``nan`` if there are none
@@ -298,11 +284,11 @@ class _Summary:
     @classmethod
     def of(cls, item: NodeValue) -> _Summary:
         """The summary of a value."""
-        if not isinstance(item.value, np.ndarray):
-            return cls(item.operator, None, -1, (math.nan,) * 5)
-        is_text = kind_of(item.value.dtype) == "string"
-        sums = (math.nan,) * 5 if is_text else _sums(item.value.reshape(-1))
-        return cls(item.operator, item.value.shape, item.value.size, sums)
+        value, nothing = item.value, (math.nan,) * 5
+        if not isinstance(value, np.ndarray):
+            return cls(item, None, -1, nothing)
+        sums = nothing if kind_of(value.dtype) == "string" else _sums(value.reshape(-1))
+        return cls(item, value.shape, value.size, sums)
 
     def is_near(self, other: _Summary) -> bool:
         """Whether the values may be the same."""

@@ -69,11 +69,6 @@ class ModelRun:
 def run_model(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime) -> ModelRun:
     """Runs a model, and keeps the value of each node.
 
-    Args:
-        model: the model.
-        feeds: a value for each input, by name; others are left out.
-        runtime: what runs it.
-
     Raises:
         DumpError: an input has no value or one of another type, or the runtime cannot run the model.
     """
@@ -188,8 +183,7 @@ def movements(
     """By how much each value moves when all floating-point inputs and weights move by one unit of rounding.
 
     Args:
-        model: the model.
-        feeds: its inputs.
+        model, feeds: the model and its inputs.
         run: runs a model on inputs; its values by name.
         before: the values that it has without being moved.
         unit: of rounding, relative, see ``coarsest_unit``; a value of a coarser dtype moves by that of its own.
