@@ -21,7 +21,6 @@ from dynamo_backends.dumps.execution import (
     Settings,
     as_array,
     bits_of,
-    ort_value,
 )
 from dynamo_backends.dumps.models import OnnxModel
 from dynamo_backends.dumps.reading import DATA_SET, write_data_set
@@ -113,7 +112,7 @@ def test_one_form_of_tensors(name: str) -> None:
     """There and back, as bits, as ONNX Runtime's, and through a session."""
     dtype = np.dtype(getattr(ml_dtypes, name, name))
     array = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)[:, ::2]
-    value = ort_value(array)
+    value = repro.ort_value(*bits_of(array))
     back = as_array(value)
     assert back.dtype == dtype and np.array_equal(back, array)
     number = onnx.helper.np_dtype_to_tensor_dtype(dtype)

@@ -177,10 +177,8 @@ def _vanished(search: Search, region: DumpedRegion, ran: Outcome) -> Bisection:
     search.tried("all as it ran, in a fresh process", RIGHT, next(iter(differing), ""))
     if differing:
         found.cause = "the run returned something else than the same model on the same inputs in a fresh process"
-        found.advice.append(
-            f"its session held other constants (a stale weight), or does not give the same each time: "
-            f"dynamo-backends determinism {found.graph}"
-        )
+        why = "its session held other constants (a stale weight), or is not deterministic"
+        found.advice.append(f"{why}: dynamo-backends determinism {found.graph}")
     else:
         found.cause = "the fault does not show when the dumped models run again"
         found.advice.append(f"dynamo-backends replay {found.graph}")

@@ -19,8 +19,7 @@ from .execution import PLAIN
 from .failing import Memory, is_same_end, smallest
 from .reading import DATA_SET, DumpedGraph, Run
 
-MEMORY = "bisection.txt"
-"""The file of answers beside what was cut out."""
+MEMORY = "bisection.txt"  # the file of answers beside what was cut out
 
 RIGHT, WRONG = "right", "wrong"
 
@@ -144,11 +143,10 @@ class Search:
         before: ir.Model | None = None,
         confirm: Callable[[], bool] | None = None,
     ) -> Bisection:
-        """Writes the folder, and sees whether it fails in the same way in a fresh process.
+        """Writes what was cut out of so many nodes, and sees whether it fails in the same way in a fresh process.
 
         Args:
-            piece: what was cut out.
-            of: how many nodes the region's model has.
+            piece, of: what was cut out, and how many nodes the region's model has.
             outcome: how the whole ended, where it did without a result.
             before: what an ONNX pass was given.
             confirm: whether it fails; by default its ``repro.py`` is run.

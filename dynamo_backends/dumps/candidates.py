@@ -18,7 +18,6 @@ import signal
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,15 +33,12 @@ from .widening import in_float64
 
 logger = logging.getLogger(__name__)
 
-Feeds: TypeAlias = "Mapping[str, np.ndarray]"
-"""Tensors by name, of any dtype that ONNX has."""
+Feeds: TypeAlias = "Mapping[str, np.ndarray]"  # tensors by name, of any dtype that ONNX has
 
 _PROTOBUF_LIMIT = 2**31 - 2**24
-LONGEST = 600.0
-"""Seconds that a candidate may take."""
+LONGEST = 600.0  # seconds that a candidate may take
 
-_MOST_NODES = 64
-"""Nodes that onnx's reference, which is written in Python, is asked for."""
+_MOST_NODES = 64  # nodes that onnx's reference, which is written in Python, is asked for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +64,7 @@ class Runner:
     def __enter__(self) -> Runner:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._worker.stop()
 
     def run(self, model: ir.Model | Path, feeds: Feeds | None, settings: Settings) -> Outcome:

@@ -18,12 +18,11 @@ from ..numerics.rounding import rounding_units
 from ..python_process import worker_environment
 from ..runtime.custom_operators import libraries_of_environment
 from .candidates import LONGEST, Feeds, Outcome, did_not_end, how_it_ended, write_model
-from .differences import epsilon, smallest_normal
+from .differences import epsilon, finfo
 from .execution import Settings
 from .reading import DATA_SET, MANIFEST, SCHEMA_VERSION, write_data_set
 
-_SETTINGS = "SETTINGS: dict = {}\n"
-"""The line of ``repro.py`` that the settings take the place of."""
+_SETTINGS = "SETTINGS: dict = {}\n"  # the line of ``repro.py`` that the settings take the place of
 
 _ROUNDED = (1, 10, 11, 14, 15, 16)
 """ONNX's numbers of the floating-point and complex dtypes that ``repro.py`` computes with."""
@@ -66,7 +65,7 @@ def repro_text(settings: Mapping[str, Any]) -> str:
     assert source.count(_SETTINGS) == 1
     dtypes = {number: onnx.helper.tensor_dtype_to_np_dtype(number) for number in _ROUNDED}
     rounding = {str(number): rounding_units(dtype.name) * epsilon(dtype) for number, dtype in dtypes.items()}
-    smallest = {str(number): smallest_normal(dtype) for number, dtype in dtypes.items()}
+    smallest = {str(number): float(finfo(dtype).smallest_normal) for number, dtype in dtypes.items()}
     text = json.dumps({**settings, "rounding": rounding, "smallest_normal": smallest})
     return source.replace(_SETTINGS, f"SETTINGS: dict = json.loads({text!r})\n")
 

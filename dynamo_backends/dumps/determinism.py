@@ -95,38 +95,40 @@ def find_unstable(graph: DumpedGraph, *, runs: int = 10, threads: int | None = N
     return [_Repeated(region, runs, threads).find() for region in graph.regions]
 
 
+@dataclasses.dataclass
 class _Repeated:
     """The search in one region."""
 
-    def __init__(self, region: DumpedRegion, runs: int, threads: int | None) -> None:
-        self._region = region
-        self._runs = runs
-        self._inputs = region.recorded("input")
-        self._settings = region_settings(region, threads)
-        self._threads = self._settings.threads
-        self._model = load_model(region.optimized_model)
+    region: DumpedRegion
+    runs: int
+    threads: int | None
+
+    def __post_init__(self) -> None:
+        self._inputs = self.region.recorded("input")
+        self._settings = region_settings(self.region, self.threads)
+        self._model = load_model(self.region.optimized_model)
         self._metadata = {}
-        for model in (self._model, load_model(region.model)):  # the second's count where both have a value
+        for model in (self._model, load_model(self.region.model)):  # the second's count where both have a value
             for node in model.proto.graph.node:
                 found = {item.key: item.value for item in node.metadata_props}
                 self._metadata.update({name: found for name in node.output if found})
 
     def find(self) -> RegionDeterminism:
-        other = 1 if self._threads > 1 else 2
+        threads = [self._settings.threads, 1 if self._settings.threads > 1 else 2]
         session = self._session(self._model, self._settings)
         producers = {name: node for node in self._model.proto.graph.node for name in node.output}
-        unstable = _differences(session, self._inputs, self._runs)
+        unstable = _differences(session, self._inputs, self.runs)
         results = [self._described(name, producers.get(name), *found) for name, found in unstable.items()]
-        again = self._session(self._model, dataclasses.replace(self._settings, threads=other))
+        again = self._session(self._model, dataclasses.replace(self._settings, threads=threads[1]))
         first, second = session(self._inputs), again(self._inputs)
         for name in first:
             found = difference(second[name], first[name])
             if not found.is_equal and name not in unstable:
-                results.append(self._described(name, producers.get(name), 1, found, other_threads=other))
-        return RegionDeterminism(self._region.index, self._runs, [self._threads, other], results, self._culprits())
+                results.append(self._described(name, producers.get(name), 1, found, other_threads=threads[1]))
+        return RegionDeterminism(self.region.index, self.runs, threads, results, self._culprits())
 
     def _session(self, model: OnnxModel, settings: Settings, write: Path | None = None) -> Session:
-        return session_of_region(self._region, model, settings, self._inputs, write=write)
+        return session_of_region(self.region, model, settings, self._inputs, write=write)
 
     def _culprits(self) -> list[UnstableValue]:
         """The values inside the session's own model that differ although what they were computed of does not."""
@@ -137,7 +139,7 @@ class _Repeated:
             first = session(self._inputs)
             unstable: dict[str, tuple[int, Difference]] = {}
             guilty: set[str] = set()
-            for _ in range(self._runs):
+            for _ in range(self.runs):
                 differing = _add_differences(unstable, first, session(self._inputs))
                 for node in model.proto.graph.node:
                     if not differing.intersection(node.input):
@@ -165,7 +167,7 @@ class _Repeated:
         graph = onnx.helper.make_graph([node], "alone", inputs, outputs, initializers)
         alone = onnx.helper.make_model(graph, opset_imports=model.proto.opset_import, ir_version=model.proto.ir_version)
         session = self._session(model.with_proto(alone), self._settings.unoptimized)
-        return bool(_differences(session, values, self._runs))
+        return bool(_differences(session, values, self.runs))
 
     def _described(
         self,
@@ -185,8 +187,8 @@ class _Repeated:
             aten_operator=metadata.get("aten_op", ""),
             module=metadata.get("module", ""),
             source=metadata.get("source", ""),
-            threads=self._threads,
-            other_threads=other_threads or self._threads,
+            threads=self._settings.threads,
+            other_threads=other_threads or self._settings.threads,
             differing_runs=differing_runs,
             difference=worst,
             differs_alone=alone,

@@ -27,8 +27,7 @@ from .repro import measured
 OnnxValue: TypeAlias = "np.ndarray | list[OnnxValue] | dict[object, object] | None"
 """A tensor, a sequence, a map, or an optional that is empty."""
 
-_CHUNK = 2**20
-"""Elements that are compared at a time: a weight of gigabytes is never in memory as a whole."""
+_CHUNK = 2**20  # elements that are compared at a time: a weight of gigabytes is never in memory as a whole
 
 EQUAL, ROUNDING, DIFFERENT, UNSURE, ONLY_FIRST, ONLY_SECOND = "=", "~", "!", "?", "-", "+"
 LEGEND = {
@@ -136,8 +135,9 @@ def distance(value: np.ndarray, exact: np.ndarray, dtype: np.dtype | None = None
         return Difference(differing=1, what=f"{described(value)} instead of {described(exact)}")
     if kind_of(dtype) not in ("float", "complex"):
         return _of_chunks(value, exact)
-    found = _of_chunks(value, exact, _largest(dtype))
-    return dataclasses.replace(found, dtype=dtype.name, unit=epsilon(dtype), tiny=smallest_normal(dtype))
+    # But for the last place of the largest number, which float64's rounding may reach.
+    found = _of_chunks(value, exact, float(finfo(dtype).max) * (1 - epsilon(dtype)))
+    return _in_units_of(dtype, found)
 
 
 def described(value: OnnxValue) -> str:
@@ -160,20 +160,12 @@ def kind_of(dtype: np.dtype) -> str:
 
 def epsilon(dtype: np.dtype) -> float:
     """The distance of 1 and the next larger number of a floating-point or complex dtype."""
-    if dtype.kind == "c":
-        return float(np.finfo(dtype).eps)
-    return float(ml_dtypes.finfo(dtype).eps)
+    return float(finfo(dtype).eps)
 
 
-def smallest_normal(dtype: np.dtype) -> float:
-    """The smallest positive number of full precision of a floating-point or complex dtype."""
-    return float((np.finfo if dtype.kind == "c" else ml_dtypes.finfo)(dtype).smallest_normal)
-
-
-def _largest(dtype: np.dtype) -> float:
-    """The largest number of a dtype, but for its last place, which float64's rounding may reach."""
-    largest = float((np.finfo if dtype.kind == "c" else ml_dtypes.finfo)(dtype).max)
-    return largest * (1 - epsilon(dtype))
+def finfo(dtype: np.dtype) -> np.finfo:
+    """The limits of a floating-point or complex dtype."""
+    return np.finfo(dtype) if dtype.kind == "c" else ml_dtypes.finfo(dtype)
 
 
 def _of_tensors(first: np.ndarray, second: np.ndarray) -> Difference:
@@ -187,9 +179,12 @@ def _of_tensors(first: np.ndarray, second: np.ndarray) -> Difference:
     rounded = [array.dtype for array in (first, second) if kind_of(array.dtype) in ("float", "complex")]
     coarsest = max(rounded, key=epsilon, default=None)
     found = _of_chunks(first, second)
-    if coarsest is None:
-        return found
-    return dataclasses.replace(found, dtype=coarsest.name, unit=epsilon(coarsest), tiny=smallest_normal(coarsest))
+    return found if coarsest is None else _in_units_of(coarsest, found)
+
+
+def _in_units_of(dtype: np.dtype, found: Difference) -> Difference:
+    tiny = float(finfo(dtype).smallest_normal)
+    return dataclasses.replace(found, dtype=dtype.name, unit=epsilon(dtype), tiny=tiny)
 
 
 def _of_chunks(first: np.ndarray, second: np.ndarray, largest: float | None = None) -> Difference:

@@ -17,8 +17,7 @@ from .failing import EndsAs, essence, is_same_end, smallest
 from .models import load_ir
 from .reading import DumpedGraph, DumpError
 
-_NOTHING = np.zeros(0, np.float32)
-"""In the place of a right output that nobody knows."""
+_NOTHING = np.zeros(0, np.float32)  # in the place of a right output that nobody knows
 
 
 def refused_models(graph: DumpedGraph) -> list[Path]:
@@ -79,7 +78,7 @@ def bisect_ending(
     outputs = [str(value.name) for value in parts.outputs_of(kept)]
     if len(outputs) > 1:
         outputs = smallest(outputs, lambda names: check(kept, names))
-    model = parts.cut(kept, known, outputs=outputs, constants=() if known is None else parts.weights)
+    model = parts.cut(kept, known, outputs=outputs, constants=parts.weights)
     assert model is not None
     found.value, found.source = outputs[0], line_of([parts.nodes[i] for i in kept])
     right = {} if known is None else {name: known.get(name, _NOTHING) for name in outputs}

@@ -44,8 +44,7 @@ from .reading import DumpedRegion, DumpError
 
 _EXTERNAL = "session.optimized_model_external_initializers_"
 
-_PROVIDERS = "DYNAMO_BACKENDS_PROVIDERS"
-"""The variable of the environment that sets the option ``providers``."""
+_PROVIDERS = "DYNAMO_BACKENDS_PROVIDERS"  # the variable of the environment that sets the option ``providers``
 
 _CONFIG = frozenset(
     {"session.disable_quant_qdq", "session.intra_op.allow_spinning", "session.intra_op.spin_duration_us"}
@@ -102,13 +101,12 @@ class Settings:
     def text(self) -> str:
         """In words."""
         provider = self.providers[0].removesuffix("ExecutionProvider")
-        level = self.graph_optimization_level.removeprefix("ORT_").lower().replace("_", " ")
+        level = self.graph_optimization_level.removeprefix("ORT_").removeprefix("ENABLE_").lower().replace("_", " ")
         without = f" without {', '.join(self.disabled_optimizers)}" if self.disabled_optimizers else ""
         return f"ONNX Runtime, {provider}, optimizations: {level}{without}"
 
 
-PLAIN = Settings(graph_optimization_level="ORT_DISABLE_ALL", threads=1)
-"""A session that changes nothing."""
+PLAIN = Settings(graph_optimization_level="ORT_DISABLE_ALL", threads=1)  # a session that changes nothing
 
 
 class Session:
@@ -158,9 +156,7 @@ class Session:
         except ORT_ERRORS as error:
             raise ExecutionError(self._name, "refused", error, _hint(settings)) from error
         if settings.providers[0] not in self._session.get_providers():
-            raise DumpError(
-                f"{settings.providers[0]} is there, but does not start; ONNX Runtime would take another instead"
-            )
+            raise DumpError(f"{settings.providers[0]} does not start; ONNX Runtime would take another instead")
         self._inputs = [item.name for item in self._session.get_inputs()]
         # Sequences, maps and optionals have no OrtValue in Python; bfloat16 has no other form.
         self._is_tensor = {item.name: item.type.startswith("tensor(") for item in self._session.get_outputs()}
@@ -184,7 +180,7 @@ class Session:
         bound = [name for name, is_tensor in self._is_tensor.items() if is_tensor and not has_strings]
         plain = [name for name in self._is_tensor if name not in set(bound)]
         try:
-            values = {name: ort_value(value) for name, value in feeds.items()} if bound else {}
+            values = {name: repro.ort_value(*bits_of(value)) for name, value in feeds.items()} if bound else {}
             runs = []
             for _ in range(times):
                 tensors = self._session.run_with_ort_values(bound, values) if bound else []
@@ -265,20 +261,16 @@ def check_providers(providers: Sequence[str], options: Sequence[Mapping[str, str
         }
         if foreign:
             pairs = [[name, dict(more)] if more else name for name, more in zip(providers, options, strict=False)]
-            raise DumpError(
-                f"the dump names options of {name}, which may load libraries or use files: {_written(foreign)}. They "
-                f"are not taken from a dump; if you trust them: {_PROVIDERS}='{json.dumps(pairs)}'"
-            )
+            what = f"the dump names options of {name}, which may load libraries or use files: {_written(foreign)}"
+            raise DumpError(f"{what}. They are not used; if you trust them: {_PROVIDERS}='{json.dumps(pairs)}'")
 
 
 def check_config(config: Mapping[str, str]) -> None:
     """Raises ``DumpError`` if a dump names entries of a session's configuration that this package does not set."""
     foreign = {key: value for key, value in config.items() if key not in _CONFIG}
     if foreign:
-        raise DumpError(
-            f"the dump names entries of the session's configuration that are none of dynamo-backends, and may read or "
-            f"write files: {_written(foreign)}. Take them out of its manifest.json"
-        )
+        what = "the dump names entries of the session's configuration that may read or write files"
+        raise DumpError(f"{what}: {_written(foreign)}. Take them out of its manifest.json")
 
 
 def _of_environment() -> dict[str, dict[str, str]]:
@@ -308,9 +300,8 @@ def available_provider(name: str) -> str:
     by_short_name = {item.removesuffix("ExecutionProvider").lower(): item for item in available}
     found = by_short_name.get(name.removesuffix("ExecutionProvider").lower())
     if found is None:
-        raise DumpError(
-            f"{unknown_name('execution provider', name, available)}. Other builds of onnxruntime have others"
-        )
+        unknown = unknown_name("execution provider", name, available)
+        raise DumpError(f"{unknown}. Other builds of onnxruntime have others")
     return found
 
 
@@ -324,11 +315,6 @@ def bits_of(value: OnnxValue) -> tuple[np.ndarray, int]:
 
 _NUMPYS = frozenset(range(1, 16))
 """ONNX's numbers of the dtypes that are numpy's too: from float32 (1) to complex128 (15)."""
-
-
-def ort_value(value: OnnxValue) -> onnxruntime.OrtValue:
-    """A tensor in ONNX Runtime's form, of any dtype that ONNX has but strings."""
-    return repro.ort_value(*bits_of(value))
 
 
 def as_array(result: onnxruntime.OrtValue) -> np.ndarray:

@@ -25,8 +25,7 @@ from .differences import NOTHING, Difference, distance
 from .execution import Settings
 from .reading import DATA_SET, DumpError, write_data_set
 
-_NOT_STARTED = (126, 127)
-"""Exit codes of a shell that cannot start a command."""
+_NOT_STARTED = (126, 127)  # exit codes of a shell that cannot start a command
 
 T = TypeVar("T")
 
@@ -102,11 +101,10 @@ class Diverges:
         model = self.parts.cut(kept, self.known, outputs=outputs, constants=self.parts.weights)
         if model is None:
             return {}
-        feeds = inputs_of(model, self.known)
-        outcome = self.runner.run(model, feeds, self.settings)  # no outputs: it fails in another way
+        outcome = self.runner.run(model, self.known, self.settings)  # no outputs: it fails in another way
         if not any(fault_of(value, self.known[name]) is not None for name, value in outcome.outputs.items()):
             return {}
-        exact = self.runner.exact(model, feeds) or {}
+        exact = self.runner.exact(model, self.known) or {}
         found = {
             name: (fault_of(value, self.known[name]), fault_of(value, self.known[name], exact.get(name)))
             for name, value in outcome.outputs.items()
@@ -125,12 +123,10 @@ class EndsAs:
     outcome: Outcome  # how the whole ended
 
     def __call__(self, kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
-        weights = self.parts.weights if self.known is not None else ()
-        model = self.parts.cut(kept, self.known, outputs=outputs, constants=weights)
+        model = self.parts.cut(kept, self.known, outputs=outputs, constants=self.parts.weights)
         if model is None:
             return False
-        runs = self.known is not None and self.outcome.kind != "refused"
-        feeds = inputs_of(model, self.known) if runs else None
+        feeds = None if self.outcome.kind == "refused" else self.known
         return is_same_end(self.runner.run(model, feeds, self.settings), self.outcome)
 
 

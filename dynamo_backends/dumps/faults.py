@@ -21,8 +21,7 @@ from .execution import PLAIN, Settings
 from .failing import Diverges, fault_of, reference, smallest
 from .reading import DumpedRegion, read_data_set
 
-_FEW_NODES = 64
-"""Nodes whose kernels are all looked at where the verdict names none."""
+_FEW_NODES = 64  # nodes whose kernels are all looked at where the verdict names none
 
 _LEVELS = ("ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
 
@@ -69,8 +68,7 @@ def wrong_translation(ran: RanModel, culprit: Culprit | None) -> Bisection | Non
     known = {**known, **constants, **culprit.inputs}
     names = [name for name in culprit.exact if name in known]
     model, kept = _node_model(parts, names, culprit.inputs, known)
-    feeds = inputs_of(model, known)
-    exact = search.runner.exact(model, feeds)
+    exact = search.runner.exact(model, known)
     if exact is None:
         search.tried(what, "not told: nothing computes its ONNX nodes in float64")
         return None
@@ -87,13 +85,10 @@ def wrong_translation(ran: RanModel, culprit: Culprit | None) -> Bisection | Non
         operators = (parts.nodes[i].metadata_props.get("aten_op", "") for i in kept)
         found.place, found.value = "translation", name
         found.cause = next(filter(None, operators), "a folded constant")
-        found.advice.append(
-            "the ONNX model is not what PyTorch computes, whatever runs it; report it with the folder to "
-            "dynamo-backends, or to the package that registered a converter for this operator"
-        )
+        found.advice.append("report it with the folder to dynamo-backends, or to who registered the converter")
         text = f"The translation of {found.cause} ({name}): ONNX Runtime's result is not PyTorch's"
         returned = {name: _as_type(right, eager.dtype)}
-        piece = _piece(ran, model, feeds, returned, error.limit(allowed), text)
+        piece = _piece(ran, model, known, returned, error.limit(allowed), text)
         return search.finish(piece, len(parts.nodes))
     search.tried(what, RIGHT)
     return None
@@ -121,12 +116,11 @@ def wrong_kernel(ran: RanModel, culprit: Culprit | None) -> Bisection | None:
         model = parts.cut([i], known)
         if model is None:
             continue
-        feeds = inputs_of(model, known)
-        exact = search.runner.exact(model, feeds)
+        exact = search.runner.exact(model, known)
         if exact is None:
             untold.add(parts.nodes[i].op_type)
             continue
-        for name, array in search.runner.run(model, feeds, PLAIN).outputs.items():
+        for name, array in search.runner.run(model, known, PLAIN).outputs.items():
             right = _as_type(exact[name], array.dtype)
             error = distance(array, right)
             if error.is_explained(NOTHING):
@@ -135,7 +129,7 @@ def wrong_kernel(ran: RanModel, culprit: Culprit | None) -> Bisection | None:
             found.place, found.value, found.cause = "kernel", name, parts.nodes[i].op_type
             found.advice.append("a kernel of ONNX Runtime is wrong: report it to onnxruntime with the folder")
             text = f"ONNX Runtime's kernel of {found.cause} computes something else than ONNX says"
-            piece = _piece(ran, model, feeds, {name: right}, error.limit(NOTHING), text)
+            piece = _piece(ran, model, known, {name: right}, error.limit(NOTHING), text)
             return search.finish(piece, len(parts.nodes))
     search.tried(what, f"not told: nothing computes {', '.join(sorted(untold))} in float64" if untold else RIGHT)
     return None
@@ -154,7 +148,7 @@ def wrong_pass(ran: RanModel, optimized: RanModel) -> Bisection | None:
         model = after.cut(new, {**known_after, **{n: known[n] for n in right}}, outputs=[name])
         if old is None or model is None:
             continue
-        exact = search.runner.exact(old, inputs_of(old, known)) or {}
+        exact = search.runner.exact(old, known) or {}
         error = fault_of(known_after[name], known[name], exact.get(name))
         if error is None:
             continue
@@ -162,16 +156,13 @@ def wrong_pass(ran: RanModel, optimized: RanModel) -> Bisection | None:
         name_of_pass = search.blamed.name if search.blamed.kind == Kind.PASS else ""
         found.place, found.value = "ONNX pass", name
         found.cause = str(Cause(Kind.PASS, name_of_pass))
-        found.advice.append(
-            f"to confirm, run again with options={{'passes': {{'disable': [{name_of_pass or 'onnx.*'!r}]}}}}; "
-            "before.onnx in the folder is what the pass was given"
-        )
+        options = {"passes": {"disable": [name_of_pass or "onnx.*"]}}
+        found.advice.append(f"to confirm, run again with {options=}; before.onnx is what the pass was given")
         if name_of_pass:
             found.advice.append(f"dynamo-backends passes {search.run.folder} --why {name_of_pass}")
         text = f"{found.cause} made model.onnx of before.onnx, whose result is another"
-        feeds = inputs_of(model, {**known_after, **known})
         allowed = _allowed(known[name], exact.get(name))
-        piece = _piece(ran, model, feeds, {name: known[name]}, allowed, text)
+        piece = _piece(ran, model, {**known_after, **known}, {name: known[name]}, allowed, text)
         return search.finish(piece, len(after.nodes), before=old)
     search.tried(what, RIGHT)
     return None
@@ -200,20 +191,20 @@ def wrong_optimizer(ran: RanModel, path: Path) -> Bisection | None:
     found.place, found.value = "ONNX Runtime optimizer", outputs[0]
     found.cause = _optimizer(ran, kept, outputs)
     found.advice.append("ONNX Runtime's optimizers change the result: report it to onnxruntime with the folder")
-    feeds = inputs_of(model, known)
-    exact = runner.exact(model, feeds) or {}
+    exact = runner.exact(model, known) or {}
     right = {name: known[name] for name in outputs}
     allowed = {name: _allowed(array, exact.get(name)) for name, array in right.items()}
     text = f"{found.cause} of ONNX Runtime changes the result"
-    return search.finish(Piece(model, settings, feeds, right, allowed, "differs", text), len(parts.nodes))
+    piece = Piece(model, settings, inputs_of(model, known), right, allowed, "differs", text)
+    return search.finish(piece, len(parts.nodes))
 
 
-def _piece(ran: RanModel, model: ir.Model, feeds: Feeds, right: Feeds, allowed: float, text: str) -> Piece:
+def _piece(ran: RanModel, model: ir.Model, known: Feeds, right: Feeds, allowed: float, text: str) -> Piece:
     """A part that returns something else than the right result: as it ran, or not optimized if only that shows it."""
-    settings = ran.settings
-    outcome = ran.search.runner.run(model, feeds, settings)
+    outcome = ran.search.runner.run(model, known, ran.settings)
     shows = outcome.kind == "ran" and all(fault_of(outcome.outputs[name], right[name]) is not None for name in right)
-    return Piece(model, settings if shows else PLAIN, feeds, right, dict.fromkeys(right, allowed), "differs", text)
+    settings, feeds = ran.settings if shows else PLAIN, inputs_of(model, known)
+    return Piece(model, settings, feeds, right, dict.fromkeys(right, allowed), "differs", text)
 
 
 def _allowed(known: np.ndarray, exact: np.ndarray | None) -> float:

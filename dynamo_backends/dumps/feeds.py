@@ -15,8 +15,7 @@ from .differences import OnnxValue, kind_of
 from .models import InputType, OnnxModel
 from .reading import DATA_SET, DumpError, read_data_set, read_tensor
 
-DEFAULT_SIZE = 3
-"""Of a symbolic dimension that is given no size."""
+DEFAULT_SIZE = 3  # of a symbolic dimension that is given no size
 
 
 def read_feeds(paths: Sequence[str | Path], model: OnnxModel) -> dict[str, OnnxValue]:
@@ -99,8 +98,7 @@ _PASSES_ON = {
 }  # fmt: skip
 """Operators whose result holds values of these inputs."""
 
-_INDEXING = ("Gather", "GatherElements", "ScatterElements")
-"""Operators whose second input indexes an axis of the first."""
+_INDEXING = ("Gather", "GatherElements", "ScatterElements")  # operators whose second input indexes an axis of the first
 
 _SHAPES = {
     ("Reshape", 1), ("Expand", 1), ("ConstantOfShape", 0), ("Tile", 1), ("Range", 0), ("Range", 1), ("Range", 2),

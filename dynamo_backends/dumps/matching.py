@@ -16,12 +16,11 @@ import numpy as np
 
 from .differences import OnnxValue, kind_of
 from .feeds import made_up
-from .models import InputType, OnnxModel
+from .models import InputType, OnnxModel, Sizes
 from .reading import DumpError
 from .running import ModelRun
 
-_SEARCHED = 2**26
-"""Bytes of a weight that is compared with others to find its partner."""
+_SEARCHED = 2**26  # bytes of a weight that is compared with others to find its partner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +83,8 @@ def _is_by_chance(a: _Source, b: _Source) -> bool:
 class _Source:
     """An input or initializer: its type, and its value if that is known."""
 
-    type: InputType
+    dtype: np.dtype | None
+    shape: Sizes | None
     value: np.ndarray | None
 
     def content(self) -> object:
@@ -93,16 +93,15 @@ class _Source:
 
     def may_be(self, other: _Source, *, cast: bool = False) -> bool:
         """Whether the types allow both to be the same; with ``cast``, in another precision."""
-        if self.type.dtype is None or other.type.dtype is None:
+        if self.dtype is None or other.dtype is None:
             return False
-        if self.type.dtype != other.type.dtype and not (cast and kind_of(self.type.dtype) == kind_of(other.type.dtype)):
+        if self.dtype != other.dtype and not (cast and kind_of(self.dtype) == kind_of(other.dtype)):
             return False
-        mine, its = self.type.shape, other.type.shape
-        if mine is None or its is None:
+        if self.shape is None or other.shape is None:
             return True
-        return len(mine) == len(its) and all(
-            a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in zip(mine, its, strict=True)
-        )
+        sizes = zip(self.shape, other.shape, strict=False)
+        is_same = (a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in sizes)
+        return len(self.shape) == len(other.shape) and all(is_same)
 
 
 def content(value: OnnxValue) -> object:
@@ -117,11 +116,8 @@ def _sources(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> dict[str, _Sou
     for item in model.inputs:
         value = feeds.get(item.name)
         known = value if isinstance(value, np.ndarray) else None
-        sized = item if known is None else dataclasses.replace(item, shape=known.shape)
-        found[item.name] = _Source(sized, known)
-    for name, array in model.initializers.items():
-        found[name] = _Source(InputType(name, array.dtype, array.shape, ""), array)
-    return found
+        found[item.name] = _Source(item.dtype, item.shape if known is None else known.shape, known)
+    return found | {name: _Source(array.dtype, array.shape, array) for name, array in model.initializers.items()}
 
 
 def same_inputs(
@@ -195,16 +191,13 @@ def computed_inputs(
     values = {item.name: item.value for item in run.values}
     unknown = [f"{item.name} ({item.described})" for item in missing if item.name not in {*values, *spare}]
     if unknown:
-        raise DumpError(
-            f"{model.name} has inputs that {run.model.name} does not have: {listed(unknown)}; give their values with "
-            "--inputs"
-        )
-    for told, names in (
-        ("the other computes", [item.name for item in missing if item.name in values]),
-        ("the other does not have, as they were stored", [item.name for item in missing if item.name not in values]),
-    ):
-        if names:
-            notes.append(f"inputs of the {which} model that {told}: {listed(names)}")
+        raise DumpError(f"{model.name} has inputs that {run.model.name} does not have: {listed(unknown)}; use --inputs")
+    computed = [item.name for item in missing if item.name in values]
+    stored = [item.name for item in missing if item.name not in values]
+    if computed:
+        notes.append(f"inputs of the {which} model that the other computes: {listed(computed)}")
+    if stored:
+        notes.append(f"inputs of the {which} model that the other lacks, as they were stored: {listed(stored)}")
     return {item.name: _as(values.get(item.name, spare.get(item.name)), item.dtype) for item in missing}
 
 

@@ -32,14 +32,11 @@ from .execution import region_settings, session_of_region
 from .models import load_ir, load_model
 from .reading import DumpedGraph, DumpedRegion
 
-NOT_ATTRIBUTED = ""
-"""The module of time that no FX node is known for."""
+NOT_ATTRIBUTED = ""  # the module of time that no FX node is known for
 
-WHOLE_MODEL = "(the model)"
-"""What is in no module but the outermost."""
+WHOLE_MODEL = "(the model)"  # what is in no module but the outermost
 
-_KERNEL = "_kernel_time"
-"""What ONNX Runtime adds to a node's name in its profile."""
+_KERNEL = "_kernel_time"  # what ONNX Runtime adds to a node's name in its profile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,15 +52,7 @@ class OperatorTime:
     aten_operators: tuple[str, ...]  # theirs, each once
     modules: tuple[str, ...]  # the paths of the ``nn.Module`` they are in, each once; ``""`` is the model itself
     sources: tuple[str, ...]  # the user's lines, each once
-
-    @property
-    def module(self) -> str:
-        """The innermost module that all of it is in; ``""`` is the model itself."""
-        return ".".join(os.path.commonprefix([path.split(".") for path in self.modules]))
-
-    def as_json(self) -> dict[str, object]:
-        """For a report and ``--json``."""
-        return {**dataclasses.asdict(self), "module": self.module}
+    module: str  # the innermost module that all of it is in; ``""`` is the model itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +67,7 @@ class RegionTimes:
 
     def as_json(self) -> dict[str, object]:
         """For a report and ``--json``."""
-        return {**dataclasses.asdict(self), "rows": [row.as_json() for row in self.rows]}
+        return dataclasses.asdict(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +147,7 @@ def _times_of(region: DumpedRegion, runs: int, threads: int | None) -> RegionTim
     rows = []
     for node, provider, milliseconds in _timed(graph, events, runs):
         found = attribution.of(node)
+        modules = tuple(dict.fromkeys(item.get("module", "") for item in found))
         rows.append(
             OperatorTime(
                 node=node.name,
@@ -167,8 +157,9 @@ def _times_of(region: DumpedRegion, runs: int, threads: int | None) -> RegionTim
                 share=0.0,
                 fx_nodes=tuple(dict.fromkeys(item["fx_node"] for item in found)),
                 aten_operators=tuple(dict.fromkeys(item.get("aten_op", "") for item in found)),
-                modules=tuple(dict.fromkeys(item.get("module", "") for item in found)),
+                modules=modules,
                 sources=tuple(dict.fromkeys(item.get("source", "") for item in found)),
+                module=".".join(os.path.commonprefix([path.split(".") for path in modules])),
             )
         )
     whole = [event["dur"] for event in events if event["cat"] == "Session" and event["name"] == "model_run"]

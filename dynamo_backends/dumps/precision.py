@@ -30,11 +30,9 @@ from .models import OnnxModel, load_ir
 from .reading import DumpedGraph, DumpedRegion, DumpError
 from .widening import is_low, widened
 
-_JUDGED = ("float16", "bfloat16", "float32")
-"""The dtypes of results that are judged."""
+_JUDGED = ("float16", "bfloat16", "float32")  # the dtypes of results that are judged
 
-MOST_SESSIONS = 500
-"""Choices that are tried for a region at most."""
+MOST_SESSIONS = 500  # choices that are tried for a region at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,36 +103,31 @@ def find_precision(
     return [_Region(graph, region, rows, strict, progress).find() for region in graph.regions]
 
 
+@dataclasses.dataclass
 class _Region:
     """The search in one region."""
 
-    def __init__(
-        self,
-        graph: DumpedGraph,
-        region: DumpedRegion,
-        rows: Mapping[str, Mapping[str, Any]],
-        strict: bool,
-        progress: Callable[[str], None],
-    ) -> None:
-        self._region = region
-        self._rows = rows
-        self._strict = strict
-        self._progress = progress
-        self._model = load_ir(region.optimized_model)
-        self._is_ok = graph.verdict == "ok" and not strict
-        self._inputs = region.recorded("input")
+    graph: DumpedGraph
+    region: DumpedRegion
+    rows: Mapping[str, Mapping[str, Any]]
+    strict: bool
+    progress: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._model = load_ir(self.region.optimized_model)
+        self._inputs = self.region.recorded("input")
         self._tried = 0
         self._exact: Mapping[str, np.ndarray] = {}
 
     def find(self) -> RegionPrecision:
         names = self._candidates()
         if not names:
-            return RegionPrecision(self._region.index, "not low")
+            return RegionPrecision(self.region.index, "not low")
         self._exact, reference = self._reference()
         before = self._errors([])
         after = before
         found: list[str] = []
-        if self._is_ok or _are_right(before):
+        if (self.graph.verdict == "ok" and not self.strict) or _are_right(before):
             outcome = "ok"
         else:
             after = self._errors(names)
@@ -144,7 +137,7 @@ class _Region:
                 outcome = "found" if self._tried < MOST_SESSIONS else "unfinished"
                 after = self._errors(found)
         nodes = [self._described(name) for name in found]
-        return RegionPrecision(self._region.index, outcome, nodes, len(names), self._tried, reference, before, after)
+        return RegionPrecision(self.region.index, outcome, nodes, len(names), self._tried, reference, before, after)
 
     def _candidates(self) -> list[str]:
         """The FX nodes with ONNX nodes that read or return low precision, in execution order."""
@@ -176,10 +169,10 @@ class _Region:
         raise refused
 
     def _results(self, model: ir.Model, *, optimize: bool = True) -> dict[str, Any]:
-        content = OnnxModel(ir.to_proto(model), self._region.folder, str(self._region.folder))
-        settings = region_settings(self._region)
+        content = OnnxModel(ir.to_proto(model), self.region.folder, str(self.region.folder))
+        settings = region_settings(self.region)
         settings = settings if optimize else settings.unoptimized
-        return session_of_region(self._region, content, settings, self._inputs)(self._inputs)
+        return session_of_region(self.region, content, settings, self._inputs)(self._inputs)
 
     def _errors(self, names: Sequence[str]) -> list[ResultError]:
         """The errors of the floating-point results with these FX nodes in float32."""
@@ -190,15 +183,15 @@ class _Region:
 
     def _error(self, name: str, value: np.ndarray) -> ResultError:
         found = distance(value, np.asarray(self._exact[name], np.float64))
-        eager = (self._rows.get(name) or {}).get("eager") or {}
+        eager = (self.rows.get(name) or {}).get("eager") or {}
         known = Difference(eager.get("max_abs") or 0.0, nonfinite=eager.get("nonfinite", 0))
-        known = NOTHING if self._strict else known
+        known = NOTHING if self.strict else known
         error = math.inf if found.nonfinite > known.nonfinite else found.max_abs
         return ResultError(name, value.dtype.name, error, found.limit(known))
 
     def _suffices(self, names: Sequence[str]) -> bool:
         right = _are_right(self._errors(names))
-        self._progress(f"region_{self._region.index}: {len(names)} nodes in float32: {'right' if right else 'wrong'}")
+        self.progress(f"region_{self.region.index}: {len(names)} nodes in float32: {'right' if right else 'wrong'}")
         return right
 
     def _described(self, fx_node: str) -> WideNode:

@@ -138,10 +138,7 @@ class DumpedGraph:
         """The rows of ``side_by_side.json``, in execution order; ``DumpError`` if that is not there or damaged."""
         path = self.folder / "side_by_side.json"
         if not path.exists():
-            raise DumpError(
-                f"no run of {self.name} was compared: run the compiled model once, "
-                "with options={'compare': 'first'}, which is the default"
-            )
+            raise DumpError(f"no run of {self.name} was compared: run it with options={{'compare': 'first'}}")
         rows: list[dict[str, Any]] = read_json(path, schema.COMPARISON)["rows"]
         return rows
 
@@ -256,10 +253,7 @@ def find_run(folder: str | Path | None = None) -> Run:
         if (place / MANIFEST).is_file():
             return read_run(place)
         if place.name.startswith("run_"):
-            raise DumpError(
-                f"{place} has no {MANIFEST}: its process compiled nothing, still compiles its first graph, or was "
-                "stopped before"
-            )
+            raise DumpError(f"{place} has no {MANIFEST}: its process compiled nothing, or no graph is finished")
         if (place / LATEST).exists() or (place / LATEST).is_symlink():
             return read_run(latest_run(place))
     raise DumpError(f"{path} is no dump: there is neither a {MANIFEST} nor a {LATEST!r} in it")
@@ -286,10 +280,8 @@ def read_run(folder: Path) -> Run:
     version = manifest["schema_version"]
     if version != SCHEMA_VERSION:
         older = "an older" if version < SCHEMA_VERSION else "a newer"
-        raise DumpError(
-            f"{path} was written by {older} version of dynamo-backends (schema {version}, this one reads "
-            f"{SCHEMA_VERSION}); dump again"
-        )
+        said = f"{path} was written by {older} version of dynamo-backends"
+        raise DumpError(f"{said} (schema {version}, this one reads {SCHEMA_VERSION}); dump again")
     _check(path, manifest, schema.MANIFEST)
     _check_no_links(folder)
     return Run(folder, manifest)
@@ -356,10 +348,7 @@ def read_data_set(folder: Path, kind: str) -> list[tuple[str, np.ndarray]]:
     for i in range(len({path.stem for path in folder.glob(f"{kind}_*") if path.suffix in (".pb", ".json")})):
         path = folder / f"{kind}_{i}.pb"
         if not path.exists():
-            raise DumpError(
-                f"{path} was not stored, the tensor is larger than the option allows: dump again with "
-                "options={'tensor_limit': -1}"
-            )
+            raise DumpError(f"{path} was not stored, it is too large: dump again with options={{'tensor_limit': -1}}")
         found.append(read_tensor(path))
     return found
 
@@ -373,7 +362,5 @@ def default_folder() -> Path:
         return found[0]
     if found:
         raise DumpError(f"which dump? There are {', '.join(map(str, found))}: give one with -d")
-    raise DumpError(
-        f"no dump here: there is no {DEFAULT_FOLDER}; torch.compile(model, backend='onnx_debug') writes it, "
-        "-d FOLDER names another"
-    )
+    how = "torch.compile(model, backend='onnx_debug') writes it, -d FOLDER names another"
+    raise DumpError(f"no dump here: there is no {DEFAULT_FOLDER}; {how}")

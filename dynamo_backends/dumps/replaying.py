@@ -138,6 +138,5 @@ def _converted(model: OnnxModel, opset: int) -> OnnxModel:
     try:
         return model.with_proto(version_converter.convert_version(model.proto, opset))
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as error:
-        raise DumpError(
-            f"{model.name}: onnx's version converter cannot make opset {opset} of it: {first_line(str(error))}"
-        ) from error
+        said = f"onnx's version converter cannot make opset {opset} of it: {first_line(str(error))}"
+        raise DumpError(f"{model.name}: {said}") from error

@@ -23,8 +23,7 @@ import onnxruntime
 
 SETTINGS: dict = {}
 
-Tensor = tuple[str, np.ndarray, int]
-"""A tensor's name, its array, and ONNX's number of its dtype."""
+Tensor = tuple[str, np.ndarray, int]  # a tensor's name, its array, and ONNX's number of its dtype
 
 _DTYPES = {
     1: "f4", 2: "u1", 3: "i1", 4: "u2", 5: "i2", 6: "i4", 7: "i8", 9: "?", 10: "f2", 11: "f8", 12: "u4", 13: "u8",
@@ -34,8 +33,7 @@ _DTYPES = {
 
 _BFLOAT16 = 16
 
-_HUGE = 1e30
-"""Values from here on (masks filled with the smallest float) are judged by their relative error."""
+_HUGE = 1e30  # values from here on (masks filled with the smallest float) are judged by their relative error
 
 
 def session_of(model: Any, settings: Any = None, constants: Sequence[Tensor] = ()) -> Any:
@@ -289,8 +287,7 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-_SHOWN = 10
-"""Outputs with a line of their own."""
+_SHOWN = 10  # outputs with a line of their own
 
 
 def _judged(expected: Tensor, outputs: Any) -> tuple[bool, float, str, str]:

@@ -26,15 +26,12 @@ from .matching import Matched, content
 from .models import type_name
 from .running import ModelRun, NodeValue
 
-_RELIABLE = 0.8
-"""The share of common names with the same type, from which on names are believed."""
+_RELIABLE = 0.8  # the share of common names with the same type, from which on names are believed
 
 
-_SUMMARIZED = 2**24
-"""Elements of which the digest of a value is made; of a larger one the first."""
+_SUMMARIZED = 2**24  # elements of which the digest of a value is made; of a larger one the first
 
-_NEAR = 1e-3
-"""How near the sums of two values are, relative to the sum of the magnitudes, that may be the same."""
+_NEAR = 1e-3  # how near the sums of two values are, relative to the sum of the magnitudes, that may be the same
 
 
 @dataclasses.dataclass(frozen=True)

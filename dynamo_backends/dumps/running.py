@@ -26,8 +26,7 @@ from .execution import Session, Settings, operator_of
 from .models import OnnxModel, is_external, load_model
 from .reading import DumpError
 
-_LARGEST_MOVED = 2**28
-"""Bytes of weights that are moved by rounding at most; those of larger models in part."""
+_LARGEST_MOVED = 2**28  # bytes of weights that are moved by rounding at most; those of larger models in part
 
 
 @dataclasses.dataclass(frozen=True)

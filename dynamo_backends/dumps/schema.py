@@ -17,11 +17,7 @@ Form: TypeAlias = "type | range | None | frozenset[str] | tuple[Form, ...] | lis
 
 _ANY = object
 
-LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_LAYOUT", "ORT_ENABLE_ALL")
-"""ONNX Runtime's graph optimizations."""
-
-DIRECTIONS = ("inference", "forward", "backward")
-"""What AOTAutograd makes of a graph, in the order it runs."""
+DIRECTIONS = ("inference", "forward", "backward")  # what AOTAutograd makes of a graph, in the order it runs
 
 _TEXT: Form = (None, str)
 _INDEX: Form = (None, int)
@@ -42,7 +38,9 @@ _PASSES: Form = [
 _SESSION: Form = {
     "providers": [str],
     "provider_options": [{"*": str}],
-    "graph_optimization_level": frozenset(LEVELS),
+    "graph_optimization_level": frozenset(
+        ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_LAYOUT", "ORT_ENABLE_ALL")
+    ),
     "disabled_optimizers": [str],
     "threads": range(2**16),
     "config": {"*": str},
@@ -131,8 +129,7 @@ _ROW: Form = {
     "nonfinite_elements": [{"value": str}],
 }
 
-COMPARISON: Form = {"rows": [_ROW]}
-"""``side_by_side.json``."""
+COMPARISON: Form = {"rows": [_ROW]}  # ``side_by_side.json``
 
 _NODE: Form = {
     "kind": frozenset(("input", "node", "output")),
@@ -140,8 +137,7 @@ _NODE: Form = {
     "arguments": [str],
 }
 
-STAGE: Form = {"nodes": [_NODE], "lines": {"*": str}}
-"""``aten.json`` and those of the other stages that are FX graphs."""
+STAGE: Form = {"nodes": [_NODE], "lines": {"*": str}}  # ``aten.json`` and those of the other stages that are FX graphs
 
 
 def problem(value: object, form: Form, where: str = "") -> str:

@@ -26,11 +26,9 @@ from .reading import DumpedGraph, DumpError, Run, read_json
 FX_STAGES = ("dynamo", "pre_grad", "joint", "aten", "post_grad")
 """Stages that are FX graphs; the first three are of Dynamo's graph, which its forward and its backward share."""
 
-ONNX_STAGES = ("onnx", "onnx_optimized", "session")
-"""Stages that are an ONNX model for each region."""
+ONNX_STAGES = ("onnx", "onnx_optimized", "session")  # stages that are an ONNX model for each region
 
-STAGES = (*FX_STAGES, *ONNX_STAGES)
-"""All that can be shown, in order."""
+STAGES = (*FX_STAGES, *ONNX_STAGES)  # all that can be shown, in order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,10 +103,8 @@ def stage_graphs(run: Run, graph: DumpedGraph, name: str) -> list[StageGraph]:
         raise DumpError(unknown_name("stage", name, STAGES))
     if name in ONNX_STAGES:
         if not graph.regions:
-            raise DumpError(
-                f"{graph.reference} has no stage {name}: nothing of it ran on ONNX Runtime; "
-                f"{graph.folder / 'regions.txt'} says why"
-            )
+            why = f"nothing of it ran on ONNX Runtime; {graph.folder / 'regions.txt'} says why"
+            raise DumpError(f"{graph.reference} has no stage {name}: {why}")
         found = []
         for region in graph.regions:
             path = region.model_of(name)
@@ -160,5 +156,4 @@ def _fx_nodes(path: Path) -> list[GraphNode]:
     ]
 
 
-_model = functools.lru_cache(maxsize=16)(load_ir)
-"""A model that is read once for its text and its nodes."""
+_model = functools.lru_cache(maxsize=16)(load_ir)  # a model that is read once for its text and its nodes

@@ -17,8 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-LOW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-"""Dtypes of low precision."""
+LOW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)  # dtypes of low precision
 
 _WIDTH = {ir.DataType.FLOAT16: 1, ir.DataType.BFLOAT16: 1, ir.DataType.FLOAT: 2, ir.DataType.DOUBLE: 3}
 
