@@ -53,7 +53,6 @@ def bisect(
     """Bisects a graph: the first of those that the reference names whose verdict is not ``ok``.
 
     Args:
-        run: the run.
         reference: which graph, or region.
         output: where the cut goes; by default ``bisect`` in the graph's folder.
         check: a command of the user's that decides what fails, instead of the comparison.

@@ -70,26 +70,21 @@ class Runner:
     def run(self, model: ir.Model | Path, feeds: Feeds | None, settings: Settings) -> Outcome:
         """Makes a session of a model, or of a file, and runs it.
 
-        Args:
-            model: the model, or its path.
-            feeds: its inputs, and maybe others; ``None``: the session is made, and not run.
-            settings: of the session.
-
-        Raises:
-            DumpError: the process that runs models does not start.
+        ``feeds`` are its inputs, and maybe others; ``None``: the session is made, and not run. ``DumpError`` if the
+        process that runs models does not start.
         """
         self.count += 1
         with tempfile.TemporaryDirectory(prefix="dynamo_backends_bisect_") as name:
             folder = Path(name)
             path = model if isinstance(model, Path) else write_model(model, folder)
-            request: dict[str, Any] = {"model": str(path), "settings": settings.as_json(), "folder": name}
+            request: dict[str, Any] = {"model": str(path), "settings": settings.as_json(), "data": ""}
             if isinstance(model, ir.Model):
                 request["external_data"] = _external_data(model) or name
                 taken = {value.name for value in model.graph.inputs}
                 feeds = None if feeds is None else {name: feeds[name] for name in feeds if name in taken}
             if feeds is not None:
                 write_data_set(folder / DATA_SET, "input", feeds)
-            request["runs"] = feeds is not None
+                request["data"] = str(folder / DATA_SET)
             try:
                 line = self._worker.ask(json.dumps(request), LONGEST)
             except WorkerStartError as error:  # nothing that a model could be blamed for
@@ -135,14 +130,13 @@ def _answer(request: dict[str, Any]) -> dict[str, str]:
         model = OnnxModel(proto, Path(request["external_data"]), str(path))
     try:
         session = Session(model, Settings.of(request["settings"]))
-        if not request["runs"]:
+        if not request["data"]:
             return {"kind": "built", "message": ""}
-        folder = Path(request["folder"]) / DATA_SET
-        outputs = session(dict(read_data_set(folder, "input")))
+        outputs = session(dict(read_data_set(Path(request["data"]), "input")))
     except ExecutionError as error:
         return {"kind": error.kind, "message": error.said}
     tensors = {name: value for name, value in outputs.items() if isinstance(value, np.ndarray)}
-    write_data_set(folder, "output", tensors)
+    write_data_set(Path(request["data"]), "output", tensors)
     return {"kind": "ran", "message": ""}
 
 

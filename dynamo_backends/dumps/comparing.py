@@ -13,9 +13,8 @@ order the models compute them; then as the same operator of matched values (``ro
 value and type.
 
 **Judgement.** Neither model is the truth. By how much rounding may move each value is measured: the first model runs
-once more with every floating-point input and weight moved by one unit of rounding. A difference of more than ten times
-that, plus 64 units of the dtype (4 of float16 and bfloat16) at the value's largest magnitude, is not explained by
-rounding. The models diverge if that is so for an output.
+once more with every floating-point input and weight moved by one unit of rounding. The models diverge if rounding does
+not explain the difference of an output, see ``differences.py``.
 """
 
 from __future__ import annotations
@@ -165,16 +164,10 @@ def compare_targets(
 
 
 def targets_of(reference: str, dump: str | None, stage: str = "onnx") -> list[Target]:
-    """The models that a reference names.
+    """The models that a reference names, those of a dump at a stage; ``DumpError`` if there is none.
 
-    Args:
-        reference: a file; a graph or region of the dump (``0/forward``, ``graph_000/forward/region_1``); or the path of
-            one in any dump.
-        dump: the dump folder; ``None`` for the default one.
-        stage: of a dump's models: ``onnx``, ``onnx_optimized`` or ``session``.
-
-    Raises:
-        DumpError: there is none.
+    A reference is a file; a graph or region of the dump (``0/forward``, ``graph_000/forward/region_1``), which is the
+    default one if it is ``None``; or the path of one in any dump.
     """
     path = Path(reference)
     if path.is_file():
@@ -194,9 +187,6 @@ def paired(first: Sequence[Target], second: Sequence[Target]) -> tuple[list[tupl
 
     As many of both are each other's in their order. Else, after a change that splits a graph otherwise, those that
     compute the most values of the same names are, and the rest is left out.
-
-    Raises:
-        DumpError: a file cannot be read.
     """
     if len(first) == len(second):
         return list(zip(first, second, strict=True)), []

@@ -62,7 +62,6 @@ def made_up(
     """Random inputs: normal numbers; indices in the range of what they index; 0 and 1 for other integers.
 
     Args:
-        model: the model.
         sizes: of symbolic dimensions; others are 3.
         seed: of the random numbers.
         wanted: the inputs; all by default.

@@ -136,11 +136,8 @@ def _array(value: Any) -> tuple[np.ndarray, int]:
         return value.numpy(), number
     import ctypes
 
-    dtype = np.dtype(_DTYPES[number])
-    shape = value.shape()
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    data = ctypes.string_at(value.data_ptr(), size) if size else b""
-    return np.frombuffer(data, dtype).reshape(shape), number
+    content = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    return np.frombuffer(content, _DTYPES[number]).reshape(value.shape()), number
 
 
 def read_tensor(path: Path) -> tuple[str, np.ndarray, int]:

@@ -81,10 +81,8 @@ def aligned_rows(
 
     ``matched`` are inputs and initializers; ``movements`` say by how much rounding moves the values of the first.
     """
-    stored = [item for item in one.values if item.kind != "result"]
-    theirs_stored = [item for item in other.values if item.kind != "result"]
-    results = [item for item in one.values if item.kind == "result"]
-    theirs = [item for item in other.values if item.kind == "result"]
+    stored, theirs_stored = ([item for item in run.values if item.kind != "result"] for run in (one, other))
+    results, theirs = ([item for item in run.values if item.kind == "result"] for run in (one, other))
     by_their_names = _names_mean_the_same([item for item in results if item.name not in one.outputs], theirs)
     partners = {item.partner: item.name for item in matched}
     _match_stored(stored, theirs_stored, partners, by_their_names)

@@ -182,7 +182,6 @@ def movements(
     """By how much each value moves when all floating-point inputs and weights move by one unit of rounding.
 
     Args:
-        model, feeds: the model and its inputs.
         run: runs a model on inputs; its values by name.
         before: the values that it has without being moved.
         unit: of rounding, relative, see ``coarsest_unit``; a value of a coarser dtype moves by that of its own.

@@ -75,11 +75,9 @@ def _is_narrower(value: ir.Value | ir.TensorProtocol, dtype: ir.DataType) -> boo
 
 
 def _cast(value: ir.Value, dtype: ir.DataType, name: str) -> ir.Node:
-    cast = ir.node("Cast", [value], {"to": int(dtype)}, name=f"{value.name}__to_{dtype.name.lower()}")
-    cast.outputs[0].name = name
-    cast.outputs[0].type = ir.TensorType(dtype)
-    cast.outputs[0].shape = value.shape
-    return cast
+    output = ir.Value(name=name, type=ir.TensorType(dtype), shape=value.shape)
+    to = f"{value.name}__to_{dtype.name.lower()}"
+    return ir.node("Cast", [value], {"to": int(dtype)}, outputs=[output], name=to)
 
 
 def _give_up_name(value: ir.Value, dtype: ir.DataType, node: ir.Node, *, wide_outputs: bool) -> ir.Node | None:
@@ -127,8 +125,7 @@ def _widen_attributes(node: ir.Node, dtype: ir.DataType) -> None:
         if attribute.type == ir.AttributeType.TENSOR and _is_narrower(attribute.as_tensor(), dtype):
             node.attributes[name] = ir.AttrTensor(name, ir.tensor(attribute.as_tensor().numpy().astype(dtype.numpy())))
         elif name in _DTYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT:
-            named = ir.DataType(attribute.as_int())
-            if named in _WIDTH and _WIDTH[named] < _WIDTH[dtype]:
+            if _WIDTH.get(attribute.as_int(), _WIDTH[dtype]) < _WIDTH[dtype]:
                 node.attributes[name] = ir.AttrInt64(name, int(dtype))
         elif name in ("value_float", "value_floats") and node.op_type == "Constant":
             del node.attributes[name]
