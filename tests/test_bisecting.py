@@ -27,7 +27,7 @@ from torch import nn
 from dynamo_backends import python_process, register_converter, unregister_converter
 from dynamo_backends.cli import main
 from dynamo_backends.dumps import candidates, failing
-from dynamo_backends.dumps.bisecting import _trivial, bisect
+from dynamo_backends.dumps.bisecting import bisect
 from dynamo_backends.dumps.bisection import MEMORY, Bisection
 from dynamo_backends.dumps.candidates import Outcome, Runner
 from dynamo_backends.dumps.cut_folder import Piece, run_repro, write_piece
@@ -713,7 +713,8 @@ def test_a_process_that_does_not_start_is_no_fault_of_a_model(monkeypatch: pytes
 
 
 def trivial_model() -> ir.Model:
-    return _trivial()[0]
+    return ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18]>
+        trivial (float[1] x) => (float[1] y) { y = Identity(x) }""")
 
 
 def test_a_repro_that_python_cannot_run_confirms_no_crash(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from .bisection import RIGHT, WRONG, Bisection, Search, line_of
@@ -240,8 +239,6 @@ def _with_constants(parts: Parts, feeds: Feeds) -> ir.Model:
 
 def _trivial() -> tuple[ir.Model, Feeds, Feeds]:
     """A model of one ``Identity``, with its data."""
-    info = [onnx.helper.make_tensor_value_info(name, 1, [1]) for name in "xy"]
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "trivial", info[:1], info[1:])
-    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
+    text = '<ir_version: 10, opset_import: ["": 18]> trivial (float[1] x) => (float[1] y) { y = Identity(x) }'
     one = np.ones(1, np.float32)
-    return ir.from_proto(proto), {"x": one}, {"y": one}
+    return ir.from_onnx_text(text), {"x": one}, {"y": one}

@@ -134,8 +134,10 @@ def same_inputs(
     stored, kept = second.initializers, first.initializers
     ours: dict[str, OnnxValue] = {}
     for item in first.inputs:
-        name = name_of.get(item.name, "")
-        _take(ours, item, (item.name, feeds), (name, stored), (name, feeds))
+        if item.name in feeds:
+            ours[item.name] = feeds[item.name]
+        else:
+            _take(ours, item, name_of.get(item.name, ""), stored, feeds)
     computed = {name for node in second.proto.graph.node for name in node.output}
     missing = [item for item in first.inputs if item.name not in ours and item.name not in computed]
     if missing:
@@ -145,8 +147,9 @@ def same_inputs(
         notes.append(f"made up (seed {seed}): {listed(item.name for item in missing)}")
     theirs: dict[str, OnnxValue] = {}
     for item in second.inputs:
-        partner = partner_of.get(item.name, "")
-        _take(theirs, item, (partner, ours), (partner, kept), (item.name, feeds))
+        _take(theirs, item, partner_of.get(item.name, ""), ours, kept)
+        if item.name not in theirs and item.name in feeds:
+            theirs[item.name] = feeds[item.name]
     given = "inputs of the {} model that the {} has as initializers"
     told = {
         given.format("first", "second"): [name for name in ours if name_of.get(name) in stored],
@@ -159,12 +162,11 @@ def same_inputs(
     return ours, theirs, matched, notes
 
 
-def _take(feeds: dict[str, OnnxValue], item: InputType, *places: tuple[str, Mapping[str, OnnxValue]]) -> None:
-    """Adds the value of an input, in its precision, from the first place that has one."""
-    for name, values in places:
-        if name in values:
-            feeds[item.name] = _as(values[name], item.dtype)
-            return
+def _take(feeds: dict[str, OnnxValue], item: InputType, partner: str, *places: Mapping[str, OnnxValue]) -> None:
+    """Adds the value of an input's partner, in the input's precision, from the first place that has it."""
+    found = next((values[partner] for values in places if partner in values), None)
+    if found is not None:
+        feeds[item.name] = _as(found, item.dtype)
 
 
 def computed_inputs(
