@@ -90,7 +90,8 @@ class Runner:
             except WorkerStartError as error:  # nothing that a model could be blamed for
                 raise DumpError(str(error)) from error
             if isinstance(line, Ended):
-                return Outcome("crashed", did_not_end() if line.timed_out else how_it_ended(line.code))
+                too_long = f"it did not end in {LONGEST:g} seconds"
+                return Outcome("crashed", too_long if line.timed_out else how_it_ended(line.code))
             answer = json.loads(line)
             return Outcome(answer["kind"], answer["message"], dict(read_data_set(folder / DATA_SET, "output")))
 
@@ -98,9 +99,7 @@ class Runner:
         """The outputs of a model in float64 on the same inputs, by name; ``None`` if nothing computes them.
 
         onnx's reference is asked first, because a kernel that is wrong in float32 may be wrong in float64; ONNX Runtime
-        where the reference lacks an operator or the model is large.
-
-        The model has no local functions, and is left as it is.
+        where the reference lacks an operator or the model is large. The model has no local functions.
         """
         wide = in_float64(model)
         wanted = {str(value.name): value.dtype == ir.DataType.DOUBLE for value in wide.graph.inputs}
@@ -146,11 +145,6 @@ def how_it_ended(code: int) -> str:
         return f"exit code {code}"
     known = {item.value: item.name for item in signal.Signals}
     return f"the process ended by signal {-code}" + (f" ({known[-code]})" if -code in known else "")
-
-
-def did_not_end() -> str:
-    """The same of one that was stopped."""
-    return f"it did not end in {LONGEST:g} seconds"
 
 
 def write_model(model: ir.Model, folder: Path, name: str = "model.onnx", *, whole: bool = False) -> Path:

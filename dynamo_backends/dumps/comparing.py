@@ -86,7 +86,6 @@ def compare(
     """Runs two models on the same inputs and compares their values.
 
     Args:
-        first, second: the models.
         feeds: inputs of the first, or of the second, by name; what neither says is taken from the other's initializers,
             and else made up.
         runtime: what runs both.

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from ..numerics.rounding import rounding_units
 from ..python_process import worker_environment
 from ..runtime.custom_operators import libraries_of_environment
-from .candidates import LONGEST, Feeds, Outcome, did_not_end, how_it_ended, write_model
+from .candidates import LONGEST, Feeds, Outcome, how_it_ended, write_model
 from .differences import epsilon, finfo
 from .execution import Settings
 from .reading import DATA_SET, MANIFEST, SCHEMA_VERSION, write_data_set
@@ -80,7 +80,7 @@ def run_repro(folder: Path) -> Outcome:
         command = [sys.executable, "-P", str(folder / "repro.py")]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, env=worker_environment())
     except subprocess.TimeoutExpired:
-        return Outcome("crashed", did_not_end())
+        return Outcome("crashed", f"it did not end in {LONGEST:g} seconds")
     lines = ended.stdout.strip().splitlines()
     for line in lines if ended.returncode == 1 else ():
         kind, _, said = line.partition(": ")

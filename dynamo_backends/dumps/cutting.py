@@ -105,7 +105,7 @@ class Parts:
         """A model of some nodes.
 
         Args:
-            kept: the nodes, by their position.
+            kept: positions of the nodes.
             known: the values it takes, which give it their types and shapes.
             outputs: what it returns, of what ``outputs_of`` says; by default all of it.
             constants: inputs that become initializers, with the known values.

@@ -82,9 +82,7 @@ class RegionDeterminism:
 def find_unstable(graph: DumpedGraph, *, runs: int = 10, threads: int | None = None) -> list[RegionDeterminism]:
     """What differs from run to run, and between several threads and one.
 
-    Args:
-        runs: how often each session runs, besides its first run.
-        threads: of the sessions; as in the dumped run by default.
+    Each session runs so often, besides its first run; with the threads of the dumped run by default.
 
     Raises:
         DumpError: nothing was recorded, or the session cannot be made.

@@ -123,12 +123,9 @@ def difference(first: OnnxValue, second: OnnxValue) -> Difference:
 
 
 def distance(value: np.ndarray, exact: np.ndarray, dtype: np.dtype | None = None) -> Difference:
-    """How far a tensor is from the right one.
+    """How far a tensor is from the right one, which is in float64 or in its dtype.
 
-    Args:
-        value: the tensor.
-        exact: of the same shape; of a floating-point value in float64, or in its dtype.
-        dtype: in whose units rounding is; the value's by default.
+    Rounding is in units of ``dtype``, by default the value's.
     """
     dtype = value.dtype if dtype is None else dtype
     if value.shape != exact.shape or kind_of(value.dtype) != kind_of(exact.dtype):

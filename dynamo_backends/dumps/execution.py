@@ -214,13 +214,7 @@ def session_of_region(
     write: Path | None = None,
     profile: Path | None = None,
 ) -> Session:
-    """A session as the run had it: what were its constants are constants here, so that ONNX Runtime does the same.
-
-    Args:
-        region: its entry in the manifest says which are constants.
-        model: a model of the region.
-        settings, write, profile: see ``Session``.
-        inputs: the values, those of the constants among them.
+    """A session of a model of the region: what were constants in the run are constants here, with values of ``inputs``.
 
     Raises:
         DumpError: as ``Session``; or a constant was not recorded.

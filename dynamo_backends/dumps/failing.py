@@ -31,11 +31,7 @@ T = TypeVar("T")
 
 
 class Memory:
-    """Answers on disk.
-
-    Args:
-        path: the file.
-        identity: what the answers are about; a file about something else is replaced.
+    """Answers on disk; a file whose answers are about something else than ``identity`` is replaced.
 
     Attributes:
         resumed: how many answers the file had.
@@ -186,14 +182,10 @@ class Command:
 
 
 def smallest(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
-    """Delta debugging: some of ``items``, in their order, that fail, where without any one of them they do not.
+    """Delta debugging: some of ``items``, which fail as a whole, in their order; without any one they do not fail.
 
     Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002: halves, then smaller and smaller
     pieces, and what is left without each.
-
-    Args:
-        items: what fails as a whole.
-        fails: whether some of them do; never asked of none.
     """
     kept, pieces = list(items), 2
     while len(kept) > 1:

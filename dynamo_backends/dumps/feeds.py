@@ -19,12 +19,10 @@ DEFAULT_SIZE = 3  # of a symbolic dimension that is given no size
 
 
 def read_feeds(paths: Sequence[str | Path], model: OnnxModel) -> dict[str, OnnxValue]:
-    """Stored inputs.
+    """Inputs that are stored.
 
-    Args:
-        paths: a folder with ``input_0.pb`` … (ONNX's test layout) or with a ``test_data_set_0`` in it; ``.pb`` files;
-            or one ``.npz``.
-        model: whose inputs they may be. Where no name is that of an input, they are its inputs in their order.
+    They are in a folder with ``input_0.pb`` … (ONNX's test layout) or with a ``test_data_set_0`` in it, in ``.pb``
+    files, or in one ``.npz``. Where no name is that of an input of the model, they are its inputs in their order.
 
     Raises:
         DumpError: a file is not there, damaged, or of no known kind.
@@ -61,10 +59,7 @@ def made_up(
 ) -> dict[str, OnnxValue]:
     """Random inputs: normal numbers; indices in the range of what they index; 0 and 1 for other integers.
 
-    Args:
-        sizes: of symbolic dimensions; others are 3.
-        seed: of the random numbers.
-        wanted: the inputs; all by default.
+    Symbolic dimensions that have no ``sizes`` are 3. ``wanted`` are the inputs, all by default.
 
     Raises:
         DumpError: an input is no tensor, or its values are a shape.

@@ -97,11 +97,7 @@ def is_external(tensor: onnx.TensorProto) -> bool:
 
 
 def load_model(path: str | os.PathLike[str], name: str | None = None) -> OnnxModel:
-    """A model from a file.
-
-    Args:
-        path: ``model.onnx``; more than 2 GB of weights are in files beside it.
-        name: for messages and tables; the path by default.
+    """A model from a file, with a name for messages and tables, by default the path.
 
     Raises:
         DumpError: the file is not there, no model, or damaged; or one with its weights is.

@@ -79,11 +79,7 @@ class Nonfinite:
 
 
 def find_nonfinite(graph: DumpedGraph) -> Nonfinite:
-    """Where NaN and infinities come from in the compared run of a graph.
-
-    Raises:
-        DumpError: no run was compared, or the table is damaged.
-    """
+    """Where NaN and infinities come from in a compared run; ``DumpError`` if none was compared, or it is damaged."""
     births: list[Birth] = []
     meant: list[Birth] = []
     rows = {row["name"]: row for row in graph.rows()}

@@ -86,9 +86,7 @@ def operator_times(graph: DumpedGraph, *, runs: int = 20, threads: int | None = 
     A time is the mean of the middle half of the runs. ONNX Runtime measures whole microseconds, and measuring costs
     about one itself: many small nodes seem slower than they are. What PyTorch runs is not measured.
 
-    Args:
-        runs: how often each region runs, after a first run that does not count.
-        threads: another number than in the dumped run.
+    Each region runs so often, after a first run that does not count; with the threads of the dumped run by default.
 
     Raises:
         DumpError: nothing was recorded, or the session cannot be made or run.

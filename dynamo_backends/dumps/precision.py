@@ -91,10 +91,8 @@ def find_precision(
 ) -> list[RegionPrecision]:
     """The nodes of each region that must compute in float32.
 
-    Args:
-        strict: whether results must be as near to float64 as rounding alone allows; otherwise eager's own error, with
-            its factor, excuses theirs, as in the verdict.
-        progress: is told what is tried.
+    ``strict``: results must be as near to float64 as rounding alone allows; otherwise eager's own error, with its
+    factor, excuses theirs, as in the verdict.
 
     Raises:
         DumpError: no run was compared, nothing was recorded, or the model cannot be run.

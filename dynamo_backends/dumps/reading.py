@@ -188,14 +188,10 @@ class Run:
         return path
 
     def graphs_of(self, reference: str) -> list[DumpedGraph]:
-        """The graphs that a reference names: one direction, or all of Dynamo's graph.
+        """The graphs that a reference names: one direction, or all of Dynamo's graph; ``DumpError`` if there is none.
 
-        Args:
-            reference: ``0``, ``graph_000``, ``graph_000/backward``, ``0/backward``, or the path of such a folder; the
-                folder of a region names its graph.
-
-        Raises:
-            DumpError: there is none; the message names those that are near.
+        A reference is ``0``, ``graph_000``, ``graph_000/backward``, ``0/backward``, or the path of such a folder; the
+        folder of a region names its graph.
         """
         index, direction, _ = self._parts(reference)
         found = [graph for graph in self.graphs if graph.index == index and direction in (None, graph.direction)]
@@ -207,11 +203,7 @@ class Run:
         raise DumpError(f"no graph {reference!r} in {self.folder}{listed}. A graph is a number or its folder.")
 
     def regions_of(self, reference: str) -> list[tuple[DumpedGraph, DumpedRegion]]:
-        """The regions that a reference names: all of its graphs, or the one of ``0/forward/region_1``.
-
-        Raises:
-            DumpError: there is none.
-        """
+        """The regions that a reference names: all of its graphs, or that of ``0/forward/region_1``."""
         graphs = self.graphs_of(reference)
         _, _, wanted = self._parts(reference)
         found = [(graph, region) for graph in graphs for region in graph.regions if wanted in (None, region.index)]
@@ -237,14 +229,10 @@ def _here_or_there(here: Path, there: Path | None) -> Path:
 
 
 def find_run(folder: str | Path | None = None) -> Run:
-    """The run that a user means.
+    """The run that a user means; ``DumpError`` if there is none, or its manifest cannot be read.
 
-    Args:
-        folder: a run folder, anything in it, its manifest, or the dump folder, of which it is the latest run; ``None``
-            for ``default_folder()``.
-
-    Raises:
-        DumpError: there is none, or its manifest cannot be read.
+    The folder is a run folder, anything in it, its manifest, or the dump folder, of which it is the latest run; by
+    default ``default_folder()``.
     """
     path = Path(folder) if folder is not None else default_folder()
     if not path.exists():

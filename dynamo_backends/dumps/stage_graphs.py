@@ -58,12 +58,9 @@ class StageGraph:
         if self.region is None:
             return _fx_nodes(self.path.with_suffix(".json"))
         known = {**self.names, **{name: name for name in self.names.values()}}  # a model's weights bear them already
-        return [
-            dataclasses.replace(node, user_name=known.get(node.name, ""))
-            if node.kind in ("input", "initializer")
-            else node
-            for node in onnx_nodes(_model(self.path))
-        ]
+        nodes = onnx_nodes(_model(self.path))
+        of_user = {node.name: known.get(node.name, "") for node in nodes if node.kind in ("input", "initializer")}
+        return [dataclasses.replace(node, user_name=of_user.get(node.name, node.user_name)) for node in nodes]
 
     @property
     def operators(self) -> int:

@@ -40,7 +40,7 @@ def widened(
     Args:
         model: every value of it with its dtype; left as it is.
         is_chosen: of a node of the model.
-        dtype: the wider dtype; floating-point values that are narrower are widened.
+        dtype: to which narrower floating-point values are widened.
         wide_outputs: whether outputs of the model that chosen nodes compute are wide too.
     """
     copy = model.clone()
