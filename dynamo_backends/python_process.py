@@ -6,7 +6,7 @@ relative to the current folder.
 
 ::
 
-    worker = Worker("dynamo_backends.dumps.worker")
+    worker = Worker("dynamo_backends.dumps.candidates")
     worker.ask('{"model": "model.onnx"}', longest=600)     # a line, or an ``Ended``
     worker.stop()
 """

@@ -27,14 +27,14 @@ from torch import nn
 from dynamo_backends import python_process, register_converter, unregister_converter
 from dynamo_backends.cli import main
 from dynamo_backends.dumps import candidates, failing
-from dynamo_backends.dumps.bisecting import _trivial, bisect
+from dynamo_backends.dumps.bisecting import bisect
 from dynamo_backends.dumps.bisection import MEMORY, Bisection
 from dynamo_backends.dumps.candidates import Outcome, Runner
 from dynamo_backends.dumps.cut_folder import Piece, run_repro, write_piece
 from dynamo_backends.dumps.cutting import Parts
 from dynamo_backends.dumps.execution import PLAIN, region_settings
+from dynamo_backends.dumps.failing import smallest
 from dynamo_backends.dumps.reading import DumpError, find_run, read_tensor
-from dynamo_backends.dumps.reducing import smallest
 from dynamo_backends.exporter import decompositions, translate
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.locations import short_file
@@ -395,7 +395,7 @@ def test_nothing_in_the_cut_can_be_spared(with_faulty_optimizers: None, tmp_path
     (region,) = graph.regions
     parts, feeds = Parts(ir.load(region.model)), region.recorded("input")
     with Runner() as runner:
-        values = runner.run(parts.exposed(parts.tensors()), feeds, PLAIN)
+        values = runner.run(parts.exposed(), feeds, PLAIN)
         check = failing.Diverges(parts, {**feeds, **values.outputs}, region_settings(region), runner)
         assert check([0, 1])
         assert not check([0]) and not check([1])
@@ -431,9 +431,9 @@ def test_a_bisection_that_is_killed_goes_on(with_faulty_optimizers: None, tmp_pa
 
 def test_answers_about_another_model_are_not_used(tmp_path: Path) -> None:
     memory = failing.Memory(tmp_path / MEMORY, ["one model"])
-    assert memory.ask("fails", [1], lambda: True)
-    assert failing.Memory(tmp_path / MEMORY, ["one model"]).ask("fails", [1], lambda: False)
-    assert not failing.Memory(tmp_path / MEMORY, ["another"]).ask("fails", [1], lambda: False)
+    assert memory.ask([1], lambda: True)
+    assert failing.Memory(tmp_path / MEMORY, ["one model"]).ask([1], lambda: False)
+    assert not failing.Memory(tmp_path / MEMORY, ["another"]).ask([1], lambda: False)
 
 
 @pytest.mark.parametrize("culprits", [{3}, {3, 90}, {0, 50, 99}, set(range(40, 44))])
@@ -676,7 +676,7 @@ def test_a_crash_is_confirmed_by_the_same_signal_only(tmp_path: Path) -> None:
         ("raise ValueError", False),
     ):
         repro.write_text(code)
-        assert failing.is_same_end(run_repro(tmp_path).outcome, segmentation_fault) == is_same, code
+        assert failing.is_same_end(run_repro(tmp_path), segmentation_fault) == is_same, code
 
 
 NAMES = ("argparse", "dataclasses", "json", "numpy", "onnx", "onnxruntime", "tempfile", "typing")
@@ -700,7 +700,7 @@ def test_the_current_folder_is_no_package_of_a_subprocess(hostile: Path, monkeyp
     settings = dataclasses.replace(PLAIN, custom_op_libraries=("/planted.so",))
     one = {"x": np.ones(1, np.float32)}
     write_piece(hostile, Piece(trivial_model(), settings, one, {"y": one["x"]}, {"y": 0.0}, "differs", ""), {})
-    assert run_repro(hostile).ends == "right", "neither of the folder's files nor of a library that the dump names"
+    assert run_repro(hostile).kind == "right", "neither of the folder's files nor of a library that the dump names"
     command = [sys.executable, "-m", "dynamo_backends", "ls", "-d", "nothing"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 2 and "nothing does not exist" in done.stderr, done
@@ -713,12 +713,13 @@ def test_a_process_that_does_not_start_is_no_fault_of_a_model(monkeypatch: pytes
 
 
 def trivial_model() -> ir.Model:
-    return _trivial()[0]
+    return ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18]>
+        trivial (float[1] x) => (float[1] y) { y = Identity(x) }""")
 
 
 def test_a_repro_that_python_cannot_run_confirms_no_crash(tmp_path: Path) -> None:
     (tmp_path / "repro.py").write_text("import there_is_no_such_module\n")
     fresh = run_repro(tmp_path)
-    assert fresh.ends == "not run" and "there_is_no_such_module" in fresh.said
+    assert fresh.kind == "not run" and "there_is_no_such_module" in fresh.message
     (tmp_path / "repro.py").write_text("import os; os.abort()\n")
-    assert run_repro(tmp_path).ends == "crashed"
+    assert run_repro(tmp_path).kind == "crashed"

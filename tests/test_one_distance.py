@@ -13,18 +13,17 @@ import pytest
 import torch
 
 from dynamo_backends.dumps import repro
-from dynamo_backends.dumps.cut_folder import repro_text, write_data
+from dynamo_backends.dumps.cut_folder import repro_text
 from dynamo_backends.dumps.differences import NOTHING, distance, kind_of
 from dynamo_backends.dumps.execution import (
     PLAIN,
     Session,
     Settings,
-    array_of,
     as_array,
     bits_of,
-    ort_value,
 )
 from dynamo_backends.dumps.models import OnnxModel
+from dynamo_backends.dumps.reading import DATA_SET, write_data_set
 from dynamo_backends.numerics import distance as in_torch
 from dynamo_backends.numerics.rounding import rounding_units
 
@@ -113,9 +112,9 @@ def test_one_form_of_tensors(name: str) -> None:
     """There and back, as bits, as ONNX Runtime's, and through a session."""
     dtype = np.dtype(getattr(ml_dtypes, name, name))
     array = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)[:, ::2]
-    value = ort_value(array)
-    for back in (array_of(*bits_of(array)), as_array(value)):
-        assert back.dtype == dtype and np.array_equal(back, array)
+    value = repro.ort_value(*bits_of(array))
+    back = as_array(value)
+    assert back.dtype == dtype and np.array_equal(back, array)
     number = onnx.helper.np_dtype_to_tensor_dtype(dtype)
     info = [onnx.helper.make_tensor_value_info(item, number, [2, 2]) for item in "xy"]
     node = onnx.helper.make_node("Reshape", ["x", "shape"], ["y"])
@@ -159,7 +158,8 @@ def test_repro_prints_a_screenful(tmp_path: Path) -> None:
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
     onnx.save(model, tmp_path / "model.onnx")
     right = {name: np.ones(2, np.float32) for name in names} | {"y_123": np.zeros(2, np.float32)}
-    write_data(tmp_path, {"x": np.ones(2, np.float32)}, right)
+    write_data_set(tmp_path / DATA_SET, "input", {"x": np.ones(2, np.float32)})
+    write_data_set(tmp_path / DATA_SET, "output", right)
     (tmp_path / "repro.py").write_text(repro_text({}))
     ended = subprocess.run([sys.executable, "repro.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     lines = ended.stdout.splitlines()

@@ -21,8 +21,8 @@ from torch import nn
 
 from dynamo_backends.artifacts import CompiledGraph, Runner
 from dynamo_backends.debug.suspects import find_rewrite
+from dynamo_backends.dumps.execution import check_config
 from dynamo_backends.dumps.reading import DumpError
-from dynamo_backends.dumps.trust import check_config
 from dynamo_backends.observer import Observer
 from dynamo_backends.options import parse_options
 from dynamo_backends.pipeline import Pipeline

@@ -90,8 +90,7 @@ def add_runtime_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 1 if an output differs by more than rounding explains, 2 if the models cannot be compared."""
-    from ..dumps.comparing import compare_targets
-    from ..dumps.targets import paired, targets_of
+    from ..dumps.comparing import compare_targets, paired, targets_of
 
     for reference in (arguments.first, arguments.second):
         if GRAPH.fullmatch(reference) and not Path(reference).exists():
@@ -129,7 +128,7 @@ def _size(text: str) -> tuple[str, int]:
 
 def _inputs(path: str, dump: str | None) -> str:
     """A path, or the data of a region of the dump."""
-    from ..dumps.targets import targets_of
+    from ..dumps.comparing import targets_of
 
     if Path(path).exists() or path.endswith((".pb", ".npz")):
         return path

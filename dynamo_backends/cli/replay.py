@@ -91,9 +91,11 @@ def replay_text(replayed: Sequence[Replayed]) -> str:
 
 def _hint(arguments: argparse.Namespace, variant: Variant, replayed: Sequence[Replayed]) -> list[str]:
     """What to do next."""
+    from ..dumps.replaying import Variant
+
     if not all(item.is_same for item in replayed):
         return ["bisect", arguments.graph]
-    if not variant.text:
+    if variant == Variant():
         return ["replay", arguments.graph, "--no-optimize"]
     return ["replay" if all(item.ok for item in replayed) else "bisect", arguments.graph]
 

@@ -21,27 +21,23 @@ Then delta debugging removes nodes, whose values are taken from the run, as long
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
-from .bisection import RIGHT, WRONG, Bisection, Search, inputs_of, line_of
+from .bisection import RIGHT, WRONG, Bisection, Search, line_of
 from .blame import Kind
 from .candidates import Feeds, Outcome, Runner
 from .cut_folder import Piece
-from .cutting import Parts
+from .cutting import Parts, inputs_of, outputs_of
 from .endings import bisect_ending, bisect_refused, refused_models
-from .execution import PLAIN, Settings, region_settings
-from .failing import Command
+from .execution import PLAIN, Settings, check_providers, region_settings
+from .failing import Command, fault_of
+from .faults import Culprit, RanModel, wrong_kernel, wrong_optimizer, wrong_pass, wrong_translation
 from .models import load_ir, load_model
-from .node_faults import Culprit, wrong_kernel, wrong_translation
-from .reading import MANIFEST, DumpedGraph, DumpedRegion, DumpError, Run
-from .rewrite_faults import differ, wrong_optimizer, wrong_pass
-from .trust import check_providers
+from .reading import DATA_SET, MANIFEST, DumpedGraph, DumpedRegion, DumpError, Run
 
 
 def bisect(
@@ -56,12 +52,11 @@ def bisect(
     """Bisects a graph: the first of those that the reference names whose verdict is not ``ok``.
 
     Args:
-        run: the run.
         reference: which graph, or region.
         output: where the cut goes; by default ``bisect`` in the graph's folder.
         check: a command of the user's that decides what fails, instead of the comparison.
         refused: whether a model that ONNX Runtime refused is looked at, also where there is another fault.
-        progress: is told what is done, now and then.
+        progress: is called with what is done, now and then.
 
     Raises:
         DumpError: there is no such graph, the dump lacks what is needed, or the command cannot be used.
@@ -87,15 +82,14 @@ def bisect(
 def _by_verdict(search: Search) -> Bisection:
     """Bisects what the verdict of the run names."""
     found, entry = search.found, search.graph.entry
-    if found.verdict is None or found.verdict == "ok":
+    if found.verdict in (None, "ok"):
         for region in search.graph.regions:  # a file that is cut is no model that is right
             load_model(region.model), load_model(region.optimized_model)
         found.advice.append("nothing diverges here; --check COMMAND bisects by a check of your own")
         return found
-    blame = entry.get("blame") or {}
+    blame = entry["blame"] or {}
     blamed = search.blamed
-    found.value, found.cause = str(blame.get("value") or ""), str(blamed)
-    found.source = str(blame.get("source") or "")
+    found.value, found.cause, found.source = blame.get("value", ""), str(blamed), blame.get("source", "")
     if blamed.is_before_translation:
         return _in_pytorch(search)
     forward = _forward(search)
@@ -109,26 +103,21 @@ def _by_verdict(search: Search) -> Bisection:
         found.place = "kernel"
         found.advice.append(f"dynamo-backends determinism {found.graph}")
         return found
-    regions = search.graph.regions
-    wanted = blame.get("region")
     if blamed.kind == Kind.PYTORCH:
         found.place = "PyTorch"
         found.advice.append("the node ran in PyTorch: there is no ONNX model of it to cut")
         return found
+    regions = search.graph.regions
     if not regions:
         raise DumpError(f"nothing of {found.graph} ran on ONNX Runtime")
-    region = next((item for item in regions if item.index == wanted), regions[0])
-    return _in_region(search, region)
+    return _in_region(search, next((item for item in regions if item.index == blame.get("region")), regions[0]))
 
 
 def _forward(search: Search) -> DumpedGraph | None:
     """The forward of a backward graph, if it diverges."""
-    if search.graph.direction != "backward":
-        return None
-    forwards = (
-        graph for graph in search.run.graphs if (graph.index, graph.direction) == (search.graph.index, "forward")
-    )
-    return next((graph for graph in forwards if graph.verdict not in (None, "ok")), None)
+    graphs = (graph for graph in search.run.graphs if graph.index == search.graph.index)
+    wrong = (graph for graph in graphs if graph.direction == "forward" and graph.verdict not in (None, "ok"))
+    return next(wrong, None) if search.graph.direction == "backward" else None
 
 
 def _in_pytorch(search: Search) -> Bisection:
@@ -158,27 +147,22 @@ def _in_region(search: Search, region: DumpedRegion) -> Bisection:
     missing = {str(value.name) for value in after.model.graph.inputs} - feeds.keys()
     if missing:
         raise DumpError(f"the inputs {', '.join(sorted(missing))} of {region.optimized_model} were not recorded")
-    ran = search.runner.run(_with_constants(after, feeds), feeds, settings)
-    if ran.kind != "ran":
-        return bisect_ending(search, after, feeds, settings, ran, region.optimized_model)
+    outcome = search.runner.run(_with_constants(after, feeds), feeds, settings)
+    if outcome.kind != "ran":
+        return bisect_ending(search, after, feeds, settings, outcome, region.optimized_model)
     plain = search.values(parts, feeds)
     if plain.kind != "ran":
         return bisect_ending(search, parts, feeds, PLAIN, plain, region.model)
-    known = {**feeds, **plain.outputs}
-    culprit = Culprit.read(region)
-    for look in (wrong_translation, wrong_kernel):
-        piece = look(search, culprit, parts, known, settings)
-        if piece is not None:
-            return search.finish(piece, len(parts.nodes))
+    ran, culprit = RanModel(search, parts, {**feeds, **plain.outputs}, settings), Culprit.read(region)
+    found = wrong_translation(ran, culprit) or wrong_kernel(ran, culprit)
+    if found is not None:
+        return found
     plain = search.values(after, feeds)
     if plain.kind != "ran":
         return bisect_ending(search, after, feeds, PLAIN, plain, region.optimized_model)
-    known_after = {**feeds, **plain.outputs}
-    return (
-        wrong_pass(search, parts, known, after, known_after, settings)
-        or wrong_optimizer(search, region.optimized_model, after, known_after, settings)
-        or _vanished(search, region, ran)
-    )
+    optimized = RanModel(search, after, {**feeds, **plain.outputs}, settings)
+    found = wrong_pass(ran, optimized) or wrong_optimizer(optimized, region.optimized_model)
+    return found or _vanished(search, region, outcome)
 
 
 def _vanished(search: Search, region: DumpedRegion, ran: Outcome) -> Bisection:
@@ -186,15 +170,13 @@ def _vanished(search: Search, region: DumpedRegion, ran: Outcome) -> Bisection:
     found = search.found
     found.place = "unknown"
     recorded = region.recorded("output")
-    differing = [name for name, value in recorded.items() if name in ran.outputs and differ(ran.outputs[name], value)]
-    search.tried("all as it ran, in a fresh process", RIGHT)
+    outputs = ran.outputs
+    differing = [name for name in recorded if name in outputs and fault_of(outputs[name], recorded[name]) is not None]
+    search.tried("all as it ran, in a fresh process", RIGHT, next(iter(differing), ""))
     if differing:
         found.cause = "the run returned something else than the same model on the same inputs in a fresh process"
-        found.trials[-1] = dataclasses.replace(found.trials[-1], value=differing[0])
-        found.advice.append(
-            f"its session held other constants (a stale weight), or does not give the same each time: "
-            f"dynamo-backends determinism {found.graph}"
-        )
+        why = "its session held other constants (a stale weight), or is not deterministic"
+        found.advice.append(f"{why}: dynamo-backends determinism {found.graph}")
     else:
         found.cause = "the fault does not show when the dumped models run again"
         found.advice.append(f"dynamo-backends replay {found.graph}")
@@ -206,7 +188,7 @@ def _by_command(search: Search, region: DumpedRegion, command: str) -> Bisection
     found, path = search.found, region.optimized_model
     parts = Parts(load_ir(path))
     known: Feeds | None = None
-    if (region.folder / "test_data_set_0").is_dir():
+    if (region.folder / DATA_SET).is_dir():
         feeds = region.recorded("input")
         values = search.values(parts, feeds)
         known = {**feeds, **values.outputs} if values.kind == "ran" else None
@@ -219,14 +201,13 @@ def _by_command(search: Search, region: DumpedRegion, command: str) -> Bisection
     search.tried(f"--check on {path.name}", WRONG)
     if check.fails(*_trivial()):
         raise DumpError("--check fails on a model of a single Identity, too: it does not tell models apart")
-    kept = search.reduce(search.memory(path, command, {}), every, check)
+    kept = search.reduce(path, command, {}, every, check)
     model = parts.cut(kept, known)
     assert model is not None
     found.place, found.cause = "check", command
-    inputs = {} if known is None else inputs_of(model, known)
-    right = {} if known is None else {str(v.name): known[str(v.name)] for v in model.graph.outputs}
     found.value, found.source = str(model.graph.outputs[0].name), line_of([parts.nodes[i] for i in kept])
     text = f"The check fails on it: {command}"
+    inputs, right = inputs_of(model, known), outputs_of(model, known)
     piece = Piece(model, region_settings(region), inputs, right, {}, "check", text)
     return search.finish(piece, len(parts.nodes), confirm=lambda: check(kept))
 
@@ -235,7 +216,7 @@ def _providers(run: Run) -> Settings:
     """Settings with the providers that the run was given.
 
     Raises:
-        DumpError: one has options that a dump may not ask for, see ``trust``.
+        DumpError: one has options that a dump may not ask for, see ``check_providers``.
     """
     given = run.manifest["options"].get("providers") or ["CPUExecutionProvider"]
     try:
@@ -258,8 +239,6 @@ def _with_constants(parts: Parts, feeds: Feeds) -> ir.Model:
 
 def _trivial() -> tuple[ir.Model, Feeds, Feeds]:
     """A model of one ``Identity``, with its data."""
-    info = [onnx.helper.make_tensor_value_info(name, 1, [1]) for name in "xy"]
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "trivial", info[:1], info[1:])
-    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
+    text = '<ir_version: 10, opset_import: ["": 18]> trivial (float[1] x) => (float[1] y) { y = Identity(x) }'
     one = np.ones(1, np.float32)
-    return ir.from_proto(proto), {"x": one}, {"y": one}
+    return ir.from_onnx_text(text), {"x": one}, {"y": one}

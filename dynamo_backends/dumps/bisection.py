@@ -1,11 +1,11 @@
-"""What a bisection found, and what all its searches share: the candidates' process, the answers on disk, the folder."""
+"""What a bisection found, and what all its searches share: the runner, the answers on disk, the folder."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -15,27 +15,21 @@ from .blame import Cause, Kind
 from .candidates import Feeds, Outcome, Runner, write_model
 from .cut_folder import Piece, run_repro, write_piece
 from .cutting import Parts
-from .differences import NOTHING, distance
-from .execution import PLAIN, Settings
-from .failing import Memory, is_same_end
-from .reading import DumpedGraph, Run
-from .reducing import smallest
+from .execution import PLAIN
+from .failing import Memory, is_same_end, smallest
+from .reading import DATA_SET, DumpedGraph, Run
 
-MEMORY = "bisection.txt"
-"""The file of answers beside what was cut out."""
+MEMORY = "bisection.txt"  # the file of answers beside what was cut out
 
 RIGHT, WRONG = "right", "wrong"
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """What came of switching something off.
+    """The outcome of switching something off (``what``), with the value that is wrong and its largest error.
 
-    Attributes:
-        what: what ran, or was looked at.
-        outcome: ``right``, ``wrong``, ``refused``, ``failed``, ``crashed``, or why it could not be told.
-        value: the value that is wrong.
-        error: its largest error; infinite where it is NaN or of another shape.
+    The outcome is ``right``, ``wrong``, ``refused``, ``failed``, ``crashed``, or why it could not be told; the error is
+    infinite where the value is NaN or of another shape.
     """
 
     what: str
@@ -46,14 +40,9 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """The smallest model that was found.
+    """The smallest model that was found: the operators of its nodes, of how many nodes (``of``) of the region's model.
 
-    Attributes:
-        folder: where it is.
-        operators: of its nodes, in order.
-        of: how many nodes the region's model has.
-        confirmed: whether ``repro.py`` fails in the same way in a fresh process; else it counts for nothing.
-        said: what it printed there.
+    ``confirmed``: whether its ``repro.py`` fails in the same way in a fresh process; ``said`` is what it printed there.
     """
 
     folder: Path
@@ -65,40 +54,28 @@ class Cut:
 
 @dataclasses.dataclass
 class Bisection:
-    """What a bisection found.
+    """What a bisection found."""
 
-    Attributes:
-        graph: ``graph_000/forward``.
-        verdict: of the run, ``None`` where none was compared.
-        place: ``decomposition``, ``FX pass``, ``stage`` (what PyTorch makes between them), ``PyTorch`` (the node ran
-            there), ``forward`` (this graph is right), ``translation``, ``kernel``, ``ONNX pass``,
-            ``ONNX Runtime optimizer``, ``session`` (it cannot be made), ``run`` (it ends without a result), ``check``
-            (the user's command fails), ``nothing``, ``unknown``.
-        cause: the pass, the optimizer, the operator, or what was said.
-        value: the first value that is wrong.
-        source: the user's line.
-        trials: what was switched off, in order.
-        cut: what was cut out.
-        advice: what to do next.
-        sessions: how many were made.
-        resumed: how many answers came from an earlier bisection that was stopped.
-        others: the verdicts of the other graphs that were meant: ``0`` is a forward and a backward.
-    """
-
-    graph: str
-    verdict: str | None
+    graph: str  # ``graph_000/forward``
+    verdict: str | None  # of the run, ``None`` where none was compared
+    # ``decomposition``, ``FX pass``, ``stage`` (what PyTorch makes between them), ``PyTorch`` (the node ran there),
+    # ``forward`` (this graph is right), ``translation``, ``kernel``, ``ONNX pass``, ``ONNX Runtime optimizer``,
+    # ``session`` (it cannot be made), ``run`` (it ends without a result), ``check`` (the user's command fails),
+    # ``nothing``, ``unknown``
     place: str = "nothing"
-    cause: str = ""
-    value: str = ""
-    source: str = ""
-    trials: list[Trial] = dataclasses.field(default_factory=list)
-    cut: Cut | None = None
-    advice: list[str] = dataclasses.field(default_factory=list)
-    sessions: int = 0
-    resumed: int = 0
+    cause: str = ""  # the pass, the optimizer, the operator, or what was said
+    value: str = ""  # the first value that is wrong
+    source: str = ""  # the user's line
+    trials: list[Trial] = dataclasses.field(default_factory=list)  # what was switched off, in order
+    cut: Cut | None = None  # what was cut out
+    advice: list[str] = dataclasses.field(default_factory=list)  # what to do next
+    sessions: int = 0  # how many were made
+    resumed: int = 0  # how many answers came from an earlier bisection that was stopped
+    # the verdicts of the other graphs that were meant: ``0`` is a forward and a backward
     others: dict[str, str | None] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass
 class Search:
     """What the searches of a bisection share.
 
@@ -106,22 +83,21 @@ class Search:
         run, graph: what is bisected.
         folder: where the cut goes.
         runner: runs candidates.
-        progress: is told what is done.
+        progress: is called with what is done.
         blamed: the cause that the verdict names.
         found: what was found so far.
     """
 
-    def __init__(
-        self, run: Run, graph: DumpedGraph, folder: Path, runner: Runner, progress: Callable[[str], None]
-    ) -> None:
-        self.run = run
-        self.graph = graph
-        self.folder = folder
-        self.runner = runner
-        self.progress = progress
-        blame = graph.entry.get("blame")
+    run: Run
+    graph: DumpedGraph
+    folder: Path
+    runner: Runner
+    progress: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        blame = self.graph.entry["blame"]
         self.blamed = Cause.read(blame) if blame else Cause(Kind.RESULT)
-        self.found = Bisection(graph.reference, graph.verdict)
+        self.found = Bisection(self.graph.reference, self.graph.verdict)
 
     def tried(self, what: str, outcome: str, value: str = "", error: float | None = None) -> None:
         """Notes what came of a trial."""
@@ -129,32 +105,28 @@ class Search:
 
     def values(self, parts: Parts, feeds: Feeds) -> Outcome:
         """All tensors of a model, nothing optimized."""
-        return self.runner.run(parts.exposed(parts.tensors()), feeds, PLAIN)
+        return self.runner.run(parts.exposed(), feeds, PLAIN)
 
-    def showing(self, model: ir.Model, feeds: Feeds, right: Feeds, settings: Settings) -> Settings:
-        """The settings of the run, or where these do not show the fault those that optimize nothing."""
-        outcome = self.runner.run(model, feeds, settings)
-        if outcome.kind != "ran":
-            return PLAIN
-        for name, array in right.items():
-            got = outcome.outputs[name]
-            if got.dtype == array.dtype and distance(got, array).is_explained(NOTHING):
-                return PLAIN
-        return settings
+    def reduce(
+        self,
+        model: Path,
+        question: str,
+        settings: Mapping[str, object],
+        start: Sequence[int],
+        check: Callable[[Sequence[int]], bool],
+    ) -> list[int]:
+        """Delta debugging of the nodes ``start`` by ``check``.
 
-    def memory(self, model: Path, question: str, settings: Mapping[str, object]) -> Memory:
-        """The answers about a file of the dump, kept or new."""
+        The answers are kept on disk; they are about a file of the dump, a question, and the settings of the session.
+        """
         digest = hashlib.sha256(model.read_bytes()).hexdigest()
-        return Memory(self.folder / MEMORY, [digest, question, sorted(settings.items()), onnx.__version__])
-
-    def reduce(self, memory: Memory, start: Sequence[int], check: Callable[[Sequence[int]], bool]) -> list[int]:
-        """Delta debugging, with the answers kept."""
+        memory = Memory(self.folder / MEMORY, [digest, question, sorted(settings.items()), onnx.__version__])
         self.found.resumed = memory.resumed
         best = len(start)
 
         def fails(kept: Sequence[int]) -> bool:
             nonlocal best
-            answer = memory.ask("fails", list(kept), lambda: check(kept))
+            answer = memory.ask(kept, lambda: check(kept))
             if answer and len(kept) < best:
                 best = len(kept)
                 self.progress(f"{best} nodes still fail ({self.runner.count} sessions)")
@@ -171,16 +143,15 @@ class Search:
         before: ir.Model | None = None,
         confirm: Callable[[], bool] | None = None,
     ) -> Bisection:
-        """Writes the folder, and sees whether it fails in the same way in a fresh process.
+        """Writes what was cut out of so many nodes, and sees whether it fails in the same way in a fresh process.
 
         Args:
-            piece: what was cut out.
-            of: how many nodes the region's model has.
+            piece, of: what was cut out, and how many nodes the region's model has.
             outcome: how the whole ended, where it did without a result.
             before: what an ONNX pass was given.
-            confirm: tells it; by default its ``repro.py`` is run.
+            confirm: whether it fails; by default its ``repro.py`` is run.
         """
-        shutil.rmtree(self.folder / "test_data_set_0", ignore_errors=True)
+        shutil.rmtree(self.folder / DATA_SET, ignore_errors=True)
         write_piece(self.folder, piece, self.run.manifest["versions"])
         if before is not None:
             write_model(before, self.folder, "before.onnx", whole=True)
@@ -189,8 +160,8 @@ class Search:
             confirmed, said = confirm(), f"the check fails on {self.folder / 'model.onnx'}"
         else:
             fresh = run_repro(self.folder)
-            confirmed = fresh.ends == piece.ends and (outcome is None or is_same_end(fresh.outcome, outcome))
-            said = fresh.said
+            confirmed = fresh.kind == piece.ends and (outcome is None or is_same_end(fresh, outcome))
+            said = f"{fresh.kind}: {fresh.message}"
         operators = [node.op_type for node in piece.model.graph]
         self.found.cut = Cut(self.folder, operators, of, confirmed, said)
         self.found.source = self.found.source or line_of(list(piece.model.graph))
@@ -198,17 +169,6 @@ class Search:
         return self.found
 
 
-def constants_of(parts: Parts, names: Collection[str]) -> Feeds:
-    """Those of some names that are initializers of a model; the others, which may be gigabytes, are not read."""
-    found = {name: value.const_value for name, value in parts.model.graph.initializers.items() if name in names}
-    return {name: tensor.numpy() for name, tensor in found.items() if tensor is not None}
-
-
 def line_of(nodes: Sequence[ir.Node]) -> str:
     """The user's line of the first of some nodes that has one."""
     return next((node.metadata_props["source"] for node in nodes if node.metadata_props.get("source")), "")
-
-
-def inputs_of(model: ir.Model, known: Feeds) -> Feeds:
-    """The inputs of a part, of known values."""
-    return {str(value.name): known[str(value.name)] for value in model.graph.inputs}

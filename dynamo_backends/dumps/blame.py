@@ -14,41 +14,18 @@ class Kind(enum.StrEnum):
     ``name`` below is that of the cause.
     """
 
-    NODE = "node"
-    """A node on ONNX Runtime by itself: its translation or its kernel, ``bisect`` tells which."""
-
-    PYTORCH = "PyTorch"
-    """A node that ran in PyTorch."""
-
-    PASS = "pass"
-    """The pass ``name``; ``""`` where it is one of the stage ``onnx``, and no single one can be told."""
-
-    DECOMPOSITION = "decomposition"
-    """The decomposition of the operator ``name``."""
-
-    TRACE = "trace"
-    """What AOTAutograd made of Dynamo's graph, and no single decomposition."""
-
-    STAGE = "stage"
-    """The stage ``name``, and no pass of ours in it."""
-
-    OPTIMIZER = "optimizer"
-    """ONNX Runtime's optimizer ``name``; ``""`` where no single one can be told."""
-
-    SESSION = "session"
-    """The session that ran; another one of the same model is right."""
-
-    STALE_WEIGHT = "stale weight"
-    """The session that ran has an old value of the weight ``name``."""
-
-    UNSTABLE = "unstable"
-    """Results that are others from run to run, or by the number of threads: ``name`` is ``runs`` or ``threads``."""
-
-    ROUNDING = "rounding"
-    """Rounding that grows: every node by itself is right."""
-
-    RESULT = "result"
-    """A result is wrong, and nothing by itself explains it."""
+    NODE = "node"  # a node on ONNX Runtime by itself: its translation or its kernel, ``bisect`` tells which
+    PYTORCH = "PyTorch"  # a node that ran in PyTorch
+    PASS = "pass"  # the pass ``name``; ``""`` where it is one of the stage ``onnx``, and no single one can be told
+    DECOMPOSITION = "decomposition"  # the decomposition of the operator ``name``
+    TRACE = "trace"  # what AOTAutograd made of Dynamo's graph, and no single decomposition
+    STAGE = "stage"  # the stage ``name``, and no pass of ours in it
+    OPTIMIZER = "optimizer"  # ONNX Runtime's optimizer ``name``; ``""`` where no single one can be told
+    SESSION = "session"  # the session that ran; another one of the same model is right
+    STALE_WEIGHT = "stale weight"  # the session that ran has an old value of the weight ``name``
+    UNSTABLE = "unstable"  # results that differ from run to run, or by threads: ``name`` is ``runs`` or ``threads``
+    ROUNDING = "rounding"  # rounding that grows: every node by itself is right
+    RESULT = "result"  # a result is wrong, and nothing by itself explains it
 
 
 _STAGES = {
@@ -100,13 +77,11 @@ class Cause:
     def __str__(self) -> str:
         if self.kind == Kind.UNSTABLE:
             return "depends on the number of threads" if self.name == "threads" else "not deterministic"
-        with_name, without = _TEXTS[self.kind]
+        with_name, without = _TEXTS.get(self.kind, ("", ""))
         return with_name.format(self.name) if self.name else without
 
 
 _TEXTS = {
-    Kind.NODE: ("", ""),
-    Kind.PYTORCH: ("", ""),
     Kind.PASS: ("pass {}", "the passes of the stage onnx"),
     Kind.DECOMPOSITION: ("decomposition of {}", "a decomposition"),
     Kind.TRACE: ("", "AOTAutograd's trace"),
@@ -115,6 +90,5 @@ _TEXTS = {
     Kind.SESSION: ("", "the session that ran; another session of the same model is right"),
     Kind.STALE_WEIGHT: ("the session that ran has an old value of {}", "the session that ran has an old weight"),
     Kind.ROUNDING: ("", "rounding that grows"),
-    Kind.RESULT: ("", ""),
 }
-"""How a cause is said, with its name and without."""
+"""How a cause is said, with its name and without; a node and a result have no text."""

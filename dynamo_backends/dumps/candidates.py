@@ -1,131 +1,142 @@
-"""Runs candidates: models that may be wrong, be refused, or crash, each in a process that is not this one.
+"""Runs candidates: models that may be wrong, be rejected, or crash, each in a subprocess.
 
 ::
 
     with Runner() as runner:
         outcome = runner.run(model, {"x": x}, settings)
         outcome.kind         # "ran", "refused", "failed" or "crashed"
+
+The subprocess runs ``main()`` of this module. A request is a line of JSON; tensors go through files of ONNX's.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
+import logging
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
-from ..python_process import Ended, Worker, WorkerStartError
-from .execution import Settings, array_of, bits_of
-from .reading import DumpError
+from ..python_process import Ended, Worker, WorkerStartError, answer_requests
+from .execution import PLAIN, ExecutionError, Session, Settings
+from .models import OnnxModel
+from .reading import DATA_SET, DumpError, read_data_set, write_data_set
+from .running import reference_evaluator
+from .widening import in_float64
 
-Feeds: TypeAlias = "Mapping[str, np.ndarray]"
-"""Tensors by name, of any dtype that ONNX has."""
+logger = logging.getLogger(__name__)
+
+Feeds: TypeAlias = "Mapping[str, np.ndarray]"  # tensors by name, of any dtype that ONNX has
 
 _PROTOBUF_LIMIT = 2**31 - 2**24
-LONGEST = 600.0
-"""Seconds that a candidate may take."""
+LONGEST = 600.0  # seconds that a candidate may take
 
-_LARGE = 2**20
-"""Bytes of an array that is written once, however many candidates take it."""
+_MOST_NODES = 64  # nodes that onnx's reference, which is written in Python, is asked for
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of a candidate.
+    """How a candidate ended."""
 
-    Attributes:
-        kind: ``built`` (it was not to run), ``ran``, ``refused`` (no session), ``failed`` (no results), ``crashed``.
-        message: what ONNX Runtime said, or how the process ended.
-        outputs: by name, in the model's order, if it ran.
-    """
-
-    kind: str
-    message: str = ""
-    outputs: Feeds = dataclasses.field(default_factory=dict)
+    kind: str  # ``built`` (it was not to run), ``ran``, ``refused`` (no session), ``failed`` (no results), ``crashed``
+    message: str = ""  # what ONNX Runtime said, or how the process ended
+    outputs: Feeds = dataclasses.field(default_factory=dict)  # by name, in the model's order, if it ran
 
 
 class Runner:
-    """Runs candidates one after the other in a process that is started anew after a crash.
+    """Runs candidates one after the other in a process that is restarted after a crash.
 
     Attributes:
         count: of candidates that ran.
     """
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="dynamo_backends_bisect_")
-        self._worker = Worker(f"{__package__}.worker")
-        self._numbers = itertools.count()
-        self._written: dict[int, tuple[np.ndarray, Path]] = {}
+        self._worker = Worker(f"{__package__}.candidates")
         self.count = 0
 
     def __enter__(self) -> Runner:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._worker.stop()
-        self._folder.cleanup()
 
     def run(self, model: ir.Model | Path, feeds: Feeds | None, settings: Settings) -> Outcome:
-        """Makes a session of a model, and runs it.
+        """Makes a session of a model, or of a file, and runs it.
 
-        Args:
-            model: the model, or its path.
-            feeds: its inputs, more than it has is no matter; ``None``: the session is made, and not run.
-            settings: of the session.
-
-        Raises:
-            DumpError: the process that runs models does not start.
+        ``feeds`` are its inputs, and maybe others; ``None``: the session is made, and not run. ``DumpError`` if the
+        process that runs models does not start.
         """
         self.count += 1
-        folder = Path(self._folder.name) / str(next(self._numbers))
-        folder.mkdir()
-        path = model if isinstance(model, Path) else write_model(model, folder)
-        request: dict[str, Any] = {"model": str(path), "settings": settings.as_json(), "feeds": None}
-        if isinstance(model, ir.Model):
-            request["external_data"] = _external_data(model) or str(folder)
-            taken = {str(value.name) for value in model.graph.inputs}
-            feeds = None if feeds is None else {name: feeds[name] for name in feeds if name in taken}
-        if feeds is not None:
-            large = {name: self._once(array) for name, array in feeds.items() if array.nbytes >= _LARGE}
-            small = {name: array for name, array in feeds.items() if name not in large}
-            request["feeds"] = [write_arrays(folder / "feeds.npz", small), *large.values()]
-            request["names"] = [*small, *large]
-            request["outputs"] = str(folder / "outputs.npz")
-        outcome = self._ask(request)
-        for file in folder.iterdir():
-            file.unlink()
-        folder.rmdir()
-        return outcome
+        with tempfile.TemporaryDirectory(prefix="dynamo_backends_bisect_") as name:
+            folder = Path(name)
+            path = model if isinstance(model, Path) else write_model(model, folder)
+            request: dict[str, Any] = {"model": str(path), "settings": settings.as_json(), "data": ""}
+            if isinstance(model, ir.Model):
+                request["external_data"] = _external_data(model) or name
+                taken = {value.name for value in model.graph.inputs}
+                feeds = None if feeds is None else {name: feeds[name] for name in feeds if name in taken}
+            if feeds is not None:
+                write_data_set(folder / DATA_SET, "input", feeds)
+                request["data"] = str(folder / DATA_SET)
+            try:
+                line = self._worker.ask(json.dumps(request), LONGEST)
+            except WorkerStartError as error:  # nothing that a model could be blamed for
+                raise DumpError(str(error)) from error
+            if isinstance(line, Ended):
+                too_long = f"it did not end in {LONGEST:g} seconds"
+                return Outcome("crashed", too_long if line.timed_out else how_it_ended(line.code))
+            answer = json.loads(line)
+            return Outcome(answer["kind"], answer["message"], dict(read_data_set(folder / DATA_SET, "output")))
 
-    def _once(self, array: np.ndarray) -> Stored:
-        """Where a large array is."""
-        if id(array) not in self._written:
-            path = Path(self._folder.name) / f"array_{len(self._written)}.npy"
-            np.save(path, bits_of(array)[0])
-            self._written[id(array)] = array, path  # while it is held, no other has its number
-        return str(self._written[id(array)][1]), [bits_of(array)[1]]
+    def exact(self, model: ir.Model, feeds: Feeds) -> Feeds | None:
+        """The outputs of a model in float64 on the same inputs, by name; ``None`` if nothing computes them.
 
-    def _ask(self, request: dict[str, Any]) -> Outcome:
-        try:
-            line = self._worker.ask(json.dumps(request), LONGEST)
-        except WorkerStartError as error:  # nothing that a model could be blamed for
-            raise DumpError(str(error)) from error
-        if isinstance(line, Ended):
-            return Outcome("crashed", did_not_end() if line.timed_out else how_it_ended(line.code))
-        answer = json.loads(line)
-        if answer["kind"] != "ran":
-            return Outcome(answer["kind"], answer["message"])
-        return Outcome("ran", "", dict(zip(answer["names"], read_arrays(*answer["outputs"]), strict=True)))
+        onnx's reference is asked first, because a kernel that is wrong in float32 may be wrong in float64; ONNX Runtime
+        where the reference lacks an operator or the model is large. The model has no local functions.
+        """
+        wide = in_float64(model)
+        wanted = {str(value.name): value.dtype == ir.DataType.DOUBLE for value in wide.graph.inputs}
+        arrays = {name: feeds[name].astype(np.float64) if is_wide else feeds[name] for name, is_wide in wanted.items()}
+        if len(wide.graph) <= _MOST_NODES:
+            try:
+                with np.errstate(all="ignore"):
+                    results = reference_evaluator(ir.to_proto(wide)).run(None, arrays)
+                names = [str(value.name) for value in model.graph.outputs]
+                return {name: np.asarray(item) for name, item in zip(names, results, strict=True)}
+            except Exception as error:  # whatever an operator's Python raises
+                logger.info("the reference evaluator fails, ONNX Runtime is asked: %s", repr(error))
+        outcome = self.run(wide, arrays, PLAIN)
+        return outcome.outputs if outcome.kind == "ran" else None
+
+
+def main() -> None:
+    """Answers the requests of a ``Runner`` until there are no more."""
+    answer_requests(lambda line: json.dumps(_answer(json.loads(line))))
+
+
+def _answer(request: dict[str, Any]) -> dict[str, str]:
+    path = Path(request["model"])
+    model: OnnxModel | Path = path
+    if "external_data" in request:
+        proto = onnx.load_model(path, load_external_data=False)
+        model = OnnxModel(proto, Path(request["external_data"]), str(path))
+    try:
+        session = Session(model, Settings.of(request["settings"]))
+        if not request["data"]:
+            return {"kind": "built", "message": ""}
+        outputs = session(dict(read_data_set(Path(request["data"]), "input")))
+    except ExecutionError as error:
+        return {"kind": error.kind, "message": error.said}
+    tensors = {name: value for name, value in outputs.items() if isinstance(value, np.ndarray)}
+    write_data_set(Path(request["data"]), "output", tensors)
+    return {"kind": "ran", "message": ""}
 
 
 def how_it_ended(code: int) -> str:
@@ -136,19 +147,10 @@ def how_it_ended(code: int) -> str:
     return f"the process ended by signal {-code}" + (f" ({known[-code]})" if -code in known else "")
 
 
-def did_not_end() -> str:
-    """The same of one that was stopped."""
-    return f"it did not end in {LONGEST:g} seconds"
-
-
 def write_model(model: ir.Model, folder: Path, name: str = "model.onnx", *, whole: bool = False) -> Path:
     """Writes a model; what does not fit into one file has its weights in another beside it.
 
-    Args:
-        model: the model; weights that are in a file already stay there.
-        folder: where.
-        name: of the file.
-        whole: whether these are written too, so that the folder has all.
+    Weights that are in a file already stay there, unless the folder is to have the ``whole`` model.
     """
     path = folder / name
     values = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
@@ -168,28 +170,3 @@ def _external_data(model: ir.Model) -> str:
     """The folder that has weights of a model, or ``""``."""
     values = (value.const_value for value in model.graph.initializers.values())
     return next((str(value.base_dir) for value in values if isinstance(value, ir.ExternalTensor)), "")
-
-
-Stored: TypeAlias = "tuple[str, list[int]]"
-"""A file of arrays, and ONNX's numbers of their dtypes."""
-
-
-def write_arrays(path: Path, arrays: Feeds) -> Stored:
-    """Writes arrays in a form that needs no pickle."""
-    stored = [(array.astype(str), _STRING) if array.dtype.kind == "O" else bits_of(array) for array in arrays.values()]
-    by_position: dict[str, Any] = {str(i): array for i, (array, _) in enumerate(stored)}
-    np.savez(path, **by_position)
-    return str(path), [number for _, number in stored]
-
-
-def read_arrays(path: str, numbers: Sequence[int]) -> list[np.ndarray]:
-    """What ``write_arrays`` wrote, or a ``.npy`` file, whose array stays there."""
-    if path.endswith(".npy"):
-        return [array_of(np.asarray(np.load(path, mmap_mode="r")), numbers[0])]
-    with np.load(path) as arrays:
-        found = [(arrays[str(i)], number) for i, number in enumerate(numbers)]
-    return [array.astype(object) if number == _STRING else array_of(array, number) for array, number in found]
-
-
-_STRING = 8
-"""ONNX's number of the dtype."""

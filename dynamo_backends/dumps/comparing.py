@@ -8,50 +8,40 @@
     comparison.rows             # a row for each value, aligned
 
 **Alignment.** Inputs, initializers and constants are matched by name, content, type and shape (``matching.py``). The
-results of nodes are matched by name where the values agree, or where names can be believed; what lies between two such
-matches is aligned by onnx-array-api's edit distance (``DistanceExecution``), here with values as the main cost; what is
-left of equal values, computed in another order, is matched at last. Outputs: by name, then by value and type.
+results of nodes are matched by name where the values agree, or where names can be believed; then by value, in whatever
+order the models compute them; then as the same operator of matched values (``rows.py``). Outputs: by name, then by
+value and type.
 
 **Judgement.** Neither model is the truth. By how much rounding may move each value is measured: the first model runs
-once more with every floating-point input and weight moved by one unit of rounding. A difference of more than ten times
-that, plus 64 units of the dtype (4 of float16 and bfloat16) at the value's largest magnitude, is not explained by
-rounding. The models diverge if that is so for an output.
+once more with every floating-point input and weight moved by one unit of rounding. The models diverge if rounding does
+not explain the difference of an output, see ``differences.py``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from .differences import EQUAL, ONLY_FIRST, ONLY_SECOND, ROUNDING, Difference, OnnxValue
 from .execution import drawing
 from .feeds import read_feeds
 from .matching import computed_inputs, same_inputs
 from .models import OnnxModel, load_model
-from .movement import coarsest_unit, movements
-from .reading import DumpError
+from .reading import DATA_SET, DumpError, find_run
 from .rows import Row, aligned_rows, first_different
-from .running import ModelRun, Runtime, run_model
-from .targets import Target
+from .running import Runtime, coarsest_unit, movements, run_model
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Two models side by side.
+    """Two models side by side."""
 
-    Attributes:
-        names: of the models.
-        rows: initializers and inputs, then the results in the order of the first model, then the outputs.
-        first_different: the row at which they begin to diverge, or ``None``.
-        notes: what else to know: how inputs were matched, what was made up.
-        measured: whether what rounding makes was measured; if not, only the fixed units count.
-    """
-
-    names: tuple[str, str]
-    rows: Sequence[Row]
-    first_different: Row | None
-    notes: Sequence[str]
-    measured: bool
+    names: tuple[str, str]  # of the models
+    rows: Sequence[Row]  # initializers and inputs, then the results in the order of the first model, then the outputs
+    first_different: Row | None  # the row at which they begin to diverge, or ``None``
+    notes: Sequence[str]  # what else to know: how inputs were matched, what was made up
+    measured: bool  # whether what rounding makes was measured; if not, only the fixed units count
 
     @property
     def outputs(self) -> list[Row]:
@@ -96,7 +86,6 @@ def compare(
     """Runs two models on the same inputs and compares their values.
 
     Args:
-        first, second: the models.
         feeds: inputs of the first, or of the second, by name; what neither says is taken from the other's initializers,
             and else made up.
         runtime: what runs both.
@@ -117,39 +106,35 @@ def compare(
         theirs |= computed_inputs(second, theirs, one, "second", notes, spare or {})
         other = run_model(second, theirs, runtime)
     notes += drawing(first, second)
-    moved, reason = _movements(first, ours, runtime, one, other, seed)
-    if reason:
-        notes.append(f"what rounding makes was not measured ({reason}), only units of the dtype count")
-    rows = aligned_rows(one, other, matched, moved)
-    return Comparison((first.name, second.name), rows, first_different(rows), notes, measured=not reason)
-
-
-def _movements(
-    model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime, one: ModelRun, other: ModelRun, seed: int
-) -> tuple[dict[str, Difference], str]:
-    """By how much each value of the first model moves under one unit of rounding; why that is not known, or ``""``.
-
-    The unit is that of the coarsest dtype either model computes in: where one is in float16, its rounding is in all.
-    """
-    unit = coarsest_unit(item.value for run in (one, other) for item in run.values if item.kind == "result")
-    if not unit:
-        return {}, ""
 
     def run(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> Mapping[str, OnnxValue]:
-        return _computed(run_model(model, feeds, runtime))
+        return run_model(model, feeds, runtime).computed
 
-    # The optimized form, where that is looked at: the same nodes, so that each value finds its own movement.
-    moved = model if runtime.optimize else one.model
+    # Where one is in float16, its rounding is in all.
+    unit = coarsest_unit(item.value for ran in (one, other) for item in ran.values if item.kind == "result")
+    moved: Mapping[str, Difference] = {}
+    measured = True
     try:
-        return movements(moved, feeds, run, _computed(one), unit, seed), ""
+        moved = movements(first, ours, run, one.computed, unit, seed) if unit else {}
     except DumpError as error:
-        return {}, str(error)
+        measured = False
+        notes.append(f"what rounding makes was not measured ({error}), only units of the dtype count")
+    rows = aligned_rows(one, other, matched, moved)
+    return Comparison((first.name, second.name), rows, first_different(rows), notes, measured)
 
 
-def _computed(run: ModelRun) -> dict[str, OnnxValue]:
-    """What a model computed: its results and, as ``output NAME``, its outputs."""
-    found = {item.name: item.value for item in run.values if item.kind == "result"}
-    return found | {f"output {name}": value for name, value in run.outputs.items()}
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A model to compare: its file, its name for messages, and a folder with stored inputs or ``None``."""
+
+    path: Path
+    name: str
+    data: Path | None
+
+    @classmethod
+    def of(cls, path: Path, name: str, folder: Path) -> Target:
+        """A model with the data in a folder, if there are any."""
+        return cls(path, name, folder / DATA_SET if (folder / DATA_SET).is_dir() else None)
 
 
 def compare_targets(
@@ -163,11 +148,7 @@ def compare_targets(
 ) -> Comparison:
     """Compares two models on given inputs, else on those stored beside the first, or the second, else on made-up ones.
 
-    Args:
-        first, second: the models.
-        runtime: what runs both.
-        inputs: see ``read_feeds``.
-        sizes, seed: see ``compare``.
+    ``inputs`` are as of ``read_feeds``, the others as of ``compare``.
 
     Raises:
         DumpError: a file cannot be read, or a model not run.
@@ -179,3 +160,48 @@ def compare_targets(
     ours = read_feeds([first.data], one) if first.data is not None and one.inputs else {}
     theirs = read_feeds([second.data], other) if second.data is not None and other.inputs else {}
     return compare(one, other, ours or theirs, runtime, sizes=sizes, seed=seed, spare=theirs)
+
+
+def targets_of(reference: str, dump: str | None, stage: str = "onnx") -> list[Target]:
+    """The models that a reference names, those of a dump at a stage; ``DumpError`` if there is none.
+
+    A reference is a file; a graph or region of the dump (``0/forward``, ``graph_000/forward/region_1``), which is the
+    default one if it is ``None``; or the path of one in any dump.
+    """
+    path = Path(reference)
+    if path.is_file():
+        return [Target.of(path, reference, path.parent)]
+    if path.suffix == ".onnx":
+        raise DumpError(f"{reference} does not exist")
+    run = find_run(path if path.is_dir() else dump)
+    found = []
+    for graph, region in run.regions_of(reference):
+        name = f"{graph.reference}/region_{region.index}"
+        found.append(Target.of(region.model_of(stage), name, region.folder))
+    return found
+
+
+def paired(first: Sequence[Target], second: Sequence[Target]) -> tuple[list[tuple[Target, Target]], list[Target]]:
+    """Which models are compared with each other, and those that are left out.
+
+    As many of both are each other's in their order. Else, after a change that splits a graph otherwise, those that
+    compute the most values of the same names are, and the rest is left out.
+    """
+    if len(first) == len(second):
+        return list(zip(first, second, strict=True)), []
+    names = {}
+    for target in (*first, *second):
+        nodes = load_model(target.path).proto.graph.node
+        names[target] = {name for node in nodes for name in node.output if name}
+    alike = {
+        (one, other): len(names[one] & names[other]) / max(1, len(names[one] | names[other]))
+        for one in first
+        for other in second
+    }
+    pairs: list[tuple[Target, Target]] = []
+    left = [*first, *second]
+    for one, other in sorted(alike, key=lambda pair: -alike[pair]):  # of equals the first
+        if one in left and other in left:
+            pairs.append((one, other))
+            left = [target for target in left if target not in (one, other)]
+    return sorted(pairs, key=lambda pair: first.index(pair[0])), left

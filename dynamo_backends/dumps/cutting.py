@@ -8,9 +8,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
+from onnx_ir import analysis
+from onnx_ir.passes import common
 
 from .candidates import Feeds
 
@@ -18,35 +20,42 @@ from .candidates import Feeds
 class Parts:
     """The nodes of a model, which are its parts. The model is left as it is.
 
-    Args:
-        model: the model.
-        constants: the names of its inputs whose values a session holds as constants; by default those that are marked
-            as weights.
-
     Attributes:
-        model: the model; functions are inlined.
+        model: the model, its functions inlined.
         nodes: of its graph, in execution order.
-        weights: ``constants``.
+        weights: the names of its inputs whose values a session holds as constants; by default those marked as weights.
+        by_name: the position of the node that computes a value.
     """
 
     def __init__(self, model: ir.Model, constants: Collection[str] | None = None) -> None:
         if model.functions:
-            from onnx_ir.passes import common
-
             model = model.clone()
             common.InlinePass()(model)
         self.model = model
         self.nodes: Sequence[ir.Node] = list(model.graph)
         marked = (str(value.name) for value in model.graph.inputs if "weight" in value.metadata_props)
         self.weights = set(marked if constants is None else constants)
+        captured = analysis.analyze_implicit_usage(model.graph)
+        self._takes = [self._taken(node, captured) for node in self.nodes]
         self._used_by: dict[ir.Value, set[int]] = {}
-        self._takes = [list(_taken(node)) for node in self.nodes]
         for i, values in enumerate(self._takes):
             for value in values:
                 self._used_by.setdefault(value, set()).add(i)
         self._returned = set(model.graph.outputs)
         self._made_by = {value: i for i, node in enumerate(self.nodes) for value in node.outputs}
         self.by_name = {str(value.name): i for value, i in self._made_by.items() if value.name}
+
+    @staticmethod
+    def _taken(node: ir.Node, captured: Mapping[ir.Graph, Collection[ir.Value]]) -> list[ir.Value]:
+        """What a node reads, its subgraphs included."""
+        graphs: list[ir.Graph] = []
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                graphs.append(attribute.as_graph())
+            elif attribute.type == ir.AttributeType.GRAPHS:
+                graphs += attribute.as_graphs()
+        inner = sorted({value for graph in graphs for value in captured.get(graph, ())}, key=lambda value: value.name)
+        return [*(value for value in node.inputs if value is not None), *inner]
 
     def inputs_of(self, kept: Collection[int]) -> list[ir.Value]:
         """What a set of nodes takes from outside; initializers come with them."""
@@ -96,7 +105,7 @@ class Parts:
         """A model of some nodes.
 
         Args:
-            kept: the nodes, by their position.
+            kept: positions of the nodes.
             known: the values it takes, which give it their types and shapes.
             outputs: what it returns, of what ``outputs_of`` says; by default all of it.
             constants: inputs that become initializers, with the known values.
@@ -122,11 +131,10 @@ class Parts:
                 return None
         return ir.Model(graph, ir_version=self.model.ir_version, producer_name="dynamo-backends")
 
-    def exposed(self, names: Collection[str]) -> ir.Model:
-        """The whole model, which returns these of its values, and nothing else."""
-        model = self.model.clone()
-        values = {str(value.name): value for node in model.graph for value in node.outputs}
-        model.graph.outputs[:] = [values[name] for name in names]
+    def exposed(self) -> ir.Model:
+        """The whole model, which returns all its tensors."""
+        model, names = self.model.clone(), set(self.tensors())
+        model.graph.outputs[:] = [value for node in model.graph for value in node.outputs if value.name in names]
         return model
 
     def tensors(self) -> list[str]:
@@ -134,24 +142,14 @@ class Parts:
         return [str(value.name) for node in self.nodes for value in node.outputs if value.name and _is_tensor(value)]
 
 
-def _taken(node: ir.Node) -> Iterable[ir.Value]:
-    """What a node reads, its subgraphs included, without what these make themselves."""
-    yield from (value for value in node.inputs if value is not None)
-    graphs = [item for attribute in node.attributes.values() for item in _graphs(attribute)]
-    for graph in graphs:
-        inner = list(ir.traversal.RecursiveGraphIterator(graph))
-        own = {value for item in inner for value in item.outputs} | set(graph.inputs)
-        own.update(graph.initializers.values())
-        read = [value for item in inner for value in item.inputs if value is not None]
-        yield from (value for value in (*read, *graph.outputs) if value not in own and value.graph is not graph)
+def inputs_of(model: ir.Model, known: Feeds | None) -> Feeds:
+    """The inputs of a part, of known values; empty where none are known."""
+    return {} if known is None else {str(value.name): known[str(value.name)] for value in model.graph.inputs}
 
 
-def _graphs(attribute: ir.Attr) -> Sequence[ir.Graph]:
-    if attribute.is_ref():
-        return ()
-    if attribute.type == ir.AttributeType.GRAPH:
-        return [attribute.as_graph()]
-    return attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else ()
+def outputs_of(model: ir.Model, known: Feeds | None) -> Feeds:
+    """The same of its outputs."""
+    return {} if known is None else {str(value.name): known[str(value.name)] for value in model.graph.outputs}
 
 
 def _is_tensor(value: ir.Value) -> bool:

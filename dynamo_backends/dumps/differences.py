@@ -27,8 +27,7 @@ from .repro import measured
 OnnxValue: TypeAlias = "np.ndarray | list[OnnxValue] | dict[object, object] | None"
 """A tensor, a sequence, a map, or an optional that is empty."""
 
-_CHUNK = 2**20
-"""Elements that are compared at a time: a weight of gigabytes is never in memory as a whole."""
+_CHUNK = 2**20  # elements that are compared at a time: a weight of gigabytes is never in memory as a whole
 
 EQUAL, ROUNDING, DIFFERENT, UNSURE, ONLY_FIRST, ONLY_SECOND = "=", "~", "!", "?", "-", "+"
 LEGEND = {
@@ -43,27 +42,16 @@ LEGEND = {
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """What is different in two values.
+    """What is different in two values."""
 
-    Attributes:
-        max_abs: the largest absolute difference.
-        scale: the largest ordinary magnitude: in either, or in the right one of the two.
-        differing: how many elements differ.
-        nonfinite: elements that are NaN or infinite in one only, or infinite with another sign.
-        dtype: the name of the coarser dtype, in whose units rounding is; ``""`` for values that are not rounded.
-        unit: its epsilon.
-        tiny: its smallest normal number; the smaller ones are as far apart as those.
-        what: in words, why they cannot be compared element by element; else ``""``.
-    """
-
-    max_abs: float = 0.0
-    scale: float = 0.0
-    differing: int = 0
-    nonfinite: int = 0
-    dtype: str = ""
-    unit: float = 0.0
-    tiny: float = 0.0
-    what: str = ""
+    max_abs: float = 0.0  # the largest absolute difference
+    scale: float = 0.0  # the largest ordinary magnitude: in either, or in the right one of the two
+    differing: int = 0  # how many elements differ
+    nonfinite: int = 0  # elements that are NaN or infinite in one only, or infinite with another sign
+    dtype: str = ""  # the name of the coarser dtype, in whose units rounding is; ``""`` for values that are not rounded
+    unit: float = 0.0  # its epsilon
+    tiny: float = 0.0  # its smallest normal number; the smaller ones are as far apart as those
+    what: str = ""  # in words, why they cannot be compared element by element; else ``""``
 
     @property
     def is_equal(self) -> bool:
@@ -87,11 +75,7 @@ class Difference:
         return FACTOR * known.max_abs + rounding_units(self.dtype) * self.unit * max(self.scale, self.tiny)
 
     def is_explained(self, known: Difference) -> bool:
-        """Whether it may be rounding.
-
-        Args:
-            known: a difference that rounding makes there.
-        """
+        """Whether it may be rounding; ``known`` is a difference that rounding makes there."""
         if self.what or self.nonfinite > known.nonfinite:
             return False
         if not self.dtype:  # what is rounded to integers: a few elements, and by no more
@@ -139,20 +123,18 @@ def difference(first: OnnxValue, second: OnnxValue) -> Difference:
 
 
 def distance(value: np.ndarray, exact: np.ndarray, dtype: np.dtype | None = None) -> Difference:
-    """How far a tensor is from the right one.
+    """How far a tensor is from the right one, which is in float64 or in its dtype.
 
-    Args:
-        value: the tensor.
-        exact: of the same shape; of a floating-point value in float64, or in its dtype.
-        dtype: in whose units rounding is; the value's by default.
+    Rounding is in units of ``dtype``, by default the value's.
     """
     dtype = value.dtype if dtype is None else dtype
     if value.shape != exact.shape or kind_of(value.dtype) != kind_of(exact.dtype):
         return Difference(differing=1, what=f"{described(value)} instead of {described(exact)}")
     if kind_of(dtype) not in ("float", "complex"):
         return _of_chunks(value, exact)
-    found = _of_chunks(value, exact, _largest(dtype))
-    return dataclasses.replace(found, dtype=dtype.name, unit=epsilon(dtype), tiny=smallest_normal(dtype))
+    # But for the last place of the largest number, which float64's rounding may reach.
+    found = _of_chunks(value, exact, float(finfo(dtype).max) * (1 - epsilon(dtype)))
+    return _in_units_of(dtype, found)
 
 
 def described(value: OnnxValue) -> str:
@@ -175,20 +157,12 @@ def kind_of(dtype: np.dtype) -> str:
 
 def epsilon(dtype: np.dtype) -> float:
     """The distance of 1 and the next larger number of a floating-point or complex dtype."""
-    if dtype.kind == "c":
-        return float(np.finfo(dtype).eps)
-    return float(ml_dtypes.finfo(dtype).eps)
+    return float(finfo(dtype).eps)
 
 
-def smallest_normal(dtype: np.dtype) -> float:
-    """The smallest positive number of full precision of a floating-point or complex dtype."""
-    return float((np.finfo if dtype.kind == "c" else ml_dtypes.finfo)(dtype).smallest_normal)
-
-
-def _largest(dtype: np.dtype) -> float:
-    """The largest number of a dtype, but for its last place, which float64's rounding may reach."""
-    largest = float((np.finfo if dtype.kind == "c" else ml_dtypes.finfo)(dtype).max)
-    return largest * (1 - epsilon(dtype))
+def finfo(dtype: np.dtype) -> np.finfo:
+    """The limits of a floating-point or complex dtype."""
+    return np.finfo(dtype) if dtype.kind == "c" else ml_dtypes.finfo(dtype)
 
 
 def _of_tensors(first: np.ndarray, second: np.ndarray) -> Difference:
@@ -202,17 +176,18 @@ def _of_tensors(first: np.ndarray, second: np.ndarray) -> Difference:
     rounded = [array.dtype for array in (first, second) if kind_of(array.dtype) in ("float", "complex")]
     coarsest = max(rounded, key=epsilon, default=None)
     found = _of_chunks(first, second)
-    if coarsest is None:
-        return found
-    return dataclasses.replace(found, dtype=coarsest.name, unit=epsilon(coarsest), tiny=smallest_normal(coarsest))
+    return found if coarsest is None else _in_units_of(coarsest, found)
+
+
+def _in_units_of(dtype: np.dtype, found: Difference) -> Difference:
+    tiny = float(finfo(dtype).smallest_normal)
+    return dataclasses.replace(found, dtype=dtype.name, unit=epsilon(dtype), tiny=tiny)
 
 
 def _of_chunks(first: np.ndarray, second: np.ndarray, largest: float | None = None) -> Difference:
-    """The difference without dtype and unit.
+    """The difference of as many elements, without dtype and unit.
 
-    Args:
-        first, second: as many elements.
-        largest: see ``measured``; the second is right then, and its magnitudes count. ``None``: neither is.
+    With ``largest``, see ``measured``, the second is right, and its magnitudes count; else neither is.
     """
     a, b = first.reshape(-1), second.reshape(-1)
     parts = [_part(a[i : i + _CHUNK], b[i : i + _CHUNK], largest) for i in range(0, a.size, _CHUNK)]

@@ -8,18 +8,16 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from .bisection import Bisection, Search, inputs_of, line_of
+from .bisection import Bisection, Search, line_of
 from .candidates import Feeds, Outcome
 from .cut_folder import Piece
-from .cutting import Parts
+from .cutting import Parts, inputs_of
 from .execution import PLAIN, Settings
-from .failing import EndsAs, essence, is_same_end
+from .failing import EndsAs, essence, is_same_end, smallest
 from .models import load_ir
 from .reading import DumpedGraph, DumpError
-from .reducing import smallest
 
-_NOTHING = np.zeros(0, np.float32)
-"""In the place of a right output that nobody knows."""
+_NOTHING = np.zeros(0, np.float32)  # in the place of a right output that nobody knows
 
 
 def refused_models(graph: DumpedGraph) -> list[Path]:
@@ -28,15 +26,7 @@ def refused_models(graph: DumpedGraph) -> list[Path]:
 
 
 def bisect_refused(search: Search, settings: Settings) -> Bisection:
-    """The smallest part of a model of which ONNX Runtime makes no session.
-
-    Args:
-        search: is told what was tried and found.
-        settings: with the providers of the run.
-
-    Raises:
-        DumpError: no model was refused.
-    """
+    """The smallest part of a model of which ONNX Runtime makes no session; ``DumpError`` if no model was refused."""
     found = search.found
     models = refused_models(search.graph)
     if not models:
@@ -63,42 +53,40 @@ def bisect_refused(search: Search, settings: Settings) -> Bisection:
 def bisect_ending(
     search: Search, parts: Parts, feeds: Feeds | None, settings: Settings, outcome: Outcome, path: Path
 ) -> Bisection:
-    """The smallest part that ends as the whole does.
+    """The smallest part of a model that ends as the whole does.
 
     Args:
-        search: is told what was tried and found.
-        parts: the model.
+        search: takes down what is tried and found.
+        parts, path: the model, and its file.
         feeds: its inputs; ``None`` where it was not run.
         settings: of the session.
         outcome: how the whole ended.
-        path: the file that has the model.
     """
     found = search.found
     found.place = "session" if outcome.kind == "refused" else "run"
     found.cause = outcome.message
     if feeds is not None:
         search.tried("all as it ran, in a fresh process", outcome.kind)
-    runs = feeds is not None and outcome.kind != "refused"
-    known = _known_before(search, parts, feeds) if runs and feeds is not None else None
+    known = _known_before(search, parts, feeds) if feeds is not None and outcome.kind != "refused" else None
     every = range(len(parts.nodes)) if known is None else _runnable(parts, known)
     check = EndsAs(parts, known, settings, search.runner, outcome)
     if not check(every):
         found.advice.append("no part of the model fails in this way; the whole does")
         return found
-    memory = search.memory(path, f"{outcome.kind} {essence(outcome.message)}", settings.as_json())
-    kept = search.reduce(memory, every, check)
+    question = f"{outcome.kind} {essence(outcome.message)}"
+    kept = search.reduce(path, question, settings.as_json(), every, check)
     outputs = [str(value.name) for value in parts.outputs_of(kept)]
     if len(outputs) > 1:
         outputs = smallest(outputs, lambda names: check(kept, names))
-    model = parts.cut(kept, known, outputs=outputs, constants=() if known is None else parts.weights)
+    model = parts.cut(kept, known, outputs=outputs, constants=parts.weights)
     assert model is not None
     found.value, found.source = outputs[0], line_of([parts.nodes[i] for i in kept])
-    inputs = {} if known is None else inputs_of(model, known)
     right = {} if known is None else {name: known.get(name, _NOTHING) for name in outputs}
     found.advice.append("report it to onnxruntime with the folder")
     text = {"refused": "ONNX Runtime makes no session of it", "failed": "ONNX Runtime fails while it runs"}
     said = f"{text.get(outcome.kind, 'ONNX Runtime ends the process')}: {outcome.message}"
-    return search.finish(Piece(model, settings, inputs, right, {}, outcome.kind, said), len(parts.nodes), outcome)
+    piece = Piece(model, settings, inputs_of(model, known), right, {}, outcome.kind, said)
+    return search.finish(piece, len(parts.nodes), outcome)
 
 
 def _known_before(search: Search, parts: Parts, feeds: Feeds) -> Feeds:

@@ -5,20 +5,25 @@
     session = Session(load_model("model.onnx"), Settings())
     session({"x": x})["y"]
 
-    session = session_of_region(region)                 # as the run had it: its settings, its constants
-    session = session_of_region(region, threads=1)      # but with one thread
+    session = session_of_region(region, model)          # with the settings and the constants of the run
     outputs = session(region.recorded("input"))
 
 The sessions are made by ``repro.session_of``, so that a ``repro.py`` runs what the commands run. Tensors are numpy
 arrays of any dtype that ONNX has; bfloat16, float8 and the like have the dtypes of ``ml_dtypes``.
+
+A folder that somebody sent is no reason to run code. Libraries of custom operators are loaded if the user names them
+(``runtime/custom_operators.py``). Options of execution providers may name libraries and files, or be addresses: those
+that this package sets by itself are used, others if the environment gives them, too. Entries of the session's
+configuration may name files to read and to write: those that this package sets are used, and no others.
 """
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
+import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +35,27 @@ from google.protobuf.message import EncodeError
 from ..errors import first_line
 from ..runtime.custom_operators import VARIABLE, libraries_of_environment
 from ..runtime.messages import ORT_ERRORS
+from ..runtime.provider_options import is_own
 from ..spelling import unknown_name
 from . import repro
 from .differences import OnnxValue, kind_of
 from .models import OnnxModel
 from .reading import DumpedRegion, DumpError
-from .trust import check_config, check_providers
 
 _EXTERNAL = "session.optimized_model_external_initializers_"
 
+_PROVIDERS = "DYNAMO_BACKENDS_PROVIDERS"  # the variable of the environment that sets the option ``providers``
+
+_CONFIG = frozenset(
+    {"session.disable_quant_qdq", "session.intra_op.allow_spinning", "session.intra_op.spin_duration_us"}
+)
+"""The entries of the configuration that sessions of this package have, see ``SessionSettings.config``."""
+
 
 class ExecutionError(DumpError):
-    """ONNX Runtime makes no session of a model, or fails while it runs.
+    """ONNX Runtime makes no session of a model (``kind`` is ``refused``), or fails while it runs (``failed``).
 
-    Attributes:
-        kind: ``refused`` or ``failed``.
-        said: all that ONNX Runtime said.
+    ``said`` is all that ONNX Runtime said.
     """
 
     def __init__(self, model: str, kind: str, error: BaseException, hint: str = "") -> None:
@@ -56,22 +66,15 @@ class ExecutionError(DumpError):
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How a model becomes an ONNX Runtime session.
+    """How a model becomes an ONNX Runtime session, with the names that the manifest and ``repro.session_of`` have.
 
-    Attributes:
-        providers: names of execution providers, in the order of preference.
-        provider_options: for each of them.
-        level: ONNX Runtime's graph optimizations, ``ORT_ENABLE_ALL`` to ``ORT_DISABLE_ALL``.
-        disabled_optimizers: names of those that do not run.
-        threads: of the session; 0 for as many as there are cores.
-        config: entries of the session's configuration.
-        custom_op_libraries: paths of the libraries with custom operators that the run had; of these, those are loaded
-            that the option ``custom_op_libraries`` in the environment names: a folder's word is no reason to run code.
+    ``threads`` is 0 for as many as there are cores. Of ``custom_op_libraries`` only those are loaded that the option of
+    that name in the environment names: a folder's word is no reason to run code.
     """
 
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     provider_options: tuple[Mapping[str, str], ...] = ()
-    level: str = "ORT_ENABLE_ALL"
+    graph_optimization_level: str = "ORT_ENABLE_ALL"
     disabled_optimizers: tuple[str, ...] = ()
     threads: int = 0
     config: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -80,46 +83,30 @@ class Settings:
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Settings:
         """Those that ``as_json`` gave; of a manifest they are checked by ``region_settings``."""
-        return cls(
-            tuple(entry.get("providers") or ("CPUExecutionProvider",)),
-            tuple(entry.get("provider_options") or ()),
-            entry.get("graph_optimization_level") or "ORT_ENABLE_ALL",
-            tuple(entry.get("disabled_optimizers") or ()),
-            entry.get("threads") or 0,
-            entry.get("config") or {},
-            tuple(entry.get("custom_op_libraries") or ()),
-        )
+        given: dict[str, Any] = {key.name: entry[key.name] for key in dataclasses.fields(cls) if entry.get(key.name)}
+        given |= {key: tuple(value) for key, value in given.items() if isinstance(value, list)}
+        return cls(**given)
 
     def as_json(self) -> dict[str, Any]:
         """The same for a manifest, and for ``repro.session_of``."""
-        return {
-            "providers": list(self.providers),
-            "provider_options": [dict(item) for item in self.provider_options],
-            "graph_optimization_level": self.level,
-            "disabled_optimizers": list(self.disabled_optimizers),
-            "threads": self.threads,
-            "config": dict(self.config),
-            "custom_op_libraries": list(self.custom_op_libraries),
-        }
+        fields = dataclasses.asdict(self)
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
 
     @property
     def unoptimized(self) -> Settings:
         """The same without graph optimizations."""
-        return dataclasses.replace(self, level="ORT_DISABLE_ALL", disabled_optimizers=())
+        return dataclasses.replace(self, graph_optimization_level="ORT_DISABLE_ALL", disabled_optimizers=())
 
     @property
     def text(self) -> str:
         """In words."""
         provider = self.providers[0].removesuffix("ExecutionProvider")
-        if self.level == "ORT_DISABLE_ALL":
-            return f"ONNX Runtime, {provider}, not optimized"
+        level = self.graph_optimization_level.removeprefix("ORT_").removeprefix("ENABLE_").lower().replace("_", " ")
         without = f" without {', '.join(self.disabled_optimizers)}" if self.disabled_optimizers else ""
-        level = self.level.removeprefix("ORT_ENABLE_").lower()
         return f"ONNX Runtime, {provider}, optimizations: {level}{without}"
 
 
-PLAIN = Settings(level="ORT_DISABLE_ALL", threads=1)
-"""A session that changes nothing."""
+PLAIN = Settings(graph_optimization_level="ORT_DISABLE_ALL", threads=1)  # a session that changes nothing
 
 
 class Session:
@@ -128,13 +115,10 @@ class Session:
     Args:
         model: the model, or a file that ONNX Runtime reads itself.
         settings: of the session.
-        constants: values of inputs that the session holds, so that ONNX Runtime folds and packs them; they pass neither
-            through protobuf nor through a file. Those that the model does not have as inputs are left out.
+        constants: values of inputs that the session holds, so that ONNX Runtime folds and packs them. Those that the
+            model does not have as inputs are left out.
         write: a folder into which the model that runs is written, as ``model.onnx``, its constants beside it.
         profile: how the path of the file begins that the times of the runs are written to.
-
-    Attributes:
-        inputs, outputs: their names, in order; constants are no inputs.
 
     Raises:
         ExecutionError: ONNX Runtime refuses the model.
@@ -155,7 +139,10 @@ class Session:
         content: str | bytes = str(model)
         held: list[repro.Tensor] = []
         if isinstance(model, OnnxModel):
-            content = _serialized(model)
+            try:
+                content = model.proto.SerializeToString()
+            except (EncodeError, ValueError) as error:
+                raise DumpError(f"{model.name} is too large for one file; save its weights apart: {error}") from None
             given["config"] |= {repro.EXTERNAL_DATA: str(model.folder.resolve())}
             declared = {item.name for item in model.inputs}
             held = [(name, *bits_of(value)) for name, value in (constants or {}).items() if name in declared]
@@ -169,13 +156,10 @@ class Session:
         except ORT_ERRORS as error:
             raise ExecutionError(self._name, "refused", error, _hint(settings)) from error
         if settings.providers[0] not in self._session.get_providers():
-            raise DumpError(
-                f"{settings.providers[0]} is there, but does not start; ONNX Runtime would take another instead"
-            )
-        self.inputs = [item.name for item in self._session.get_inputs()]
-        self.outputs = [item.name for item in self._session.get_outputs()]
+            raise DumpError(f"{settings.providers[0]} does not start; ONNX Runtime would take another instead")
+        self._inputs = [item.name for item in self._session.get_inputs()]
         # Sequences, maps and optionals have no OrtValue in Python; bfloat16 has no other form.
-        self._tensors = [item.name for item in self._session.get_outputs() if item.type.startswith("tensor(")]
+        self._is_tensor = {item.name: item.type.startswith("tensor(") for item in self._session.get_outputs()}
 
     def __call__(self, inputs: Mapping[str, OnnxValue]) -> dict[str, OnnxValue]:
         """The outputs by name; of the inputs those are taken that the session has.
@@ -186,36 +170,25 @@ class Session:
         return self.repeated(inputs, 1)[0]
 
     def repeated(self, inputs: Mapping[str, OnnxValue], times: int) -> list[dict[str, OnnxValue]]:
-        """The outputs of several runs, one right after the other: the threads of one are still awake at the next.
-
-        Args:
-            inputs: by name.
-            times: how many runs.
-
-        Raises:
-            DumpError: as a call.
-        """
-        missing = [name for name in self.inputs if name not in inputs]
+        """The outputs of several runs, one right after the other: the threads of one are still awake at the next."""
+        missing = [name for name in self._inputs if name not in inputs]
         if missing:
             raise DumpError(f"{self._name}: no value for the input {missing[0]}")
-        feeds = {name: inputs[name] for name in self.inputs}
+        feeds = {name: inputs[name] for name in self._inputs}
         # Nor are there OrtValues of strings.
         has_strings = any(isinstance(item, np.ndarray) and kind_of(item.dtype) == "string" for item in feeds.values())
-        bound = [] if has_strings else self._tensors
-        plain = [name for name in self.outputs if name not in set(bound)]
+        bound = [name for name, is_tensor in self._is_tensor.items() if is_tensor and not has_strings]
+        plain = [name for name in self._is_tensor if name not in set(bound)]
         try:
-            values = {name: ort_value(value) for name, value in feeds.items()} if bound else {}
+            values = {name: repro.ort_value(*bits_of(value)) for name, value in feeds.items()} if bound else {}
             runs = []
             for _ in range(times):
                 tensors = self._session.run_with_ort_values(bound, values) if bound else []
                 runs.append((tensors, self._session.run(plain, feeds) if plain else []))
         except ORT_ERRORS as error:
             raise ExecutionError(self._name, "failed", error) from error
-        found = [
-            dict(zip(bound, map(as_array, tensors), strict=True)) | dict(zip(plain, others, strict=True))
-            for tensors, others in runs
-        ]
-        return [{name: item[name] for name in self.outputs} for item in found]
+        found = [dict(zip([*bound, *plain], [*map(as_array, some), *others], strict=True)) for some, others in runs]
+        return [{name: item[name] for name in self._is_tensor} for item in found]
 
     def end_profiling(self) -> Path:
         """The file with the times of the runs."""
@@ -224,9 +197,8 @@ class Session:
 
 def _hint(settings: Settings) -> str:
     """What to do where libraries are missing that the run had."""
-    missing = [
-        path for path in settings.custom_op_libraries if path not in map(os.path.abspath, libraries_of_environment())
-    ]
+    loaded = set(map(os.path.abspath, libraries_of_environment()))
+    missing = [path for path in settings.custom_op_libraries if path not in loaded]
     if not missing:
         return ""
     variable = f"{VARIABLE}={os.pathsep.join(missing)}"
@@ -236,43 +208,29 @@ def _hint(settings: Settings) -> str:
 def session_of_region(
     region: DumpedRegion,
     model: OnnxModel,
+    settings: Settings,
+    inputs: Mapping[str, OnnxValue],
     *,
-    settings: Settings | None = None,
-    inputs: Mapping[str, OnnxValue] | None = None,
     write: Path | None = None,
     profile: Path | None = None,
 ) -> Session:
-    """A session as the run had it: what were its constants are constants here, so that ONNX Runtime does the same.
-
-    Args:
-        region: its entry in the manifest says which settings and constants.
-        model: a model of the region.
-        settings: others than in the run.
-        inputs: of which the constants are; by default the recorded ones.
-        write, profile: see ``Session``.
+    """A session of a model of the region: what were constants in the run are constants here, with values of ``inputs``.
 
     Raises:
         DumpError: as ``Session``; or a constant was not recorded.
     """
-    inputs = region.recorded("input") if inputs is None else inputs
     missing = [name for name in region.entry["constants"] if name not in inputs]
     if missing:
         raise DumpError(f"{region.folder}: nothing was recorded for the weight {missing[0]}: the dump is incomplete")
     constants = {name: inputs[name] for name in region.entry["constants"]}
-    settings = region_settings(region) if settings is None else settings
     return Session(model, settings, constants, write=write, profile=profile)
 
 
 def region_settings(region: DumpedRegion, threads: int | None = None, *, provider: str | None = None) -> Settings:
-    """The settings of the session that ran.
-
-    Args:
-        region: the region.
-        threads: another number than in the run.
-        provider: another execution provider, without options; see ``available_provider``.
+    """The settings of the session that ran, but for another number of threads, or another execution provider.
 
     Raises:
-        DumpError: the session had what a dump may not ask for, see ``trust``; or there is no such provider.
+        DumpError: the session had what a dump may not ask for, or there is no such provider.
     """
     settings = Settings.of(region.entry["session"])
     if provider is not None:
@@ -280,6 +238,50 @@ def region_settings(region: DumpedRegion, threads: int | None = None, *, provide
     check_providers(settings.providers, settings.provider_options)
     check_config(settings.config)
     return dataclasses.replace(settings, threads=threads or settings.threads or 1)
+
+
+def check_providers(providers: Sequence[str], options: Sequence[Mapping[str, str]]) -> None:
+    """Checks the options of execution providers that a dump names; fewer options are those of the first providers.
+
+    Raises:
+        DumpError: one is neither ours nor given by the environment; the message says how to give it.
+    """
+    allowed = _of_environment()
+    for name, given in zip(providers, options, strict=False):
+        foreign = {
+            option: value
+            for option, value in given.items()
+            if not is_own(name, option, value) and allowed.get(name, {}).get(option) != value
+        }
+        if foreign:
+            pairs = [[name, dict(more)] if more else name for name, more in zip(providers, options, strict=False)]
+            what = f"the dump names options of {name}, which may load libraries or use files: {_written(foreign)}"
+            raise DumpError(f"{what}. They are not used; if you trust them: {_PROVIDERS}='{json.dumps(pairs)}'")
+
+
+def check_config(config: Mapping[str, str]) -> None:
+    """Raises ``DumpError`` if a dump names entries of a session's configuration that this package does not set."""
+    foreign = {key: value for key, value in config.items() if key not in _CONFIG}
+    if foreign:
+        what = "the dump names entries of the session's configuration that may read or write files"
+        raise DumpError(f"{what}: {_written(foreign)}. Take them out of its manifest.json")
+
+
+def _of_environment() -> dict[str, dict[str, str]]:
+    """The options by provider that the user gives; ``DumpError`` if they cannot be read."""
+    text = os.environ.get(_PROVIDERS, "").strip()
+    if not text.startswith("["):  # names alone
+        return {}
+    try:
+        given: list[Any] = json.loads(text)
+        pairs = [item for item in given if not isinstance(item, str)]
+        return {str(name): {str(key): str(value) for key, value in options.items()} for name, options in pairs}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DumpError(f"{_PROVIDERS} is no list of names and of [name, options]: {text!r}: {error}") from None
+
+
+def _written(options: Mapping[str, str]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in options.items())
 
 
 def available_provider(name: str) -> str:
@@ -292,31 +294,9 @@ def available_provider(name: str) -> str:
     by_short_name = {item.removesuffix("ExecutionProvider").lower(): item for item in available}
     found = by_short_name.get(name.removesuffix("ExecutionProvider").lower())
     if found is None:
-        raise DumpError(
-            f"{unknown_name('execution provider', name, available)}. Other builds of onnxruntime have others"
-        )
+        unknown = unknown_name("execution provider", name, available)
+        raise DumpError(f"{unknown}. Other builds of onnxruntime have others")
     return found
-
-
-def converted(model: OnnxModel, opset: int) -> OnnxModel:
-    """A model in another opset, by onnx's version converter.
-
-    Raises:
-        DumpError: there is no way to convert it, with what the converter said.
-    """
-    from onnx import version_converter
-
-    newest = onnx.defs.onnx_opset_version()
-    if not 1 <= opset <= newest:
-        raise DumpError(f"--opset {opset}: this version of onnx knows opsets 1 to {newest}")
-    foreign = sorted({name for name in operators(model) if "::" in name})
-    try:
-        return model.with_proto(version_converter.convert_version(model.proto, opset))
-    except (RuntimeError, ValueError, onnx.checker.ValidationError) as error:
-        also = f" (the model also has {', '.join(foreign)}, which it leaves as they are)" if foreign else ""
-        raise DumpError(
-            f"{model.name}: onnx's version converter cannot make opset {opset} of it: {first_line(str(error))}{also}"
-        ) from error
 
 
 def bits_of(value: OnnxValue) -> tuple[np.ndarray, int]:
@@ -327,18 +307,8 @@ def bits_of(value: OnnxValue) -> tuple[np.ndarray, int]:
     return (value if number in _NUMPYS else value.view(f"u{value.dtype.itemsize}")), number
 
 
-def array_of(bits: np.ndarray, number: int) -> np.ndarray:
-    """The reverse of ``bits_of``."""
-    return bits if number in _NUMPYS else bits.view(onnx.helper.tensor_dtype_to_np_dtype(number))
-
-
 _NUMPYS = frozenset(range(1, 16))
 """ONNX's numbers of the dtypes that are numpy's too: from float32 (1) to complex128 (15)."""
-
-
-def ort_value(value: OnnxValue) -> onnxruntime.OrtValue:
-    """A tensor in ONNX Runtime's form, of any dtype that ONNX has but strings."""
-    return repro.ort_value(*bits_of(value))
 
 
 def as_array(result: onnxruntime.OrtValue) -> np.ndarray:
@@ -352,33 +322,15 @@ def as_array(result: onnxruntime.OrtValue) -> np.ndarray:
     return onnx.numpy_helper.to_array(proto)
 
 
-def _serialized(model: OnnxModel) -> bytes:
-    try:
-        content: bytes = model.proto.SerializeToString()
-    except (EncodeError, ValueError) as error:
-        raise DumpError(
-            f"{model.name} is too large for one file; save it with its weights as external data: {error}"
-        ) from None
-    return content
-
-
-def operators(model: OnnxModel) -> Iterator[str]:
-    """The operator of each node."""
-    return map(operator_of, model.proto.graph.node)
-
-
 def operator_of(node: onnx.NodeProto) -> str:
-    """Of a node, with the domain where it is not ONNX's own."""
-    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
+    """The operator of a node, with the domain where it is not ONNX's own: ``com.microsoft.FusedMatMul``."""
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
 
 
-RANDOM_OPERATORS = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
-)
-"""Operators that give other values at each run."""
+_RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 
 
 def drawing(*models: OnnxModel) -> list[str]:
-    """In words, which operators of models give other values at each run; nothing, if none does."""
-    drawn = sorted({name for model in models for name in operators(model) if name in RANDOM_OPERATORS})
+    """A note of the operators of models that give other values at each run; none if there are none."""
+    drawn = sorted({node.op_type for model in models for node in model.proto.graph.node} & _RANDOM)
     return [f"{', '.join(drawn)} draws other numbers in each run: what follows differs"] if drawn else []

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -13,51 +14,44 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
-from .candidates import Feeds, Outcome, Runner, write_model
-from .cutting import Parts
-from .differences import NOTHING, distance, kind_of
-from .exact import exact_outputs
+from .candidates import LONGEST, Feeds, Outcome, Runner, write_model
+from .cutting import Parts, inputs_of, outputs_of
+from .differences import NOTHING, Difference, distance
 from .execution import Settings
-from .reading import DumpError
+from .reading import DATA_SET, DumpError, write_data_set
 
-_LONGEST = 600
-"""Seconds that a command of the user may take for one model."""
+_NOT_STARTED = (126, 127)  # exit codes of a shell that cannot start a command
 
-_NOT_STARTED = (126, 127)
-"""Exit codes of a shell that cannot start a command."""
+T = TypeVar("T")
 
 
 class Memory:
-    """Answers on disk.
+    """Answers on disk; a file whose answers are about something else than ``identity`` is replaced.
 
-    Args:
-        path: the file.
-        identity: what the answers are about; a file about something else is begun anew.
+    Attributes:
+        resumed: how many answers the file had.
     """
 
     def __init__(self, path: Path, identity: Sequence[object]) -> None:
         self._path = path
-        self._known: dict[str, bool] = {}
-        self.resumed = 0
         digest = hashlib.sha256(json.dumps([str(item) for item in identity]).encode()).hexdigest()
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        if lines and lines[0] == digest:
-            for line in lines[1:]:
-                key, _, answer = line.partition(" ")
-                if answer in ("0", "1"):  # else the process ended while it wrote this line
-                    self._known[key] = answer == "1"
-            self.resumed = len(self._known)
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(digest + "\n", encoding="utf-8")
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+        # A line without an answer: the process ended while it wrote it.
+        answers = [line.rpartition(" ") for line in lines[1:] if line.endswith((" 0", " 1"))]
+        self._known = {key: answer == "1" for key, _, answer in answers} if lines[:1] == [digest] else {}
+        self.resumed = len(self._known)
+        if not self._known:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(digest + "\n", encoding="utf-8")
 
-    def ask(self, question: str, kept: Sequence[object], find_out: Callable[[], bool]) -> bool:
-        """The answer to a question about some parts, kept or found out."""
-        key = f"{question}:{hashlib.sha256(json.dumps(list(kept)).encode()).hexdigest()}"
+    def ask(self, kept: Sequence[object], find_out: Callable[[], bool]) -> bool:
+        """The answer about some parts, kept or found out."""
+        key = hashlib.sha256(json.dumps(list(kept)).encode()).hexdigest()
         if key not in self._known:
             self._known[key] = find_out()
             with self._path.open("a", encoding="utf-8") as file:
@@ -65,98 +59,71 @@ class Memory:
         return self._known[key]
 
 
-class Diverges:
-    """A part fails if it returns, as it runs, something else than what is right.
+def reference(known: np.ndarray, exact: np.ndarray | None) -> tuple[np.ndarray, Difference]:
+    """What a value is compared with, and how far the known one is from it: float64's result, where there is one.
 
-    Args:
-        parts: the model.
-        known: right values of all its tensors, computed without optimization.
-        settings: of the session.
-        runner: runs it.
+    Where float64 does not overflow and the known value does, the known value is all there is.
     """
+    if exact is not None and exact.dtype == np.float64 and exact.shape == known.shape:
+        found = distance(known, exact)
+        if not found.nonfinite:
+            return exact, found
+    return known, NOTHING
 
-    def __init__(self, parts: Parts, known: Feeds, settings: Settings, runner: Runner) -> None:
-        self._parts = parts
-        self._known = known
-        self.settings = settings
-        self._runner = runner
+
+def fault_of(value: np.ndarray, known: np.ndarray, exact: np.ndarray | None = None) -> float | None:
+    """The error of a value that is wrong, infinite where it is NaN or of another type; ``None`` if it is right."""
+    if value.dtype != known.dtype or value.shape != known.shape:
+        return float("inf")
+    right, allowed = reference(known, exact)
+    found = distance(value, right)
+    return None if found.is_explained(allowed) else found.error
+
+
+@dataclasses.dataclass(frozen=True)
+class Diverges:
+    """A part fails if it returns, as it runs, something else than what is right."""
+
+    parts: Parts  # the model
+    known: Feeds  # right values of all its tensors, computed without optimization
+    settings: Settings  # of the session
+    runner: Runner  # runs it
 
     def __call__(self, kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
         return bool(self.wrong(kept, outputs))
 
-    def wrong(
-        self, kept: Collection[int], outputs: Collection[str] | None = None, *, constants: bool = True
-    ) -> dict[str, float]:
-        """The outputs of a part that are wrong, with the error of each; infinite where it is NaN or another shape.
-
-        Args:
-            kept: the nodes.
-            outputs: those that count; by default all.
-            constants: whether weights are constants of the session, as they were in the run.
-        """
-        weights = self._parts.weights if constants else ()
-        model = self._parts.cut(kept, self._known, outputs=outputs, constants=weights)
+    def wrong(self, kept: Collection[int], outputs: Collection[str] | None = None) -> dict[str, float]:
+        """The outputs of some nodes, by default all, that are wrong, with the error of each, see ``fault_of``."""
+        model = self.parts.cut(kept, self.known, outputs=outputs, constants=self.parts.weights)
         if model is None:
             return {}
-        feeds = {str(value.name): self._known[str(value.name)] for value in model.graph.inputs}
-        outcome = self._runner.run(model, feeds, self.settings)
-        if outcome.kind != "ran":
-            return {}  # it fails in another way
-        suspicious = {
-            name: error for name in outcome.outputs if (error := self._error(name, outcome, None, 0.0)) is not None
-        }
-        if not suspicious:
+        outcome = self.runner.run(model, self.known, self.settings)  # no outputs: it fails in another way
+        if not any(fault_of(value, self.known[name]) is not None for name, value in outcome.outputs.items()):
             return {}
-        exact = exact_outputs(model, feeds, self._runner)
-        if exact is None:
-            return suspicious
-        return {
-            name: error
-            for name in suspicious
-            if (error := self._error(name, outcome, exact.get(name), suspicious[name])) is not None
+        exact = self.runner.exact(model, self.known) or {}
+        found = {
+            name: (fault_of(value, self.known[name]), fault_of(value, self.known[name], exact.get(name)))
+            for name, value in outcome.outputs.items()
         }
-
-    def _error(self, name: str, outcome: Outcome, exact: np.ndarray | None, error: float) -> float | None:
-        """The error of an output if it is wrong; with ``exact`` by float64, else by the known value alone."""
-        value, known = outcome.outputs[name], self._known[name]
-        if value.dtype != known.dtype or value.shape != known.shape:
-            return float("inf")
-        right, reference = known, NOTHING
-        if exact is not None and exact.shape == known.shape and kind_of(known.dtype) in ("float", "complex"):
-            right, reference = exact, distance(known, exact)
-            if reference.nonfinite:
-                return error  # float64 does not overflow where this does: the known value is all there is
-        found = distance(value, right)
-        return None if found.is_explained(reference) else found.error
+        return {name: error for name, (by_known, error) in found.items() if by_known is not None and error is not None}
 
 
+@dataclasses.dataclass(frozen=True)
 class EndsAs:
-    """A part fails if it ends as the whole did: no session, no results, or a crash.
+    """A part fails if it ends as the whole did: no session, no results, or a crash."""
 
-    Args:
-        parts: the model.
-        known: values of its tensors; ``None`` where it is not run: then a session is only made.
-        settings: of the session.
-        runner: runs it.
-        outcome: how the whole ended.
-    """
-
-    def __init__(self, parts: Parts, known: Feeds | None, settings: Settings, runner: Runner, outcome: Outcome) -> None:
-        self._parts = parts
-        self._known = known
-        self.settings = settings
-        self._runner = runner
-        self._outcome = outcome
+    parts: Parts  # the model
+    known: Feeds | None  # values of its tensors; ``None`` where it is not run: then a session is only made
+    settings: Settings  # of the session
+    runner: Runner  # runs it
+    outcome: Outcome  # how the whole ended
 
     def __call__(self, kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
-        weights = self._parts.weights if self._known is not None else ()
-        model = self._parts.cut(kept, self._known, outputs=outputs, constants=weights)
+        model = self.parts.cut(kept, self.known, outputs=outputs, constants=self.parts.weights)
         if model is None:
             return False
-        feeds = None
-        if self._known is not None and self._outcome.kind != "refused":
-            feeds = {str(value.name): self._known[str(value.name)] for value in model.graph.inputs}
-        return is_same_end(self._runner.run(model, feeds, self.settings), self._outcome)
+        feeds = None if self.outcome.kind == "refused" else self.known
+        return is_same_end(self.runner.run(model, feeds, self.settings), self.outcome)
 
 
 def is_same_end(one: Outcome, other: Outcome) -> bool:
@@ -177,52 +144,64 @@ def essence(message: str) -> str:
     return re.sub(r"\d+", "0", text)
 
 
+@dataclasses.dataclass(frozen=True)
 class Command:
-    """A part fails if a command of the user's says so: its exit code is not 0.
+    """A part fails if a command of the user's says so: its exit code is not 0."""
 
-    Args:
-        parts: the model.
-        known: values of its tensors, which become a data set beside the model; ``None`` where there are none.
-        command: with ``{model}`` where the path of the model goes, and ``{folder}`` for that of its folder.
-    """
+    parts: Parts  # the model
+    # values of its tensors, which become a data set beside the model; ``None`` where there are none
+    known: Feeds | None
+    command: str  # with ``{model}`` where the path of the model goes, and ``{folder}`` for that of its folder
 
-    def __init__(self, parts: Parts, known: Feeds | None, command: str) -> None:
-        if "{model}" not in command and "{folder}" not in command:
-            raise DumpError(f"--check {command!r} must say where the model goes: --check 'python check.py {{model}}'")
-        self._parts = parts
-        self._known = known
-        self._command = command
+    def __post_init__(self) -> None:
+        if "{model}" not in self.command and "{folder}" not in self.command:
+            raise DumpError(f"--check {self.command!r} must say where the model goes: 'python check.py {{model}}'")
 
-    def __call__(self, kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
-        model = self._parts.cut(kept, self._known, outputs=outputs)
-        if model is None:
-            return False
-        inputs = {} if self._known is None else {str(v.name): self._known[str(v.name)] for v in model.graph.inputs}
-        right = {} if self._known is None else {str(v.name): self._known[str(v.name)] for v in model.graph.outputs}
-        return self.fails(model, inputs, right)
+    def __call__(self, kept: Collection[int]) -> bool:
+        model = self.parts.cut(kept, self.known)
+        return model is not None and self.fails(model, inputs_of(model, self.known), outputs_of(model, self.known))
 
     def fails(self, model: ir.Model, inputs: Feeds, right: Feeds) -> bool:
-        """Whether the command fails on a model.
-
-        Raises:
-            DumpError: the command cannot be started.
-        """
-        from .cut_folder import write_data
-
+        """Whether the command fails on a model; ``DumpError`` if the command cannot be started."""
         with tempfile.TemporaryDirectory(prefix="dynamo_backends_check_") as name:
             path = write_model(model, Path(name))
-            write_data(Path(name), inputs, right)
-            words = [
-                word.replace("{model}", str(path)).replace("{folder}", name) for word in shlex.split(self._command)
-            ]
+            write_data_set(Path(name, DATA_SET), "input", inputs)
+            write_data_set(Path(name, DATA_SET), "output", right)
+            words = [word.replace("{model}", str(path)).replace("{folder}", name) for word in shlex.split(self.command)]
             try:
                 ended = subprocess.run(
-                    words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=_LONGEST
+                    words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=LONGEST
                 )
             except subprocess.TimeoutExpired:
-                raise DumpError(f"--check: {words[0]} did not end in {_LONGEST} seconds") from None
+                raise DumpError(f"--check: {words[0]} did not end in {LONGEST:g} seconds") from None
             except OSError as error:
                 raise DumpError(f"--check: {words[0]} cannot be started: {error.strerror}") from None
             if ended.returncode in _NOT_STARTED:
                 raise DumpError(f"--check: the command cannot be started: {ended.stderr.strip()[-300:]}")
             return ended.returncode != 0
+
+
+def smallest(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
+    """Delta debugging: some of ``items``, which fail as a whole, in their order; without any one they do not fail.
+
+    Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002: halves, then smaller and smaller
+    pieces, and what is left without each.
+    """
+    kept, pieces = list(items), 2
+    while len(kept) > 1:
+        pieces = min(pieces, len(kept))
+        bounds = [len(kept) * i // pieces for i in range(pieces + 1)]
+        parts = [kept[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+        rests = [[*kept[:start], *kept[end:]] for start, end in zip(bounds, bounds[1:], strict=False)]
+        part = next((part for part in parts if fails(part)), None)
+        if part is not None:
+            kept, pieces = part, 2
+            continue
+        rest = next((rest for rest in rests if fails(rest)), None) if pieces > 2 else None
+        if rest is not None:
+            kept, pieces = rest, max(pieces - 1, 2)
+            continue
+        if pieces == len(kept):
+            break
+        pieces *= 2
+    return kept

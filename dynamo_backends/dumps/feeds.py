@@ -8,30 +8,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .differences import OnnxValue, kind_of
 from .models import InputType, OnnxModel
-from .reading import DumpError, read_data_set, read_tensor
+from .reading import DATA_SET, DumpError, read_data_set, read_tensor
 
-if TYPE_CHECKING:
-    import numpy as np
-    import onnx
-
-DATA_SET = "test_data_set_0"
-DEFAULT_SIZE = 3
-"""Of a symbolic dimension that is given no size."""
+DEFAULT_SIZE = 3  # of a symbolic dimension that is given no size
 
 
 def read_feeds(paths: Sequence[str | Path], model: OnnxModel) -> dict[str, OnnxValue]:
-    """Stored inputs.
+    """Inputs that are stored.
 
-    Args:
-        paths: a folder with ``input_0.pb`` … (ONNX's test layout) or with a ``test_data_set_0`` in it; ``.pb`` files;
-            or one ``.npz``.
-        model: whose inputs they may be. Where no name is that of an input, they are its inputs in their order.
+    They are in a folder with ``input_0.pb`` … (ONNX's test layout) or with a ``test_data_set_0`` in it, in ``.pb``
+    files, or in one ``.npz``. Where no name is that of an input of the model, they are its inputs in their order.
 
     Raises:
         DumpError: a file is not there, damaged, or of no known kind.
@@ -41,9 +32,14 @@ def read_feeds(paths: Sequence[str | Path], model: OnnxModel) -> dict[str, OnnxV
     found: list[tuple[str, OnnxValue]] = []
     for path in map(Path, paths):
         if path.is_dir():
-            found += _of_data_set(path)
+            stored = read_data_set(path / DATA_SET if (path / DATA_SET).is_dir() else path, "input")
+            if not stored:
+                raise DumpError(f"{path} holds no input_0.pb")
+            found += stored
+        elif not path.exists():
+            raise DumpError(f"{path} does not exist")
         elif path.suffix == ".pb":
-            found.append(_tensor(path))
+            found.append(read_tensor(path))
         elif path.suffix == ".npz":
             try:
                 with np.load(path, allow_pickle=False) as arrays:
@@ -53,26 +49,9 @@ def read_feeds(paths: Sequence[str | Path], model: OnnxModel) -> dict[str, OnnxV
         else:
             raise DumpError(f"{path}: inputs are .pb files, an .npz file, or a folder with input_0.pb …")
     names = [item.name for item in model.inputs]
-    feeds = {}
-    for i, (name, value) in enumerate(found):
-        by_place = not any(given in names for given, _ in found) and i < len(names)
-        feeds[names[i] if by_place else name] = value
-    return feeds
-
-
-def _of_data_set(folder: Path) -> list[tuple[str, np.ndarray]]:
-    inner = folder / DATA_SET
-    folder = inner if inner.is_dir() else folder
-    found = read_data_set(folder, "input")
-    if not found:
-        raise DumpError(f"{folder} holds no input_0.pb")
-    return found
-
-
-def _tensor(path: Path) -> tuple[str, np.ndarray]:
-    if not path.exists():
-        raise DumpError(f"{path} does not exist")
-    return read_tensor(path)
+    if any(name in names for name, _ in found):
+        return dict(found)
+    return {names[i] if i < len(names) else name: value for i, (name, value) in enumerate(found)}
 
 
 def made_up(
@@ -80,18 +59,13 @@ def made_up(
 ) -> dict[str, OnnxValue]:
     """Random inputs: normal numbers; indices in the range of what they index; 0 and 1 for other integers.
 
-    Args:
-        model: the model.
-        sizes: of symbolic dimensions; others are 3.
-        seed: of the random numbers.
-        wanted: the inputs; all by default.
+    Symbolic dimensions that have no ``sizes`` are 3. ``wanted`` are the inputs, all by default.
 
     Raises:
         DumpError: an input is no tensor, or its values are a shape.
     """
     import numpy as np
 
-    uses = _Uses(model)
     generator = np.random.default_rng(seed)
     feeds: dict[str, OnnxValue] = {}
     for item in model.inputs if wanted is None else wanted:
@@ -105,14 +79,9 @@ def made_up(
             value = (generator.standard_normal(shape) + 1j * generator.standard_normal(shape)).astype(item.dtype)
         elif kind == "string":
             value = generator.choice(np.array(["a", "b", "c"], dtype=object), shape)
-        elif kind == "bool":
-            value = generator.integers(0, 2, shape).astype(bool)
         else:
-            if uses.is_shape(item.name):
-                raise DumpError(
-                    f"{model.name}: the values of {item.name} are a shape and cannot be made up; use --inputs"
-                )
-            value = generator.integers(0, uses.bound(item.name) or 2, shape).astype(item.dtype)
+            bound = 2 if kind == "bool" else _bound(model, item.name)
+            value = generator.integers(0, bound, shape).astype(item.dtype)
         feeds[item.name] = value
     return feeds
 
@@ -123,8 +92,7 @@ _PASSES_ON = {
 }  # fmt: skip
 """Operators whose result holds values of these inputs."""
 
-_INDICES = {"Gather": (1, "axis", 0), "GatherElements": (1, "axis", 0), "ScatterElements": (1, "axis", 0)}
-"""Operators with an input of indices, the attribute with the axis of their first input, and its default."""
+_INDEXING = ("Gather", "GatherElements", "ScatterElements")  # operators whose second input indexes an axis of the first
 
 _SHAPES = {
     ("Reshape", 1), ("Expand", 1), ("ConstantOfShape", 0), ("Tile", 1), ("Range", 0), ("Range", 1), ("Range", 2),
@@ -134,42 +102,28 @@ _SHAPES = {
 """Inputs, by operator and position, whose values are sizes, positions or axes."""
 
 
-class _Uses:
-    """What the nodes of a model do with its inputs."""
+def _bound(model: OnnxModel, name: str) -> int:
+    """The size of the smallest axis that an input of integers indexes; 2 if it indexes nothing known.
 
-    def __init__(self, model: OnnxModel) -> None:
-        self._readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
-        for node in model.proto.graph.node:
-            for i, name in enumerate(node.input):
-                self._readers.setdefault(name, []).append((node, i))
-        graph = model.proto.graph
-        self._shapes: dict[str, list[int]] = {item.name: list(item.dims) for item in graph.initializer}
-        for item in (*graph.input, *graph.value_info):
-            self._shapes.setdefault(item.name, [size.dim_value for size in item.type.tensor_type.shape.dim])
-
-    def bound(self, name: str) -> int | None:
-        """The size of the smallest axis that an input indexes; ``None`` if it indexes nothing known."""
-        found = []
-        for node, i in self._reached(name):
-            position, attribute, default = _INDICES.get(node.op_type, (None, "", 0))
-            if i == position:
-                axis = next((item.i for item in node.attribute if item.name == attribute), default)
-                shape = self._shapes.get(node.input[0], [])
-                found += [shape[axis]] if -len(shape) <= axis < len(shape) and shape[axis] else []
-            elif node.op_type in ("GatherND", "ScatterND") and i == 1:
-                found += [size for size in self._shapes.get(node.input[0], []) if size]
-        return min(found, default=None)
-
-    def is_shape(self, name: str) -> bool:
-        """Whether an input's values are sizes, positions or axes."""
-        return any((node.op_type, i) in _SHAPES for node, i in self._reached(name))
-
-    def _reached(self, name: str) -> Iterator[tuple[onnx.NodeProto, int]]:
-        """The nodes, and which of their inputs, that the values of an input come to."""
-        waiting, seen = [name], {name}
-        while waiting:
-            for node, i in self._readers.get(waiting.pop(), []):
-                yield node, i
-                if i in _PASSES_ON.get(node.op_type, ()):
-                    waiting += [item for item in node.output if item not in seen]
-                    seen.update(node.output)
+    Raises:
+        DumpError: its values are sizes, positions or axes.
+    """
+    graph = model.proto.graph
+    shapes: dict[str, list[int]] = {item.name: list(item.dims) for item in graph.initializer}
+    for item in (*graph.input, *graph.value_info):
+        shapes.setdefault(item.name, [size.dim_value for size in item.type.tensor_type.shape.dim])
+    found: list[int] = []
+    holding = {name}  # the values that hold values of the input
+    for node in graph.node:
+        for i in (i for i, read in enumerate(node.input) if read in holding):
+            if (node.op_type, i) in _SHAPES:
+                raise DumpError(f"{model.name}: the values of {name} are a shape and cannot be made up; use --inputs")
+            shape = shapes.get(node.input[0], [])
+            if i == 1 and node.op_type in _INDEXING:
+                axis = next((item.i for item in node.attribute if item.name == "axis"), 0)
+                found += shape[axis:][:1]
+            elif i == 1 and node.op_type in ("GatherND", "ScatterND"):
+                found += shape
+            if i in _PASSES_ON.get(node.op_type, ()):
+                holding.update(node.output)
+    return min(filter(None, found), default=2)

@@ -16,22 +16,18 @@ import numpy as np
 
 from .differences import OnnxValue, kind_of
 from .feeds import made_up
-from .models import InputType, OnnxModel
+from .models import InputType, OnnxModel, Sizes
 from .reading import DumpError
 from .running import ModelRun
 
-_SEARCHED = 2**26
-"""Bytes of a weight that is compared with others to find its partner."""
+_SEARCHED = 2**26  # bytes of a weight that is compared with others to find its partner
 
 
 @dataclasses.dataclass(frozen=True)
 class Matched:
-    """Whose value an input has.
+    """An input or initializer of the second model (``name``), whose value is that of one of the first (``partner``).
 
-    Attributes:
-        name: the input's, or initializer's, of the second model.
-        partner: the input's, or initializer's, of the first.
-        how: ``name``, ``content``, or ``type and shape``.
+    ``how`` is ``name``, ``content``, or ``type and shape``.
     """
 
     name: str
@@ -45,10 +41,7 @@ def match(first: OnnxModel, feeds: Mapping[str, OnnxValue], second: OnnxModel) -
     By name first; then by content, where both have one; at last an input without a value takes the first that is left
     of its type and shape, unless its name is that of a value the other model computes.
 
-    Args:
-        first: whose inputs have values.
-        feeds: values of inputs of either.
-        second: the other model.
+    ``feeds`` are values of inputs of either.
     """
     ours = _sources(first, feeds)
     theirs = _sources(second, feeds)
@@ -66,10 +59,9 @@ def match(first: OnnxModel, feeds: Mapping[str, OnnxValue], second: OnnxModel) -
     for partner, item in ours.items():
         by_content.setdefault(item.content(), []).append(partner)
     for name in list(theirs):
-        content = theirs[name].content()
-        partners = by_content.get(content, [])
-        if content is not None and partners:
-            pair(name, partners.pop(0), "content")
+        key = theirs[name].content()
+        if key is not None and by_content.get(key):
+            pair(name, by_content[key].pop(0), "content")
     computed = {name for model in (first, second) for node in model.proto.graph.node for name in node.output}
     for name in list(theirs):
         for partner in list(ours):
@@ -91,28 +83,32 @@ def _is_by_chance(a: _Source, b: _Source) -> bool:
 class _Source:
     """An input or initializer: its type, and its value if that is known."""
 
-    type: InputType
+    dtype: np.dtype | None
+    shape: Sizes | None
     value: np.ndarray | None
 
     def content(self) -> object:
         """What equal values have in common; ``None`` for what is not known, too large, or too small to tell."""
-
-        if self.value is None or self.value.size < 2 or self.value.nbytes > _SEARCHED or self.value.dtype.kind == "O":
-            return None
-        return self.value.dtype.name, self.value.shape, hashlib.blake2b(self.value.tobytes()).digest()
+        return None if self.value is None or self.value.size < 2 else content(self.value)
 
     def may_be(self, other: _Source, *, cast: bool = False) -> bool:
         """Whether the types allow both to be the same; with ``cast``, in another precision."""
-        if self.type.dtype is None or other.type.dtype is None:
+        if self.dtype is None or other.dtype is None:
             return False
-        if self.type.dtype != other.type.dtype and not (cast and kind_of(self.type.dtype) == kind_of(other.type.dtype)):
+        if self.dtype != other.dtype and not (cast and kind_of(self.dtype) == kind_of(other.dtype)):
             return False
-        mine, its = self.type.shape, other.type.shape
-        if mine is None or its is None:
+        if self.shape is None or other.shape is None:
             return True
-        return len(mine) == len(its) and all(
-            a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in zip(mine, its, strict=True)
-        )
+        sizes = zip(self.shape, other.shape, strict=False)
+        is_same = (a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in sizes)
+        return len(self.shape) == len(other.shape) and all(is_same)
+
+
+def content(value: OnnxValue) -> object:
+    """What equal tensors have in common; ``None`` for text, for what is no tensor, and for what is too large."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind == "O" or value.nbytes > _SEARCHED:
+        return None
+    return value.dtype.name, value.shape, hashlib.blake2b(value.tobytes()).digest()
 
 
 def _sources(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> dict[str, _Source]:
@@ -120,60 +116,57 @@ def _sources(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> dict[str, _Sou
     for item in model.inputs:
         value = feeds.get(item.name)
         known = value if isinstance(value, np.ndarray) else None
-        sized = item if known is None else dataclasses.replace(item, shape=known.shape)
-        found[item.name] = _Source(sized, known)
-    for name, array in model.initializers.items():
-        found[name] = _Source(InputType(name, array.dtype, array.shape, ""), array)
-    return found
+        found[item.name] = _Source(item.dtype, item.shape if known is None else known.shape, known)
+    return found | {name: _Source(array.dtype, array.shape, array) for name, array in model.initializers.items()}
 
 
 def same_inputs(
     first: OnnxModel, second: OnnxModel, feeds: Mapping[str, OnnxValue], sizes: Mapping[str, int], seed: int
 ) -> tuple[dict[str, OnnxValue], dict[str, OnnxValue], list[Matched], list[str]]:
-    """The inputs of both models, how they were matched, and what to know of it; not those that the other computes."""
+    """The inputs of both models, how they were matched, and notes of it; without those that the other model computes.
+
+    ``feeds`` are values of inputs of either; ``sizes`` and ``seed`` those of ``made_up``.
+    """
     matched = match(first, feeds, second)
     notes = []
-    by_partner = {item.partner: item.name for item in matched}
-    stored = dict(second.initializers)
+    name_of = {item.partner: item.name for item in matched}
+    partner_of = {item.name: item.partner for item in matched}
+    stored, kept = second.initializers, first.initializers
     ours: dict[str, OnnxValue] = {}
     for item in first.inputs:
-        name = by_partner.get(item.name, "")
         if item.name in feeds:
             ours[item.name] = feeds[item.name]
-        elif name in stored:
-            ours[item.name] = stored[name]
-        elif name in feeds:
-            ours[item.name] = _as(feeds[name], item.dtype)
-    if given := [item.name for item in first.inputs if item.name in by_partner and by_partner[item.name] in stored]:
-        notes.append(f"inputs of the first model that the second has as initializers: {listed(given)}")
+        else:
+            _take(ours, item, name_of.get(item.name, ""), stored, feeds)
     computed = {name for node in second.proto.graph.node for name in node.output}
     missing = [item for item in first.inputs if item.name not in ours and item.name not in computed]
     if missing:
-        known = _sizes_of(first, ours) | dict(sizes)
-        partners = {item.name: item for item in second.inputs}
-        sized = []
-        for item in missing:
-            partner = partners.get(by_partner.get(item.name, ""))
-            sized.append(_with_sizes_of(item, partner) if partner is not None else item)
-        ours |= made_up(first, sizes=known, seed=seed, wanted=sized)
+        types = {item.name: item for item in second.inputs}
+        sized = [_with_sizes_of(item, types.get(name_of.get(item.name, ""), item)) for item in missing]
+        ours |= made_up(first, sizes=_sizes_of(first, ours) | dict(sizes), seed=seed, wanted=sized)
         notes.append(f"made up (seed {seed}): {listed(item.name for item in missing)}")
-    kept = dict(first.initializers)
-    by_name = {item.name: item for item in matched}
     theirs: dict[str, OnnxValue] = {}
     for item in second.inputs:
-        found = by_name.get(item.name)
-        if found is not None:
-            value = ours[found.partner] if found.partner in ours else kept[found.partner]
-            theirs[item.name] = _as(value, item.dtype)
-        elif item.name in feeds:
+        _take(theirs, item, partner_of.get(item.name, ""), ours, kept)
+        if item.name not in theirs and item.name in feeds:
             theirs[item.name] = feeds[item.name]
-    if given := [item.name for item in second.inputs if item.name in by_name and by_name[item.name].partner in kept]:
-        notes.append(f"inputs of the second model that the first has as initializers: {listed(given)}")
-    for how in ("content", "type and shape"):
-        pairs = [f"{item.partner} and {item.name}" for item in matched if item.how == how and item.name in theirs]
-        if pairs:
-            notes.append(f"matched by {how}: {listed(pairs)}")
+    given = "inputs of the {} model that the {} has as initializers"
+    told = {
+        given.format("first", "second"): [name for name in ours if name_of.get(name) in stored],
+        given.format("second", "first"): [name for name in theirs if partner_of.get(name) in kept],
+    }
+    for pair in matched:
+        if pair.how != "name" and pair.name in theirs:
+            told.setdefault(f"matched by {pair.how}", []).append(f"{pair.partner} and {pair.name}")
+    notes += [f"{what}: {listed(names)}" for what, names in told.items() if names]
     return ours, theirs, matched, notes
+
+
+def _take(feeds: dict[str, OnnxValue], item: InputType, partner: str, *places: Mapping[str, OnnxValue]) -> None:
+    """Adds the value of an input's partner, in the input's precision, from the first place that has it."""
+    found = next((values[partner] for values in places if partner in values), None)
+    if found is not None:
+        feeds[item.name] = _as(found, item.dtype)
 
 
 def computed_inputs(
@@ -187,11 +180,10 @@ def computed_inputs(
     """The inputs that a model still lacks, of what the other computed: constants that one of them folded.
 
     Args:
-        model: the model.
+        model: the model, which is the ``first`` or ``second`` (``which``).
         feeds: the inputs that it has.
         run: the other, which ran.
-        which: ``first`` or ``second``, the model.
-        notes: is told.
+        notes: a note is added of what was found.
         spare: of what the other does not compute, what PyTorch computed between its regions.
 
     Raises:
@@ -201,16 +193,13 @@ def computed_inputs(
     values = {item.name: item.value for item in run.values}
     unknown = [f"{item.name} ({item.described})" for item in missing if item.name not in {*values, *spare}]
     if unknown:
-        raise DumpError(
-            f"{model.name} has inputs that {run.model.name} does not have: {listed(unknown)}; give their values with "
-            "--inputs"
-        )
+        raise DumpError(f"{model.name} has inputs that {run.model.name} does not have: {listed(unknown)}; use --inputs")
     computed = [item.name for item in missing if item.name in values]
+    stored = [item.name for item in missing if item.name not in values]
     if computed:
         notes.append(f"inputs of the {which} model that the other computes: {listed(computed)}")
-    if len(computed) < len(missing):
-        names = listed(item.name for item in missing if item.name not in values)
-        notes.append(f"inputs of the {which} model that the other does not have, as they were stored: {names}")
+    if stored:
+        notes.append(f"inputs of the {which} model that the other lacks, as they were stored: {listed(stored)}")
     return {item.name: _as(values.get(item.name, spare.get(item.name)), item.dtype) for item in missing}
 
 

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -33,13 +33,9 @@ Sizes: TypeAlias = "tuple[int | str | None, ...]"
 
 @dataclasses.dataclass(frozen=True)
 class InputType:
-    """What an input of a model takes.
+    """What an input of a model takes; ``described`` says it in words.
 
-    Attributes:
-        name: its name.
-        dtype: of its elements, ``bfloat16`` and ``float8…`` as those of ``ml_dtypes``; ``None`` if it is no tensor.
-        shape: ``None`` if the model does not say.
-        described: the type in words.
+    The dtype is one of numpy or ``ml_dtypes``, ``None`` if it is no tensor; the shape ``None`` if it is not known.
     """
 
     name: str
@@ -50,17 +46,11 @@ class InputType:
 
 @dataclasses.dataclass(frozen=True)
 class OnnxModel:
-    """A model whose external data is not loaded.
+    """A model whose external data is not loaded."""
 
-    Attributes:
-        proto: the model, its local functions inlined.
-        folder: where its external data is.
-        name: for messages and tables.
-    """
-
-    proto: onnx.ModelProto
-    folder: Path
-    name: str
+    proto: onnx.ModelProto  # the model, its local functions inlined
+    folder: Path  # where its external data is
+    name: str  # for messages and tables
 
     @functools.cached_property
     def inputs(self) -> list[InputType]:
@@ -69,23 +59,24 @@ class OnnxModel:
         return [_input_type(item) for item in self.proto.graph.input if item.name not in defaults]
 
     @property
-    def outputs(self) -> list[str]:
-        """The names of what it returns."""
-        return [item.name for item in self.proto.graph.output]
-
-    @property
-    def initializers(self) -> Mapping[str, np.ndarray]:
-        """The values of the initializers, each read when it is asked for.
+    def initializers(self) -> dict[str, np.ndarray]:
+        """The values of the initializers; those in other files are views of these, and not loaded.
 
         Raises:
-            DumpError: at reading, its file is not there, or too short.
+            DumpError: a file is not there any more.
         """
-        return _Initializers(self)
+        return {item.name: self._value_of(item) for item in self.proto.graph.initializer}
 
-    @property
-    def external(self) -> list[str]:
-        """The initializers whose values are in other files."""
-        return [item.name for item in self.proto.graph.initializer if is_external(item)]
+    def _value_of(self, tensor: onnx.TensorProto) -> np.ndarray:
+        import onnx
+        import onnx_ir as ir
+
+        if not is_external(tensor):
+            return onnx.numpy_helper.to_array(tensor)
+        try:
+            return ir.serde.deserialize_tensor(tensor, str(self.folder)).numpy()
+        except (OSError, ValueError) as error:
+            raise DumpError(f"{self.name}: the values of {tensor.name} cannot be read: {error}") from None
 
     def with_proto(self, proto: onnx.ModelProto) -> OnnxModel:
         """Another model with the same external data."""
@@ -100,32 +91,13 @@ class OnnxModel:
         return self.with_proto(proto)
 
 
-class _Initializers(Mapping[str, "np.ndarray"]):
-    def __init__(self, model: OnnxModel) -> None:
-        self._model = model
-        self._by_name = {item.name: item for item in model.proto.graph.initializer}
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_name)
-
-    def __len__(self) -> int:
-        return len(self._by_name)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return _value_of(self._by_name[name], self._model)
-
-
 def is_external(tensor: onnx.TensorProto) -> bool:
     """Whether a tensor's values are in another file."""
     return bool(tensor.data_location == tensor.EXTERNAL)
 
 
 def load_model(path: str | os.PathLike[str], name: str | None = None) -> OnnxModel:
-    """A model from a file.
-
-    Args:
-        path: ``model.onnx``; more than 2 GB of weights are in files beside it.
-        name: for messages and tables; the path by default.
+    """A model from a file, with a name for messages and tables, by default the path.
 
     Raises:
         DumpError: the file is not there, no model, or damaged; or one with its weights is.
@@ -194,7 +166,7 @@ def _damage(proto: onnx.ModelProto, folder: Path) -> str:
         return f"nothing computes its output {unknown[0]}"
     for tensor in filter(is_external, _tensors(proto)):
         try:
-            file, _, end = _place(tensor, folder)
+            file, end = _place(tensor, folder)
             size = file.stat().st_size
         except OSError as error:
             return f"the values of {tensor.name} cannot be read from {error.filename}: {error.strerror}"
@@ -226,35 +198,23 @@ def _texts(node: onnx.NodeProto) -> Iterator[object]:
         yield from (item.key, item.value)
 
 
-def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
-    """The file with a tensor's values, and where they begin and end in it.
+def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int]:
+    """The file with a tensor's values, and where they end in it.
 
     Raises:
         ValueError: it is outside the folder, or the place is no number.
     """
-    import onnx
+    import onnx_ir as ir
 
     where = {entry.key: entry.value for entry in tensor.external_data}
     path = (folder / where.get("location", "")).resolve()
     if not path.is_relative_to(folder.resolve()):
         raise ValueError(f"they are outside the model's folder, in {path}")
     start = int(where.get("offset", "0"))
-    bits = 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    bits = next((size for name, size in _PACKED.items() if _dtype_name(tensor).endswith(name)), bits)
-    length = (math.prod(tensor.dims) * bits + 7) // 8
+    length = (math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth + 7) // 8
     if start < 0 or length < 0:
         raise ValueError("their place or size is negative")
-    return path, start, start + length
-
-
-_PACKED = {"FLOAT4E2M1": 4, "UINT4": 4, "INT4": 4, "UINT2": 2, "INT2": 2}
-"""Bits of an element, where a byte holds several."""
-
-
-def _dtype_name(tensor: onnx.TensorProto) -> str:
-    import onnx
-
-    return str(onnx.TensorProto.DataType.Name(tensor.data_type))
+    return path, start + length
 
 
 def _input_type(item: onnx.ValueInfoProto) -> InputType:
@@ -267,14 +227,9 @@ def _input_type(item: onnx.ValueInfoProto) -> InputType:
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
     shape: Sizes | None = None
     if tensor.HasField("shape"):
-        shape = tuple(_size(dimension) for dimension in tensor.shape.dim)
+        sizes = tensor.shape.dim
+        shape = tuple(size.dim_value if size.HasField("dim_value") else size.dim_param or None for size in sizes)
     return InputType(item.name, dtype, shape, f"{type_name(dtype)} {shape_text(shape)}")
-
-
-def _size(dimension: onnx.TensorShapeProto.Dimension) -> int | str | None:
-    if dimension.HasField("dim_value"):
-        return int(dimension.dim_value)
-    return str(dimension.dim_param) or None
 
 
 def type_name(dtype: np.dtype) -> str:
@@ -287,24 +242,3 @@ def shape_text(shape: Sequence[int | str | None] | None) -> str:
     if shape is None:
         return "any shape"
     return "x".join("?" if size is None else str(size) for size in shape) or "scalar"
-
-
-def _value_of(tensor: onnx.TensorProto, model: OnnxModel) -> np.ndarray:
-    """The values of an initializer; those of another file as a view of that file."""
-    import onnx
-
-    if not is_external(tensor):
-        return onnx.numpy_helper.to_array(tensor)
-    import numpy as np
-
-    if _dtype_name(tensor).endswith(tuple(_PACKED)):
-        return onnx.numpy_helper.to_array(tensor, base_dir=str(model.folder))
-    dtype, shape = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type), tuple(tensor.dims)
-    try:
-        path, start, end = _place(tensor, model.folder)
-        if start == end:
-            return np.empty(shape, dtype)
-        mapped = np.memmap(path, np.uint8, "r", start, (end - start,))
-    except (OSError, ValueError) as error:
-        raise DumpError(f"{model.name}: the values of {tensor.name} cannot be read: {error}") from None
-    return np.asarray(mapped).view(dtype).reshape(shape)

@@ -15,6 +15,7 @@ the range of each value, so all nodes are looked at, also those that PyTorch ran
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,101 +28,58 @@ _SIDES = ("eager", "onnx")
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """What a node read.
+    """What a node read."""
 
-    Attributes:
-        name: of the value.
-        extent: its range, and how many elements are NaN or infinite: ``{"smallest", "largest", "nan", "infinite"}``;
-            ``None`` if it has no floating-point elements.
-    """
-
-    name: str
-    extent: Mapping[str, Any] | None
+    name: str  # of the value
+    extent: Mapping[str, Any] | None  # ``smallest``, ``largest``, ``nan``, ``infinite``; ``None`` if it is no float
 
 
 @dataclasses.dataclass(frozen=True)
 class Birth:
-    """A node whose result has NaN or infinities that its inputs do not have.
+    """A node whose result has NaN or infinities that its inputs do not have."""
 
-    Attributes:
-        node: the value, ``name__i`` for one of several results.
-        kind: ``NaN`` or ``infinity``.
-        operator: the ATen operator.
-        module: the path of the ``nn.Module``.
-        source: the user's line.
-        region: that computes it; ``None`` for PyTorch.
-        dtype, shape: of the value.
-        elements: how many elements it has.
-        eager, onnx: how many of them are NaN or infinite in eager and on ONNX Runtime; ``None`` where that is not
-            known.
-        only_in_session: whether ONNX Runtime has it in the session that ran, and not with its values exposed, where
-            nothing is fused across them.
-        why: what usually makes it, in words, or ``""``.
-        inputs: what the node read.
-        examples: elements that are NaN or infinite, with the elements of the inputs they were made of.
-        reaches: the results of the graph that it is in.
-        ends_at: the first nodes that read it and have no NaN or infinity: name, operator and line.
-    """
-
-    node: str
-    kind: str
-    operator: str
+    node: str  # the value, ``name__i`` for one of several results
+    kind: str  # ``NaN`` or ``infinity``
+    operator: str  # operator, module, source: the ATen operator, the path of the ``nn.Module``, and the user's line
     module: str
     source: str
-    region: int | None
-    dtype: str
+    region: int | None  # that computes it; ``None`` for PyTorch
+    dtype: str  # dtype, shape, elements: of the value
     shape: Sequence[int]
     elements: int
+    # eager, onnx: how many elements are NaN or infinite in eager and on ONNX Runtime; ``None`` where that is unknown
     eager: int | None
     onnx: int | None
+    side: str  # who has it: ``both``, ``eager`` or ``onnx``
+    # whether ONNX Runtime has it in the session that ran, and not with its values exposed, where nothing is fused
+    # across them
     only_in_session: bool
-    why: str
-    inputs: Sequence[Input]
+    why: str  # the usual reason, or ``""``
+    inputs: Sequence[Input]  # what the node read
+    # elements that are NaN or infinite, with the elements of the inputs they were made of
     examples: Sequence[Mapping[str, Any]]
-    reaches: Sequence[str]
+    reaches: Sequence[str]  # the results of the graph that it is in
+    # the first nodes that read it and have no NaN or infinity: name, operator and line
     ends_at: Sequence[tuple[str, str, str]]
-
-    @property
-    def side(self) -> str:
-        """Who has it: ``both``, ``eager`` or ``onnx``."""
-        if not self.onnx:
-            return "eager"
-        return "both" if self.eager else "onnx"
 
 
 @dataclasses.dataclass(frozen=True)
 class Nonfinite:
-    """All that is NaN or infinite in the compared run of a graph.
+    """All that is NaN or infinite in the compared run of a graph, in execution order."""
 
-    Attributes:
-        births: in execution order.
-        meant: the same, of nodes with an infinite number among their arguments, such as masks, and of memory that
-            nothing was written into.
-        given: the names of inputs and constants of the graph that have NaN or infinities.
-        values: how many values were looked at.
-    """
-
-    births: Sequence[Birth]
+    births: Sequence[Birth]  # the nodes that make it
+    # those with an infinite number among their arguments, such as masks, and memory that was not written
     meant: Sequence[Birth]
-    given: Sequence[str]
-    values: int
+    given: Sequence[str]  # the names of inputs and constants of the graph that have NaN or infinities
+    values: int  # how many values were looked at
 
     def as_json(self) -> dict[str, object]:
         """For ``--json`` and a report."""
-        return {
-            "births": [{**dataclasses.asdict(birth), "side": birth.side} for birth in self.births],
-            "meant": [{**dataclasses.asdict(birth), "side": birth.side} for birth in self.meant],
-            "given": list(self.given),
-            "values": self.values,
-        }
+        return dataclasses.asdict(self)
 
 
 def find_nonfinite(graph: DumpedGraph) -> Nonfinite:
-    """Where NaN and infinities come from in the compared run of a graph.
-
-    Raises:
-        DumpError: no run was compared, or the table is damaged.
-    """
+    """Where NaN and infinities come from in a compared run; ``DumpError`` if none was compared, or it is damaged."""
     births: list[Birth] = []
     meant: list[Birth] = []
     rows = {row["name"]: row for row in graph.rows()}
@@ -142,10 +100,8 @@ def find_nonfinite(graph: DumpedGraph) -> Nonfinite:
 
 def _extent(row: Mapping[str, Any], side: str) -> Mapping[str, Any] | None:
     """A value's range on a side; ONNX Runtime's as it ran, where that is known, else with values exposed."""
-    if side == "eager":
-        found: Mapping[str, Any] | None = row["eager_extent"]
-        return found
-    return row["session_extent"] or row["onnx_extent"]
+    found: Mapping[str, Any] | None = row["eager_extent"]
+    return found if side == "eager" else row["session_extent"] or row["onnx_extent"]
 
 
 def _count(row: Mapping[str, Any], side: str, key: str) -> int | None:
@@ -157,10 +113,7 @@ def _is_born(rows: Mapping[str, Any], row: Mapping[str, Any], side: str, key: st
     """Whether a value has on a side what none of its inputs has there; eager's of inputs that are not known there."""
     if not _count(row, side, key):
         return False
-    for name in row["inputs"]:
-        read = rows.get(name)
-        if read is None:
-            continue
+    for read in (rows[name] for name in row["inputs"] if name in rows):
         count = _count(read, side, key)
         if count or (count is None and _count(read, "eager", key)):
             return False
@@ -169,26 +122,19 @@ def _is_born(rows: Mapping[str, Any], row: Mapping[str, Any], side: str, key: st
 
 def _birth(rows: Mapping[str, Any], row: Mapping[str, Any], key: str) -> Birth:
     inputs = [Input(name, _extent(rows[name], "eager")) for name in row["inputs"] if name in rows]
-    exposed = row["onnx_extent"]
-    reaches, ends_at = _follow(rows, row["name"], key)
-    elements = 1
-    for size in row["shape"]:
-        elements *= size
-    wanted = (lambda value: value == "nan") if key == "nan" else (lambda value: value in ("inf", "-inf"))
-    examples = [element for element in row["nonfinite_elements"] if wanted(element["value"])]
+    eager, onnx, exposed = _count(row, "eager", key), _count(row, "onnx", key), row["onnx_extent"]
+    reaches, ends_at = _follow(rows, row["name"])
+    wanted = ("nan",) if key == "nan" else ("inf", "-inf")
+    examples = [element for element in row["nonfinite_elements"] if element["value"] in wanted]
     return Birth(
         node=row["name"],
         kind=KINDS[key],
-        operator=row["operator"],
-        module=row["module"],
-        source=row["source"],
-        region=row["region"],
-        dtype=row["dtype"],
-        shape=row["shape"],
-        elements=elements,
-        eager=_count(row, "eager", key),
-        onnx=_count(row, "onnx", key),
-        only_in_session=bool(_count(row, "onnx", key)) and exposed is not None and not exposed[key],
+        **{name: row[name] for name in ("operator", "module", "source", "region", "dtype", "shape")},
+        elements=math.prod(row["shape"]),
+        eager=eager,
+        onnx=onnx,
+        side="both" if eager and onnx else "onnx" if onnx else "eager",
+        only_in_session=bool(onnx) and exposed is not None and not exposed[key],
         why=_why(row, key, inputs, examples),
         inputs=inputs,
         examples=examples,
@@ -197,7 +143,7 @@ def _birth(rows: Mapping[str, Any], row: Mapping[str, Any], key: str) -> Birth:
     )
 
 
-def _follow(rows: Mapping[str, Any], name: str, key: str) -> tuple[list[str], list[tuple[str, str, str]]]:
+def _follow(rows: Mapping[str, Any], name: str) -> tuple[list[str], list[tuple[str, str, str]]]:
     """The results of the graph that a NaN or infinity gets into, and the nodes where it ends."""
     has = {name}
     reaches, ends_at = [], []
@@ -232,49 +178,27 @@ def _why(row: Mapping[str, Any], key: str, inputs: Sequence[Input], examples: Se
         smallest, largest = min(read), max(read)
     if smallest is None or largest is None:
         return ""
-    for names, explain in _REASONS:
-        if name in names:
-            said = explain(key, smallest, largest)
-            if said:
-                return said
+    for names, made, is_reason, said in _REASONS:
+        if name in names and made == key and is_reason(smallest, largest):
+            return said
     if key == "infinite" and row["dtype"] in _LARGEST:
         return f"too large for {row['dtype']}, whose largest number is {_LARGEST[row['dtype']]:g}"
     return ""
 
 
-def _of_logarithm(key: str, smallest: float, largest: float) -> str:
-    if key == "nan":
-        return "the logarithm of a negative number is NaN" if smallest < 0 else ""
-    return "the logarithm of 0 is -infinity" if smallest <= 0 else ""
+_LOGARITHMS = ("log", "log2", "log10", "log1p", "xlogy")
+_QUOTIENTS = ("div", "reciprocal", "remainder", "fmod")
+_ROOTS = ("sqrt", "rsqrt")
 
-
-def _of_quotient(key: str, smallest: float, largest: float) -> str:
-    if not smallest <= 0 <= largest:
-        return ""
-    return "0 divided by 0 is NaN" if key == "nan" else "a number divided by 0 is infinite"
-
-
-def _of_root(key: str, smallest: float, largest: float) -> str:
-    if key == "nan":
-        return "the square root of a negative number is NaN" if smallest < 0 else ""
-    return "1 divided by the square root of 0 is infinite" if smallest <= 0 else ""
-
-
-def _of_power(key: str, smallest: float, largest: float) -> str:
-    if key == "nan":
-        return "a power of a negative number whose exponent is no integer is NaN" if smallest < 0 else ""
-    return "0 to a negative power is infinite" if smallest <= 0 <= largest else ""
-
-
-def _of_inverse(key: str, smallest: float, largest: float) -> str:
-    return "beyond 1 and -1 it is NaN" if key == "nan" and (smallest < -1 or largest > 1) else ""
-
-
-_REASONS: Sequence[tuple[tuple[str, ...], Callable[[str, float, float], str]]] = (
-    (("log", "log2", "log10", "log1p", "xlogy"), _of_logarithm),
-    (("div", "reciprocal", "remainder", "fmod"), _of_quotient),
-    (("sqrt", "rsqrt"), _of_root),
-    (("pow",), _of_power),
-    (("acos", "asin", "atanh"), _of_inverse),
+_REASONS: Sequence[tuple[Sequence[str], str, Callable[[float, float], bool], str]] = (
+    (_LOGARITHMS, "nan", lambda low, high: low < 0, "the logarithm of a negative number is NaN"),
+    (_LOGARITHMS, "infinite", lambda low, high: low <= 0, "the logarithm of 0 is -infinity"),
+    (_QUOTIENTS, "nan", lambda low, high: low <= 0 <= high, "0 divided by 0 is NaN"),
+    (_QUOTIENTS, "infinite", lambda low, high: low <= 0 <= high, "a number divided by 0 is infinite"),
+    (_ROOTS, "nan", lambda low, high: low < 0, "the square root of a negative number is NaN"),
+    (_ROOTS, "infinite", lambda low, high: low <= 0, "1 divided by the square root of 0 is infinite"),
+    (("pow",), "nan", lambda low, high: low < 0, "a negative number to a power that is no integer is NaN"),
+    (("pow",), "infinite", lambda low, high: low <= 0 <= high, "0 to a negative power is infinite"),
+    (("acos", "asin", "atanh"), "nan", lambda low, high: low < -1 or high > 1, "beyond 1 and -1 it is NaN"),
 )
-"""By operator: why its result is NaN or infinite, from the smallest and the largest element of its inputs."""
+"""Operators, and why they make NaN or infinities of inputs whose smallest and largest element are such."""

@@ -19,96 +19,60 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import os
+import statistics
 import tempfile
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx_ir as ir
 
 from .execution import region_settings, session_of_region
-from .models import load_model
+from .models import load_ir, load_model
 from .reading import DumpedGraph, DumpedRegion
 
-if TYPE_CHECKING:
-    import onnx
+NOT_ATTRIBUTED = ""  # the module of time that no FX node is known for
 
-NOT_ATTRIBUTED = ""
-"""The module of time that no FX node is known for."""
+WHOLE_MODEL = "(the model)"  # what is in no module but the outermost
 
-WHOLE_MODEL = "(the model)"
-"""What is in no module but the outermost."""
-
-_KERNEL = "_kernel_time"
-"""What ONNX Runtime adds to a node's name in its profile."""
+_KERNEL = "_kernel_time"  # what ONNX Runtime adds to a node's name in its profile
 
 
 @dataclasses.dataclass(frozen=True)
 class OperatorTime:
-    """A node of the session that runs.
+    """A node of the session that runs."""
 
-    Attributes:
-        node: its name in ONNX Runtime.
-        operator: its operator, with the domain unless that is ONNX's own: ``com.microsoft.FusedMatMul``.
-        provider: the execution provider that runs it.
-        milliseconds: of one run.
-        share: of the time of all nodes of the graph, from 0 to 1.
-        fx_nodes: the FX nodes it stands for, in their order; empty if that is not known.
-        aten_operators: theirs, each once.
-        modules: the paths of the ``nn.Module`` they are in, each once; ``""`` is the model itself.
-        sources: the user's lines, each once.
-    """
-
-    node: str
-    operator: str
-    provider: str
-    milliseconds: float
-    share: float
-    fx_nodes: tuple[str, ...]
-    aten_operators: tuple[str, ...]
-    modules: tuple[str, ...]
-    sources: tuple[str, ...]
-
-    @property
-    def module(self) -> str:
-        """The innermost module that all of it is in; ``""`` is the model itself."""
-        return _common_module(self.modules)
-
-    def as_json(self) -> dict[str, object]:
-        """For a report and ``--json``."""
-        return {**dataclasses.asdict(self), "module": self.module}
+    node: str  # its name in ONNX Runtime
+    operator: str  # its operator, with the domain unless that is ONNX's own: ``com.microsoft.FusedMatMul``
+    provider: str  # the execution provider that runs it
+    milliseconds: float  # of one run
+    share: float  # of the time of all nodes of the graph, from 0 to 1
+    fx_nodes: tuple[str, ...]  # the FX nodes it stands for, in their order; empty if that is not known
+    aten_operators: tuple[str, ...]  # theirs, each once
+    modules: tuple[str, ...]  # the paths of the ``nn.Module`` they are in, each once; ``""`` is the model itself
+    sources: tuple[str, ...]  # the user's lines, each once
+    module: str  # the innermost module that all of it is in; ``""`` is the model itself
 
 
 @dataclasses.dataclass(frozen=True)
 class RegionTimes:
-    """The times of one region.
+    """The times of one region."""
 
-    Attributes:
-        region: its number.
-        threads: of the session.
-        runs: how often it ran.
-        milliseconds: one run of the session, with what the runtime does between nodes.
-        rows: its nodes, in the order they run.
-    """
-
-    region: int
-    threads: int
-    runs: int
-    milliseconds: float
-    rows: Sequence[OperatorTime]
+    region: int  # its number
+    threads: int  # of the session
+    runs: int  # how often it ran
+    milliseconds: float  # one run of the session, with what the runtime does between nodes
+    rows: Sequence[OperatorTime]  # its nodes, in the order they run
 
     def as_json(self) -> dict[str, object]:
         """For a report and ``--json``."""
-        return {**dataclasses.asdict(self), "rows": [row.as_json() for row in self.rows]}
+        return dataclasses.asdict(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupTime:
-    """The time of all nodes with the same operator, or in the same module.
-
-    Attributes:
-        name: the operator or module.
-        nodes: how many.
-        milliseconds, share: as in ``OperatorTime``.
-    """
+    """The time of all nodes (``nodes`` says how many) with the same operator, or in the same module (``name``)."""
 
     name: str
     nodes: int
@@ -122,10 +86,7 @@ def operator_times(graph: DumpedGraph, *, runs: int = 20, threads: int | None = 
     A time is the mean of the middle half of the runs. ONNX Runtime measures whole microseconds, and measuring costs
     about one itself: many small nodes seem slower than they are. What PyTorch runs is not measured.
 
-    Args:
-        graph: the graph.
-        runs: how often each region runs, after a first run that does not count.
-        threads: another number than in the dumped run.
+    Each region runs so often, after a first run that does not count; with the threads of the dumped run by default.
 
     Raises:
         DumpError: nothing was recorded, or the session cannot be made or run.
@@ -133,14 +94,14 @@ def operator_times(graph: DumpedGraph, *, runs: int = 20, threads: int | None = 
     """
     if runs < 1:
         raise ValueError(f"runs={runs}: at least one run is measured")
-    measured = [_measure(region, runs, threads) for region in graph.regions]
-    everything = sum(node.milliseconds for item in measured for node in item.nodes)
-    found = []
-    for item in measured:
-        attribution = _Attribution(item.region, item.graph)
-        rows = [_row(node, attribution, everything) for node in item.nodes]
-        found.append(RegionTimes(item.region.index, item.threads, runs, item.milliseconds, rows))
-    return found
+    found = [_times_of(region, runs, threads) for region in graph.regions]
+    everything = sum(row.milliseconds for item in found for row in item.rows) or 1.0
+    return [
+        dataclasses.replace(
+            item, rows=[dataclasses.replace(row, share=row.milliseconds / everything) for row in item.rows]
+        )
+        for item in found
+    ]
 
 
 def by_operator(times: Iterable[RegionTimes]) -> list[GroupTime]:
@@ -169,189 +130,119 @@ def _grouped(times: Iterable[RegionTimes], name_of: Callable[[OperatorTime], str
     return sorted(found, key=lambda group: -group.milliseconds)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Node:
-    """A node of the session, with the time of one run."""
-
-    proto: onnx.NodeProto
-    provider: str
-    milliseconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class _Measured:
-    """A region's profile: the graph that ran, its nodes in the order they ran, and the milliseconds of one run."""
-
-    region: DumpedRegion
-    threads: int
-    graph: onnx.GraphProto
-    nodes: Sequence[_Node]
-    milliseconds: float
-
-
-def _measure(region: DumpedRegion, runs: int, threads: int | None) -> _Measured:
+def _times_of(region: DumpedRegion, runs: int, threads: int | None) -> RegionTimes:
+    """The times of a region; the shares are 0."""
     settings, inputs = region_settings(region, threads), region.recorded("input")
     model = load_model(region.optimized_model)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        session = session_of_region(
-            region, model, settings=settings, inputs=inputs, write=folder, profile=folder / "profile"
-        )
+        session = session_of_region(region, model, settings, inputs, write=folder, profile=folder / "profile")
         for _ in range(runs + 1):
             session(inputs)
         events = json.loads(session.end_profiling().read_text())
-        graph = load_model(folder / "model.onnx").proto.graph
+        graph = load_ir(folder / "model.onnx").graph
+    attribution = _Attribution(region, graph)
+    rows = []
+    for node, provider, milliseconds in _timed(graph, events, runs):
+        found = attribution.of(node)
+        modules = tuple(dict.fromkeys(item.get("module", "") for item in found))
+        rows.append(
+            OperatorTime(
+                node=node.name,
+                operator=f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type,
+                provider=provider,
+                milliseconds=milliseconds,
+                share=0.0,
+                fx_nodes=tuple(dict.fromkeys(item["fx_node"] for item in found)),
+                aten_operators=tuple(dict.fromkeys(item.get("aten_op", "") for item in found)),
+                modules=modules,
+                sources=tuple(dict.fromkeys(item.get("source", "") for item in found)),
+                module=".".join(os.path.commonprefix([path.split(".") for path in modules])),
+            )
+        )
     whole = [event["dur"] for event in events if event["cat"] == "Session" and event["name"] == "model_run"]
-    return _Measured(region, settings.threads, graph, _timed(graph, events, runs), _middle(whole[1:]))
+    return RegionTimes(region.index, settings.threads, runs, _middle(whole[1:]), rows)
 
 
-def _timed(graph: onnx.GraphProto, events: Sequence[Mapping[str, Any]], runs: int) -> list[_Node]:
-    """The nodes of a graph with their times, but for the nodes of its subgraphs, which those count that have them."""
+def _timed(graph: ir.Graph, events: Sequence[Mapping[str, Any]], runs: int) -> Iterator[tuple[ir.Node, str, float]]:
+    """The nodes of a graph with their providers and times; a node's time includes that of its subgraphs."""
     nodes = collections.defaultdict(list)
-    for node in graph.node:
+    for node in graph:
         nodes[node.name].append(node)
     by_index: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for event in events:
         name = event["name"].removesuffix(_KERNEL)
         if event["cat"] == "Node" and name != event["name"] and name in nodes:
             by_index.setdefault((name, event["args"]["node_index"]), []).append(event)
-    timed = []
     for (name, _), found in by_index.items():
         # What fusions make may all have one name: there are as many nodes as there are numbers, both in order.
         if nodes[name] and len(found) == runs + 1:
             durations = [event["dur"] for event in found[1:]]
-            timed.append(_Node(nodes[name].pop(0), found[0]["args"]["provider"], _middle(durations)))
-    return timed
+            yield nodes[name].pop(0), found[0]["args"]["provider"], _middle(durations)
 
 
 def _middle(durations: Sequence[int]) -> float:
     """The mean of the middle half, in milliseconds, of microseconds."""
     ordered = sorted(durations)
-    middle = ordered[len(ordered) // 4 : len(ordered) - len(ordered) // 4]
-    return sum(middle) / len(middle) / 1000
-
-
-def _row(node: _Node, attribution: _Attribution, everything: float) -> OperatorTime:
-    found, proto = attribution.of(node.proto), node.proto
-    return OperatorTime(
-        node=proto.name,
-        operator=f"{proto.domain}.{proto.op_type}" if proto.domain not in ("", "ai.onnx") else proto.op_type,
-        provider=node.provider,
-        milliseconds=node.milliseconds,
-        share=node.milliseconds / everything if everything else 0.0,
-        fx_nodes=_each_once(item["fx_node"] for item in found),
-        aten_operators=_each_once(item.get("aten_op", "") for item in found),
-        modules=_each_once(item.get("module", "") for item in found),
-        sources=_each_once(item.get("source", "") for item in found),
-    )
+    return statistics.fmean(ordered[len(ordered) // 4 : len(ordered) - len(ordered) // 4]) / 1000
 
 
 class _Attribution:
-    """What in the dumped models each node of the session stands for.
+    """What in the dumped models of a region, which have the metadata, each node of the session's graph stands for."""
 
-    Args:
-        region: whose models have the metadata.
-        session: the graph that runs.
-    """
+    def __init__(self, region: DumpedRegion, session: ir.Graph) -> None:
+        self._exported, self._optimized = (
+            _makers(load_ir(path).graph) for path in (region.model, region.optimized_model)
+        )
+        self._results_of: dict[str, list[str]] = {}  # for each FX node, in order, the values that are made for it
+        for name, node in self._exported.items():
+            self._results_of.setdefault(node.metadata_props.get("fx_node", ""), []).append(name)
+        self._computed = set(_makers(session))
+        self._stops = self._computed.union(*map(self._exported_names, self._computed))
 
-    def __init__(self, region: DumpedRegion, session: onnx.GraphProto) -> None:
-        self._exported = _Known(load_model(region.model).proto.graph)
-        self._optimized = _Known(load_model(region.optimized_model).proto.graph)
-        computed = {name for node in session.node for name in node.output if name}
-        self._results: dict[str, set[str]] = {}
-        self._readers = collections.defaultdict(list)
-        for node in session.node:
-            for name in node.output:
-                self._results[name] = self._exported_names(name, computed)
-            for name in node.input:
-                self._readers[name].append(node)
-        self._stops = computed.union(*self._results.values())
-
-    def of(self, node: onnx.NodeProto) -> list[Mapping[str, str]]:
-        """The metadata of what a node stands for, in the order of the FX graph."""
-        seen = {id(node)}
-        nodes = [node]
+    def of(self, node: ir.Node) -> list[Mapping[str, str]]:
+        """The metadata of what a node stands for, each FX node once, in the order of the FX graph."""
+        seen, nodes = {node}, [node]
         while nodes:
-            found = [item for current in nodes for item in self._between(current)]
+            found = {item["fx_node"]: item for current in nodes for item in self._between(current)}
             if found:
-                return self._in_order(found)
-            nodes = [reader for current in nodes for name in current.output for reader in self._readers[name]]
-            nodes = [reader for reader in nodes if id(reader) not in seen]
-            seen.update(map(id, nodes))
+                order = {name: i for i, name in enumerate(self._results_of)}
+                return sorted(found.values(), key=lambda item: order.get(item["fx_node"], len(order)))
+            nodes = [reader for current in nodes for reader in current.successors() if reader not in seen]
+            seen.update(nodes)
         return []
 
-    def _exported_names(self, result: str, computed: Container[str]) -> set[str]:
+    def _exported_names(self, result: str) -> set[str]:
         """The values of ``model.onnx`` that a result of the session is, or is a part of."""
-        if result in self._exported.producers:
+        if result in self._exported:
             return {result}
-        node = self._optimized.metadata(result).get("fx_node", "")
-        return {name for name in self._exported.results_of.get(node, ()) if name not in computed}
+        node = _fx_node(self._optimized.get(result))
+        return {name for name in self._results_of.get(node, ()) if name not in self._computed}
 
-    def _between(self, node: onnx.NodeProto) -> list[Mapping[str, str]]:
+    def _between(self, node: ir.Node) -> list[Mapping[str, str]]:
         """The metadata of all that lies between a node's results and what other nodes compute."""
-        own = {name for name in node.output if name}
-        exported = set().union(*(self._results[name] for name in own))
-        return [
-            *self._exported.between(exported, self._stops),
-            *self._optimized.between(own, self._stops),
-        ]
-
-    def _in_order(self, found: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-        """As ``model.onnx`` has them; each FX node once."""
-        unique = {item["fx_node"]: item for item in found}
-        order = {name: i for i, name in enumerate(self._exported.results_of)}
-        return sorted(unique.values(), key=lambda item: order.get(item["fx_node"], len(order)))
-
-
-class _Known:
-    """The nodes of a dumped model, with their metadata, by the names of their results.
-
-    Attributes:
-        producers: the node of each value.
-        results_of: for each FX node, in order, the values that are made for it.
-    """
-
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self.producers = {name: node for node in graph.node for name in node.output if name}
-        self._metadata = {
-            name: {item.key: item.value for item in node.metadata_props} for name, node in self.producers.items()
-        }
-        self.results_of: dict[str, list[str]] = {}
-        for name, metadata in self._metadata.items():
-            self.results_of.setdefault(metadata.get("fx_node", ""), []).append(name)
-
-    def metadata(self, result: str) -> Mapping[str, str]:
-        """That of the node which computes a value; none of a constant, which several FX nodes may share."""
-        node = self.producers.get(result)
-        return {} if node is None or node.op_type == "Constant" else self._metadata[result]
-
-    def between(self, results: Collection[str], stops: Container[str]) -> list[Mapping[str, str]]:
-        """The metadata of the nodes that lead to results, not beyond the values ``stops``."""
+        own = {value.name for value in node.outputs if value.name}
+        exported = set().union(*map(self._exported_names, own))
         found = []
-        names, seen = list(results), set(results)
-        while names:
-            name = names.pop()
-            metadata = self.metadata(name)
-            if "fx_node" in metadata:
-                found.append(metadata)
-            read = self.producers[name].input if name in self.producers else ()
-            new = {name for name in read if name and name not in stops} - seen
-            seen |= new
-            names.extend(new)
+        for makers, results in ((self._exported, exported), (self._optimized, own)):
+            names, seen = list(results), set(results)
+            while names:
+                maker = makers.get(names.pop())
+                if maker is None:
+                    continue
+                if _fx_node(maker):
+                    found.append(maker.metadata_props)
+                new = {value.name for value in maker.inputs if value is not None} - self._stops - seen
+                seen |= new
+                names.extend(new)
         return found
 
 
-def _each_once(texts: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(texts))
+def _makers(graph: ir.Graph) -> dict[str, ir.Node]:
+    """The node that computes each value."""
+    return {value.name: node for node in graph for value in node.outputs if value.name}
 
 
-def _common_module(paths: Sequence[str]) -> str:
-    if not paths:
-        return ""
-    parts = [path.split(".") for path in paths]
-    common = []
-    for names in zip(*parts, strict=False):
-        if len(set(names)) > 1:
-            break
-        common.append(names[0])
-    return ".".join(common)
+def _fx_node(node: ir.Node | None) -> str:
+    """The FX node of an ONNX node; ``""`` for a constant, which several FX nodes may share."""
+    return "" if node is None or node.op_type == "Constant" else node.metadata_props.get("fx_node", "")

@@ -18,34 +18,26 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .differences import Difference, distance
+import numpy as np
+import onnx_ir as ir
+
+from .differences import NOTHING, Difference, distance
 from .execution import region_settings, session_of_region
+from .failing import smallest
 from .models import OnnxModel, load_ir
 from .reading import DumpedGraph, DumpedRegion, DumpError
-from .reducing import smallest
+from .widening import is_low, widened
 
-if TYPE_CHECKING:
-    import numpy as np
-    import onnx_ir as ir
+_JUDGED = ("float16", "bfloat16", "float32")  # the dtypes of results that are judged
 
-_LOW = ("float16", "bfloat16")
-
-MOST_SESSIONS = 500
-"""Choices that are tried for a region at most."""
+MOST_SESSIONS = 500  # choices that are tried for a region at most
 
 
 @dataclasses.dataclass(frozen=True)
 class WideNode:
-    """A node that must compute in float32.
-
-    Attributes:
-        fx_node: its name.
-        operator: the ATen operator.
-        module: the path of its ``nn.Module``.
-        source: the user's line.
-    """
+    """A node that must compute in float32: its ATen operator, the path of its ``nn.Module`` and the user's line."""
 
     fx_node: str
     operator: str
@@ -55,13 +47,9 @@ class WideNode:
 
 @dataclasses.dataclass(frozen=True)
 class ResultError:
-    """How far a result of a region is from float64.
+    """How far a result of a region is from float64: the largest absolute error, and the largest that is allowed.
 
-    Attributes:
-        name: of the result.
-        dtype: its dtype.
-        error: the largest absolute error; infinite if elements are NaN or infinite that are not in float64.
-        allowed: the largest that the rule allows.
+    The error is infinite if elements are NaN or infinite that are not in float64.
     """
 
     name: str
@@ -76,38 +64,26 @@ class ResultError:
 
 @dataclasses.dataclass(frozen=True)
 class RegionPrecision:
-    """What was found of a region.
+    """What was found of a region."""
 
-    Attributes:
-        region: its number.
-        outcome: ``not low``: nothing of it is in low precision; ``ok``: its results are right as they are, or the
-            verdict of the graph, which knows more, is ``ok``; ``found``;
-            ``not precision``: not even with all nodes in float32 are they right; ``unfinished``: the set suffices, but
-            after ``MOST_SESSIONS`` choices it may not be the smallest.
-        nodes: those that must be in float32, in execution order.
-        candidates: how many nodes are in low precision.
-        tried: how many choices ran.
-        reference: what the results were compared with: ``float64``, or in words what was in float32, for want of a
-            kernel.
-        before, after: the errors of the results as they ran, and with the set in float32.
-    """
-
-    region: int
+    region: int  # its number
+    # ``not low``: nothing of it is in low precision; ``ok``: its results are right as they are, or the verdict of the
+    # graph, which knows more, is ``ok``; ``found``; ``not precision``: not even with all nodes in float32 are they
+    # right; ``unfinished``: the set suffices, but after ``MOST_SESSIONS`` choices it may not be the smallest
     outcome: str
-    nodes: Sequence[WideNode] = ()
-    candidates: int = 0
-    tried: int = 0
+    nodes: Sequence[WideNode] = ()  # those that must be in float32, in execution order
+    candidates: int = 0  # how many nodes are in low precision
+    tried: int = 0  # how many choices ran
+    # what the results were compared with: ``float64``, or in words what was in float32, for want of a kernel
     reference: str = ""
+    # before, after: the errors of the results as they ran, and with the set in float32
     before: Sequence[ResultError] = ()
     after: Sequence[ResultError] = ()
 
     def as_json(self) -> dict[str, object]:
         """JSON has no infinity: such an error becomes ``null``."""
-        return {
-            **dataclasses.asdict(self),
-            "before": [_error_as_json(item) for item in self.before],
-            "after": [_error_as_json(item) for item in self.after],
-        }
+        errors = {name: [_error_as_json(item) for item in getattr(self, name)] for name in ("before", "after")}
+        return {**dataclasses.asdict(self), **errors}
 
 
 def find_precision(
@@ -115,11 +91,8 @@ def find_precision(
 ) -> list[RegionPrecision]:
     """The nodes of each region that must compute in float32.
 
-    Args:
-        graph: the graph.
-        strict: whether results must be as near to float64 as rounding alone allows; otherwise eager's own error, with
-            its factor, excuses theirs, as in the verdict.
-        progress: is told what is tried.
+    ``strict``: results must be as near to float64 as rounding alone allows; otherwise eager's own error, with its
+    factor, excuses theirs, as in the verdict.
 
     Raises:
         DumpError: no run was compared, nothing was recorded, or the model cannot be run.
@@ -128,55 +101,44 @@ def find_precision(
     return [_Region(graph, region, rows, strict, progress).find() for region in graph.regions]
 
 
+@dataclasses.dataclass
 class _Region:
     """The search in one region."""
 
-    def __init__(
-        self,
-        graph: DumpedGraph,
-        region: DumpedRegion,
-        rows: Mapping[str, Mapping[str, Any]],
-        strict: bool,
-        progress: Callable[[str], None],
-    ) -> None:
-        self._region = region
-        self._rows = rows
-        self._strict = strict
-        self._progress = progress
-        self._model = load_ir(region.optimized_model)
-        self._is_ok = graph.verdict == "ok"
-        self._inputs = region.recorded("input")
+    graph: DumpedGraph
+    region: DumpedRegion
+    rows: Mapping[str, Mapping[str, Any]]
+    strict: bool
+    progress: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._model = load_ir(self.region.optimized_model)
+        self._inputs = self.region.recorded("input")
         self._tried = 0
         self._exact: Mapping[str, np.ndarray] = {}
 
     def find(self) -> RegionPrecision:
-        index, candidates = self._region.index, self._candidates()
-        if not candidates:
-            return RegionPrecision(index, "not low")
+        names = self._candidates()
+        if not names:
+            return RegionPrecision(self.region.index, "not low")
         self._exact, reference = self._reference()
         before = self._errors([])
-        common = {"candidates": len(candidates), "reference": reference, "before": before}
-        if all(item.is_right for item in before) or (self._is_ok and not self._strict):
-            return RegionPrecision(index, "ok", tried=self._tried, after=before, **common)  # type: ignore[arg-type]
-        everything = self._errors(candidates)
-        if not all(item.is_right for item in everything):
-            return RegionPrecision(
-                index,
-                "not precision",
-                tried=self._tried,
-                after=everything,
-                **common,  # type: ignore[arg-type]
-            )
-        found = self._smallest(candidates)
-        outcome = "found" if self._tried < MOST_SESSIONS else "unfinished"
+        after = before
+        found: list[str] = []
+        if (self.graph.verdict == "ok" and not self.strict) or _are_right(before):
+            outcome = "ok"
+        else:
+            after = self._errors(names)
+            outcome = "not precision"
+            if _are_right(after):
+                found = smallest(names, lambda some: self._tried < MOST_SESSIONS and self._suffices(some))
+                outcome = "found" if self._tried < MOST_SESSIONS else "unfinished"
+                after = self._errors(found)
         nodes = [self._described(name) for name in found]
-        after = self._errors(found)
-        return RegionPrecision(index, outcome, nodes, tried=self._tried, after=after, **common)  # type: ignore[arg-type]
+        return RegionPrecision(self.region.index, outcome, nodes, len(names), self._tried, reference, before, after)
 
     def _candidates(self) -> list[str]:
         """The FX nodes with ONNX nodes that read or return low precision, in execution order."""
-        from .widening import is_low
-
         low = [
             _fx_node(node)
             for node in self._model.graph
@@ -186,14 +148,15 @@ class _Region:
 
     def _reference(self) -> tuple[dict[str, np.ndarray], str]:
         """The results in float64; where ONNX Runtime has no kernel for that, in part or altogether in float32."""
-        import onnx_ir as ir
-
-        from .widening import widened
-
-        single = widened(self._model, _is_single, ir.DataType.FLOAT)
+        single = widened(self._model, lambda node: node.op_type in _SINGLE, ir.DataType.FLOAT)
         attempts = (
             (self._model, ir.DataType.DOUBLE, lambda node: True, "float64"),
-            (single, ir.DataType.DOUBLE, lambda node: not _is_single(node), "float64, some operators in float32"),
+            (
+                single,
+                ir.DataType.DOUBLE,
+                lambda node: node.op_type not in _SINGLE,
+                "float64, some operators in float32",
+            ),
             (self._model, ir.DataType.FLOAT, lambda node: True, "float32"),
         )
         for model, dtype, is_chosen, name in attempts:
@@ -204,57 +167,42 @@ class _Region:
         raise refused
 
     def _results(self, model: ir.Model, *, optimize: bool = True) -> dict[str, Any]:
-        import onnx_ir as ir
-
-        content = OnnxModel(ir.to_proto(model), self._region.folder, str(self._region.folder))
-        settings = region_settings(self._region)
+        content = OnnxModel(ir.to_proto(model), self.region.folder, str(self.region.folder))
+        settings = region_settings(self.region)
         settings = settings if optimize else settings.unoptimized
-        return session_of_region(self._region, content, settings=settings, inputs=self._inputs)(self._inputs)
+        return session_of_region(self.region, content, settings, self._inputs)(self._inputs)
 
     def _errors(self, names: Sequence[str]) -> list[ResultError]:
         """The errors of the floating-point results with these FX nodes in float32."""
-        import onnx_ir as ir
-
-        from .widening import widened
-
         chosen = set(names)
         self._tried += 1
         results = self._results(widened(self._model, lambda node: _fx_node(node) in chosen, ir.DataType.FLOAT))
-        return [self._error(name, value) for name, value in results.items() if value.dtype.name in (*_LOW, "float32")]
+        return [self._error(name, value) for name, value in results.items() if value.dtype.name in _JUDGED]
 
     def _error(self, name: str, value: np.ndarray) -> ResultError:
-        import numpy as np
-
         found = distance(value, np.asarray(self._exact[name], np.float64))
-        eager = (self._rows.get(name) or {}).get("eager") or {}
+        eager = (self.rows.get(name) or {}).get("eager") or {}
         known = Difference(eager.get("max_abs") or 0.0, nonfinite=eager.get("nonfinite", 0))
-        known = Difference() if self._strict else known
+        known = NOTHING if self.strict else known
         error = math.inf if found.nonfinite > known.nonfinite else found.max_abs
         return ResultError(name, value.dtype.name, error, found.limit(known))
 
     def _suffices(self, names: Sequence[str]) -> bool:
-        right = all(item.is_right for item in self._errors(names))
-        self._progress(f"region_{self._region.index}: {len(names)} nodes in float32: {'right' if right else 'wrong'}")
+        right = _are_right(self._errors(names))
+        self.progress(f"region_{self.region.index}: {len(names)} nodes in float32: {'right' if right else 'wrong'}")
         return right
 
-    def _smallest(self, names: Sequence[str]) -> list[str]:
-        """No node of the result can be left out, unless there were too many sessions."""
-        return smallest(names, lambda some: self._tried < MOST_SESSIONS and self._suffices(some))
-
     def _described(self, fx_node: str) -> WideNode:
-        last = [node for node in self._model.graph if _fx_node(node) == fx_node][-1]
-        properties = last.metadata_props
-        return WideNode(
-            fx_node, properties.get("aten_op", ""), properties.get("module", ""), properties.get("source", "")
-        )
+        metadata = [node for node in self._model.graph if _fx_node(node) == fx_node][-1].metadata_props
+        return WideNode(fx_node, *(metadata.get(key, "") for key in ("aten_op", "module", "source")))
+
+
+def _are_right(errors: Sequence[ResultError]) -> bool:
+    return all(item.is_right for item in errors)
 
 
 _SINGLE = ("Erf", "Gelu", "FastGelu", "QuickGelu", "BiasGelu", "Conv", "ConvTranspose", "Resize", "GridSample")
 """Operators that ONNX Runtime's CPU provider has no float64 kernel for (1.31)."""
-
-
-def _is_single(node: ir.Node) -> bool:
-    return node.op_type in _SINGLE
 
 
 def _fx_node(node: ir.Node) -> str:

@@ -37,6 +37,7 @@ SCHEMA_VERSION = 4
 MANIFEST = "manifest.json"
 LATEST = "latest"
 DEFAULT_FOLDER = "onnx_debug"
+DATA_SET = "test_data_set_0"
 
 _REFERENCE = re.compile(r"(?:graph_)?(\d+)(?:/(inference|forward|backward))?(?:/region_(\d+))?/?")
 
@@ -47,19 +48,12 @@ class DumpError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class DumpedRegion:
-    """A region of a graph: its models, and what they were run with.
-
-    Attributes:
-        index: its number in the graph.
-        folder: where its files are.
-        entry: what the manifest says of it.
-        inherited: the same folder of the run of the process that compiled it and forked this one, or ``None``.
-    """
+    """A region of a graph: its models, and what they were run with."""
 
     index: int
     folder: Path
-    entry: Mapping[str, Any]
-    inherited: Path | None = None
+    entry: Mapping[str, Any]  # what the manifest says of it
+    inherited: Path | None = None  # its folder in the run of the process that compiled it and forked this one
 
     @property
     def model(self) -> Path:
@@ -75,9 +69,14 @@ class DumpedRegion:
     @property
     def session_model(self) -> Path:
         """What ONNX Runtime made of it; where a provider compiled it, what ONNX Runtime was given."""
-        if any(item["name"] == "session" and item["same_as"] for item in self.entry["stages"]):
-            return self.optimized_model
-        return self._file("model.session.onnx")
+        same = any(item["name"] == "session" and item["same_as"] for item in self.entry["stages"])
+        return self.optimized_model if same else self._file("model.session.onnx")
+
+    def model_of(self, stage: str) -> Path:
+        """The model of a stage: ``onnx``, ``onnx_optimized`` or ``session``."""
+        if stage == "session":
+            return self.session_model
+        return self.model if stage == "onnx" else self.optimized_model
 
     def recorded(self, kind: str) -> dict[str, np.ndarray]:
         """What the model took (``input``) or returned (``output``) in the compared run, by name, in order.
@@ -86,16 +85,17 @@ class DumpedRegion:
             DumpError: nothing was recorded, a tensor was larger than the option ``tensor_limit``, or a file is
                 damaged.
         """
-        folder = self.folder / "test_data_set_0"
-        if not folder.is_dir() and self.inherited is not None:
-            folder = self.inherited / "test_data_set_0"
+        folder = self._inherited(DATA_SET)
         found = dict(read_data_set(folder, kind))
         if not found and kind == "input" and not folder.is_dir():
             raise DumpError(f"{folder} is not there: no run of this graph was compared, so no data was recorded")
         return found
 
+    def _inherited(self, name: str) -> Path:
+        return _here_or_there(self.folder / name, self.inherited and self.inherited / name)
+
     def _file(self, name: str) -> Path:
-        path = _here_or_there(self.folder / name, self.inherited and self.inherited / name)
+        path = self._inherited(name)
         if not path.exists():
             raise DumpError(f"{path} is not there: the dump is incomplete")
         return path
@@ -103,23 +103,14 @@ class DumpedRegion:
 
 @dataclasses.dataclass(frozen=True)
 class DumpedGraph:
-    """A graph of a run.
+    """A graph of a run."""
 
-    Attributes:
-        index: the number of Dynamo's graph.
-        direction: ``inference``, ``forward`` or ``backward``.
-        folder: where its files are.
-        regions: in the order they run.
-        entry: what the manifest says of it.
-        inherited: the run folder of the process that compiled it and forked this one, or ``None``: what was written
-            when it was compiled is there.
-    """
-
-    index: int
+    index: int  # the number of Dynamo's graph
     direction: str
     folder: Path
-    regions: Sequence[DumpedRegion]
-    entry: Mapping[str, Any]
+    regions: Sequence[DumpedRegion]  # in the order they run
+    entry: Mapping[str, Any]  # what the manifest says of it
+    # the run folder of the process that compiled it and forked this one: what was written at compile time is there
     inherited: Path | None = None
 
     @property
@@ -144,70 +135,44 @@ class DumpedGraph:
         return verdict
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of its comparison, in execution order: ``side_by_side.json``.
-
-        Raises:
-            DumpError: no run was compared, or the file is damaged.
-        """
+        """The rows of ``side_by_side.json``, in execution order; ``DumpError`` if that is not there or damaged."""
         path = self.folder / "side_by_side.json"
         if not path.exists():
-            raise DumpError(
-                f"no run of {self.name} was compared: run the compiled model once, "
-                "with options={'compare': 'first'}, which is the default"
-            )
+            raise DumpError(f"no run of {self.name} was compared: run it with options={{'compare': 'first'}}")
         rows: list[dict[str, Any]] = read_json(path, schema.COMPARISON)["rows"]
         return rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What one process dumped.
-
-    Attributes:
-        folder: the run folder.
-        manifest: its ``manifest.json``.
-    """
+    """What one process dumped: the run folder, and its ``manifest.json``."""
 
     folder: Path
     manifest: Mapping[str, Any]
 
     @functools.cached_property
     def graphs(self) -> list[DumpedGraph]:
-        """All graphs, in the order of their numbers; forward before backward.
-
-        Raises:
-            DumpError: an entry is damaged.
-        """
+        """All graphs, in the order of their numbers, forward before backward; ``DumpError`` if an entry is damaged."""
         return [self._graph(entry, f"graphs[{i}]") for i, entry in enumerate(self.manifest["graphs"])]
 
     @functools.cached_property
     def dynamo_graphs(self) -> list[Mapping[str, Any]]:
-        """What the manifest says of Dynamo's graphs, in the order they were compiled.
-
-        Raises:
-            DumpError: an entry is damaged.
-        """
+        """What the manifest says of Dynamo's graphs, in the order they were compiled; as ``graphs``."""
         entries: list[Mapping[str, Any]] = self.manifest["dynamo_graphs"]
         for i, entry in enumerate(entries):
             _check(self.folder / MANIFEST, entry, schema.DYNAMO_GRAPH, f"dynamo_graphs[{i}]")
         return entries
 
-    def _forker(self, name: str | None) -> Path | None:
-        """The run folder, beside this one, of a process that forked; the manifest may name nothing else."""
-        if name is None:
-            return None
-        if not name.startswith("run_") or name != Path(name).name:
-            raise DumpError(f"{self.folder / MANIFEST} is damaged: {name!r} is no run folder; dump again")
-        return self.folder.resolve().with_name(name)
-
     def file_of(self, graph: DumpedGraph, relative: str) -> Path:
         """A file that was written when a graph was compiled: in this run, or in that of the process that forked it."""
-        inherited = graph.inherited
-        return _here_or_there(self.inside(relative), inherited and inherited / relative)
+        return _here_or_there(self.inside(relative), graph.inherited and graph.inherited / relative)
 
     def _graph(self, entry: Mapping[str, Any], where: str) -> DumpedGraph:
         _check(self.folder / MANIFEST, entry, schema.GRAPH, where)
-        inherited = self._forker(entry.get("files_in"))
+        forker = entry.get("files_in")
+        if forker is not None and (not forker.startswith("run_") or forker != Path(forker).name):
+            raise DumpError(f"{self.folder / MANIFEST} is damaged: {forker!r} is no run folder; dump again")
+        inherited = forker and self.folder.resolve().with_name(forker)
         regions = [
             DumpedRegion(item["index"], self.inside(item["folder"]), item, inherited and inherited / item["folder"])
             for item in entry["regions"]
@@ -216,35 +181,20 @@ class Run:
         return DumpedGraph(entry["index"], entry["direction"], folder, regions, entry, inherited)
 
     def inside(self, relative: str) -> Path:
-        """A path of the manifest, which may name nothing outside the run folder.
-
-        Raises:
-            DumpError: it does.
-        """
+        """A path of the manifest; ``DumpError`` if it is outside the run folder."""
         path = (self.folder / relative).resolve() if "\0" not in relative else Path("/")
         if not path.is_relative_to(self.folder.resolve()):
             raise DumpError(f"{self.folder / MANIFEST} is damaged: {relative!r} is outside the run folder; dump again")
         return path
 
     def graphs_of(self, reference: str) -> list[DumpedGraph]:
-        """The graphs that a reference names: one direction, or all of Dynamo's graph.
+        """The graphs that a reference names: one direction, or all of Dynamo's graph; ``DumpError`` if there is none.
 
-        Args:
-            reference: ``0``, ``graph_000``, ``graph_000/backward``, ``0/backward``, or the path of such a folder; the
-                folder of a region names its graph.
-
-        Raises:
-            DumpError: there is none; the message names those that are near.
+        A reference is ``0``, ``graph_000``, ``graph_000/backward``, ``0/backward``, or the path of such a folder; the
+        folder of a region names its graph.
         """
-        match = _REFERENCE.fullmatch(reference) or _REFERENCE.fullmatch(self._relative(reference))
-        found = []
-        if match is not None:
-            index, direction = int(match[1]), match[2]
-            found = [
-                graph
-                for graph in self.graphs
-                if graph.index == index and (direction is None or graph.direction == direction)
-            ]
+        index, direction, _ = self._parts(reference)
+        found = [graph for graph in self.graphs if graph.index == index and direction in (None, graph.direction)]
         if found:
             return found
         known = [graph.reference for graph in self.graphs]
@@ -253,34 +203,25 @@ class Run:
         raise DumpError(f"no graph {reference!r} in {self.folder}{listed}. A graph is a number or its folder.")
 
     def regions_of(self, reference: str) -> list[tuple[DumpedGraph, DumpedRegion]]:
-        """The regions that a reference names: all of its graphs, or the one of ``0/forward/region_1``.
-
-        Raises:
-            DumpError: there is none.
-        """
+        """The regions that a reference names: all of its graphs, or that of ``0/forward/region_1``."""
         graphs = self.graphs_of(reference)
-        match = _REFERENCE.fullmatch(reference) or _REFERENCE.fullmatch(self._relative(reference))
-        wanted = match[3] if match is not None else None
-        found = [
-            (graph, region)
-            for graph in graphs
-            for region in graph.regions
-            if wanted is None or region.index == int(wanted)
-        ]
-        if not found:
-            where = graphs[0].reference if len(graphs) == 1 else f"graph {graphs[0].index}"
-            if wanted is not None:
-                raise DumpError(f"{where} has no region {wanted}")
-            raise DumpError(f"nothing of {where} ran on ONNX Runtime; {graphs[0].folder / 'regions.txt'} says why")
-        return found
+        _, _, wanted = self._parts(reference)
+        found = [(graph, region) for graph in graphs for region in graph.regions if wanted in (None, region.index)]
+        if found:
+            return found
+        where = graphs[0].reference if len(graphs) == 1 else f"graph {graphs[0].index}"
+        if wanted is not None:
+            raise DumpError(f"{where} has no region {wanted}")
+        raise DumpError(f"nothing of {where} ran on ONNX Runtime; {graphs[0].folder / 'regions.txt'} says why")
 
-    def _relative(self, reference: str) -> str:
-        """A path in the run folder, as the manifest names it."""
-        path = Path(reference)
-        if not path.exists():
-            return reference
-        resolved, root = path.resolve(), self.folder.resolve()
-        return resolved.relative_to(root).as_posix() if resolved.is_relative_to(root) else reference
+    def _parts(self, reference: str) -> tuple[int | None, str | None, int | None]:
+        """The graph, the direction and the region that a reference, or the path of a folder in the run, names."""
+        path, root = Path(reference).resolve(), self.folder.resolve()
+        relative = path.relative_to(root).as_posix() if path.exists() and path.is_relative_to(root) else reference
+        match = _REFERENCE.fullmatch(reference) or _REFERENCE.fullmatch(relative)
+        if match is None:
+            return None, None, None
+        return int(match[1]), match[2], int(match[3]) if match[3] else None
 
 
 def _here_or_there(here: Path, there: Path | None) -> Path:
@@ -288,14 +229,10 @@ def _here_or_there(here: Path, there: Path | None) -> Path:
 
 
 def find_run(folder: str | Path | None = None) -> Run:
-    """The run that a user means.
+    """The run that a user means; ``DumpError`` if there is none, or its manifest cannot be read.
 
-    Args:
-        folder: a run folder, anything in it, its manifest, or the dump folder, of which it is the latest run; ``None``
-            for ``default_folder()``.
-
-    Raises:
-        DumpError: there is none, or its manifest cannot be read.
+    The folder is a run folder, anything in it, its manifest, or the dump folder, of which it is the latest run; by
+    default ``default_folder()``.
     """
     path = Path(folder) if folder is not None else default_folder()
     if not path.exists():
@@ -304,21 +241,14 @@ def find_run(folder: str | Path | None = None) -> Run:
         if (place / MANIFEST).is_file():
             return read_run(place)
         if place.name.startswith("run_"):
-            raise DumpError(
-                f"{place} has no {MANIFEST}: its process compiled nothing, still compiles its first graph, or was "
-                "stopped before"
-            )
+            raise DumpError(f"{place} has no {MANIFEST}: its process compiled nothing, or no graph is finished")
         if (place / LATEST).exists() or (place / LATEST).is_symlink():
             return read_run(latest_run(place))
     raise DumpError(f"{path} is no dump: there is neither a {MANIFEST} nor a {LATEST!r} in it")
 
 
 def latest_run(root: str | Path) -> Path:
-    """The run folder that ``<root>/latest`` points to.
-
-    Raises:
-        DumpError: there is none; the message says what makes one.
-    """
+    """The run folder that ``<root>/latest`` points to; ``DumpError`` if there is none."""
     pointer = Path(root) / LATEST
     if pointer.is_dir():
         return pointer.resolve()
@@ -330,11 +260,7 @@ def latest_run(root: str | Path) -> Path:
 
 
 def read_run(folder: Path) -> Run:
-    """A run folder.
-
-    Raises:
-        DumpError: its manifest is not there, damaged, not ours, or of another version.
-    """
+    """A run folder; ``DumpError`` if its manifest is not there, damaged, not ours, or of another version."""
     path = folder / MANIFEST
     manifest = read_json(path)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("schema_version"), int):
@@ -342,21 +268,15 @@ def read_run(folder: Path) -> Run:
     version = manifest["schema_version"]
     if version != SCHEMA_VERSION:
         older = "an older" if version < SCHEMA_VERSION else "a newer"
-        raise DumpError(
-            f"{path} was written by {older} version of dynamo-backends (schema {version}, this one reads "
-            f"{SCHEMA_VERSION}); dump again"
-        )
+        said = f"{path} was written by {older} version of dynamo-backends"
+        raise DumpError(f"{said} (schema {version}, this one reads {SCHEMA_VERSION}); dump again")
     _check(path, manifest, schema.MANIFEST)
     _check_no_links(folder)
     return Run(folder, manifest)
 
 
 def _check_no_links(folder: Path) -> None:
-    """Checks that nothing in a run folder that somebody sent leads to a file outside, to be read or written over.
-
-    Raises:
-        DumpError: there is a symbolic link, of which a dump has none.
-    """
+    """Raises ``DumpError`` if a symbolic link in a run folder leads to a file outside, to be read or written over."""
     for place, folders, files in os.walk(folder):
         link = next((name for name in (*folders, *files) if os.path.islink(os.path.join(place, name))), None)
         if link is not None:
@@ -364,11 +284,7 @@ def _check_no_links(folder: Path) -> None:
 
 
 def read_json(path: Path, form: schema.Form = object) -> Any:
-    """What a file of the dump holds.
-
-    Raises:
-        DumpError: it cannot be read, is damaged, or not of this form.
-    """
+    """What a file of the dump holds; ``DumpError`` if it cannot be read, is damaged, or not of this form."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -386,11 +302,7 @@ def _check(path: Path, value: object, form: schema.Form, where: str = "") -> Non
 
 
 def read_tensor(path: Path) -> tuple[str, np.ndarray]:
-    """The name and value of a tensor that is stored as ONNX's ``TensorProto``.
-
-    Raises:
-        DumpError: the file is damaged.
-    """
+    """The name and value of a tensor that is stored as ONNX's ``TensorProto``; ``DumpError`` if it is damaged."""
     import onnx  # only who reads tensors needs it
     from google.protobuf.message import DecodeError
 
@@ -405,6 +317,15 @@ def read_tensor(path: Path) -> tuple[str, np.ndarray]:
         raise DumpError(f"{path} is damaged: {first_line(str(error)) or type(error).__name__}; dump again") from None
 
 
+def write_data_set(folder: Path, kind: str, tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes tensors in ONNX's test layout, see ``read_data_set``."""
+    import onnx
+
+    folder.mkdir(exist_ok=True)
+    for i, (name, array) in enumerate(tensors.items()):
+        (folder / f"{kind}_{i}.pb").write_bytes(onnx.numpy_helper.from_array(array, name).SerializeToString())
+
+
 def read_data_set(folder: Path, kind: str) -> list[tuple[str, np.ndarray]]:
     """The names and values of a folder in ONNX's test layout, ``<kind>_0.pb`` and so on; empty if there are none.
 
@@ -415,20 +336,13 @@ def read_data_set(folder: Path, kind: str) -> list[tuple[str, np.ndarray]]:
     for i in range(len({path.stem for path in folder.glob(f"{kind}_*") if path.suffix in (".pb", ".json")})):
         path = folder / f"{kind}_{i}.pb"
         if not path.exists():
-            raise DumpError(
-                f"{path} was not stored, the tensor is larger than the option allows: dump again with "
-                "options={'tensor_limit': -1}"
-            )
+            raise DumpError(f"{path} was not stored, it is too large: dump again with options={{'tensor_limit': -1}}")
         found.append(read_tensor(path))
     return found
 
 
 def default_folder() -> Path:
-    """The dump folder that is meant where none is named: ``onnx_debug``, or the only one here.
-
-    Raises:
-        DumpError: there is none, or more than one.
-    """
+    """The dump folder if none is named: ``onnx_debug``, or the only one here; ``DumpError`` if that is none or many."""
     if Path(DEFAULT_FOLDER).is_dir():
         return Path(DEFAULT_FOLDER)
     found = sorted(path.parent for path in Path().glob(f"*/{LATEST}"))
@@ -436,7 +350,5 @@ def default_folder() -> Path:
         return found[0]
     if found:
         raise DumpError(f"which dump? There are {', '.join(map(str, found))}: give one with -d")
-    raise DumpError(
-        f"no dump here: there is no {DEFAULT_FOLDER}; torch.compile(model, backend='onnx_debug') writes it, "
-        "-d FOLDER names another"
-    )
+    how = "torch.compile(model, backend='onnx_debug') writes it, -d FOLDER names another"
+    raise DumpError(f"no dump here: there is no {DEFAULT_FOLDER}; {how}")

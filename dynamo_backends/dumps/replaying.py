@@ -9,7 +9,7 @@
 
 With nothing changed it is the very model that ran (``model.optimized.onnx``), with the session's settings and with the
 same inputs as constants. What a ``Variant`` changes is all that is different. Neither result is the truth; by how much
-rounding may move an output is measured (``movement.py``).
+rounding may move an output is measured (``running.movements``).
 """
 
 from __future__ import annotations
@@ -18,51 +18,31 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import onnx
+
+from ..errors import first_line
 from .differences import DIFFERENT, EQUAL, NOTHING, ROUNDING, Difference, OnnxValue, described, difference
-from .execution import Settings, available_provider, converted, drawing, region_settings, session_of_region
+from .execution import available_provider, drawing, region_settings, session_of_region
 from .models import OnnxModel, load_model
-from .movement import coarsest_unit, movements
 from .reading import DumpedGraph, DumpedRegion, DumpError
-from .running import Runtime, run_model
+from .running import Runtime, coarsest_unit, movements, run_model
 
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """What is otherwise than when the graph ran.
+    """What is changed from the run."""
 
-    Attributes:
-        provider: the execution provider, by its name or short (``cpu``); ``None``: as it was.
-        opset: the model is converted to it; ``None``: as it is.
-        runtime: ``ort`` or ``reference``.
-        optimize: whether ONNX Runtime's graph optimizations run as they did.
-    """
-
-    provider: str | None = None
-    opset: int | None = None
-    runtime: str = "ort"
-    optimize: bool = True
-
-    @property
-    def text(self) -> str:
-        """In words; ``""`` if nothing is otherwise."""
-        parts = [
-            self.provider and f"on {self.provider}",
-            self.opset and f"opset {self.opset}",
-            "reference evaluator" if self.runtime == "reference" else "" if self.optimize else "not optimized",
-        ]
-        return ", ".join(part for part in parts if part)
+    provider: str | None = None  # the execution provider, by its name or short (``cpu``); ``None``: that of the run
+    opset: int | None = None  # the model is converted to it; ``None``: as it is
+    runtime: str = "ort"  # ``ort`` or ``reference``
+    optimize: bool = True  # whether ONNX Runtime's graph optimizations run as they did
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplayedOutput:
-    """An output of a region.
+    """An output of a region: its dtype and shape (``described``), and its difference from the recorded value.
 
-    Attributes:
-        name: its name.
-        described: dtype and shape, as it is now.
-        mark: ``=``, ``~`` or ``!``, see ``differences.LEGEND``.
-        difference: from the recorded value.
-        limit: the largest difference that rounding explains.
+    ``mark`` is a key of ``differences.LEGEND``; ``limit`` the largest difference that rounding explains.
     """
 
     name: str
@@ -74,23 +54,14 @@ class ReplayedOutput:
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """A region that ran again.
+    """A region that ran again."""
 
-    Attributes:
-        name: ``graph_000/forward/region_0``.
-        model: the file.
-        settings: in words, how it ran.
-        outputs: in order.
-        notes: what else to know.
-        recorded_verdict: on the graph, when it ran; ``None`` if no run was compared.
-    """
-
-    name: str
-    model: Path
-    settings: str
-    outputs: Sequence[ReplayedOutput]
-    notes: Sequence[str]
-    recorded_verdict: str | None = None
+    name: str  # ``graph_000/forward/region_0``
+    model: Path  # the file
+    settings: str  # in words, how it ran
+    outputs: Sequence[ReplayedOutput]  # in order
+    notes: Sequence[str]  # what else to know
+    recorded_verdict: str | None = None  # on the graph, when it ran; ``None`` if no run was compared
 
     @property
     def is_same(self) -> bool:
@@ -116,52 +87,56 @@ class Replayed:
 
 
 def replay(graph: DumpedGraph, region: DumpedRegion, variant: Variant) -> Replayed:
-    """Runs a region again.
-
-    Args:
-        graph: the graph.
-        region: one of its regions.
-        variant: what is to be otherwise.
+    """Runs a region of a graph again.
 
     Raises:
         DumpError: a file is not there, the model cannot be converted, or what is to run it cannot.
     """
-    name = f"{graph.reference}/region_{region.index}"
     path = region.optimized_model
-    model = load_model(path, name)
+    model = load_model(path, f"{graph.reference}/region_{region.index}")
     if variant.opset is not None:
-        model = converted(model, variant.opset)
+        model = _converted(model, variant.opset)
     inputs, recorded = region.recorded("input"), region.recorded("output")
-    settings = region_settings(region, provider="cpu" if variant.runtime == "reference" else variant.provider)
+    is_reference = variant.runtime == "reference"
+    settings = region_settings(region, provider="cpu" if is_reference else variant.provider)
     for provider in settings.providers:
         available_provider(provider)
     if not variant.optimize:
         settings = settings.unoptimized
 
     def run(model: OnnxModel, inputs: Mapping[str, OnnxValue]) -> Mapping[str, OnnxValue]:
-        if variant.runtime == "reference":
+        if is_reference:
             return run_model(model, inputs, Runtime("reference")).outputs
-        return session_of_region(region, model, settings=settings, inputs=inputs)(inputs)
+        return session_of_region(region, model, settings, inputs)(inputs)
 
     found = run(model, inputs)
     missing = [key for key in recorded if key not in found]
     if missing:
         raise DumpError(f"{path} has no output {missing[0]}, which was recorded: the dump is damaged")
+    differences = {key: difference(found[key], value) for key, value in recorded.items()}
     moved: Mapping[str, Difference] = {}
     notes = []
-    if any(not difference(found[key], value).is_equal for key, value in recorded.items()):
+    if not all(item.is_equal for item in differences.values()):
         moved = movements(model, inputs, run, found, coarsest_unit([*found.values(), *inputs.values()]))
         notes = drawing(model)
     outputs = []
-    for key, value in recorded.items():
-        item, movement = difference(found[key], value), moved.get(key, NOTHING)
+    for key, item in differences.items():
+        movement = moved.get(key, NOTHING)
         outputs.append(ReplayedOutput(key, described(found[key]), item.mark(movement), item, item.limit(movement)))
-    return Replayed(name, path, _how(settings, region, variant), outputs, notes, graph.verdict)
-
-
-def _how(settings: Settings, region: DumpedRegion, variant: Variant) -> str:
-    """In words, how a region ran again."""
-    if variant.runtime == "reference":
-        return "reference evaluator"
     held = len(region.entry["constants"])
-    return f"{settings.text}, {held} weights as constants" if held else settings.text
+    how = f"{settings.text}, {held} weights as constants" if held else settings.text
+    return Replayed(model.name, path, "reference evaluator" if is_reference else how, outputs, notes, graph.verdict)
+
+
+def _converted(model: OnnxModel, opset: int) -> OnnxModel:
+    """A model in another opset, by onnx's version converter."""
+    from onnx import version_converter
+
+    newest = onnx.defs.onnx_opset_version()
+    if not 1 <= opset <= newest:
+        raise DumpError(f"--opset {opset}: this version of onnx knows opsets 1 to {newest}")
+    try:
+        return model.with_proto(version_converter.convert_version(model.proto, opset))
+    except (RuntimeError, ValueError, onnx.checker.ValidationError) as error:
+        said = f"onnx's version converter cannot make opset {opset} of it: {first_line(str(error))}"
+        raise DumpError(f"{model.name}: {said}") from error

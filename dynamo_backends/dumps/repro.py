@@ -23,8 +23,7 @@ import onnxruntime
 
 SETTINGS: dict = {}
 
-Tensor = tuple[str, np.ndarray, int]
-"""A tensor's name, its array, and ONNX's number of its dtype."""
+Tensor = tuple[str, np.ndarray, int]  # a tensor's name, its array, and ONNX's number of its dtype
 
 _DTYPES = {
     1: "f4", 2: "u1", 3: "i1", 4: "u2", 5: "i2", 6: "i4", 7: "i8", 9: "?", 10: "f2", 11: "f8", 12: "u4", 13: "u8",
@@ -34,8 +33,7 @@ _DTYPES = {
 
 _BFLOAT16 = 16
 
-_HUGE = 1e30
-"""Values from here on (masks filled with the smallest float) are judged by their relative error."""
+_HUGE = 1e30  # values from here on (masks filled with the smallest float) are judged by their relative error
 
 
 def session_of(model: Any, settings: Any = None, constants: Sequence[Tensor] = ()) -> Any:
@@ -47,11 +45,7 @@ def session_of(model: Any, settings: Any = None, constants: Sequence[Tensor] = (
             ``threads``, ``config`` (entries of the session's configuration), ``custom_op_libraries`` (paths of
             libraries whose operators the model calls), ``optimized_model`` (where the model that runs is written) and
             ``profile`` (how the file with the times of the runs begins); what is not given is ONNX Runtime's default.
-        constants: those of its inputs, from ``read_tensor``, whose values the session holds, so that ONNX Runtime folds
-            and packs them.
-
-    Raises:
-        Exception: whatever ONNX Runtime raises.
+        constants: those of its inputs whose values the session holds, so that ONNX Runtime folds and packs them.
     """
     settings = settings or {}
     options = onnxruntime.SessionOptions()
@@ -89,21 +83,9 @@ EXTERNAL_DATA = "session.model_external_initializers_file_folder_path"
 
 
 def run(session: Any, inputs: Any) -> dict[str, Any]:
-    """Runs a session.
-
-    Args:
-        session: the session.
-        inputs: by name, an array and ONNX's number of its dtype.
-
-    Returns:
-        The outputs in the same form, in the session's order.
-
-    Raises:
-        Exception: whatever ONNX Runtime raises.
-    """
+    """Runs a session on inputs by name, each an array and ONNX's number of its dtype; the outputs in the same form."""
     given = {item.name: inputs[item.name] for item in session.get_inputs()}
-    arrays = {name: np.require(array, requirements=["C_CONTIGUOUS"]) for name, (array, _) in given.items()}
-    values = {name: ort_value(arrays[name], number) for name, (_, number) in given.items()}  # which use their memory
+    values = {name: ort_value(array, number) for name, (array, number) in given.items()}
     names = [item.name for item in session.get_outputs()]
     results = session.run_with_ort_values(names, values)
     return {name: _array(value) for name, value in zip(names, results)}  # noqa: B905, as old as 3.8
@@ -154,11 +136,8 @@ def _array(value: Any) -> tuple[np.ndarray, int]:
         return value.numpy(), number
     import ctypes
 
-    dtype = np.dtype(_DTYPES[number])
-    shape = value.shape()
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    data = ctypes.string_at(value.data_ptr(), size) if size else b""
-    return np.frombuffer(data, dtype).reshape(shape), number
+    content = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    return np.frombuffer(content, _DTYPES[number]).reshape(value.shape()), number
 
 
 def read_tensor(path: Path) -> tuple[str, np.ndarray, int]:
@@ -222,11 +201,7 @@ def plain(array: np.ndarray, number: int) -> np.ndarray:
 
 
 def error_of(value: np.ndarray, right: np.ndarray) -> tuple[float, int, float]:
-    """How far an array is from the right one of the same shape.
-
-    Args:
-        value: of ``plain``.
-        right: the same.
+    """How far an array of ``plain`` is from the right one of the same shape.
 
     Returns:
         The largest absolute error; the number of elements that are NaN or infinite on one side only; the largest
@@ -244,8 +219,7 @@ def measured(
     """What the distance of two float64 arrays is made of.
 
     Args:
-        value: the values.
-        right: what they should be.
+        value, right: the values, and what they should be.
         size: the magnitude that each element is judged by.
         largest: the largest number of the value's dtype: where the right one is larger, an infinity is its rounding.
 
@@ -271,25 +245,19 @@ def main() -> int:
     """Runs the model, prints what comes of it, and returns the exit code."""
     folder = Path(__file__).resolve().parent
     model = Path(sys.argv[1]) if len(sys.argv) > 1 else folder / SETTINGS.get("model", "model.onnx")
-    print(
-        "onnxruntime",
-        onnxruntime.__version__,
-        "model:",
-        model.name,
-        "session:",
-        json.dumps(SETTINGS.get("session", {})),
-    )
-    absent = sorted((folder / "test_data_set_0").glob("input_*.json"))
-    if absent:
-        print(f"{absent[0].stem} was not stored: it is larger than the option tensor_limit; dump again with it at -1")
+    session_settings = SETTINGS.get("session", {})
+    print(f"onnxruntime {onnxruntime.__version__} model: {model.name} session: {json.dumps(session_settings)}")
+    stored = folder / "test_data_set_0"
+    for absent in sorted(stored.glob("input_*.json"))[:1]:
+        print(f"{absent.stem} was not stored: it is larger than the option tensor_limit; dump again with it at -1")
         return 2
-    data = {
-        kind: [read_tensor(path) for path in sorted((folder / "test_data_set_0").glob(f"{kind}_*.pb"), key=_number)]
-        for kind in ("input", "output")
-    }
+    data = {}
+    for kind in ("input", "output"):
+        paths = sorted(stored.glob(f"{kind}_*.pb"), key=lambda path: int(path.stem.rsplit("_", 1)[1]))
+        data[kind] = [read_tensor(path) for path in paths]
     held = set(SETTINGS.get("constants", ()))
     try:
-        session = session_of(str(model), SETTINGS.get("session"), [item for item in data["input"] if item[0] in held])
+        session = session_of(str(model), session_settings, [item for item in data["input"] if item[0] in held])
     except Exception as raised:  # ONNX Runtime's exceptions have no common base
         print(f"refused: {raised}")
         return 1
@@ -316,8 +284,7 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-_SHOWN = 10
-"""Outputs with a line of their own."""
+_SHOWN = 10  # outputs with a line of their own
 
 
 def _judged(expected: Tensor, outputs: Any) -> tuple[bool, float, str, str]:
@@ -334,10 +301,6 @@ def _judged(expected: Tensor, outputs: Any) -> tuple[bool, float, str, str]:
     allowed = SETTINGS.get("allowed", {}).get(name, SETTINGS.get("rounding", {}).get(str(number), 0.0) * size)
     line = f"{name}: off by {error:.3g} at values up to {scale:.3g}, NaN or infinite on one side {nonfinite}"
     return nonfinite > 0 or error > allowed, float("inf") if nonfinite else error, name, line
-
-
-def _number(path: Path) -> int:
-    return int(path.stem.rsplit("_", 1)[1])
 
 
 if __name__ == "__main__":

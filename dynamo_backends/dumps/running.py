@@ -14,82 +14,83 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 
 from ..errors import first_line
-from .differences import OnnxValue, described, kind_of
+from .differences import Difference, OnnxValue, described, difference, epsilon, kind_of
 from .execution import Session, Settings, operator_of
 from .models import OnnxModel, is_external, load_model
 from .reading import DumpError
-from .reference import reference_evaluator, unknown_to_reference
+
+_LARGEST_MOVED = 2**28  # bytes of weights that are moved by rounding at most; those of larger models in part
 
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-    """What runs models.
+    """What runs models."""
 
-    Attributes:
-        name: ``ort`` for ONNX Runtime, ``reference`` for onnx's evaluator in Python.
-        settings: of ONNX Runtime's sessions.
-        optimize: whether the model is shown as ONNX Runtime optimizes it.
-    """
-
-    name: str = "ort"
-    settings: Settings = dataclasses.field(default_factory=Settings)
-    optimize: bool = False
+    name: str = "ort"  # ``ort`` for ONNX Runtime, ``reference`` for onnx's evaluator in Python
+    settings: Settings = dataclasses.field(default_factory=Settings)  # of ONNX Runtime's sessions
+    optimize: bool = False  # whether the model is shown as ONNX Runtime optimizes it
 
 
 @dataclasses.dataclass(frozen=True)
 class NodeValue:
-    """A value of a model that ran.
+    """A value of a model that ran."""
 
-    Attributes:
-        kind: ``initializer``, ``constant``, ``input`` or ``result``.
-        name: of the value.
-        operator: of its node, with the domain where it is not ONNX's own; else ``""``.
-        inputs: the names of what its node reads.
-        value: the value; ``None`` if it is an empty optional, or was not computed.
-        source: the user's line that the node comes from, ``model.py:12``, or ``""``.
-    """
-
-    kind: str
-    name: str
-    operator: str = ""
-    inputs: tuple[str, ...] = ()
-    value: OnnxValue = None
-    source: str = ""
+    kind: str  # ``initializer``, ``constant``, ``input`` or ``result``
+    name: str  # of the value
+    operator: str = ""  # of its node, with the domain where it is not ONNX's own; else ``""``
+    inputs: tuple[str, ...] = ()  # the names of what its node reads
+    value: OnnxValue = None  # the value; ``None`` if it is an empty optional
+    source: str = ""  # the user's line that the node comes from, ``model.py:12``, or ``""``
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelRun:
-    """A model that ran.
+    """A model that ran."""
 
-    Attributes:
-        model: what ran; with ``optimize`` the form that ONNX Runtime made.
-        values: in the order they are computed; initializers and inputs first.
-        outputs: by name, in order.
-    """
+    model: OnnxModel  # what ran; with ``optimize`` the form that ONNX Runtime made
+    values: Sequence[NodeValue]  # in the order they are computed; initializers and inputs first
+    outputs: Mapping[str, OnnxValue]  # by name, in order
 
-    model: OnnxModel
-    values: Sequence[NodeValue]
-    outputs: Mapping[str, OnnxValue]
+    @property
+    def computed(self) -> dict[str, OnnxValue]:
+        """The results of its nodes and, as ``output NAME``, its outputs."""
+        found = {item.name: item.value for item in self.values if item.kind == "result"}
+        return found | {f"output {name}": value for name, value in self.outputs.items()}
 
 
-def check_feeds(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> None:
-    """Sees that every input of a model has a value of its type.
+def run_model(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime) -> ModelRun:
+    """Runs a model, and keeps the value of each node.
 
     Raises:
-        DumpError: one has none, or one of another dtype or rank.
+        DumpError: an input has no value or one of another type, or the runtime cannot run the model.
     """
-    missing = [item for item in model.inputs if item.name not in feeds]
+    _check_feeds(model, feeds)
+    feeds = {item.name: feeds[item.name] for item in model.inputs}
+    if not runtime.optimize:
+        return _run_exposed(model, feeds, runtime)
+    with tempfile.TemporaryDirectory() as folder:
+        session = Session(model, runtime.settings, write=Path(folder))
+        optimized = load_model(f"{folder}/model.onnx", f"{model.name} (optimized)")
+        run = _run_exposed(optimized, feeds, runtime)
+        # Exposing values stops fusions, so the outputs are those of the session itself.
+        outputs = run.outputs if runtime.name == "reference" else session(feeds)
+        # The file with the initializers is about to be removed.
+        kept = [np.array(item.value) if item.kind == "initializer" else item.value for item in run.values]
+        values = [dataclasses.replace(item, value=value) for item, value in zip(run.values, kept, strict=True)]
+        return ModelRun(optimized, values, outputs)
+
+
+def _check_feeds(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> None:
+    missing = [f"{item.name} ({item.described})" for item in model.inputs if item.name not in feeds]
     if missing:
-        raise DumpError(
-            f"{model.name}: no value for {', '.join(f'{item.name} ({item.described})' for item in missing)}"
-        )
+        raise DumpError(f"{model.name}: no value for {', '.join(missing)}")
     for item in model.inputs:
         value = feeds[item.name]
         if item.dtype is None or not isinstance(value, np.ndarray):
@@ -102,102 +103,113 @@ def check_feeds(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> None:
             raise DumpError(f"{model.name}: the input {item.name} is {item.described}, its value {described(value)}")
 
 
-def run_model(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime) -> ModelRun:
-    """Runs a model, and keeps the value of each node.
-
-    Args:
-        model: the model.
-        feeds: a value for each input, by name; others are left out.
-        runtime: what runs it.
-
-    Raises:
-        DumpError: an input has no value, or the runtime cannot run the model, with what it said.
-    """
-    check_feeds(model, feeds)
-    feeds = {item.name: feeds[item.name] for item in model.inputs}
-    if runtime.name == "reference":
-        if runtime.optimize:
-            with tempfile.TemporaryDirectory() as folder:
-                return _run_reference(_optimized(model, runtime.settings, folder)[0], feeds)
-        return _run_reference(model, feeds)
-    if not runtime.optimize:
-        return _run_exposed(model, feeds, runtime.settings.unoptimized)
-    with tempfile.TemporaryDirectory() as folder:
-        optimized, session = _optimized(model, runtime.settings, folder)
-        outputs = session(feeds)
-        # Exposing values stops fusions, so the outputs are those of the session itself.
-        exposed = _run_exposed(optimized, feeds, runtime.settings.unoptimized)
-        values = [_kept(item) if item.kind == "initializer" else item for item in exposed.values]
-        return ModelRun(exposed.model, values, outputs)
-
-
-def _kept(item: NodeValue) -> NodeValue:
-    """The same with a value that is not in a file that will be removed."""
-    return dataclasses.replace(item, value=np.array(item.value))
-
-
-def _run_exposed(model: OnnxModel, feeds: Mapping[str, OnnxValue], settings: Settings) -> ModelRun:
-    """Runs a model with the value of every node as an output."""
+def exposing(model: OnnxModel) -> OnnxModel:
+    """A copy of a model that returns the value of every node."""
     exposed = model.copy()
-    graph = exposed.proto.graph
-    known = set(model.outputs)
-    for node in model.proto.graph.node:
-        for name in node.output:
-            if name and name not in known:
-                graph.output.append(onnx.ValueInfoProto(name=name))
-                known.add(name)
-    found = Session(exposed, settings)(feeds)
-    return ModelRun(model, _values(model, feeds, found), {name: found[name] for name in model.outputs})
+    names = [name for node in model.proto.graph.node for name in node.output if name]
+    returned = {item.name for item in model.proto.graph.output}
+    exposed.proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in returned)
+    return exposed
 
 
-def _values(model: OnnxModel, feeds: Mapping[str, OnnxValue], found: Mapping[str, OnnxValue]) -> list[NodeValue]:
+def _run_exposed(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime) -> ModelRun:
+    exposed = exposing(model)
+    if runtime.name == "reference":
+        found = _reference_results(exposed, feeds)
+    else:
+        found = Session(exposed, runtime.settings.unoptimized)(feeds)
     values = [NodeValue("initializer", name, value=value) for name, value in model.initializers.items()]
     values += [NodeValue("input", name, value=value) for name, value in feeds.items()]
     for node in model.proto.graph.node:
         kind = "constant" if node.op_type == "Constant" else "result"
         source = next((item.value for item in node.metadata_props if item.key == "source"), "")
-        for name in node.output:
-            if name in found:
-                values.append(NodeValue(kind, name, operator_of(node), tuple(node.input), found[name], source))
-    return values
+        for name in filter(None, node.output):
+            values.append(NodeValue(kind, name, operator_of(node), tuple(node.input), found[name], source))
+    return ModelRun(model, values, {item.name: found[item.name] for item in model.proto.graph.output})
 
 
-def _optimized(model: OnnxModel, settings: Settings, folder: str) -> tuple[OnnxModel, Session]:
-    """The model that ONNX Runtime makes of one, written to a folder, and the session that did it."""
-    session = Session(model, settings, write=Path(folder))
-    return load_model(f"{folder}/model.onnx", f"{model.name} (optimized)"), session
-
-
-def _run_reference(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> ModelRun:
-    """Runs a model on onnx's evaluator, with the operators that onnx-array-api adds."""
-    from onnx_array_api.reference import ResultType, YieldEvaluator
-
-    inner = model.copy()
-    external = {name: model.initializers[name] for name in model.external}
-    kept = [item for item in inner.proto.graph.initializer if not is_external(item)]
-    del inner.proto.graph.initializer[:]
-    inner.proto.graph.initializer.extend(kept)
-    types = {item.name for item in inner.proto.graph.input}
-    inner.proto.graph.input.extend(onnx.ValueInfoProto(name=name) for name in external if name not in types)
-    nodes = model.proto.graph.node
-    makers = {name: node for node in nodes for name in node.output if name}
-    found: dict[str, OnnxValue] = {}
-    outputs: dict[str, OnnxValue] = {}
+def _reference_results(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> dict[str, OnnxValue]:
+    """The outputs of a model on onnx's evaluator; what is in other files becomes an input, and is not loaded."""
+    inner = model.copy().proto
+    stored = model.initializers
+    external = {item.name: stored[item.name] for item in inner.graph.initializer if is_external(item)}
+    kept = [item for item in inner.graph.initializer if not is_external(item)]
+    del inner.graph.initializer[:]
+    inner.graph.initializer.extend(kept)
+    known = {item.name for item in inner.graph.input}
+    inner.graph.input.extend(onnx.ValueInfoProto(name=name) for name in external if name not in known)
     try:
-        evaluator = YieldEvaluator(inner.proto, cls=reference_evaluator)
-        for kind, name, value, _ in evaluator.enumerate_results(None, {**external, **feeds}):
-            if kind == ResultType.OUTPUT:
-                outputs[name] = value
-            elif kind == ResultType.RESULT:
-                found[name] = value
+        evaluator = reference_evaluator(inner)
+        return dict(zip(evaluator.output_names, evaluator.run(None, {**external, **feeds}), strict=True))
     except NotImplementedError as error:
-        raise DumpError(
-            f"{model.name}: the reference evaluator has no {unknown_to_reference(nodes) or first_line(str(error))}; "
-            "use --runtime ort"
-        ) from error
+        raise DumpError(f"{model.name}: {first_line(str(error))}; use --runtime ort") from error
     except Exception as error:  # whatever an operator's Python raises
-        at = next((f"{operator_of(node)} {name}" for name, node in makers.items() if name not in found), "its outputs")
-        raise DumpError(
-            f"{model.name}: the reference evaluator fails at {at}: {type(error).__name__}: {first_line(str(error))}"
-        ) from error
-    return ModelRun(model, _values(model, feeds, found), outputs)
+        said = f"{type(error).__name__}: {first_line(str(error))}"
+        raise DumpError(f"{model.name}: the reference evaluator fails: {said}") from error
+
+
+def reference_evaluator(model: onnx.ModelProto) -> onnx.reference.ReferenceEvaluator:
+    """onnx-array-api's evaluator, without two operators that do not do what ONNX says.
+
+    onnx-array-api 0.3's ``ScatterElements`` takes the reduction ``mul`` for none: onnx's own is used. onnx 1.23's
+    ``GatherElements`` fails on more than 64 rows, and where there are fewer indices along another axis.
+    """
+    from onnx.reference import ReferenceEvaluator
+    from onnx.reference.op_run import OpRun
+    from onnx_array_api.reference import ExtendedReferenceEvaluator
+
+    class GatherElements(OpRun):
+        """``data`` may be larger than ``indices`` along the other axes."""
+
+        def _run(self, data: np.ndarray, indices: np.ndarray, axis: int = 0) -> tuple[np.ndarray]:
+            axis %= data.ndim
+            within = tuple(slice(None if i == axis else size) for i, size in enumerate(indices.shape))
+            return (np.take_along_axis(data[within], indices.astype(np.int64), axis),)
+
+    known = [item for item in ExtendedReferenceEvaluator.default_ops if item.__name__ != "ScatterElements"]
+    known.append(GatherElements)
+    return ReferenceEvaluator(model, new_ops=ExtendedReferenceEvaluator.filter_ops(model, known, opsets=None))
+
+
+def movements(
+    model: OnnxModel,
+    feeds: Mapping[str, OnnxValue],
+    run: Callable[[OnnxModel, Mapping[str, OnnxValue]], Mapping[str, OnnxValue]],
+    before: Mapping[str, OnnxValue],
+    unit: float,
+    seed: int = 0,
+) -> dict[str, Difference]:
+    """By how much each value moves when all floating-point inputs and weights move by one unit of rounding.
+
+    Args:
+        run: runs a model on inputs; its values by name.
+        before: the values that it has without being moved.
+        unit: of rounding, relative, see ``coarsest_unit``; a value of a coarser dtype moves by that of its own.
+        seed: of the directions.
+    """
+    generator = np.random.default_rng(seed)
+
+    def moved(value: OnnxValue) -> OnnxValue:
+        if not isinstance(value, np.ndarray) or kind_of(value.dtype) != "float":
+            return value
+        relative = max(unit, epsilon(value.dtype))
+        signs = generator.integers(0, 2, value.shape) * 2 - 1
+        with np.errstate(all="ignore"):
+            shifted = (value.astype(np.float64) * (1 + relative * signs)).astype(value.dtype)
+            return np.where(np.isfinite(shifted.astype(np.float64)), shifted, value)
+
+    changed, values = model.copy(), model.initializers
+    room = _LARGEST_MOVED
+    for item in changed.proto.graph.initializer:
+        value = values[item.name]
+        if kind_of(value.dtype) == "float" and value.nbytes <= room:
+            room -= value.nbytes
+            item.CopyFrom(onnx.numpy_helper.from_array(moved(value), item.name))
+    after = run(changed, {name: moved(value) for name, value in feeds.items()})
+    return {name: difference(value, before[name]) for name, value in after.items() if name in before}
+
+
+def coarsest_unit(values: Iterable[OnnxValue]) -> float:
+    """The largest epsilon of floating-point values, but of those of eight bits, which are stored and not computed."""
+    dtypes = {value.dtype for value in values if isinstance(value, np.ndarray)}
+    return max((epsilon(dtype) for dtype in dtypes if kind_of(dtype) == "float" and dtype.itemsize > 1), default=0.0)

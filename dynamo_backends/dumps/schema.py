@@ -3,12 +3,12 @@
 A form is written as the JSON it describes: a type for a value, a range for an integer in it, ``None`` for ``null``, a
 set for one of some strings, a tuple for one of several forms, a list for a list of one form, a dict for an object with
 these names; one that ends in ``?`` may be missing, ``*`` stands for any other name. Names that are not described are
-let be.
+ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from .blame import Kind
@@ -17,34 +17,30 @@ Form: TypeAlias = "type | range | None | frozenset[str] | tuple[Form, ...] | lis
 
 _ANY = object
 
-LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_LAYOUT", "ORT_ENABLE_ALL")
-"""ONNX Runtime's graph optimizations."""
-
-DIRECTIONS = ("inference", "forward", "backward")
-"""What AOTAutograd makes of a graph, in the order it runs."""
+DIRECTIONS = ("inference", "forward", "backward")  # what AOTAutograd makes of a graph, in the order it runs
 
 _TEXT: Form = (None, str)
+_INDEX: Form = (None, int)
+_FIGURE: Form = (None, float)
 
-_PLACE: Mapping[str, Form] = {"file": str, "line": (None, int)}
+_STAGES: Form = [{"name": str, "file": _TEXT, "nodes": int, "same_as": _TEXT}]
 
-_STAGE: Form = {"name": str, "file": _TEXT, "nodes": int, "same_as": _TEXT}
-
-_PASS: Form = {
-    "name": str,
-    "fired": int,
-    "nodes_before": int,
-    "nodes_after": int,
-    "milliseconds": float,
-    "matches": [str],
-    "refusals": [{"node": str, "reason": str, "matched": int, "of": int, "pattern": str}],
-    "undone": str,
-    "note": str,
-}
+_PASSES: Form = [
+    {
+        **dict.fromkeys(("name", "undone", "note"), str),
+        **dict.fromkeys(("fired", "nodes_before", "nodes_after"), int),
+        "milliseconds": float,
+        "matches": [str],
+        "refusals": [{"node": str, "reason": str, "matched": int, "of": int, "pattern": str}],
+    }
+]
 
 _SESSION: Form = {
     "providers": [str],
     "provider_options": [{"*": str}],
-    "graph_optimization_level": frozenset(LEVELS),
+    "graph_optimization_level": frozenset(
+        ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_LAYOUT", "ORT_ENABLE_ALL")
+    ),
     "disabled_optimizers": [str],
     "threads": range(2**16),
     "config": {"*": str},
@@ -52,80 +48,59 @@ _SESSION: Form = {
 }
 
 _REGION: Form = {
-    "index": int,
     "folder": str,
-    "nodes": int,
-    "onnx_nodes": int,
-    "onnx_nodes_optimized": int,
-    "passes": [_PASS],
+    **dict.fromkeys(("index", "nodes", "onnx_nodes", "onnx_nodes_optimized"), int),
+    "passes": _PASSES,
     "session": _SESSION,
     "constants": [str],
-    "stages": [_STAGE],
+    "stages": _STAGES,
 }
 
-_FIGURE = (None, float)
+_DISTANCE: Form = {"nonfinite": int, **dict.fromkeys(("max_abs", "max_rel", "rmse", "max_ulp", "scale"), _FIGURE)}
 
-_DISTANCE: Form = {
-    "max_abs": _FIGURE,
-    "max_rel": _FIGURE,
-    "rmse": _FIGURE,
-    "max_ulp": _FIGURE,
-    "nonfinite": int,
-    "scale": _FIGURE,
+_BLAME: Form = {
+    "kind": frozenset(kind.value for kind in Kind),
+    **dict.fromkeys(("name", "value", "source"), str),
+    "region": _INDEX,
+}
+
+_COST: Form = {
+    "region_milliseconds": {"*": float},
+    "pytorch_milliseconds": float,
+    "crossing_tensors": int,
+    "crossing_bytes": int,
 }
 
 GRAPH: Form = {
-    "index": int,
     "direction": frozenset(DIRECTIONS),
-    "folder": str,
-    "nodes": int,
-    "nodes_on_onnx": int,
+    **dict.fromkeys(("index", "nodes", "nodes_on_onnx", "runs", "compared_runs", "runs_at_other_sizes"), int),
+    **dict.fromkeys(("folder", "reference", "status", "note"), str),
     "share_on_onnx": float,
     "regions": [_REGION],
     "in_pytorch": [{"node": str, "operator": str, "reason": str, "source": str}],
-    "passes": [_PASS],
-    "stages": [_STAGE],
+    "passes": _PASSES,
+    "stages": _STAGES,
     "names": {"*": str},
     "seconds": {"*": float},
-    "runs": int,
-    "compared_runs": int,
-    "runs_at_other_sizes": int,
-    "compared_sizes": [{"*": _ANY}],
-    "sizes": {"*": _ANY},
     "files_in?": _TEXT,
-    "reference": str,
-    "status": str,
     "verdict": _TEXT,
-    "note": str,
-    "blame": (
-        None,
-        {
-            "kind": frozenset(kind.value for kind in Kind),
-            "name": str,
-            "value": str,
-            "region": (None, int),
-            "source": str,
-        },
-    ),
+    "blame": (None, _BLAME),
     "worst": (None, {"value": str, "onnx": _DISTANCE, "eager": (None, _DISTANCE)}),
     "unchecked": [str],
-    "cost?": {
-        "region_milliseconds": {"*": float},
-        "pytorch_milliseconds": float,
-        "crossing_tensors": int,
-        "crossing_bytes": int,
-    },
+    "cost?": _COST,
 }
 """An entry of ``graphs``."""
+
+_PLACE: Mapping[str, Form] = {"file": str, "line": _INDEX}
 
 DYNAMO_GRAPH: Form = {
     "index": int,
     "where": (None, {"function": str, "place": str, **_PLACE}),
     "end": (None, {"reason": str, **_PLACE}),
-    "stages": [_STAGE],
+    "stages": _STAGES,
     "given_up": (str, bool),
     "not_compiled?": {"*": str},
-    "passes": [_PASS],
+    "passes": _PASSES,
 }
 """An entry of ``dynamo_graphs``."""
 
@@ -139,91 +114,70 @@ MANIFEST: Form = {
     "dynamo_graphs": [_ANY],
     "graphs": [_ANY],
 }
-"""``manifest.json``, but for its graphs, each of which is checked when it is read: one that is damaged is not all."""
+"""``manifest.json``, but for its graphs: each is checked when it is read, so that a damaged one hides no others."""
 
 _EXTENT: Form = (None, {"smallest": _FIGURE, "largest": _FIGURE, "nan": int, "infinite": int})
 
 _ROW: Form = {
-    "name": str,
-    "operator": str,
-    "module": str,
-    "source": str,
-    "user_name": str,
-    "dtype": str,
+    **dict.fromkeys(("name", "operator", "module", "source", "user_name", "dtype"), str),
     "shape": [int],
-    "region": (None, int),
-    "is_output": bool,
+    "region": _INDEX,
     "eager": (None, _DISTANCE),
     "inputs": [str],
-    "has_infinite_argument": bool,
-    "is_uninitialized": bool,
-    "eager_extent": _EXTENT,
-    "onnx_extent": _EXTENT,
-    "session_extent": _EXTENT,
+    **dict.fromkeys(("is_output", "has_infinite_argument", "is_uninitialized"), bool),
+    **dict.fromkeys(("eager_extent", "onnx_extent", "session_extent"), _EXTENT),
     "nonfinite_elements": [{"value": str}],
 }
 
-COMPARISON: Form = {"rows": [_ROW]}
-"""``side_by_side.json``."""
+COMPARISON: Form = {"rows": [_ROW]}  # ``side_by_side.json``
 
-STAGE: Form = {
-    "nodes": [
-        {
-            "kind": frozenset(("input", "node", "output")),
-            **dict.fromkeys(("name", "operator", "type", "source", "user_name"), str),
-            "arguments": [str],
-        }
-    ],
-    "lines": {"*": str},
+_NODE: Form = {
+    "kind": frozenset(("input", "node", "output")),
+    **dict.fromkeys(("name", "operator", "type", "source", "user_name"), str),
+    "arguments": [str],
 }
-"""``aten.json`` and those of the other stages that are FX graphs."""
+
+STAGE: Form = {"nodes": [_NODE], "lines": {"*": str}}  # ``aten.json`` and those of the other stages that are FX graphs
 
 
 def problem(value: object, form: Form, where: str = "") -> str:
-    """Why a value does not have a form, naming the first key: ``graphs[0].runs is 'x', expected a whole number``.
+    """Why a value that ``json`` read does not have a form, naming its first wrong key; ``""`` if it has it.
 
-    Args:
-        value: what ``json`` read.
-        form: what it should be.
-        where: its key; ``""`` for the whole file.
-
-    Returns:
-        ``""`` if it has the form.
+    For example ``graphs[0].runs is 'x', expected a whole number``. ``where`` is the key of the value.
     """
     if isinstance(form, tuple):
         if any(not problem(value, item, where) for item in form):
             return ""
-        inner = [item for item in form if isinstance(item, Mapping) and isinstance(value, dict)]
-        return problem(value, inner[0], where) if inner else _unexpected(value, form, where)
+        inner = next((item for item in form if isinstance(item, Mapping) and isinstance(value, dict)), None)
+        return problem(value, inner, where) if inner else _unexpected(value, form, where)
     if isinstance(form, list) and isinstance(value, list):
-        found = (problem(item, form[0], f"{where}[{i}]") for i, item in enumerate(value))
-        return next(filter(None, found), "")
+        return _first(problem(item, form[0], f"{where}[{i}]") for i, item in enumerate(value))
     if isinstance(form, Mapping) and isinstance(value, dict):
-        for key, inner_form in form.items():
-            name = key.removesuffix("?")
-            if name == "*":
-                others = (problem(item, inner_form, f"{where}[{key!r}]") for key, item in value.items())
-                said = next(filter(None, others), "")
-            elif name in value:
-                said = problem(value[name], inner_form, f"{where}.{name}" if where else name)
-            else:
-                said = "" if key.endswith("?") else f"{where or 'it'} has no {name!r}"
-            if said:
-                return said
-        return ""
+        return _first(_problem_of_key(value, key, inner, where) for key, inner in form.items())
     return "" if _is_a(value, form) else _unexpected(value, form, where)
 
 
+def _problem_of_key(value: dict[str, object], key: str, form: Form, where: str) -> str:
+    name = key.removesuffix("?")
+    if name == "*":
+        return _first(problem(item, form, f"{where}[{other!r}]") for other, item in value.items())
+    if name in value:
+        return problem(value[name], form, f"{where}.{name}" if where else name)
+    return "" if key.endswith("?") else f"{where or 'it'} has no {name!r}"
+
+
+def _first(problems: Iterable[str]) -> str:
+    return next(filter(None, problems), "")
+
+
 def _is_a(value: object, form: Form) -> bool:
-    if form is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if isinstance(form, type):
-        return isinstance(value, form) and (form is not int or not isinstance(value, bool))
     if isinstance(form, range):
         return _is_a(value, int) and value in form
     if isinstance(form, frozenset):
         return isinstance(value, str) and value in form
-    return form is None and value is None
+    if form in (int, float):
+        return isinstance(value, (int, form)) and not isinstance(value, bool)
+    return isinstance(value, form) if isinstance(form, type) else form is None and value is None
 
 
 def _unexpected(value: object, form: Form, where: str) -> str:
@@ -239,9 +193,7 @@ def _in_words(form: Form) -> str:
         return f"one of {', '.join(sorted(form))}"
     if isinstance(form, range):
         return f"a whole number from {form[0]} to {form[-1]}"
-    if isinstance(form, list):
-        return "a list"
-    if isinstance(form, Mapping):
-        return "an object"
+    if isinstance(form, (list, Mapping)):
+        return "a list" if isinstance(form, list) else "an object"
     words = {str: "text", int: "a whole number", float: "a number", bool: "true or false", None: "null"}
     return words[form]  # type: ignore[index]

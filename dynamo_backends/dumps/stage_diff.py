@@ -22,21 +22,16 @@ from .stage_graphs import StageGraph, stage_graphs
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A node that is not the same in both stages.
+    """A node that is not the same in both stages."""
 
-    Attributes:
-        kind: ``translated``: from an FX node to an ONNX node.
-        before, after: it in each stage; ``None`` where it is not.
-        what: of a changed node: ``kind``, ``operator``, ``arguments``, ``type``; of a translated one ``type`` if that
-            is another.
-        note: why, where that is known.
-    """
-
+    # ``translated``: from an FX node to an ONNX node
     kind: Literal["added", "removed", "changed", "renamed", "translated"]
-    before: GraphNode | None
+    before: GraphNode | None  # before, after: it in each stage; ``None`` where it is not
     after: GraphNode | None
+    # of a changed node: ``kind``, ``operator``, ``arguments``, ``type``; of a translated one ``type`` if that is
+    # another
     what: tuple[str, ...] = ()
-    note: str = ""
+    note: str = ""  # why, where that is known
 
     @property
     def node(self) -> GraphNode:
@@ -53,20 +48,14 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class StageDiff:
-    """What changed.
+    """What changed."""
 
-    Attributes:
-        before, after: the files that are compared.
-        same: how many nodes are the same.
-        changes: the others, in the order of the later stage; what was removed follows what was before it.
-        region: the region, where the stages of one are compared.
-    """
-
-    before: str
+    before: str  # before, after: the files that are compared
     after: str
-    same: int
+    same: int  # how many nodes are the same
+    # the others, in the order of the later stage; what was removed follows what was before it
     changes: Sequence[Change]
-    region: int | None = None
+    region: int | None = None  # the region, where the stages of one are compared
 
     def count(self, kind: str) -> int:
         """How many changes are of a kind."""
@@ -74,12 +63,7 @@ class StageDiff:
 
 
 def diff_stages(run: Run, graph: DumpedGraph, before: str, after: str) -> list[StageDiff]:
-    """What changed between two stages: one for the graph; of two ONNX stages one for each region.
-
-    Args:
-        run: the run.
-        graph: a graph of it.
-        before, after: names of stages.
+    """What changed between two stages of a graph: one for the graph; of two ONNX stages one for each region.
 
     Raises:
         DumpError: the graph did not go through one of them, or a file cannot be read.
@@ -99,17 +83,12 @@ def diff_graphs(graph: DumpedGraph, left: Sequence[StageGraph], right: Sequence[
     same, changes = diff_nodes(_joined(left), _joined(right))
     if any(are_models):
         reasons = {item["node"]: f"runs in PyTorch: {item['reason']}" for item in graph.entry["in_pytorch"]}
-        changes = [dataclasses.replace(change, note=_note(change, reasons)) for change in changes]
+        for i, change in enumerate(changes):
+            if change.kind in ("added", "removed"):
+                origin = f"for {change.node.origin}" if change.node.origin else ""
+                changes[i] = dataclasses.replace(change, note=reasons.get(change.node.name, origin))
     files = [" and ".join(item.file for item in items) for items in (left, right)]
     return [StageDiff(files[0], files[1], same, changes)]
-
-
-def _note(change: Change, reasons: Mapping[str, str]) -> str:
-    """Why a node is in one of an FX graph and its ONNX models only."""
-    if change.kind not in ("added", "removed"):
-        return ""
-    node = change.node
-    return reasons.get(node.name, "") or (f"for {node.origin}" if node.origin else "")
 
 
 def _joined(graphs: Sequence[StageGraph]) -> list[GraphNode]:
@@ -122,17 +101,13 @@ def _joined(graphs: Sequence[StageGraph]) -> list[GraphNode]:
     for graph in graphs:
         names: dict[str, str] = {}
         for node in graph.nodes:
-            if node.kind == "input" and (node.name in computed or node.name in taken):
+            if node.kind == "output" or (node.kind == "input" and node.name in computed | taken):
                 continue
-            if node.kind == "output":
-                continue
-            results = []
-            for name in node.results:
-                names[name] = f"region_{graph.region}/{name}" if name in taken else name
-                taken.add(names[name])
-                results.append(names[name])
+            names |= {name: f"region_{graph.region}/{name}" if name in taken else name for name in node.results}
+            results = tuple(names[name] for name in node.results)
+            taken.update(results)
             arguments = tuple(names.get(argument, argument) for argument in node.arguments)
-            found.append(dataclasses.replace(node, results=tuple(results), arguments=arguments))
+            found.append(dataclasses.replace(node, results=results, arguments=arguments))
     return found
 
 
@@ -239,6 +214,7 @@ def _by_content(
 
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
+_STRIDES = re.compile(r"\]\[.*\]$")
 
 
 def _renamed(arguments: Sequence[str], names: Mapping[str, str]) -> tuple[str, ...]:
@@ -251,9 +227,10 @@ def _renamed(arguments: Sequence[str], names: Mapping[str, str]) -> tuple[str, .
 
 def _change(before: GraphNode, after: GraphNode, renamed: Mapping[str, str], *, is_translation: bool) -> Change | None:
     """How a node differs from what it was, or ``None`` if it does not."""
-    types = [tuple(map(_without_strides, node.types)) if is_translation else node.types for node in (before, after)]
-    has_other_type = any(one and other and one != other for one, other in zip(types[0], types[1], strict=False))
-    what = ["type"] if has_other_type else []
+    types = [(one, other) for one, other in zip(before.types, after.types, strict=False) if one and other]
+    if is_translation:
+        types = [(_STRIDES.sub("]", one), _STRIDES.sub("]", other)) for one, other in types]
+    what = ["type"] if any(one != other for one, other in types) else []
     if is_translation and before.kind == after.kind == "node":
         return Change("translated", before, after, tuple(what))
     if before.kind != after.kind:
@@ -265,7 +242,3 @@ def _change(before: GraphNode, after: GraphNode, renamed: Mapping[str, str], *, 
     if what:
         return Change("changed", before, after, tuple(what))
     return None if before.results == after.results or is_translation else Change("renamed", before, after)
-
-
-def _without_strides(type_: str) -> str:
-    return re.sub(r"\]\[.*\]$", "]", type_)

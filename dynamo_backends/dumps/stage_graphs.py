@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,51 +21,35 @@ from ..graph_text import GraphNode, model_text, onnx_nodes, without_freeing
 from ..spelling import unknown_name
 from . import schema
 from .models import load_ir
-from .reading import DumpedGraph, DumpedRegion, DumpError, Run, read_json
+from .reading import DumpedGraph, DumpError, Run, read_json
 
 FX_STAGES = ("dynamo", "pre_grad", "joint", "aten", "post_grad")
 """Stages that are FX graphs; the first three are of Dynamo's graph, which its forward and its backward share."""
 
-ONNX_STAGES = ("onnx", "onnx_optimized", "session")
-"""Stages that are an ONNX model for each region."""
+ONNX_STAGES = ("onnx", "onnx_optimized", "session")  # stages that are an ONNX model for each region
 
-STAGES = (*FX_STAGES, *ONNX_STAGES)
-"""All that can be shown, in order."""
+STAGES = (*FX_STAGES, *ONNX_STAGES)  # all that can be shown, in order
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A stage of a graph.
+    """A stage of a graph."""
 
-    Attributes:
-        name: one of ``STAGES``.
-        nodes: how many operators its graph has; of an ONNX stage, of all regions.
-        file: its file in the run folder, of several regions a pattern; ``None`` if it changed nothing.
-        same_as: the earlier stage whose file shows it, if it changed nothing.
-    """
-
-    name: str
-    nodes: int
-    file: str | None
-    same_as: str | None = None
+    name: str  # one of ``STAGES``
+    nodes: int  # how many operators its graph has; of an ONNX stage, of all regions
+    file: str | None  # its file in the run folder, of several regions a pattern; ``None`` if it changed nothing
+    same_as: str | None = None  # the earlier stage whose file shows it, if it changed nothing
 
 
 @dataclasses.dataclass(frozen=True)
 class StageGraph:
-    """The graph of a stage, or of a region in an ONNX stage.
+    """The graph of a stage, or of a region in an ONNX stage."""
 
-    Attributes:
-        path: the file that it is in.
-        file: the same in the run folder, for people.
-        text: it as text: Python for FX.
-        region: which region; ``None`` for an FX graph.
-        names: what the user calls the arguments of the graph, by their FX names.
-    """
-
-    path: Path
-    file: str
-    text: str
-    region: int | None = None
+    path: Path  # the file that it is in
+    file: str  # the same in the run folder, for people
+    text: str  # it as text: Python for FX
+    region: int | None = None  # which region; ``None`` for an FX graph
+    # what the user calls the arguments of the graph, by their FX names
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
@@ -74,12 +58,9 @@ class StageGraph:
         if self.region is None:
             return _fx_nodes(self.path.with_suffix(".json"))
         known = {**self.names, **{name: name for name in self.names.values()}}  # a model's weights bear them already
-        return [
-            dataclasses.replace(node, user_name=known.get(node.name, ""))
-            if node.kind in ("input", "initializer")
-            else node
-            for node in onnx_nodes(_model(self.path))
-        ]
+        nodes = onnx_nodes(_model(self.path))
+        of_user = {node.name: known.get(node.name, "") for node in nodes if node.kind in ("input", "initializer")}
+        return [dataclasses.replace(node, user_name=of_user.get(node.name, node.user_name)) for node in nodes]
 
     @property
     def operators(self) -> int:
@@ -87,59 +68,45 @@ class StageGraph:
         return sum(node.kind == "node" for node in self.nodes)
 
 
-def check_stage(name: str) -> str:
-    """The name of a stage.
-
-    Raises:
-        DumpError: there is none of that name; the message has those that are near.
-    """
-    if name not in STAGES:
-        raise DumpError(unknown_name("stage", name, STAGES))
-    return name
-
-
 def stages_of(run: Run, graph: DumpedGraph) -> list[Stage]:
-    """The stages that a graph went through, in order.
-
-    Raises:
-        DumpError: a file of one cannot be read.
-    """
+    """The stages that a graph went through, in order; ``DumpError`` if the manifest is damaged."""
     found = []
     for name in FX_STAGES:
         entry = _entry(run, graph, name)
         if entry is not None:
             found.append(Stage(name, entry["nodes"], entry["file"], entry["same_as"]))
     for name in ONNX_STAGES:
-        entries = [_entry_in(region.entry, name) for region in graph.regions]
-        if entries and all(entry is not None for entry in entries):
-            found.append(_onnx_stage(name, graph, [entry for entry in entries if entry is not None]))
+        entries = [entry for region in graph.regions if (entry := _entry_in(region.entry, name)) is not None]
+        if not entries or len(entries) < len(graph.regions):
+            continue
+        nodes, same_as = sum(entry["nodes"] for entry in entries), {entry["same_as"] for entry in entries}
+        if len(same_as) == 1 and None not in same_as:
+            found.append(Stage(name, nodes, None, same_as.pop()))
+            continue
+        indices = ",".join(str(region.index) for region in graph.regions)
+        places = f"region_{{{indices}}}" if len(entries) > 1 else f"region_{indices}"
+        file = next((Path(entry["file"]).name for entry in entries if entry["file"] is not None), "")
+        found.append(Stage(name, nodes, f"{graph.reference}/{places}/{file}"))
     return found
 
 
 def stage_graphs(run: Run, graph: DumpedGraph, name: str) -> list[StageGraph]:
-    """The graph of a stage, or those of the regions.
-
-    Args:
-        run: the run.
-        graph: a graph of it.
-        name: one of ``STAGES``; one that changed nothing gives the graph of the stage before it.
+    """The graph of a stage, or those of the regions; of one that changed nothing that of the stage before it.
 
     Raises:
         DumpError: there is no such stage, the graph did not go through it, or its file cannot be read.
     """
-    check_stage(name)
+    if name not in STAGES:
+        raise DumpError(unknown_name("stage", name, STAGES))
     if name in ONNX_STAGES:
         if not graph.regions:
-            raise DumpError(
-                f"{graph.reference} has no stage {name}: nothing of it ran on ONNX Runtime; "
-                f"{graph.folder / 'regions.txt'} says why"
-            )
+            why = f"nothing of it ran on ONNX Runtime; {graph.folder / 'regions.txt'} says why"
+            raise DumpError(f"{graph.reference} has no stage {name}: {why}")
         found = []
         for region in graph.regions:
-            path = _model_path(region, name)
+            path = region.model_of(name)
             file = f"{graph.reference}/region_{region.index}/{path.name}"
-            names = graph.entry["names"]
-            found.append(StageGraph(path, file, model_text(_model(path)), region.index, names))
+            found.append(StageGraph(path, file, model_text(_model(path)), region.index, graph.entry["names"]))
         return found
     entry = _entry(run, graph, name)
     if entry is not None and entry["same_as"] is not None:
@@ -157,33 +124,15 @@ def stage_graphs(run: Run, graph: DumpedGraph, name: str) -> list[StageGraph]:
 
 def _entry(run: Run, graph: DumpedGraph, name: str) -> Mapping[str, Any] | None:
     """What the manifest says of a stage that is an FX graph."""
-    owner: Mapping[str, Any] | None = graph.entry
+    owners = [graph.entry]
     if name in ("dynamo", "pre_grad", "joint"):
-        owner = next((entry for entry in run.dynamo_graphs if entry["index"] == graph.index), None)
-    return _entry_in(owner, name) if owner is not None else None
+        owners = [entry for entry in run.dynamo_graphs if entry["index"] == graph.index]
+    return _entry_in(owners[0], name) if owners else None
 
 
 def _entry_in(owner: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     """What the manifest says of a stage of a graph or a region."""
     return next((entry for entry in owner["stages"] if entry["name"] == name), None)
-
-
-def _onnx_stage(name: str, graph: DumpedGraph, entries: Sequence[Mapping[str, Any]]) -> Stage:
-    """A stage of all regions."""
-    nodes = sum(int(entry["nodes"]) for entry in entries)
-    same_as = {entry["same_as"] for entry in entries}
-    if len(same_as) == 1 and None not in same_as:
-        return Stage(name, nodes, None, str(same_as.pop()))
-    indices = ",".join(str(region.index) for region in graph.regions)
-    places = f"region_{{{indices}}}" if len(entries) > 1 else f"region_{indices}"
-    file = next((entry["file"] for entry in entries if entry["file"] is not None), "")
-    return Stage(name, nodes, f"{graph.reference}/{places}/{Path(file).name}")
-
-
-def _model_path(region: DumpedRegion, stage: str) -> Path:
-    if stage == "session":
-        return region.session_model
-    return region.model if stage == "onnx" else region.optimized_model
 
 
 def _fx_nodes(path: Path) -> list[GraphNode]:
@@ -204,5 +153,4 @@ def _fx_nodes(path: Path) -> list[GraphNode]:
     ]
 
 
-_model = functools.lru_cache(maxsize=16)(load_ir)
-"""A model that is read once for its text and its nodes."""
+_model = functools.lru_cache(maxsize=16)(load_ir)  # a model that is read once for its text and its nodes

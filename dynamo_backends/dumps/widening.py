@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes import common
 
-LOW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-"""Dtypes of low precision."""
+LOW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)  # dtypes of low precision
 
 _WIDTH = {ir.DataType.FLOAT16: 1, ir.DataType.BFLOAT16: 1, ir.DataType.FLOAT: 2, ir.DataType.DOUBLE: 3}
 
@@ -39,26 +40,19 @@ def widened(
     Args:
         model: every value of it with its dtype; left as it is.
         is_chosen: of a node of the model.
-        dtype: the wider dtype; floating-point values that are narrower are widened.
+        dtype: to which narrower floating-point values are widened.
         wide_outputs: whether outputs of the model that chosen nodes compute are wide too.
     """
     copy = model.clone()
-    chosen = {
-        id(ours)
-        for theirs, ours in zip(model.graph, copy.graph, strict=True)
-        if is_chosen(theirs) and not any(item.type in _SUBGRAPHS for item in theirs.attributes.values())
-    }
     wide: dict[ir.Value, ir.Value] = {}
-    casts: list[ir.Node] = []
-    for node in list(copy.graph):
-        if id(node) not in chosen:
+    for theirs, node in zip(model.graph, list(copy.graph), strict=True):
+        if not is_chosen(theirs) or any(item.type in _SUBGRAPHS for item in theirs.attributes.values()):
             continue
         for i, value in enumerate(node.inputs):
             if value is not None and _is_narrower(value, dtype):
                 if value not in wide:
-                    cast = _cast(value, dtype, _name(str(value.name), dtype))
+                    cast = _cast(value, dtype, f"{value.name}__{dtype.name.lower()}")
                     copy.graph.insert_before(node, cast)
-                    casts.append(cast)
                     wide[value] = cast.outputs[0]
                 node.replace_input_with(i, wide[value])
         if node.op_type == "Constant":
@@ -68,33 +62,22 @@ def widened(
         for value in outputs:
             cast = _give_up_name(value, dtype, node, wide_outputs=wide_outputs)
             if cast is not None:
-                casts.append(cast)
                 wide[cast.outputs[0]] = value
-    outputs_of_model = set(copy.graph.outputs)
-    for cast in reversed(casts):
-        if not cast.outputs[0].uses() and cast.outputs[0] not in outputs_of_model:
-            copy.graph.remove(cast, safe=True)
+    common.RemoveUnusedNodesPass()(copy)
     return copy
 
 
 _SUBGRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
-def _is_narrower(value: ir.Value, dtype: ir.DataType) -> bool:
+def _is_narrower(value: ir.Value | ir.TensorProtocol, dtype: ir.DataType) -> bool:
     return value.dtype in _WIDTH and _WIDTH[value.dtype] < _WIDTH[dtype]
 
 
-def _name(name: str, dtype: ir.DataType) -> str:
-    """Of a value in a wider dtype."""
-    return f"{name}__{dtype.name.lower()}"
-
-
 def _cast(value: ir.Value, dtype: ir.DataType, name: str) -> ir.Node:
-    cast = ir.node("Cast", [value], {"to": int(dtype)}, name=f"{value.name}__to_{dtype.name.lower()}")
-    cast.outputs[0].name = name
-    cast.outputs[0].type = ir.TensorType(dtype)
-    cast.outputs[0].shape = value.shape
-    return cast
+    output = ir.Value(name=name, type=ir.TensorType(dtype), shape=value.shape)
+    to = f"{value.name}__to_{dtype.name.lower()}"
+    return ir.node("Cast", [value], {"to": int(dtype)}, outputs=[output], name=to)
 
 
 def _give_up_name(value: ir.Value, dtype: ir.DataType, node: ir.Node, *, wide_outputs: bool) -> ir.Node | None:
@@ -105,7 +88,7 @@ def _give_up_name(value: ir.Value, dtype: ir.DataType, node: ir.Node, *, wide_ou
     value.type = ir.TensorType(dtype)  # not its dtype: the copy shares the type with the model
     if wide_outputs and is_output and not value.uses():
         return None
-    value.name = _name(name, dtype)
+    value.name = f"{name}__{dtype.name.lower()}"
     users = list(value.uses())
     cast = _cast(value, narrow, name)
     for user, index in users:
@@ -118,17 +101,32 @@ def _give_up_name(value: ir.Value, dtype: ir.DataType, node: ir.Node, *, wide_ou
     return cast
 
 
+def in_float64(model: ir.Model) -> ir.Model:
+    """A copy in which all that is floating-point is float64: inputs, subgraphs and constants too."""
+    copy = model.clone()
+    for graph in copy.graphs():
+        values = [*graph.inputs, *graph.initializers.values()]
+        for node in graph:
+            values.extend(node.outputs)
+            _widen_attributes(node, ir.DataType.DOUBLE)
+        for value in values:
+            if _is_narrower(value, ir.DataType.DOUBLE):
+                value.type = ir.TensorType(ir.DataType.DOUBLE)  # the old one is shared with the model
+            if value.const_value is not None and _is_narrower(value.const_value, ir.DataType.DOUBLE):
+                value.const_value = ir.tensor(value.const_value.numpy().astype(np.float64), name=value.name)
+    return copy
+
+
 def _widen_attributes(node: ir.Node, dtype: ir.DataType) -> None:
-    """Makes the dtypes that a node names as wide."""
-    for name in _DTYPE_ATTRIBUTES:
-        found = node.attributes.get(name)
-        if found is not None and not found.is_ref() and found.type == ir.AttributeType.INT:
-            named = ir.DataType(found.as_int())
-            if named in _WIDTH and _WIDTH[named] < _WIDTH[dtype]:
+    """Makes the dtypes that a node names, and its tensors, as wide."""
+    for name, attribute in list(node.attributes.items()):
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.TENSOR and _is_narrower(attribute.as_tensor(), dtype):
+            node.attributes[name] = ir.AttrTensor(name, ir.tensor(attribute.as_tensor().numpy().astype(dtype.numpy())))
+        elif name in _DTYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT:
+            if _WIDTH.get(attribute.as_int(), _WIDTH[dtype]) < _WIDTH[dtype]:
                 node.attributes[name] = ir.AttrInt64(name, int(dtype))
-    value = node.attributes.get("value")
-    if node.op_type == "ConstantOfShape" and value is not None:
-        tensor = value.as_tensor()
-        if tensor.dtype in _WIDTH and _WIDTH[tensor.dtype] < _WIDTH[dtype]:
-            array = tensor.numpy().astype(dtype.numpy())
-            node.attributes["value"] = ir.AttrTensor("value", ir.tensor(array))
+        elif name in ("value_float", "value_floats") and node.op_type == "Constant":
+            del node.attributes[name]
+            node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.asarray(attribute.value, dtype.numpy())))
