@@ -24,10 +24,10 @@ from ..context import PassContext, Target
 from .inference import contradiction, dims_of, settle_types
 
 __all__ = [
+    "Builder",
     "constant",
     "drop",
     "erase_unused",
-    "every_node",
     "hidden_value",
     "integers",
     "is_named",
@@ -43,7 +43,6 @@ __all__ = [
     "same_shape",
     "sizes",
     "substitute",
-    "use_all_existing",
     "use_existing",
     "use_instead",
 ]
@@ -76,23 +75,9 @@ def is_weight(value: ir.Value | None) -> bool:
 def nodes_of(model: ir.Model, *operators: str, domain: str = "") -> Iterator[ir.Node]:
     """The nodes of these operators, those of subgraphs included; nodes erased meanwhile are left out."""
     domains = (domain, domain or "ai.onnx")
-    found = [node for node in every_node(model.graph) if node.op_type in operators and node.domain in domains]
+    nodes = ir.traversal.RecursiveGraphIterator(model.graph)
+    found = [node for node in nodes if node.op_type in operators and node.domain in domains]
     yield from (node for node in found if node.graph is not None)
-
-
-_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-
-
-def every_node(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
-    """The nodes of a graph and its subgraphs; ``onnx_ir.traversal.RecursiveGraphIterator`` takes five times as long."""
-    for node in graph:
-        yield node
-        if node.attributes:
-            for attribute in node.attributes.values():
-                if attribute.type in _GRAPHS and not attribute.is_ref():
-                    inner = [attribute.value] if attribute.type is ir.AttributeType.GRAPH else attribute.value
-                    for part in inner:
-                        yield from every_node(part)
 
 
 def producer(value: ir.Value | None, *operators: str, domain: str = "") -> ir.Node | None:
@@ -174,6 +159,55 @@ def new_constant(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
     value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
     model.graph.register_initializer(value)
     return value
+
+
+class Builder:
+    """Makes constants, and nodes of ONNX's own operators whose results are inferred, for one run of a pass."""
+
+    def __init__(self, model: ir.Model, context: PassContext) -> None:
+        self._model = model
+        self._target = context.target
+        self._constants: dict[tuple[str, bytes], ir.Value] = {}
+        self._shared: dict[tuple[object, ...], ir.Value] = {}
+
+    def constant(self, name: str, values: float | Sequence[int]) -> ir.Value:
+        """A float32 number or a vector of int64, the same for all that read it."""
+        array = np.array(values, np.float32 if isinstance(values, float) else np.int64)
+        key = (name, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = new_constant(self._model, name, array)
+        return self._constants[key]
+
+    def result(self, operator: str, inputs: Sequence[ir.Value | None], name: str, *attributes: ir.Attr) -> ir.Value:
+        """The result of a new node that is not in the graph yet."""
+        result = ir.Value(name=name)
+        node = ir.Node("", operator, inputs, attributes, outputs=[result], name=f"node_{name}")
+        settle_types(node, self._model.opset_imports.get("", 1), self._target)
+        return result
+
+    def shared(
+        self, place: ir.Value, operator: str, inputs: Sequence[ir.Value | None], what: str, *attributes: ir.Attr
+    ) -> ir.Value:
+        """The result of a node right behind the one of ``place``, the same for all that read it."""
+        key = (place, operator, what, *inputs, *map(str, attributes))
+        if key not in self._shared:
+            name = f"{place.name}__{what}"
+            while any(name == other.name for other in self._shared.values()):
+                name += "_"
+            result = self._shared[key] = self.result(operator, inputs, name, *attributes)
+            node, before = result.producer(), place.producer()
+            assert node is not None
+            if before is None:
+                self._model.graph.insert_before(self._model.graph[0], node)
+            else:
+                assert before.graph is not None
+                node.metadata_props.update(before.metadata_props)
+                before.graph.insert_after(before, node)
+        return self._shared[key]
+
+    def erase_unused(self) -> None:
+        """Erases shared nodes that nothing reads."""
+        erase_unused(self._shared.values())
 
 
 def substitute(
@@ -260,38 +294,26 @@ def use_existing(result: ir.Value, value: ir.Value, context: PassContext) -> boo
         value: what takes its place, computed before the users of ``result``.
         context: the pass's, which is asked, and told why not.
     """
-    return use_all_existing([result], [value], context)
-
-
-def use_all_existing(results: Sequence[ir.Value], values: Sequence[ir.Value], context: PassContext) -> bool:
-    """``use_existing`` for all results of a node: all of them, or none."""
-    node = results[0].producer()
+    node = result.producer()
     assert node is not None
-    for result, value in zip(results, values, strict=True):
-        reason = _reason_against_using(result, value)
-        if reason is not None:
-            context.refuse(node, reason, matched=1, of=1)
-            return False
+    reason = _reason_against_using(result, value)
+    if reason is not None:
+        context.refuse(node, reason, matched=1, of=1)
+        return False
     if not context.allows(node):
         return False
-    for result, value in zip(results, values, strict=True):
-        _use_instead_of(result, value)
-    erase_unused(results)
-    return True
-
-
-def _use_instead_of(result: ir.Value, value: ir.Value) -> None:
     is_free = not value.is_graph_output() and not value.is_initializer() and not value.is_graph_input()
     takes_name = result.is_graph_output() or (is_named(result) and not is_named(value) and is_free)
-    name = result.name
     value.shape, value.type = _known_shape(value, result), value.type or result.type
-    result.replace_all_uses_with(value, replace_graph_outputs=True)
-    if takes_name and name:
-        result.name = f"{name}__replaced"
-        value.name = name
+    if takes_name:
+        use_instead(result, value)
         source = value.producer()
         if source is not None and value.index() == 0:
-            source.name = f"node_{name}"
+            source.name = f"node_{value.name}"
+    else:
+        result.replace_all_uses_with(value)
+    erase_unused([result])
+    return True
 
 
 def _known_shape(value: ir.Value, result: ir.Value) -> ir.Shape | None:
