@@ -166,7 +166,8 @@ class Builder:
 
     def __init__(self, model: ir.Model, context: PassContext) -> None:
         self._model = model
-        self._target = context.target
+        self._context = context
+        self._added: list[ir.Node] = []
         self._constants: dict[tuple[str, bytes], ir.Value] = {}
         self._shared: dict[tuple[object, ...], ir.Value] = {}
 
@@ -178,12 +179,22 @@ class Builder:
             self._constants[key] = new_constant(self._model, name, array)
         return self._constants[key]
 
-    def result(self, operator: str, inputs: Sequence[ir.Value | None], name: str, *attributes: ir.Attr) -> ir.Value:
-        """The result of a new node that is not in the graph yet."""
+    def add(self, operator: str, inputs: Sequence[ir.Value | None], name: str, *attributes: ir.Attr) -> ir.Value:
+        """The result of a new node for the next ``substitute``."""
+        node = self._node(operator, inputs, f"{name}_{len(self._added)}", *attributes)
+        self._added.append(node)
+        return node.outputs[0]
+
+    def substitute(self, old: Sequence[ir.Value]) -> bool:
+        """Computes values by the nodes that were added, as ``substitute``."""
+        nodes, self._added = self._added, []
+        return substitute(self._model, self._context, old, nodes)
+
+    def _node(self, operator: str, inputs: Sequence[ir.Value | None], name: str, *attributes: ir.Attr) -> ir.Node:
         result = ir.Value(name=name)
         node = ir.Node("", operator, inputs, attributes, outputs=[result], name=f"node_{name}")
-        settle_types(node, self._model.opset_imports.get("", 1), self._target)
-        return result
+        settle_types(node, self._model.opset_imports.get("", 1), self._context.target)
+        return node
 
     def shared(
         self, place: ir.Value, operator: str, inputs: Sequence[ir.Value | None], what: str, *attributes: ir.Attr
@@ -194,9 +205,8 @@ class Builder:
             name = f"{place.name}__{what}"
             while any(name == other.name for other in self._shared.values()):
                 name += "_"
-            result = self._shared[key] = self.result(operator, inputs, name, *attributes)
-            node, before = result.producer(), place.producer()
-            assert node is not None
+            node, before = self._node(operator, inputs, name, *attributes), place.producer()
+            self._shared[key] = node.outputs[0]
             if before is None:
                 self._model.graph.insert_before(self._model.graph[0], node)
             else:

@@ -42,7 +42,7 @@ from ...engine.onnx.editing import Builder, nodes_of, producer
 from ...engine.onnx.inference import infer_types
 from ...engine.registry import Pass
 from .finding import NODES, NotAttention, batches_apart, find_attention, groups_together
-from .fusion import fuse
+from .fusion import Fusion
 
 _FIRST_OPSET = 23
 
@@ -64,7 +64,7 @@ def fuse_attention(model: ir.Model, context: PassContext) -> int:
             continue
         try:
             found = find_attention(node, softmax, context.target.threads or torch.get_num_threads())
-            fired += fuse(model, context, builder, found)
+            fired += Fusion(builder, found).run()
         except NotAttention as no:
             context.refuse(node, str(no), matched=no.matched, of=NODES)
     builder.erase_unused()

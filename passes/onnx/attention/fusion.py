@@ -7,36 +7,24 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ...engine.context import PassContext
-from ...engine.onnx.editing import Builder, permutation, producer, sizes, substitute
+from ...engine.onnx.editing import Builder, permutation, producer, sizes
 from .finding import SWAPS_HEADS, Attention, Heads, NotAttention
 from .masks import ReadyMask, ready_mask
 
 _SWAP = ir.AttrInt64s("perm", SWAPS_HEADS)
 
 
-def fuse(model: ir.Model, context: PassContext, builder: Builder, found: Attention) -> bool:
-    """Computes an attention by one operator; returns whether it did.
+class Fusion:
+    """Puts one operator where an attention is written out."""
 
-    Raises:
-        NotAttention: the operator does not take the mask.
-    """
-    return _Fusion(model, context, builder, found).run()
-
-
-class _Fusion:
-    """The new nodes of one attention."""
-
-    def __init__(self, model: ir.Model, context: PassContext, builder: Builder, found: Attention) -> None:
-        self._model = model
-        self._context = context
+    def __init__(self, builder: Builder, found: Attention) -> None:
         self._builder = builder
         self._found = found
         self._fill = math.nan if found.guard is None else 0.0
         self._result = found.result if found.guard is None else found.guard.outputs[0]
-        self._new: list[ir.Node] = []
 
     def run(self) -> bool:
+        """Whether it did. Raises ``NotAttention``."""
         found = self._found
         result = self._by_group() if found.query.length == 1 and found.query.heads > found.key.heads else None
         if result is None:
@@ -50,7 +38,7 @@ class _Fusion:
                 output = self._attention([self._by_head(operand) for operand in operands], ready)
                 self._shown(output, ready.visible)
                 result = self._result
-        return substitute(self._model, self._context, [result], self._new)
+        return self._builder.substitute([result])
 
     def _by_group(self) -> ir.Value | None:
         """One operator on [batch, heads of keys, queries that share them, features], for one position: the kernel
@@ -131,12 +119,7 @@ class _Fusion:
         return self._add("Reshape", [value, self._builder.constant(what, target)], what)
 
     def _add(self, operator: str, inputs: Sequence[ir.Value], what: str, *attributes: ir.Attr) -> ir.Value:
-        name = f"{self._found.result.name}__{what}_{len(self._new)}"
-        result = self._builder.result(operator, inputs, name, *attributes)
-        node = result.producer()
-        assert node is not None
-        self._new.append(node)
-        return result
+        return self._builder.add(operator, inputs, f"{self._found.result.name}__{what}", *attributes)
 
 
 def _only_user(value: ir.Value, operator: str) -> ir.Node | None:
