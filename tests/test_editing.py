@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import operator
@@ -383,14 +382,6 @@ def test_numbers_may_be_equal_and_nothing_is_not() -> None:
     assert fx_editing.same_value(3, 5) and fx_editing.same_value(None, None)
     assert not fx_editing.same_value(None, 3) and not fx_editing.same_value((3,), None)
     assert fx_editing.same_value([3, None], (4, None)) and not fx_editing.same_value([3], [3, 3])
-
-
-def test_tensors_of_one_dtype_shape_and_strides() -> None:
-    x = torch.zeros(3, 4)
-    others = [x[:2], x.double(), x.to("meta"), torch.zeros(4, 3).t(), x.to_sparse(), 3.0]
-    assert fx_editing.same_tensor(x, torch.ones(3, 4)) and not any(fx_editing.same_tensor(x, item) for item in others)
-    z = torch.zeros(3, dtype=torch.complex64)
-    assert not fx_editing.same_tensor(z, z.conj()) and not fx_editing.same_tensor(z.imag, z.conj().imag)
 
 
 def test_new_memory_that_is_computed_with_a_size() -> None:
@@ -886,10 +877,8 @@ def test_what_a_pass_sees_of_a_model() -> None:
     assert onnx_editing.sizes(values["x"]) == ["N", 4] and onnx_editing.sizes(values["w"]) is None
     values["w"].shape = ir.Shape([])
     assert onnx_editing.sizes(values["w"]) == []
-    assert onnx_editing.same_shape(values["x"], values["neg"])
-    assert not onnx_editing.same_shape(values["x"], values["z"])
     values["t"].shape = ir.Shape([None, 4])
-    assert onnx_editing.sizes(values["t"]) is None and not onnx_editing.same_shape(values["t"], values["t"])
+    assert onnx_editing.sizes(values["t"]) is None
     values["t"].shape = None
     assert onnx_editing.sizes(values["t"]) is None
     transposes = list(onnx_editing.nodes_of(model, "Transpose"))
@@ -1341,27 +1330,6 @@ def test_a_model_that_is_malformed_is_put_back(spoil: Callable[..., int], said: 
     manager._by_stage["onnx"] = [Pass("onnx.mine", "A test's.", spoil)]
     (result,) = manager.run("onnx", model)
     assert said in result.undone and ir.to_proto(model) == before
-
-
-# What it costs
-
-
-def test_a_snapshot_costs_less_than_a_copy() -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        for _ in range(300):
-            x = x.sin() + 1
-        return x
-
-    module = traced(function, torch.randn(3))
-
-    def seconds(run: Callable[[], object]) -> float:
-        start = time.perf_counter()
-        run()
-        return time.perf_counter() - start
-
-    taken = min(seconds(lambda: FxSnapshot(module).changed()) for _ in range(5))
-    copied = min(seconds(lambda: copy.deepcopy(module.graph)) for _ in range(5))
-    assert taken < copied / 4  # 0.3 of 6 ms
 
 
 def test_nothing_of_ours_warns() -> None:

@@ -105,25 +105,6 @@ class SpoiledGraphError(ValueError):
     """A pass made of the graph what cannot have been meant."""
 
 
-class Snapshot(Protocol):
-    """What a graph was before a pass."""
-
-    def changed(self) -> bool:
-        """Whether it is another now; what nobody reads any more is erased for that."""
-
-    def problem(self, target: Target) -> str | None:
-        """Why it cannot be what was meant; ``None`` if nothing is wrong."""
-
-    def before(self) -> Any:
-        """The graph as it was, apart from the one there is now."""
-
-    def restore(self) -> None:
-        """Makes the graph what it was."""
-
-    def recompile(self) -> None:
-        """Makes what was changed ready to run."""
-
-
 class Listener(Protocol):
     """Who wants to see the graph around each pass that fired."""
 
@@ -193,92 +174,78 @@ class PassManager:
             PassError: a pass failed or spoiled the graph, and the manager is strict.
         """
         passes = self._by_stage[stage]
-        if not passes:
-            return []
-        if listener is not None:
+        if listener is not None and passes:
             listener.start(stage, graph)
-        start = time.perf_counter()
-        snapshot = take_snapshot(graph)
-        spent = time.perf_counter() - start
+        snapshot: FxSnapshot | OnnxSnapshot | None = None
         results = []
-        is_changed = False
         for item in passes:
-            result, snapshot = self._run_one(item, graph, snapshot, name, checker, listener, spent)
-            is_changed |= bool(result.fired)  # what is undone has its code again
-            results.append(result)
-            spent = 0.0
-        if is_changed and isinstance(graph, fx.GraphModule):
             start = time.perf_counter()
-            for part in with_subgraphs(graph):
-                part.recompile()
-            more = (time.perf_counter() - start) * 1e3
-            results[-1] = dataclasses.replace(results[-1], milliseconds=results[-1].milliseconds + more)
+            snapshot = snapshot or take_snapshot(graph)
+            result, is_changed = self._run_one(item, graph, snapshot, name)
+            milliseconds = (time.perf_counter() - start) * 1e3
+            result = dataclasses.replace(result, milliseconds=milliseconds)
+            if is_changed and not result.undone:
+                result = self._keep_if_right(result, graph, snapshot, name, checker, listener)
+            if is_changed:
+                snapshot = None
+            results.append(result)
+        if any(result.fired for result in results):  # what is undone has its code again
+            _recompile(graph)
         return results
 
     def _run_one(
-        self,
-        item: Pass,
-        graph: Any,
-        snapshot: Snapshot,
-        name: str,
-        checker: Checker | None,
-        listener: Listener | None,
-        spent: float,
-    ) -> tuple[PassResult, Snapshot]:
-        """One pass, and the snapshot for the next; ``spent`` seconds before it count as its."""
+        self, item: Pass, graph: Any, snapshot: FxSnapshot | OnnxSnapshot, name: str
+    ) -> tuple[PassResult, bool]:
+        """What one pass did, and whether it changed the graph; undone if it failed or spoiled it."""
         context = PassContext(item.name, name, self._target, explain=self._explain)
         before = count_nodes(graph)
-        start = time.perf_counter() - spent
-        fired, error = 0, None
+        fired, error, problem = 0, None, None
         try:
             fired = self._call(item, graph, context)
         except Exception as failure:  # whatever goes wrong in a pass, anyone's, is told of the pass
             error = failure
         is_changed = snapshot.changed()
-        problem = None
         if error is None and is_changed:
             problem = snapshot.problem(self._target)
-            if problem is None and isinstance(graph, ir.Model):
-                said = self._target.objection(graph)
-                problem = None if said is None else f"the model it made must not run: {said}"
-            if problem is not None:
-                error = SpoiledGraphError(problem)
-        elapsed = (time.perf_counter() - start) * 1e3
-        if error is not None:
-            if self._strict:
-                raise PassError(item.name, name, error) from error
-            traceback = error if problem is None else None  # of a graph that was looked at, there is nothing to trace
-            logger.warning("%s. It is left out", PassError(item.name, name, error), exc_info=traceback)
-            if is_changed:
-                snapshot.restore()
-                snapshot = take_snapshot(graph)
-            said = str(error) if problem is not None else f"it failed: {error!r}"
-            return PassResult(item.name, 0, before, before, elapsed, refusals=context.refusals, undone=said), snapshot
-        result = PassResult(item.name, fired, before, count_nodes(graph), elapsed, context.matches, context.refusals)
-        result = _as_it_did(result, is_changed, name)
-        if not is_changed:
-            return result, snapshot
+            error = None if problem is None else SpoiledGraphError(problem)
+        if error is None:
+            result = PassResult(item.name, fired, before, count_nodes(graph), 0.0, context.matches, context.refusals)
+            return _as_it_did(result, is_changed, name), is_changed
+        if self._strict:
+            raise PassError(item.name, name, error) from error
+        traceback = error if problem is None else None  # of a graph that was looked at, there is nothing to trace
+        logger.warning("%s. It is left out", PassError(item.name, name, error), exc_info=traceback)
+        if is_changed:
+            snapshot.restore()
+        undone = problem or f"it failed: {error!r}"
+        return PassResult(item.name, 0, before, before, 0.0, refusals=context.refusals, undone=undone), is_changed
+
+    @staticmethod
+    def _keep_if_right(
+        result: PassResult,
+        graph: Any,
+        snapshot: FxSnapshot | OnnxSnapshot,
+        name: str,
+        checker: Checker | None,
+        listener: Listener | None,
+    ) -> PassResult:
+        """Undoes a pass that changed the results."""
         if checker is not None:
-            if isinstance(graph, fx.GraphModule):
-                snapshot.recompile()
+            _recompile(graph)
             problem = checker.problem(snapshot.before(), graph)
-        if problem is not None:
-            if result.matches:
-                problem += f"; it fired at {', '.join(result.matches[:_MOST_MATCHES])}"
-            result = dataclasses.replace(result, undone=problem)
-            logger.warning("pass %s on %s changed the results and is undone: %s", item.name, name, result.undone)
+            if problem is not None:
+                where = f"; it fired at {', '.join(result.matches[:_MOST_MATCHES])}" if result.matches else ""
+                result = dataclasses.replace(result, undone=problem + where)
+                logger.warning("pass %s on %s changed the results and is undone: %s", result.name, name, result.undone)
         logger.info(
             "pass %s on %s: fired %d, nodes %d -> %d, %.1f ms",
-            *(item.name, name, result.fired, result.nodes_before, result.nodes_after, result.milliseconds),
+            *(result.name, name, result.fired, result.nodes_before, result.nodes_after, result.milliseconds),
         )
         if listener is not None:
             listener.fired(result, graph)
-        start = time.perf_counter()
         if result.undone:
             snapshot.restore()
-        snapshot = take_snapshot(graph)
-        more = (time.perf_counter() - start) * 1e3
-        return dataclasses.replace(result, milliseconds=result.milliseconds + more), snapshot
+        return result
 
     @staticmethod
     def _call(item: Pass, graph: Any, context: PassContext) -> int:
@@ -317,6 +284,13 @@ def count_nodes(graph: Any) -> int:
     )
 
 
-def take_snapshot(graph: fx.GraphModule | ir.Model) -> Snapshot:
+def _recompile(graph: Any) -> None:
+    """Generates the code of an FX graph anew."""
+    if isinstance(graph, fx.GraphModule):
+        for part in with_subgraphs(graph):
+            part.recompile()
+
+
+def take_snapshot(graph: fx.GraphModule | ir.Model) -> FxSnapshot | OnnxSnapshot:
     """What a graph is now."""
     return FxSnapshot(graph) if isinstance(graph, fx.GraphModule) else OnnxSnapshot(graph)

@@ -40,7 +40,6 @@ __all__ = [
     "permutation",
     "producer",
     "reason_against",
-    "same_shape",
     "sizes",
     "substitute",
     "use_existing",
@@ -102,12 +101,6 @@ def sizes(value: ir.Value | None) -> list[int | str] | None:
         return None
     dims = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
     return None if any(dim is None for dim in dims) else dims
-
-
-def same_shape(first: ir.Value | None, second: ir.Value | None) -> bool:
-    """Whether two values are known to have one shape, whatever the symbolic dimensions are."""
-    shape = sizes(first)
-    return shape is not None and shape == sizes(second)
 
 
 def number(value: ir.Value | None) -> float | None:

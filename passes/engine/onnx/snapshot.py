@@ -34,11 +34,15 @@ class OnnxSnapshot:
         return _content(self._model) != self._content
 
     def problem(self, target: Target) -> str | None:
-        """Why the model cannot be what was meant: it is malformed, or its results have other names, dtypes or shapes.
+        """Why the model cannot be what was meant: it is malformed, its results have other names, dtypes or shapes, or
+        the target must not run it.
 
         Values of nodes that changed, of which type or shape was not known, get those that are inferred.
         """
-        return self._malformed() or self._wrong_types(target) or self._wrong_results()
+        problem = self._malformed() or self._wrong_types(target) or self._wrong_results()
+        if problem is None and (said := target.objection(self._model)) is not None:
+            return f"the model it made must not run: {said}"
+        return problem
 
     def _malformed(self) -> str | None:
         graph = self._model.graph
@@ -90,9 +94,6 @@ class OnnxSnapshot:
     def before(self) -> ir.Model:
         """The model as it was, apart from the one there is now."""
         return self._clone
-
-    def recompile(self) -> None:
-        """Nothing: a model is what it says."""
 
     def restore(self) -> None:
         """Makes the model what it was; its nodes and values are new."""
