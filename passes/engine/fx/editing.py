@@ -134,9 +134,9 @@ def replace_all(
         reason = _reason_by_value(node, new, strides) or _reason_by_memory(node, new, replaced, context.stage)
         if reason is not None:
             context.refuse(at, reason, matched=1, of=1)
-            return _drop(new for _, new in pairs)
+            return drop(new for _, new in pairs)
     if not context.allows(at):
-        return _drop(new for _, new in pairs)
+        return drop(new for _, new in pairs)
     for node, new in pairs:
         is_made_for_this = not new.users and new.op not in ("placeholder", "get_attr")
         node.replace_all_uses_with(new)
@@ -147,7 +147,7 @@ def replace_all(
     return True
 
 
-def _drop(nodes: Iterable[fx.Node]) -> bool:
+def drop(nodes: Iterable[fx.Node]) -> bool:
     """Erases nodes that were made and not used, and then those they were made of, so that they count as no users."""
     waiting = list(nodes)
     while waiting:
