@@ -30,7 +30,17 @@ import numpy as np
 import onnx_ir as ir
 
 from ..engine.context import PassContext
-from ..engine.onnx.editing import hidden_value, integers, new_constant, nodes_of, number, producer, sizes, substitute
+from ..engine.onnx.editing import (
+    hidden_value,
+    integers,
+    is_only_used_by,
+    new_constant,
+    nodes_of,
+    number,
+    producer,
+    sizes,
+    substitute,
+)
 from ..engine.registry import Pass
 
 _OF = 8
@@ -59,7 +69,8 @@ def layer_norm(model: ir.Model, context: PassContext) -> int:
         if match.result.dtype != ir.DataType.FLOAT:
             context.refuse(node, f"it is of {match.result.dtype}, not float32", matched=6, of=_OF)
             continue
-        _add_affine(match)
+        match.weight = _vector_after(match, "Mul")
+        match.bias = _vector_after(match, "Add") if match.is_centered and match.weight is not None else None
         if not _is_closed(match):
             context.refuse(node, "a value inside is needed elsewhere", matched=7, of=_OF)
             continue
@@ -70,21 +81,17 @@ def layer_norm(model: ir.Model, context: PassContext) -> int:
 def _normalization(node: ir.Node) -> _Match | None:
     """``value / sqrt(mean(value ** 2) + epsilon)``, ending at ``node``."""
     for i, j in [(0, 1)] if node.op_type == "Div" else [(0, 1), (1, 0)]:
-        value, inside = node.inputs[i], [node]
-        if node.op_type == "Div":
-            root = producer(node.inputs[j], "Sqrt")
-        else:
-            inverse = producer(node.inputs[j], "Reciprocal")
-            root = None if inverse is None else producer(inverse.inputs[0], "Sqrt")
-            inside += [inverse] if inverse is not None else []
+        value, divisor = node.inputs[i], node.inputs[j]
+        inverse = producer(divisor, "Reciprocal") if node.op_type == "Mul" else None
+        root = producer(divisor if inverse is None else inverse.inputs[0], "Sqrt")
         total = None if root is None else producer(root.inputs[0], "Add")
-        if root is None or total is None or value is None:
+        if root is None or total is None or value is None or (node.op_type == "Mul") != (inverse is not None):
             continue
         mean, epsilon = _mean_and_number(total)
         square = None if mean is None else producer(mean.inputs[0], "Pow", "Mul")
         if mean is None or square is None or epsilon is None or not _is_square(square, value):
             continue
-        inside += [root, total, mean, square]
+        inside = [node, *([] if inverse is None else [inverse]), root, total, mean, square]
         center = producer(value, "Sub")
         average = None if center is None else _mean_over_last(center.inputs[1])
         if center is not None and average is not None and average.inputs[0] is center.inputs[0]:
@@ -119,16 +126,8 @@ def _is_square(node: ir.Node, value: ir.Value) -> bool:
     return node.inputs[0] is value and node.inputs[1] is value
 
 
-def _add_affine(match: _Match) -> None:
-    """Extends a match by the product with a vector and the sum with another that follow it."""
-    weight = _vector_after(match, "Mul")
-    if weight is not None:
-        match.weight = weight
-        if match.is_centered:
-            match.bias = _vector_after(match, "Add")
-
-
 def _vector_after(match: _Match, operator: str) -> ir.Value | None:
+    """The vector that the result is multiplied by, or that is added to it; this extends the match."""
     users = match.result.uses()
     if len(users) != 1 or match.result.is_graph_output():
         return None
@@ -146,12 +145,8 @@ def _vector_after(match: _Match, operator: str) -> ir.Value | None:
 
 def _is_closed(match: _Match) -> bool:
     """Whether only the result of a match is used outside of it."""
-    return all(
-        not output.is_graph_output() and all(user in match.inside for user in output.consumers())
-        for node in match.inside
-        for output in node.outputs
-        if output is not match.result
-    )
+    values = (output for node in match.inside for output in node.outputs if output is not match.result)
+    return all(is_only_used_by(value, *match.inside) for value in values)
 
 
 def _substitute(model: ir.Model, context: PassContext, match: _Match) -> bool:
