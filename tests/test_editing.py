@@ -1051,17 +1051,6 @@ def test_constants_of_one_name_are_kept_apart() -> None:
     assert (hidden.name, hidden.dtype, onnx_editing.sizes(hidden)) == ("e__flat", ir.DataType.FLOAT, [12])
 
 
-def test_an_operator_that_the_target_is_asked_about() -> None:
-    model = model_of(EXP)
-    asked = []
-    target = Target(refuses=lambda node: asked.append((node.domain, node.op_type, len(node.attributes))) or "no kernel")
-    context = PassContext("onnx.mine", target=target)
-    attribute = ir.AttrFloat32("alpha", 1.0)
-    reason = onnx_editing.reason_against(context, "QuickGelu", model.graph.inputs, attribute, domain="com.microsoft")
-    assert (reason, asked) == ("no kernel", [("com.microsoft", "QuickGelu", 1)])
-    assert len(list(model.graph.inputs[0].uses())) == 1
-
-
 class TestInference:
     """Of the results of a node: what it gives them, and what it has against what is claimed."""
 

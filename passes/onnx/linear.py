@@ -1,7 +1,7 @@
 """Computes a linear layer on the tensor it is given, instead of on its rows as a matrix.
 
 ATen has products of matrices only, so that PyTorch flattens the input of a linear layer and unflattens the result.
-ONNX's ``MatMul`` takes any rank, and ``FusedMatMul`` a transposed weight.
+ONNX's ``MatMul`` takes any rank; ``onnx.transposed_products``, which follows, takes the weight as it lies in memory.
 
 Rule: a ``MatMul`` of matrices, or a ``Gemm`` with alpha = beta = 1 and the first operand as it is, whose first operand
 is a ``Reshape`` of a tensor, and whose result is used by ``Reshape`` only, is computed on that tensor where
@@ -14,8 +14,8 @@ is a ``Reshape`` of a tensor, and whose result is used by ``Reshape`` only, is c
 
 Before and after (x: [B, S, K], w: [N, K], b: [N])::
 
-    f = Reshape(x, [B * S, K])               p = com.microsoft.FusedMatMul <transB=1> (x, w)
-    t = Transpose <perm=[1, 0]> (w)          y = Add(p, b)
+    f = Reshape(x, [B * S, K])               t = Transpose <perm=[1, 0]> (w)
+    t = Transpose <perm=[1, 0]> (w)          y = Add(MatMul(x, t), b)
     g = Gemm(f, t, b)
     y = Reshape(g, [B, S, N])
 
@@ -38,9 +38,7 @@ from ..engine.onnx.editing import (
     is_only_used_by,
     new_constant,
     nodes_of,
-    permutation,
     producer,
-    reason_against,
     sizes,
     substitute,
 )
@@ -109,11 +107,10 @@ def _unflatten(model: ir.Model, context: PassContext, node: ir.Node, flattening:
     if bias is not None and not _takes_bias(view):
         context.refuse(node, "nothing is saved: the bias is then added apart", matched=3, of=_OF)
         return False
-    name = f"{flattening.outputs[0].name}__full"
+    full = hidden_value(flattening.outputs[0], "full", target)
     array = np.array([-1 if isinstance(size, str) else size for size in target], np.int64)
-    argument = new_constant(model, f"{name}__shape", array)
-    full = ir.Value(name=name, type=value.type, shape=ir.Shape(target))
-    reshape = ir.Node("", "Reshape", [value, argument], outputs=[full], name=f"node_{name}")
+    argument = new_constant(model, f"{full.name}__shape", array)
+    reshape = ir.Node("", "Reshape", [value, argument], outputs=[full], name=f"node_{full.name}")
     reshape.metadata_props.update(flattening.metadata_props)
     node.graph.insert_before(node, [reshape])
     fired = _substitute(model, context, node, full, bias, [*lead, columns[-1]], view)
@@ -137,10 +134,8 @@ def _takes_bias(view: ir.Node) -> bool:
 
 def _is_plain(node: ir.Node) -> bool:
     """Whether a node computes ``a @ b`` or ``a @ transpose(b)``, plus ``c``."""
-    get = node.attributes.get
-    numbers = [attribute.value for name in ("alpha", "beta") if (attribute := get(name)) is not None]
-    transposed = get("transA")
-    return all(item == 1 for item in numbers) and (transposed is None or transposed.value == 0)
+    usual = {"alpha": 1, "beta": 1, "transA": 0}
+    return all(item.value == usual.get(item.name, item.value) for item in node.attributes.values())
 
 
 def _last_view(view: ir.Node) -> ir.Node:
@@ -172,9 +167,7 @@ def _substitute(
     shape: list[int | str],
     view: ir.Node | None,
 ) -> bool:
-    product = _product(context, node, value)
-    if product is None:
-        return False
+    product = _product(node, value)
     matrix = node.outputs[0]
     result = matrix if view is None else view.outputs[0]
     full = product.outputs[0]
@@ -199,23 +192,11 @@ def _substitute(
     return True
 
 
-def _product(context: PassContext, node: ir.Node, value: ir.Value) -> ir.Node | None:
-    """``value @ weight`` with the weight as it lies in memory if the target can, else with the transposed one."""
-    weight = node.inputs[1]
-    transposed = node.attributes.get("transB")
-    is_transposed = transposed is not None and transposed.value == 1
-    transpose = producer(weight, "Transpose")
-    source = weight
-    if transpose is not None and permutation(transpose) == [1, 0] and not is_transposed:
-        source = transpose.inputs[0]
-    if is_transposed or source is not weight:
-        attribute = ir.AttrInt64("transB", 1)
-        reason = reason_against(context, "FusedMatMul", [value, source], attribute, domain="com.microsoft")
-        if reason is None:
-            return ir.Node("com.microsoft", "FusedMatMul", [value, source], [attribute])
-        if is_transposed:
-            context.refuse(node, f"FusedMatMul: {reason}", matched=4, of=_OF)
-            return None
+def _product(node: ir.Node, value: ir.Value) -> ir.Node:
+    """``value`` times the second operand of ``node``."""
+    weight, transposed = node.inputs[1], node.attributes.get("transB")
+    if transposed is not None and transposed.value == 1:
+        return ir.Node("com.microsoft", "FusedMatMul", [value, weight], [transposed])
     return ir.Node("", "MatMul", [value, weight])
 
 

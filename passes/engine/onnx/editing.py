@@ -39,7 +39,6 @@ __all__ = [
     "number",
     "permutation",
     "producer",
-    "reason_against",
     "sizes",
     "substitute",
     "use_existing",
@@ -359,16 +358,6 @@ def drop(nodes: Sequence[ir.Node]) -> bool:
         for i in range(len(node.inputs)):
             node.replace_input_with(i, None)
     return False
-
-
-def reason_against(
-    context: PassContext, operator: str, inputs: Sequence[ir.Value | None], *attributes: ir.Attr, domain: str = ""
-) -> str | None:
-    """Why the target cannot run an operator on these inputs, or ``None``."""
-    probe = ir.Node(domain, operator, inputs, attributes)
-    reason = context.target.refuses(probe)
-    drop([probe])
-    return reason
 
 
 def use_instead(old: ir.Value, new: ir.Value) -> None:
