@@ -141,10 +141,7 @@ class Matcher:
         self._current.context = context
         before = set(module.graph.nodes)
         fired = self._matcher.apply(module)
-        if fired:
-            module.graph.eliminate_dead_code()
-            _inherit_source(module, before)
-            module.recompile()
+        _inherit_source(module, before)
         if context.explain:
             self._explain(module, context)
         return fired
