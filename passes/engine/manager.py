@@ -53,7 +53,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-
 _MOST_MATCHES = 5
 """Matches that the message about an undone pass names."""
 
@@ -99,10 +98,6 @@ class Checker(Protocol):
 
     def problem(self, before: Any, after: Any) -> str | None:
         """What a pass changed in the results, naming the node and the error; ``None`` if nothing beyond rounding."""
-
-
-class SpoiledGraphError(ValueError):
-    """A pass made of the graph what cannot have been meant."""
 
 
 class Listener(Protocol):
@@ -207,7 +202,7 @@ class PassManager:
         is_changed = snapshot.changed()
         if error is None and is_changed:
             problem = snapshot.problem(self._target)
-            error = None if problem is None else SpoiledGraphError(problem)
+            error = None if problem is None else ValueError(problem)
         if error is None:
             result = PassResult(item.name, fired, before, count_nodes(graph), 0.0, context.matches, context.refusals)
             return _as_it_did(result, is_changed, name), is_changed
@@ -251,7 +246,7 @@ class PassManager:
     def _call(item: Pass, graph: Any, context: PassContext) -> int:
         if not context.allows_pass():
             return 0
-        parts = list(with_subgraphs(graph)) if item.visits_subgraphs and isinstance(graph, fx.GraphModule) else [graph]
+        parts = list(with_subgraphs(graph)) if isinstance(graph, fx.GraphModule) else [graph]
         return sum(_checked_count(item.run(part, context)) for part in parts)
 
 

@@ -40,7 +40,6 @@ class Pass:
         run: changes a graph in place and returns how many times it fired. The graph is an ``fx.GraphModule``, in the
             stage ``onnx`` an ``onnx_ir.Model``.
         default: whether it is on unless the option ``passes`` says otherwise.
-        visits_subgraphs: whether the manager also calls it for each subgraph of a higher-order operator.
         before: names of passes that run after it; the name of its stage stands for all of them.
         after: names of passes that run before it; the name of its stage stands for all but those that clean up.
         cleans_up: whether it runs after all that do not.
@@ -52,7 +51,6 @@ class Pass:
     sentence: str
     run: Callable[[Any, PassContext], int]
     default: bool = True
-    visits_subgraphs: bool = True
     before: Sequence[str] = ()
     after: Sequence[str] = ()
     cleans_up: bool = False

@@ -138,12 +138,12 @@ def replace_all(
     if not context.allows(at):
         return drop(new for _, new in pairs)
     for node, new in pairs:
-        is_made_for_this = not new.users and new.op not in ("placeholder", "get_attr")
+        is_made_for_this = not new.users and not is_input(new)
         node.replace_all_uses_with(new)
-        if is_made_for_this:
-            take_name(new, node)
-        else:
-            node.graph.erase_node(node)
+        node.graph.erase_node(node)
+        if is_made_for_this:  # ``fx.Node._rename`` would find the name taken
+            new.name = node.name
+            new.graph._graph_namespace._rename_object(new, node.name)
     return True
 
 
@@ -203,7 +203,7 @@ def _reason_by_memory(node: fx.Node, new: fx.Node, replaced: Set[fx.Node], stage
 
 def _is_made_for_this(new: fx.Node) -> bool:
     """Whether a result, which nobody reads yet, lies in memory that only what leads to it reads."""
-    if new.users or new.op in ("placeholder", "get_attr"):
+    if new.users or is_input(new):
         return False
     while (source := viewed(new)) is not None:
         if is_input(source) or len(source.users) > 1:
@@ -253,20 +253,6 @@ def _needs_memory(user: fx.Node) -> bool:
     if user.target is operator.getitem:
         return False
     return user.target in _READS_MEMORY or changes_memory(user) or not isinstance(user.target, torch._ops.OpOverload)
-
-
-def take_name(new: fx.Node, node: fx.Node) -> None:
-    """Erases ``node``, which has no users, and gives its name to ``new``; ``fx.Node._rename`` would find it taken."""
-    node.graph.erase_node(node)
-    new.name = node.name
-    new.graph._graph_namespace._rename_object(new, node.name)
-
-
-def erase_unused(nodes: Sequence[fx.Node]) -> None:
-    """Erases those of the nodes that nobody reads, the last first."""
-    for node in reversed(nodes):
-        if not node._erased and not node.users:
-            node.graph.erase_node(node)
 
 
 def known_equal(first: object, second: object) -> bool:
