@@ -124,28 +124,24 @@ def _rotation_of(value: ir.Value | None, x: ir.Value | None) -> bool | None:
         return None
     features, rank = shape[-1], len(shape)
     paired = producer(value, "Reshape")
-    if paired is not None and sizes(paired.outputs[0]) == shape:
-        stacked = producer(paired.inputs[0], "Concat")
-        if stacked is None or len(stacked.inputs) != 2 or stacked.attributes.get_int("axis", 0) not in (-1, rank):
-            return None
-        parts = [producer(item, "Unsqueeze") for item in stacked.inputs]
-        if any(part is None or integers(part.inputs[1]) not in ([-1], [rank]) for part in parts):
-            return None
-        second, first = (None if part is None else part.inputs[0] for part in parts)
-        negated = producer(second, "Neg")
-        if negated is None:
-            return None
-        odd, even = _slice_of(negated.inputs[0], x), _slice_of(first, x)
-        return True if (odd, even) == ((1, features, 2), (0, features, 2)) else None
-    joined = producer(value, "Concat")
-    if joined is None or len(joined.inputs) != 2 or joined.attributes.get_int("axis", 0) not in (-1, rank - 1):
+    are_pairs = paired is not None and sizes(paired.outputs[0]) == shape
+    joined = producer(paired.inputs[0] if paired is not None and are_pairs else value, "Concat")
+    axes = (-1, rank if are_pairs else rank - 1)
+    if joined is None or len(joined.inputs) != 2 or joined.attributes.get_int("axis", 0) not in axes:
         return None
-    negated = producer(joined.inputs[0], "Neg")
-    if negated is None:
-        return None
-    later, earlier = _slice_of(negated.inputs[0], x), _slice_of(joined.inputs[1], x)
+    second, first = joined.inputs
     half = features // 2
-    return False if (later, earlier) == ((half, features, 1), (0, half, 1)) else None
+    ends = ((half, features, 1), (0, half, 1))
+    if are_pairs:
+        apart = [producer(item, "Unsqueeze") for item in joined.inputs]
+        if any(part is None or integers(part.inputs[1]) not in ([-1], [rank]) for part in apart):
+            return None
+        second, first = (None if part is None else part.inputs[0] for part in apart)
+        ends = ((1, features, 2), (0, features, 2))
+    negated = producer(second, "Neg")
+    if negated is None or (_slice_of(negated.inputs[0], x), _slice_of(first, x)) != ends:
+        return None
+    return are_pairs
 
 
 def _slice_of(value: ir.Value | None, x: ir.Value) -> tuple[int, int, int] | None:

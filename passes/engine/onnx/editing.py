@@ -306,7 +306,7 @@ def use_existing(result: ir.Value, value: ir.Value, context: PassContext) -> boo
         return False
     is_free = not value.is_graph_output() and not value.is_initializer() and not value.is_graph_input()
     takes_name = result.is_graph_output() or (is_named(result) and not is_named(value) and is_free)
-    value.shape, value.type = _known_shape(value, result), value.type or result.type
+    value.shape, value.type = value.shape or result.shape, value.type or result.type
     if takes_name:
         use_instead(result, value)
         source = value.producer()
@@ -316,16 +316,6 @@ def use_existing(result: ir.Value, value: ir.Value, context: PassContext) -> boo
         result.replace_all_uses_with(value)
     erase_unused([result])
     return True
-
-
-def _known_shape(value: ir.Value, result: ir.Value) -> ir.Shape | None:
-    """The shape of ``value``; its unknown sizes are those of ``result``, which has the same."""
-    if value.shape is None:
-        return result.shape
-    if result.shape is None or len(value.shape) != len(result.shape) or None not in dims_of(value.shape):
-        return value.shape
-    pairs = zip(dims_of(value.shape), dims_of(result.shape), strict=True)
-    return ir.Shape([other if known is None else known for known, other in pairs])
 
 
 def _reason_against_using(result: ir.Value, value: ir.Value) -> str | None:
