@@ -14,6 +14,7 @@ import functools
 import importlib
 import logging
 import re
+import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
@@ -43,8 +44,7 @@ class Pass:
         before: names of passes that run after it; the name of its stage stands for all of them.
         after: names of passes that run before it; the name of its stage stands for all but those that clean up.
         cleans_up: whether it runs after all that do not.
-        made_of: the functions that somebody wrote, where ``run`` is made of these, as of patterns: they tell whether a
-            pass is defined again; else ``run`` tells.
+        made_of: the functions that somebody wrote, where ``run`` is made of these, as of patterns.
     """
 
     name: str
@@ -85,10 +85,7 @@ _registered: dict[str, Pass] = {}
 _registering = Lock()
 
 _announced: list[str] = []
-"""Modules whose import registers passes."""
-
-_built_in: dict[str, Pass] = {}
-"""The passes that were registered as built in, as they were. Replaced, never changed."""
+"""Modules whose import registers their passes, ``OURS``."""
 
 
 def announce(module: str) -> None:
@@ -101,7 +98,7 @@ def _load_announced() -> None:
         importlib.import_module(module)  # another thread's import is waited for
 
 
-def register(item: Pass, *, is_built_in: bool = False) -> Pass:
+def register(item: Pass) -> Pass:
     """Adds a pass, at its place among those that are registered.
 
     A pass whose function is defined again, as by a module that is reloaded or a cell of a notebook that runs again,
@@ -110,15 +107,13 @@ def register(item: Pass, *, is_built_in: bool = False) -> Pass:
 
     Args:
         item: the pass.
-        is_built_in: whether the sources of this package say all of it, see ``are_only_built_in``.
 
     Raises:
         ValueError: another pass has that name; the message says where both were written. Or ``before`` or ``after``
             name a pass that is not registered, the pass itself, or passes between which there is no place.
     """
-    global _registered, _built_in
-    if not is_built_in:
-        _load_announced()
+    global _registered
+    _load_announced()
     with _registering:
         known = _registered.get(item.name)
         if known is not None and not is_defined_again(known.written, item.written):
@@ -131,8 +126,6 @@ def register(item: Pass, *, is_built_in: bool = False) -> Pass:
         place = _place(item, others)
         ordered = [*others[:place], item, *others[place:]]
         _registered = {other.name: other for other in ordered}
-        if is_built_in:
-            _built_in = {**_built_in, item.name: item}
     if known is not None and known.run is not item.run:
         logger.warning("pass %s is defined again: %s replaces it", item.name, described(item.written))
     return item
@@ -208,9 +201,7 @@ def _load_entry_points() -> None:
     """Imports the modules other packages name, once. One that cannot be imported is left out, with a warning."""
     for entry in metadata.entry_points(group=ENTRY_POINTS):
         try:
-            loaded = entry.load()
-            for item in [loaded] if isinstance(loaded, Pass) else []:
-                register(item)
+            entry.load()
         except Exception:  # any package may be broken in any way; the user's model still runs
             logger.warning("the passes of entry point %s = %s are left out", entry.name, entry.value, exc_info=True)
 
@@ -228,7 +219,8 @@ def are_only_built_in() -> bool:
     It does not import these: what is not imported was not changed.
     """
     _load_entry_points()
-    return list(_registered.items()) == list(_built_in.items())
+    imported = [importlib.import_module(module) for module in _announced if module in sys.modules]
+    return list(_registered.values()) == [item for module in imported for item in module.OURS]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,28 +23,6 @@ import onnx_ir as ir
 from ..context import PassContext, Target
 from .inference import contradiction, dims_of, settle_types
 
-__all__ = [
-    "Builder",
-    "constant",
-    "drop",
-    "erase_unused",
-    "hidden_value",
-    "integers",
-    "is_named",
-    "is_only_used_by",
-    "is_weight",
-    "mark_weight",
-    "new_constant",
-    "nodes_of",
-    "number",
-    "permutation",
-    "producer",
-    "sizes",
-    "substitute",
-    "use_existing",
-    "use_instead",
-]
-
 
 def constant(value: ir.Value | None) -> np.ndarray | None:
     """The number or array a value always has, or ``None``: of an initializer or a ``Constant`` node."""
