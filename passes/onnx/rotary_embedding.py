@@ -29,7 +29,6 @@ It must not fire where the products are needed elsewhere, as the backward of tra
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,6 +37,7 @@ import onnx_ir as ir
 from ..engine.context import PassContext
 from ..engine.onnx.editing import (
     Builder,
+    NearMiss,
     constant,
     integers,
     is_only_used_by,
@@ -46,6 +46,7 @@ from ..engine.onnx.editing import (
     number,
     permutation,
     producer,
+    require,
     sizes,
 )
 from ..engine.registry import Pass
@@ -55,31 +56,6 @@ _NODES = 4  # sum, two products, the rotated value: what a near miss is counted 
 _ELEMENTWISE = ("Cos", "Sin", "Neg", "Identity", "Cast", "Mul", "Add")
 
 _SIZES = list[int | str]
-
-
-class _NotRotary(Exception):
-    """Why a sum of products is no rotary embedding this pass can make one operator of."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Rotary:
-    """One rotary embedding as it is written out.
-
-    Attributes:
-        x: [batch, heads, length, features], or with ``by_position`` [batch, length, heads, features].
-        rotated: how many of the features are rotated.
-        interleaved: whether neighbours are rotated together, rather than halves.
-        cos, sin: [batch or 1, length, rotated], or [length, rotated].
-        result: like x.
-    """
-
-    x: ir.Value
-    by_position: bool
-    rotated: int
-    interleaved: bool
-    cos: ir.Value
-    sin: ir.Value
-    result: ir.Value
 
 
 def fuse_rotary_embedding(model: ir.Model, context: PassContext) -> int:
@@ -98,10 +74,10 @@ def fuse_rotary_embedding(model: ir.Model, context: PassContext) -> int:
             context.refuse(node, reason, matched=_NODES, of=_NODES)
             continue
         try:
-            fired += fusion.run(_find(node, *parts))
-        except _NotRotary as no:
-            context.refuse(node, str(no), matched=_NODES, of=_NODES)
-    fusion.erase_unused()
+            fired += fusion.run(node, *parts)
+        except NearMiss as no:
+            context.refuse(node, str(no), matched=no.matched, of=_NODES)
+    fusion.builder.erase_unused()
     return fired
 
 
@@ -172,27 +148,6 @@ def _slice_of(value: ir.Value | None, x: ir.Value) -> tuple[int, int, int] | Non
     return start, end, step
 
 
-def _find(add: ir.Node, x: ir.Value, cos: ir.Value, sin: ir.Value, interleaved: bool) -> _Rotary:
-    """What the sum computes. Raises ``_NotRotary``."""
-    for value in add.inputs:
-        assert value is not None
-        if not is_only_used_by(value, add):
-            raise _NotRotary(f"{value.name} is needed elsewhere")
-    shape = sizes(x)
-    if x.dtype != ir.DataType.FLOAT:
-        raise _NotRotary(f"{x.name} is {x.dtype}")
-    if shape is None or len(shape) != 4 or sizes(add.outputs[0]) != shape:
-        raise _NotRotary(f"{x.name} is {'of unknown shape' if shape is None else shape}, not of four dimensions")
-    by_position, other = (_is_by_position(value, shape) for value in (cos, sin))
-    if by_position != other:
-        raise _NotRotary("cos and sin go along different dimensions")
-    heads, rotated = shape[2 if by_position else 1], shape[3]
-    if not isinstance(heads, int) or not isinstance(rotated, int):
-        raise _NotRotary(f"the heads and features of {x.name} are not known: {shape}")
-    whole, result = _with_the_rest(add.outputs[0], x, rotated)
-    return _Rotary(whole, by_position, rotated, interleaved, cos, sin, result)
-
-
 def _is_by_position(angle: ir.Value, shape: _SIZES) -> bool:
     """Whether x, of this shape, is [batch, length, heads, n], by the dimensions of cos or sin."""
     here = sizes(angle) or []
@@ -203,10 +158,10 @@ def _is_by_position(angle: ir.Value, shape: _SIZES) -> bool:
             return False
         if here[1:3] == [shape[1], 1]:
             return True
-    raise _NotRotary(f"{angle.name} of {here or 'unknown shape'} is not one for all heads of each position of {shape}")
+    raise NearMiss(f"{angle.name} of {here or 'unknown shape'} is not the same for all heads of {shape}", _NODES)
 
 
-def _with_the_rest(result: ir.Value, x: ir.Value, rotated: int) -> tuple[ir.Value, ir.Value]:
+def _with_the_rest(result: ir.Value, x: ir.Value, rotated: int | str) -> tuple[ir.Value, ir.Value]:
     """x and the result together with the features that are not rotated, if these are put back behind."""
     users = result.consumers()
     part = producer(x, "Slice", "Split")
@@ -227,56 +182,61 @@ class _Fusion:
 
     def __init__(self, model: ir.Model, context: PassContext) -> None:
         self._model = model
-        self._context = context
-        self._builder = Builder(model, context)
+        self.builder = Builder(model, context)
         self._once: dict[tuple[ir.Value, bool], ir.Value] = {}
         self._result = ""
 
-    def run(self, found: _Rotary) -> bool:
-        """Whether it did. Raises ``_NotRotary``."""
-        shape = sizes(found.x)
-        assert shape is not None
-        batch, features = shape[0], shape[3]
-        length, heads = shape[1:3] if found.by_position else shape[2:0:-1]
-        assert isinstance(heads, int) and isinstance(features, int)
-        angles = [self._angle(value, found, length) for value in (found.cos, found.sin)]
-        self._result = str(found.result.name)
-        inputs = [self._for_batch(angle, found.x, batch) for angle in angles]
-        attributes = [ir.AttrInt64("interleaved", 1)] if found.interleaved else []
-        if found.rotated != features:
-            attributes.append(ir.AttrInt64("rotary_embedding_dim", found.rotated))
-        transpose = producer(found.x, "Transpose")
+    def run(self, add: ir.Node, x: ir.Value, cos: ir.Value, sin: ir.Value, interleaved: bool) -> bool:
+        """Whether it did, for ``x * cos + rotated(x) * sin``. Raises ``NearMiss``."""
+        for value in add.inputs:
+            assert value is not None
+            require(is_only_used_by(value, add), f"{value.name} is needed elsewhere", _NODES)
+        shape = sizes(x) or []
+        require(x.dtype == ir.DataType.FLOAT, f"{x.name} is {x.dtype}", _NODES)
+        is_known = len(shape) == 4 and sizes(add.outputs[0]) == shape
+        require(is_known, f"{x.name} is {shape or 'of unknown shape'}, not of four dimensions", _NODES)
+        by_position, other = (_is_by_position(value, shape) for value in (cos, sin))
+        require(by_position == other, "cos and sin go along different dimensions", _NODES)
+        rotated = shape[3]
+        x, result = _with_the_rest(add.outputs[0], x, rotated)
+        batch, *middle, features = sizes(x) or []
+        length, heads = middle if by_position else middle[::-1]
+        if not isinstance(heads, int) or not isinstance(features, int) or not isinstance(rotated, int):
+            raise NearMiss(f"the heads and features of {x.name} are not known: {shape}", _NODES)
+        angles = [self._angle(value, interleaved, by_position, length) for value in (cos, sin)]
+        self._result = str(result.name)
+        inputs = [self._for_batch(angle, x, batch) for angle in angles]
+        attributes = [ir.AttrInt64("interleaved", 1)] if interleaved else []
+        if rotated != features:
+            attributes.append(ir.AttrInt64("rotary_embedding_dim", rotated))
+        transpose = producer(x, "Transpose")
         swapped = transpose is not None and permutation(transpose) == [0, 2, 1, 3]
-        if not found.by_position and not swapped:
-            self._add("RotaryEmbedding", [found.x, *inputs], *attributes)
-            return self._builder.substitute([found.result])
-        x = found.x if found.by_position or transpose is None else transpose.inputs[0]
-        reshape = producer(x, "Reshape")
+        if not by_position and not swapped:
+            self._add("RotaryEmbedding", [x, *inputs], *attributes)
+            return self.builder.substitute([result])
+        source = x if by_position or transpose is None else transpose.inputs[0]
+        reshape = producer(source, "Reshape")
         if reshape is not None and sizes(reshape.inputs[0]) == [batch, length, heads * features]:
-            x = reshape.inputs[0]
+            source = reshape.inputs[0]
         else:
-            x = self._add("Reshape", [x, self._builder.constant("heads_together", [0, 0, heads * features])])
-        turned = self._add("RotaryEmbedding", [x, *inputs], *attributes, ir.AttrInt64("num_heads", heads))
-        value = self._add("Reshape", [turned, self._builder.constant("heads_apart", [0, 0, heads, features])])
-        if not found.by_position:
+            source = self._add("Reshape", [source, self.builder.constant("heads_together", [0, 0, heads * features])])
+        turned = self._add("RotaryEmbedding", [source, *inputs], *attributes, ir.AttrInt64("num_heads", heads))
+        value = self._add("Reshape", [turned, self.builder.constant("heads_apart", [0, 0, heads, features])])
+        if not by_position:
             self._add("Transpose", [value], ir.AttrInt64s("perm", [0, 2, 1, 3]))
-        return self._builder.substitute([found.result])
+        return self.builder.substitute([result])
 
-    def erase_unused(self) -> None:
-        """Takes back what was made of cos and sin for embeddings that stay as they are."""
-        self._builder.erase_unused()
-
-    def _angle(self, value: ir.Value, found: _Rotary, length: int | str) -> ir.Value:
+    def _angle(self, value: ir.Value, interleaved: bool, by_position: bool, length: int | str) -> ir.Value:
         """cos or sin, [batch or 1, length, n / 2]."""
-        once = self._half(value, found.interleaved)
+        once = self._half(value, interleaved)
         shape = sizes(once)
         assert shape is not None
         before = _before_views(once, [shape[0] if len(shape) == 4 else 1, length, shape[-1]])
         if before is not None:
             return before
-        axis = 0 if len(shape) == 2 else 2 if found.by_position else 1
+        axis = 0 if len(shape) == 2 else 2 if by_position else 1
         operator = "Unsqueeze" if len(shape) == 2 else "Squeeze"
-        return self._shared(once, operator, [once, self._builder.constant("axis", [axis])])
+        return self._shared(once, operator, [once, self.builder.constant("axis", [axis])])
 
     def _for_batch(self, angle: ir.Value, x: ir.Value, batch: int | str) -> ir.Value:
         """[batch, length, n / 2]."""
@@ -285,9 +245,9 @@ class _Fusion:
         if shape[0] == batch:
             return angle
         if isinstance(batch, int):
-            return self._shared(angle, "Expand", [angle, self._builder.constant("batches", [batch, 1, 1])])
+            return self._shared(angle, "Expand", [angle, self.builder.constant("batches", [batch, 1, 1])])
         first = self._add("Shape", [x], ir.AttrInt64("start", 0), ir.AttrInt64("end", 1))
-        ones = self._builder.constant("ones", [1, 1])
+        ones = self.builder.constant("ones", [1, 1])
         target = self._add("Concat", [first, ones], ir.AttrInt64("axis", 0))
         return self._add("Expand", [angle, target])
 
@@ -301,25 +261,25 @@ class _Fusion:
     def _make_half(self, value: ir.Value, interleaved: bool) -> ir.Value:
         array, shape, node = constant(value), sizes(value), value.producer()
         if not shape or not isinstance(shape[-1], int) or shape[-1] % 2:
-            raise _NotRotary(f"the shape of {value.name} is not known: {shape}")
+            raise NearMiss(f"the shape of {value.name} is not known: {shape}", _NODES)
         if array is not None:
             first, second = (array[..., ::2], array[..., 1::2]) if interleaved else np.split(array, 2, axis=-1)
             if not np.array_equal(first, second, equal_nan=True):
-                raise _NotRotary(f"the two elements rotated together have different numbers in {value.name}")
+                raise NearMiss(f"the two elements rotated together have different numbers in {value.name}", _NODES)
             return new_constant(self._model, f"{value.name}__once", np.ascontiguousarray(first))
         last = len(shape) - 1
         doubled = _doubled(value, interleaved)
         if doubled is not None:
             inner, is_apart = doubled
-            axis = self._builder.constant("axis", [last + 1])
+            axis = self.builder.constant("axis", [last + 1])
             return self._shared(inner, "Squeeze", [inner, axis]) if is_apart else inner
         if node is None or node.domain:
-            raise _NotRotary(f"{value.name} is not known to hold each number twice")
+            raise NearMiss(f"{value.name} is not known to hold each number twice", _NODES)
         if node.op_type == "Unsqueeze" and {last, -1}.isdisjoint(integers(node.inputs[1]) or [-1]):
             assert node.inputs[0] is not None
             return self._shared(value, "Unsqueeze", [self._half(node.inputs[0], interleaved), node.inputs[1]])
         if node.op_type not in _ELEMENTWISE:
-            raise _NotRotary(f"{value.name} is not known to hold each number twice: it is a {node.op_type}")
+            raise NearMiss(f"{value.name} is not known to hold each number twice: it is a {node.op_type}", _NODES)
         parts = [
             item if item is None or _is_same_for_all(item) else self._half(item, interleaved) for item in node.inputs
         ]
@@ -328,10 +288,10 @@ class _Fusion:
     def _shared(
         self, value: ir.Value, operator: str, inputs: Sequence[ir.Value | None], *attributes: ir.Attr
     ) -> ir.Value:
-        return self._builder.shared(value, operator, inputs, operator.lower(), *attributes)
+        return self.builder.shared(value, operator, inputs, operator.lower(), *attributes)
 
     def _add(self, operator: str, inputs: Sequence[ir.Value | None], *attributes: ir.Attr) -> ir.Value:
-        return self._builder.add(operator, inputs, f"{self._result}__{operator.lower()}", *attributes)
+        return self.builder.add(operator, inputs, f"{self._result}__{operator.lower()}", *attributes)
 
 
 def _is_same_for_all(value: ir.Value) -> bool:

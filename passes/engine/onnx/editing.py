@@ -131,6 +131,25 @@ def new_constant(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
     return value
 
 
+class NearMiss(Exception):
+    """Why what begins like a form that a pass looks for is none.
+
+    Args:
+        reason: the condition that does not hold.
+        matched: how many nodes of the form were found.
+    """
+
+    def __init__(self, reason: str, matched: int) -> None:
+        super().__init__(reason)
+        self.matched = matched
+
+
+def require(condition: bool, otherwise: str, matched: int) -> None:
+    """Raises ``NearMiss`` where a condition does not hold."""
+    if not condition:
+        raise NearMiss(otherwise, matched)
+
+
 class Builder:
     """Makes constants, and nodes of ONNX's own operators whose results are inferred, for one run of a pass."""
 

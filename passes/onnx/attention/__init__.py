@@ -38,10 +38,10 @@ import onnx_ir as ir
 import torch
 
 from ...engine.context import PassContext
-from ...engine.onnx.editing import Builder, nodes_of, producer
+from ...engine.onnx.editing import Builder, NearMiss, nodes_of, producer
 from ...engine.onnx.inference import infer_types
 from ...engine.registry import Pass
-from .finding import NODES, NotAttention, batches_apart, find_attention, groups_together
+from .finding import NODES, batches_apart, find_attention, groups_together
 from .fusion import Fusion
 
 _FIRST_OPSET = 23
@@ -65,7 +65,7 @@ def fuse_attention(model: ir.Model, context: PassContext) -> int:
         try:
             found = find_attention(node, softmax, context.target.threads or torch.get_num_threads())
             fired += Fusion(builder, found).run()
-        except NotAttention as no:
+        except NearMiss as no:
             context.refuse(node, str(no), matched=no.matched, of=NODES)
     builder.erase_unused()
     return fired

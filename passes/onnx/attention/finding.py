@@ -9,7 +9,17 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from ...engine.onnx.editing import constant, integers, is_only_used_by, number, permutation, producer, sizes
+from ...engine.onnx.editing import (
+    NearMiss,
+    constant,
+    integers,
+    is_only_used_by,
+    number,
+    permutation,
+    producer,
+    require,
+    sizes,
+)
 from ...engine.onnx.inference import dims_of
 
 LOWEST = float(np.finfo(np.float32).min)
@@ -19,14 +29,6 @@ NODES = 4
 """Product, mask or scale, softmax, product: what a near miss is counted in."""
 _STEPS = ("MatMul", "Reshape", "Mul", "Div", "Add", "Where")
 """What lies between the product of q and k and the softmax."""
-
-
-class NotAttention(Exception):
-    """Why a product of a softmax is no attention this pass can make one operator of."""
-
-    def __init__(self, reason: str, matched: int) -> None:
-        super().__init__(reason)
-        self.matched = matched
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,48 +77,43 @@ class Attention:
     result: ir.Value
 
 
-def _require(condition: bool, otherwise: str, matched: int = 3) -> None:
-    if not condition:
-        raise NotAttention(otherwise, matched)
-
-
 def find_attention(product: ir.Node, softmax: ir.Node, threads: int) -> Attention:
-    """What the product of a softmax and v computes, for a session of so many threads. Raises ``NotAttention``."""
+    """What the product of a softmax and v computes, for a session of so many threads. Raises ``NearMiss``."""
     flat = product.inputs[0]
     user = product if flat is None or flat is softmax.outputs[0] else flat.producer()
     assert flat is not None and user is not None
     is_inside = is_only_used_by(flat, product) and is_only_used_by(softmax.outputs[0], user)
-    _require(is_inside, "the probabilities are needed elsewhere", 2)
+    require(is_inside, "the probabilities are needed elsewhere", 2)
     axis = softmax.attributes.get_int("axis", -1)
-    _require(axis in (-1, 3), f"the softmax is over dimension {axis}", 2)
+    require(axis in (-1, 3), f"the softmax is over dimension {axis}", 2)
     groups = groups_together(flat.producer())
     scores, scale, mask = _find_scores(softmax, groups)
     query_value, by_query = _unscaled(_query_of(scores, groups))
     transposed, by_key = _unscaled(batches_apart(scores.inputs[1]))
-    _require(query_value.dtype == ir.DataType.FLOAT, f"the scores are {query_value.dtype}")
+    require(query_value.dtype == ir.DataType.FLOAT, f"the scores are {query_value.dtype}", 3)
     query = _heads(query_value, "q")
     key, value, by_inner = _keys_and_values(transposed, product.inputs[1], query.heads)
     scale *= by_query * by_key * by_inner
-    _require(scale > 0 and math.isfinite(scale), f"the scores are scaled by {scale}")
+    require(scale > 0 and math.isfinite(scale), f"the scores are scaled by {scale}", 3)
     is_one_length = key.length == value.length or isinstance(key.length, str) or isinstance(value.length, str)
     fit = query.features == key.features and is_one_length and key.heads == value.heads
-    _require(fit, "the sizes of q, k and v do not go together")
-    _require(query.batch == key.batch == value.batch, "q, k and v have different batch sizes")
+    require(fit, "the sizes of q, k and v do not go together", 3)
+    require(query.batch == key.batch == value.batch, "q, k and v have different batch sizes", 3)
     shared = query.heads % key.heads == 0
-    _require(shared, f"{query.heads} heads of queries cannot share {key.heads} heads of keys")
+    require(shared, f"{query.heads} heads of queries cannot share {key.heads} heads of keys", 3)
     is_empty = 0 in (query.batch, query.length, key.length, query.features, value.features)
-    _require(not is_empty, "there is nothing to attend to")
+    require(not is_empty, "there is nothing to attend to", 3)
     least = query.heads * (query.batch if isinstance(query.batch, int) else 1)
-    _require(least >= threads, f"{least} heads are fewer than {threads} threads", NODES)
+    require(least >= threads, f"{least} heads are fewer than {threads} threads", NODES)
     result: ir.Value = product.outputs[0]
     if flat is not softmax.outputs[0]:
         users = result.consumers()
         apart = None if len(users) != 1 or result.is_graph_output() else users[0]
         if apart is None or not (_groups_apart(apart) == groups > 1 or _batches_apart_by(apart) is result):
-            raise NotAttention("the result is not taken apart into batches and heads", 3)
+            raise NearMiss("the result is not taken apart into batches and heads", 3)
         result = apart.outputs[0]
     is_known = sizes(result) in (None, [query.batch, query.heads, query.length, value.features])
-    _require(is_known, f"the result is {sizes(result)}")
+    require(is_known, f"the result is {sizes(result)}", 3)
     guard, mask = _find_guard(result, mask)
     return Attention(query, key, value, scale, mask, guard, result)
 
@@ -149,7 +146,7 @@ def _query_of(scores: ir.Node, groups: int) -> ir.Value | None:
         return batches_apart(scores.inputs[0])
     rows = producer(scores.inputs[0], "Reshape")
     if rows is None or groups_together(rows) != groups:
-        raise NotAttention("the heads of q are not taken together as those of the probabilities", 3)
+        raise NearMiss("the heads of q are not taken together as those of the probabilities", 3)
     return rows.inputs[0]
 
 
@@ -184,11 +181,11 @@ def _find_scores(softmax: ir.Node, groups: int) -> tuple[ir.Node, float, Mask | 
         node = producer(value, *_STEPS)
         if value is None or node is None:
             inner = None if value is None else value.producer()
-            raise NotAttention(f"{'a value' if inner is None else inner.op_type} is no product of q and k", 1)
-        _require(is_only_used_by(value, user), f"the scores {value.name} are needed elsewhere", 2)
+            raise NearMiss(f"{'a value' if inner is None else inner.op_type} is no product of q and k", 1)
+        require(is_only_used_by(value, user), f"the scores {value.name} are needed elsewhere", 2)
         user = node
         if node.op_type == "MatMul":
-            _require(is_apart, "the heads of the scores are not taken apart", 2)
+            require(is_apart, "the heads of the scores are not taken apart", 2)
             return node, scale, mask
         if node.op_type == "Reshape" and not is_apart and _groups_apart(node) == groups:
             value, is_apart = node.inputs[0], True
@@ -196,17 +193,17 @@ def _find_scores(softmax: ir.Node, groups: int) -> tuple[ir.Node, float, Mask | 
         if node.op_type == "Reshape":
             value = _batches_apart_by(node)
             if value is None or producer(value, "MatMul") is None:
-                raise NotAttention(f"the scores are reshaped to {sizes(node.outputs[0])}", 2)
+                raise NearMiss(f"the scores are reshaped to {sizes(node.outputs[0])}", 2)
             continue
         if node.op_type in ("Mul", "Div"):
             value, factor = _unscaled(value)
             is_scaled = value is not node.outputs[0]
-            _require(is_scaled, f"the scores {node.outputs[0].name} are multiplied by no constant number", 2)
+            require(is_scaled, f"the scores {node.outputs[0].name} are multiplied by no constant number", 2)
             scale *= factor
             continue
-        _require(scale == 1.0, "the mask is scaled with the scores", 2)
-        _require(groups == 1 or not is_apart, "something is added to scores of heads that are not apart", 2)
-        _require(mask is None, "two masks are added to the scores", 2)
+        require(scale == 1.0, "the mask is scaled with the scores", 2)
+        require(groups == 1 or not is_apart, "something is added to scores of heads that are not apart", 2)
+        require(mask is None, "two masks are added to the scores", 2)
         value, mask = _unmasked(node)
 
 
@@ -220,9 +217,9 @@ def _unmasked(node: ir.Node) -> tuple[ir.Value, Mask]:
         low = number(other)
         if low is not None:
             if low > -1e30:
-                raise NotAttention(f"hidden scores are {low}, which a mask cannot add up to", 2)
+                raise NearMiss(f"hidden scores are {low}, which a mask cannot add up to", 2)
             return scores, Mask(inputs[0], low, keep=scores is inputs[1])
-    raise NotAttention("a Where chooses among scores", 2)
+    raise NearMiss("a Where chooses among scores", 2)
 
 
 def _leads_to_product(value: ir.Value | None, depth: int = 5) -> bool:
@@ -258,13 +255,13 @@ def _unscaled(value: ir.Value | None) -> tuple[ir.Value, float]:
 
 def _heads(value: ir.Value | None, what: str) -> Heads:
     if value is None:
-        raise NotAttention(f"{what} is missing", 3)
+        raise NearMiss(f"{what} is missing", 3)
     shape = sizes(value)
     if shape is None or len(shape) != 4:
-        raise NotAttention(f"{what} is {'of unknown shape' if shape is None else shape}, not of four dimensions", 3)
+        raise NearMiss(f"{what} is {'of unknown shape' if shape is None else shape}, not of four dimensions", 3)
     batch, heads, length, features = shape
     if not isinstance(heads, int) or not isinstance(features, int):
-        raise NotAttention(f"the heads and features of {what} are not known: {shape}", 3)
+        raise NearMiss(f"the heads and features of {what} are not known: {shape}", 3)
     by_position = next((source for source, order in _transposed_from(value) if order == SWAPS_HEADS), None)
     return Heads(value, by_position, batch, heads, length, features)
 
@@ -310,10 +307,10 @@ def _keys_and_values(transposed: ir.Value, values: ir.Value | None, heads: int) 
     if keys is not None:
         return _heads(keys, "k"), value, scale
     if apart is None:
-        raise NotAttention(f"{transposed.name} is no transposed k", 2)
+        raise NearMiss(f"{transposed.name} is no transposed k", 2)
     shape = sizes(apart)
     if shape is None or len(shape) != 4 or not isinstance(shape[2], int) or not isinstance(shape[3], int):
-        raise NotAttention(f"the shape of k is not known: {shape}", 3)
+        raise NearMiss(f"the shape of k is not known: {shape}", 3)
     return Heads(None, apart, shape[0], shape[2], shape[1], shape[3]), value, 1.0
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ...engine.onnx.editing import Builder, permutation, producer, sizes
-from .finding import SWAPS_HEADS, Attention, Heads, NotAttention
+from ...engine.onnx.editing import Builder, NearMiss, permutation, producer, sizes
+from .finding import SWAPS_HEADS, Attention, Heads
 from .masks import ReadyMask, ready_mask
 
 _SWAP = ir.AttrInt64s("perm", SWAPS_HEADS)
@@ -24,7 +24,7 @@ class Fusion:
         self._result = found.result if found.guard is None else found.guard.outputs[0]
 
     def run(self) -> bool:
-        """Whether it did. Raises ``NotAttention``."""
+        """Whether it did. Raises ``NearMiss``."""
         found = self._found
         result = self._by_group() if found.query.length == 1 and found.query.heads > found.key.heads else None
         if result is None:
@@ -49,7 +49,7 @@ class Fusion:
         query = Heads(None, None, found.query.batch, key.heads, groups, found.query.features)
         try:
             ready = ready_mask(self._builder, found.mask, query, key)
-        except NotAttention:
+        except NearMiss:
             return None
         if ready.is_causal:
             return None
