@@ -562,7 +562,7 @@ SPOILERS = {
     another_argument: "the graph takes the arguments extra, arg0_1, it took arg0_1",
     wrong_shape: "is float32 [1, 3, 4], it was float32 [3, 4]",
     wrong_dtype: "is bool [3, 4], it was float32 [3, 4]",
-    shared_memory: "shares memory with arg0_1, it did with nothing",
+    shared_memory: "lies in the memory of arg0_1",
     not_computable: "exp cannot be computed any more",
 }
 
@@ -636,14 +636,14 @@ def test_results_that_share_memory_go_on_sharing_it() -> None:
     (view,) = module.graph.find_nodes(op="call_function", target=aten.t.default)
     view.target, view.args = aten.empty_strided.default, ([4, 3], [1, 4])
     assert snapshot.changed()
-    assert "shares memory with nothing, it did with result 0" in str(snapshot.problem(TARGET))
+    assert "memory of result 1, it lay in that of result 0" in str(snapshot.problem(TARGET))
     snapshot.restore()
     (sine,) = module.graph.find_nodes(op="call_function", target=aten.sin.default)
     (exp,) = module.graph.find_nodes(op="call_function", target=aten.exp.default)
     snapshot = FxSnapshot(module)
     sine.replace_all_uses_with(exp)
     assert snapshot.changed()
-    assert "shares memory with result 0, it did with nothing" in str(snapshot.problem(TARGET))
+    assert "memory of result 0, it lay in that of result 1" in str(snapshot.problem(TARGET))
 
 
 def test_a_pass_after_one_that_is_undone_sees_the_graph_as_it_was() -> None:

@@ -24,7 +24,7 @@ from typing import IO
 from torch._inductor import compiler_bisector
 from torch._inductor.compiler_bisector import BisectSubsystem, CompilerBisector
 
-from .stages import STAGES
+from .registry import STAGES
 
 _BEFORE = ("eager", "aot_eager")
 """PyTorch's backends that the bisector tries before the one under test; all others use parts of Inductor."""

@@ -6,7 +6,7 @@
     for result in manager.run("post_grad", module):
         print(result.name, result.fired, result.nodes_before, result.nodes_after)
 
-``stages.py`` lists the stages, ``passes/catalog.py`` our passes.
+``registry.py`` lists the stages, ``passes/catalog.py`` our passes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from .fx.editing import UNINITIALIZED, is_pure, origin
 from .fx.snapshot import FxSnapshot, with_subgraphs
 from .onnx.editing import mark_weight
 from .onnx.snapshot import OnnxSnapshot
-from .registry import Pass, Switches, all_passes
-from .stages import STAGES
+from .registry import STAGES, Pass, Switches, all_passes
 
 __all__ = [
     "STAGES",

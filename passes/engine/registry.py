@@ -22,9 +22,17 @@ from typing import Any
 from .context import PassContext
 from .locks import Lock
 from .origins import described, is_defined_again
-from .stages import STAGES
 
 logger = logging.getLogger(__name__)
+
+STAGES = ("pre_grad", "joint", "post_grad", "onnx")
+"""The stages of passes, in the order a compile meets them:
+
+1. ``pre_grad``   Dynamo's graph, torch IR.
+2. ``joint``      forward and backward together, before the partitioner; or the inference graph.
+3. ``post_grad``  the forward, backward or inference graph on its own, ATen.
+4. ``onnx``       one region's ONNX model.
+"""
 
 ENTRY_POINTS = "dynamo_backends_passes"
 

@@ -31,6 +31,7 @@ import onnx_ir as ir
 
 from ..engine.context import PassContext
 from ..engine.onnx.editing import (
+    NearMiss,
     hidden_value,
     integers,
     is_only_used_by,
@@ -38,6 +39,8 @@ from ..engine.onnx.editing import (
     nodes_of,
     number,
     producer,
+    require,
+    rewrite_each,
     sizes,
     substitute,
 )
@@ -48,34 +51,41 @@ _OF = 8
 
 @dataclasses.dataclass
 class _Match:
-    """What was found: the nodes from the last one backwards, and what the new node takes."""
+    """What was found: ``inside`` are the nodes from the last one backwards."""
 
     value: ir.Value
     epsilon: float
     is_centered: bool
     inside: list[ir.Node]
     result: ir.Value
-    weight: ir.Value | None = None
-    bias: ir.Value | None = None
 
 
 def layer_norm(model: ir.Model, context: PassContext) -> int:
     """Replaces normalizations in place; returns how many."""
-    fired = 0
-    for node in nodes_of(model, "Mul", "Div"):
-        match = _normalization(node)
-        if match is None:
-            continue
-        if match.result.dtype != ir.DataType.FLOAT:
-            context.refuse(node, f"it is of {match.result.dtype}, not float32", matched=6, of=_OF)
-            continue
-        match.weight = _vector_after(match, "Mul")
-        match.bias = _vector_after(match, "Add") if match.is_centered and match.weight is not None else None
-        if not _is_closed(match):
-            context.refuse(node, "a value inside is needed elsewhere", matched=7, of=_OF)
-            continue
-        fired += _substitute(model, context, match)
-    return fired
+    nodes = nodes_of(model, "Mul", "Div")
+    return rewrite_each(context, nodes, _OF, lambda node: _rewrite(model, context, node))
+
+
+def _rewrite(model: ir.Model, context: PassContext, node: ir.Node) -> bool:
+    match = _normalization(node)
+    if match is None:
+        return False
+    require(match.result.dtype == ir.DataType.FLOAT, f"it is of {match.result.dtype}, not float32", 6)
+    weight = _vector_after(match, "Mul")
+    bias = _vector_after(match, "Add") if match.is_centered and weight is not None else None
+    values = (output for part in match.inside for output in part.outputs if output is not match.result)
+    is_closed = all(is_only_used_by(value, *match.inside) for value in values)
+    require(is_closed, "a value inside is needed elsewhere", 7)
+    if weight is None:
+        shape = sizes(match.value)
+        if not shape or not isinstance(shape[-1], int):
+            raise NearMiss("there is no weight, and its size is not known", 7)
+        weight = new_constant(model, f"{match.result.name}__ones", np.ones(shape[-1], np.float32))
+    operator = "LayerNormalization" if match.is_centered else "SimplifiedLayerNormalization"
+    inputs = [match.value, weight] + ([bias] if bias is not None else [])
+    attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", match.epsilon), ir.AttrInt64("stash_type", 1)]
+    new = ir.Node("", operator, inputs, attributes, outputs=[hidden_value(match.result, "normalized")])
+    return substitute(model, context, [match.result], [new], pattern=operator)
 
 
 def _normalization(node: ir.Node) -> _Match | None:
@@ -141,28 +151,6 @@ def _vector_after(match: _Match, operator: str) -> ir.Value | None:
     match.inside.insert(0, user)
     match.result = user.outputs[0]
     return other
-
-
-def _is_closed(match: _Match) -> bool:
-    """Whether only the result of a match is used outside of it."""
-    values = (output for node in match.inside for output in node.outputs if output is not match.result)
-    return all(is_only_used_by(value, *match.inside) for value in values)
-
-
-def _substitute(model: ir.Model, context: PassContext, match: _Match) -> bool:
-    node = match.inside[0]
-    shape = sizes(match.value)
-    weight = match.weight
-    if weight is None:
-        if shape is None or not isinstance(shape[-1], int):
-            context.refuse(node, "there is no weight, and its size is not known", matched=7, of=_OF)
-            return False
-        weight = new_constant(model, f"{match.result.name}__ones", np.ones(shape[-1], np.float32))
-    operator = "LayerNormalization" if match.is_centered else "SimplifiedLayerNormalization"
-    inputs = [match.value, weight] + ([match.bias] if match.bias is not None else [])
-    attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", match.epsilon), ir.AttrInt64("stash_type", 1)]
-    new = ir.Node("", operator, inputs, attributes, outputs=[hidden_value(match.result, "normalized")])
-    return substitute(model, context, [match.result], [new], pattern=operator)
 
 
 PASS = Pass("onnx.layer_norm", "Recognizes layer and RMS normalization written out.", layer_norm)

@@ -32,6 +32,7 @@ import onnx_ir as ir
 
 from ..engine.context import PassContext
 from ..engine.onnx.editing import (
+    NearMiss,
     constant,
     erase_unused,
     hidden_value,
@@ -39,6 +40,8 @@ from ..engine.onnx.editing import (
     new_constant,
     nodes_of,
     producer,
+    require,
+    rewrite_each,
     sizes,
     substitute,
 )
@@ -52,7 +55,8 @@ _SMALL_WEIGHT = 48 * 48
 
 def linear(model: ir.Model, context: PassContext) -> int:
     """Replaces products of flattened tensors in place; returns how many."""
-    return sum(_rewrite(model, context, node) for node in nodes_of(model, "Gemm", "MatMul"))
+    products = nodes_of(model, "Gemm", "MatMul")
+    return rewrite_each(context, products, _OF, lambda node: _rewrite(model, context, node))
 
 
 def _rewrite(model: ir.Model, context: PassContext, node: ir.Node) -> bool:
@@ -62,16 +66,13 @@ def _rewrite(model: ir.Model, context: PassContext, node: ir.Node) -> bool:
     value, matrix = flattening.inputs[0], sizes(node.outputs[0])
     full, rows = sizes(value), sizes(node.inputs[0])
     if value is None or full is None or rows is None or matrix is None or len(rows) != 2 or len(matrix) != 2:
-        context.refuse(node, "the shapes are not known, or not those of matrices", matched=2, of=_OF)
-        return False
+        raise NearMiss("the shapes are not known, or not those of matrices", 2)
     bias = node.inputs[2] if len(node.inputs) > 2 else None
-    if bias is not None and sizes(bias) not in ([matrix[-1]], [1, matrix[-1]]):
-        context.refuse(node, "what is added is no vector", matched=2, of=_OF)
-        return False
-    views = list(node.outputs[0].consumers())
-    if node.outputs[0].is_graph_output() or not all(_takes_any_shape(user, node.outputs[0]) for user in views):
-        context.refuse(node, "the matrix itself is needed", matched=3, of=_OF)
-        return False
+    require(bias is None or sizes(bias) in ([matrix[-1]], [1, matrix[-1]]), "what is added is no vector", 2)
+    result = node.outputs[0]
+    views = list(result.consumers())
+    is_needed = result.is_graph_output() or not all(_takes_any_shape(user, result) for user in views)
+    require(not is_needed, "the matrix itself is needed", 3)
     last_views = [_last_view(view) for view in views]
     if full[-1] != rows[-1]:
         return _unflatten(model, context, node, flattening, last_views)
@@ -79,12 +80,10 @@ def _rewrite(model: ir.Model, context: PassContext, node: ir.Node) -> bool:
         return False  # nothing is flattened
     shape = [*full[:-1], matrix[-1]]
     same = [view for view in last_views if sizes(view.outputs[0]) == shape]
-    if not same and bias is not None:
-        context.refuse(node, "the result is given another shape", matched=3, of=_OF)
-        return False
-    if bias is not None and _is_narrow(rows, matrix) and not _takes_bias(same[0]):
-        context.refuse(node, "adding the bias apart costs more than the views", matched=3, of=_OF)
-        return False
+    if bias is not None:
+        require(bool(same), "the result is given another shape", 3)
+        is_cheap = not _is_narrow(rows, matrix) or _takes_bias(same[0])
+        require(is_cheap, "adding the bias apart costs more than the views", 3)
     return _substitute(model, context, node, value, bias, shape, same[0] if same else None)
 
 
@@ -92,21 +91,16 @@ def _unflatten(model: ir.Model, context: PassContext, node: ir.Node, flattening:
     """Gives the tensor the leading dimensions that the result will have."""
     value, rows, columns = flattening.inputs[0], sizes(node.inputs[0]), sizes(node.outputs[0])
     assert value is not None and rows is not None and columns is not None and node.graph is not None
-    shapes = [
-        shape for view in views if (shape := sizes(view.outputs[0])) and len(shape) > 2 and shape[-1] == columns[-1]
-    ]
-    if not shapes or not is_only_used_by(flattening.outputs[0], node):
+    shapes = [(view, sizes(view.outputs[0]) or []) for view in views]
+    fitting = [(view, shape) for view, shape in shapes if len(shape) > 2 and shape[-1] == columns[-1]]
+    if not fitting or not is_only_used_by(flattening.outputs[0], node):
         return False
-    lead = shapes[0][:-1]
+    view, (*lead, _) = fitting[0]
     target = [*lead, rows[-1]]
-    if 0 in target or sum(isinstance(size, str) for size in target) > 1:
-        context.refuse(node, f"the shape {target} cannot be written down", matched=3, of=_OF)
-        return False
-    view = next(view for view in views if sizes(view.outputs[0]) == shapes[0])
+    can_be_written = 0 not in target and sum(isinstance(size, str) for size in target) <= 1
+    require(can_be_written, f"the shape {target} cannot be written down", 3)
     bias = node.inputs[2] if len(node.inputs) > 2 else None
-    if bias is not None and not _takes_bias(view):
-        context.refuse(node, "nothing is saved: the bias is then added apart", matched=3, of=_OF)
-        return False
+    require(bias is None or _takes_bias(view), "nothing is saved: the bias is then added apart", 3)
     full = hidden_value(flattening.outputs[0], "full", target)
     array = np.array([-1 if isinstance(size, str) else size for size in target], np.int64)
     argument = new_constant(model, f"{full.name}__shape", array)

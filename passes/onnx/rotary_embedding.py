@@ -47,6 +47,7 @@ from ..engine.onnx.editing import (
     permutation,
     producer,
     require,
+    rewrite_each,
     sizes,
 )
 from ..engine.registry import Pass
@@ -60,23 +61,20 @@ _SIZES = list[int | str]
 
 def fuse_rotary_embedding(model: ir.Model, context: PassContext) -> int:
     """Replaces written-out rotary embeddings in place; returns how often."""
-    fired = 0
     fusion = _Fusion(model, context)
-    for node in nodes_of(model, "Add"):
+
+    def rewrite(node: ir.Node) -> bool:
         products = [producer(value, "Mul") for value in node.inputs]
         if None in products or node.graph is not model.graph:
-            continue
+            return False
         parts = _parts(products[0], products[1]) or _parts(products[1], products[0])
         if parts is None:
-            continue
-        if model.opset_imports.get("", 1) < _FIRST_OPSET:
-            reason = f"ONNX has RotaryEmbedding from opset {_FIRST_OPSET} on"
-            context.refuse(node, reason, matched=_NODES, of=_NODES)
-            continue
-        try:
-            fired += fusion.run(node, *parts)
-        except NearMiss as no:
-            context.refuse(node, str(no), matched=no.matched, of=_NODES)
+            return False
+        is_there = model.opset_imports.get("", 1) >= _FIRST_OPSET
+        require(is_there, f"ONNX has RotaryEmbedding from opset {_FIRST_OPSET} on", _NODES)
+        return fusion.run(node, *parts)
+
+    fired = rewrite_each(context, nodes_of(model, "Add"), _NODES, rewrite)
     fusion.builder.erase_unused()
     return fired
 

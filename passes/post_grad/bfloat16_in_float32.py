@@ -34,6 +34,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.node import map_aggregate
+from torch.utils import _pytree
 
 from ..engine.context import PassContext
 from ..engine.fx.editing import NotComputable, call, drop, is_functional, is_needed, origin, replace_all, value_of
@@ -86,17 +87,11 @@ def bfloat16_in_float32(module: fx.GraphModule, context: PassContext) -> int:
 
 
 def _has_bfloat16(node: fx.Node) -> bool:
-    return any(
-        _is_bfloat16(item) for source in (node, *node.all_input_nodes) for item in _items(source.meta.get("val"))
-    )
+    return any(map(_is_bfloat16, _pytree.tree_leaves([item.meta.get("val") for item in (node, *node.all_input_nodes)])))
 
 
 def _is_product(node: fx.Node) -> bool:
     return getattr(node.target, "overloadpacket", None) in _PRODUCTS
-
-
-def _items(value: object) -> list[object]:
-    return list(value) if isinstance(value, (tuple, list)) else [value]
 
 
 def _is_bfloat16(value: object) -> bool:
@@ -112,8 +107,6 @@ def _reason_against(node: fx.Node) -> str | None:
         return "it draws random numbers, or changes an argument in place"
     if is_needed(node) and any(result.alias_info is not None for result in target._schema.returns):
         return "it is a view of memory that is returned"
-    if any(isinstance(item, torch.Tensor) and item.layout is not torch.strided for item in _items(node.meta["val"])):
-        return "its result is not strided"
     smooth = target.overloadpacket in _SMOOTH and target._overloadname not in ("Tensor_mode", "Scalar_mode")
     if torch.Tag.pointwise in target.tags and not smooth and not _is_comparison(node):
         for number in node.args:

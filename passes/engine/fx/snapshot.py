@@ -176,7 +176,9 @@ class _ModuleSnapshot:
                 return f"the result {new} is {described(after)}, it was {described(before)}"
         for new, now, then in zip(results, _sharing(self.module.graph), self.sharing, strict=True):
             if now != then:
-                return f"the result {new} shares memory with {now or 'nothing'}, it did with {then or 'nothing'}"
+                return (
+                    f"the result {new} lies in the memory of {now or 'nothing'}, it lay in that of {then or 'nothing'}"
+                )
         return None
 
 
@@ -286,17 +288,13 @@ def _reads_the_same(item: _Recorded, node: fx.Node, before: Mapping[fx.Node, _Re
 
 
 def _sharing(graph: fx.Graph) -> list[str]:
-    """For each result, the name of the input, or the number of the first result, in whose memory it lies."""
+    """For each result the memory in which it lies: the name of an input, or the number of the first such result."""
     first: dict[fx.Node, str] = {}
     sharing = []
     for i, result in enumerate(_pytree.tree_leaves(graph.output_node().args)):
-        if not isinstance(result, fx.Node) or not isinstance(value_in(result.meta), torch.Tensor):
-            sharing.append("")
-            continue
-        memory = owner(result)
-        if is_input(memory):
-            sharing.append(memory.name)
+        if isinstance(result, fx.Node) and isinstance(value_in(result.meta), torch.Tensor):
+            memory = owner(result)
+            sharing.append(memory.name if is_input(memory) else first.setdefault(memory, f"result {i}"))
         else:
-            known = first.setdefault(memory, f"result {i}")
-            sharing.append("" if known == f"result {i}" else known)
+            sharing.append("")
     return sharing

@@ -73,7 +73,8 @@ def contradiction(value: ir.Value, dtype: ir.DataType | None, dims: Sequence[int
     if dims is None or value.shape is None:
         return None
     claimed = dims_of(value.shape)
-    if len(claimed) != len(dims) or any(_differ(one, other) for one, other in zip(claimed, dims, strict=True)):
+    both = zip(claimed, dims, strict=False)
+    if len(claimed) != len(dims) or any(one != other and None not in (one, other) for one, other in both):
         return f"{_written(dims)}, and {value.name} is {_written(claimed)}"
     return None
 
@@ -81,10 +82,6 @@ def contradiction(value: ir.Value, dtype: ir.DataType | None, dims: Sequence[int
 def dims_of(shape: ir.Shape) -> list[int | str | None]:
     """A shape's sizes: numbers, names, or ``None`` where nothing is known."""
     return [dim if isinstance(dim, int) else dim.value for dim in shape]
-
-
-def _differ(one: int | str | None, other: int | str | None) -> bool:
-    return one is not None and other is not None and one != other
 
 
 def _written(dims: Sequence[int | str | None]) -> str:

@@ -38,7 +38,7 @@ import onnx_ir as ir
 import torch
 
 from ...engine.context import PassContext
-from ...engine.onnx.editing import Builder, NearMiss, nodes_of, producer
+from ...engine.onnx.editing import Builder, nodes_of, producer, require, rewrite_each
 from ...engine.onnx.inference import infer_types
 from ...engine.registry import Pass
 from .finding import NODES, batches_apart, find_attention, groups_together
@@ -49,24 +49,21 @@ _FIRST_OPSET = 23
 
 def fuse_attention(model: ir.Model, context: PassContext) -> int:
     """Replaces written-out attention in place; returns how often."""
-    fired = 0
     if not any(True for _ in nodes_of(model, "Softmax")):
         return 0
     opset = model.opset_imports.get("", 1)
     infer_types(model.graph, opset)  # of values between the nodes of one operator
     builder = Builder(model, context)
-    for node in nodes_of(model, "MatMul"):
+
+    def rewrite(node: ir.Node) -> bool:
         softmax = producer(_probabilities(node.inputs[0]), "Softmax")
         if softmax is None or node.graph is not model.graph:
-            continue
-        if opset < _FIRST_OPSET:
-            context.refuse(node, f"ONNX has Attention from opset {_FIRST_OPSET} on", matched=NODES, of=NODES)
-            continue
-        try:
-            found = find_attention(node, softmax, context.target.threads or torch.get_num_threads())
-            fired += Fusion(builder, found).run()
-        except NearMiss as no:
-            context.refuse(node, str(no), matched=no.matched, of=NODES)
+            return False
+        require(opset >= _FIRST_OPSET, f"ONNX has Attention from opset {_FIRST_OPSET} on", NODES)
+        found = find_attention(node, softmax, context.target.threads or torch.get_num_threads())
+        return Fusion(builder, found).run()
+
+    fired = rewrite_each(context, nodes_of(model, "MatMul"), NODES, rewrite)
     builder.erase_unused()
     return fired
 
