@@ -32,7 +32,6 @@ import onnx_ir as ir
 from ..engine.context import PassContext
 from ..engine.onnx.editing import (
     NearMiss,
-    hidden_value,
     integers,
     is_only_used_by,
     new_constant,
@@ -84,8 +83,7 @@ def _rewrite(model: ir.Model, context: PassContext, node: ir.Node) -> bool:
     operator = "LayerNormalization" if match.is_centered else "SimplifiedLayerNormalization"
     inputs = [match.value, weight] + ([bias] if bias is not None else [])
     attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", match.epsilon), ir.AttrInt64("stash_type", 1)]
-    new = ir.Node("", operator, inputs, attributes, outputs=[hidden_value(match.result, "normalized")])
-    return substitute(model, context, [match.result], [new], pattern=operator)
+    return substitute(model, context, [match.result], [ir.Node("", operator, inputs, attributes)], pattern=operator)
 
 
 def _normalization(node: ir.Node) -> _Match | None:

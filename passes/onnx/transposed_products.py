@@ -25,7 +25,6 @@ import onnx_ir as ir
 
 from ..engine.context import PassContext
 from ..engine.onnx.editing import (
-    hidden_value,
     is_only_used_by,
     nodes_of,
     number,
@@ -66,9 +65,8 @@ def _transposes(model: ir.Model, context: PassContext, node: ir.Node) -> int:
         return 0
     operator, domain = ("Gemm", "") if node.op_type == "Gemm" else ("FusedMatMul", "com.microsoft")
     attributes = {**node.attributes, **{flag: ir.AttrInt64(flag, to) for flag, to in flags.items()}}
-    result = node.outputs[0]
-    new = ir.Node(domain, operator, inputs, list(attributes.values()), outputs=[hidden_value(result, "product")])
-    return len(flags) if substitute(model, context, [result], [new]) else 0
+    new = ir.Node(domain, operator, inputs, list(attributes.values()))
+    return len(flags) if substitute(model, context, node.outputs[:1], [new]) else 0
 
 
 def _swaps_last_two(transpose: ir.Node) -> bool:
@@ -100,8 +98,7 @@ def _factor(model: ir.Model, context: PassContext, node: ir.Node) -> int:
     require(math.isfinite(factor) and abs(factor) >= 2.0**-126, f"the factor is {factor}", 1)
     require(is_only_used_by(value, node), "the product is used without the factor too", 1)
     attributes = {**product.attributes, "alpha": ir.AttrFloat32("alpha", factor)}.values()
-    outputs = [hidden_value(result, "product")]
-    new = ir.Node("com.microsoft", "FusedMatMul", product.inputs, list(attributes), outputs=outputs)
+    new = ir.Node("com.microsoft", "FusedMatMul", product.inputs, list(attributes))
     new.metadata_props.update({**product.metadata_props, **node.metadata_props})
     return int(substitute(model, context, [result], [new]))
 

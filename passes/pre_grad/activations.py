@@ -60,15 +60,7 @@ _ARITHMETIC: dict[object, Callable[..., float]] = {
 
 @dataclasses.dataclass(frozen=True)
 class _Rule:
-    """An activation: ``result(x, function(argument(x)))``.
-
-    Attributes:
-        functions: what computes the function in a graph.
-        argument: of ``x``.
-        result: of ``x`` and the function's result.
-        replacement: what computes all of it.
-        options: its keyword arguments.
-    """
+    """An activation, ``result(x, function(argument(x)))``, and what computes all of it."""
 
     functions: tuple[object, ...]
     argument: Callable[[float], float]
@@ -91,13 +83,7 @@ _RULES = (
         {"approximate": "tanh"},
     ),
     _Rule((torch.erf, "erf"), lambda x: x / math.sqrt(2), _half, _functional.gelu, {}),
-    _Rule(
-        (torch.sigmoid, _functional.sigmoid, "sigmoid"),
-        lambda x: x,
-        operator.mul,
-        _functional.silu,
-        {},
-    ),
+    _Rule((torch.sigmoid, _functional.sigmoid, "sigmoid"), lambda x: x, operator.mul, _functional.silu, {}),
 )
 _RULE_OF = {function: rule for rule in _RULES for function in rule.functions}
 

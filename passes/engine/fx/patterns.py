@@ -49,12 +49,6 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-_NEAR = 0.5
-"""Share of a pattern's nodes, of two at least, that must have matched for a near miss to be worth telling."""
-
-_MOST_MATCHERS = 4
-"""Tables of decompositions for which a pass keeps its patterns traced."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
@@ -102,7 +96,7 @@ def pattern_pass(
     """
     functions = patterns if callable(patterns) else [(item.search, item.replacement, item.check) for item in patterns]
 
-    @functools.lru_cache(_MOST_MATCHERS)
+    @functools.cache
     def matcher(decompositions: frozenset[tuple[Any, Callable[..., Any]]]) -> Matcher:
         with unset_fake_temporarily():
             return Matcher(name, patterns() if callable(patterns) else patterns, dict(decompositions))
@@ -169,7 +163,7 @@ class Matcher:
 
 
 def _near_miss(entry: PatternEntry, node: fx.Node) -> Refusal | None:
-    """How far a pattern gets at a node, if it gets far and does not match; why not is told by PyTorch's matcher."""
+    """How far a pattern gets at a node, if at least to a second one; why no further is told by PyTorch's matcher."""
     from torch._inductor import pattern_matcher
 
     attempt = pattern_matcher.MatchContext(getattr(entry.pattern, "outputs", [entry.pattern]), graph=node.graph)
@@ -185,7 +179,7 @@ def _near_miss(entry: PatternEntry, node: fx.Node) -> Refusal | None:
     visited = sum(isinstance(item, pattern_matcher._TargetExpr) for item in attempt.pattern_to_node)
     matched = visited - reason.startswith("function_mismatch")
     total = pattern_matcher.PatternPrettyPrinter.run(entry.pattern).count("CallFunction(")
-    if matched < 2 or matched < _NEAR * total:
+    if matched < 2:
         return None
     return Refusal(where.name, reason, matched, total, getattr(entry, "pattern_name", ""))
 

@@ -15,6 +15,7 @@ kernel for. ``use_existing`` puts a value that is there in the place of another 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -108,10 +109,7 @@ def is_named(value: ir.Value) -> bool:
     if node is None:
         return True
     origin = node.metadata_props.get("fx_node")
-    name = value.name or ""
-    return origin is not None and (
-        name == origin or (name.startswith(f"{origin}__") and name[len(origin) + 2 :].isdigit())
-    )
+    return origin is not None and re.fullmatch(rf"{re.escape(origin)}(__\d+)?", value.name or "") is not None
 
 
 def hidden_value(result: ir.Value, what: str, shape: Sequence[int | str] | None = None) -> ir.Value:
