@@ -84,14 +84,7 @@ class PassContext:
         explain: whether refusals are kept; without it a pass need not look for them.
     """
 
-    def __init__(
-        self,
-        name: str,
-        graph: str = "",
-        target: Target | None = None,
-        *,
-        explain: bool = False,
-    ) -> None:
+    def __init__(self, name: str, graph: str = "", target: Target | None = None, *, explain: bool = False) -> None:
         self.name = name
         self.graph = graph
         self.target = target or Target()

@@ -21,7 +21,6 @@ from torch import fx
 
 from .bisecting import bisect_command, register_backend
 from .context import Inferred, PassContext, Refusal, Target
-from .fx.editing import UNINITIALIZED, is_pure, origin
 from .fx.snapshot import FxSnapshot, with_subgraphs
 from .onnx.editing import mark_weight
 from .onnx.snapshot import OnnxSnapshot
@@ -29,7 +28,6 @@ from .registry import STAGES, Pass, Switches, all_passes
 
 __all__ = [
     "STAGES",
-    "UNINITIALIZED",
     "Checker",
     "Inferred",
     "Listener",
@@ -44,9 +42,7 @@ __all__ = [
     "all_passes",
     "bisect_command",
     "count_nodes",
-    "is_pure",
     "mark_weight",
-    "origin",
     "register_backend",
 ]
 

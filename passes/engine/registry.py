@@ -270,8 +270,6 @@ class Switches:
 
 
 def _unknown(wanted: str, names: Sequence[str]) -> str:
-    by_last_part = {name.split(".", 1)[1]: name for name in names}
     close = difflib.get_close_matches(wanted, names, n=3)
-    close = close or [by_last_part[part] for part in difflib.get_close_matches(wanted, list(by_last_part), n=3)]
     hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     return f"no pass fits {wanted!r}.{hint} Passes: {', '.join(names)}"

@@ -29,8 +29,6 @@ It must not fire where the products are needed elsewhere, as the backward of tra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import onnx_ir as ir
 
@@ -182,7 +180,6 @@ class _Fusion:
         self._model = model
         self.builder = Builder(model, context)
         self._once: dict[tuple[ir.Value, bool], ir.Value] = {}
-        self._result = ""
 
     def run(self, add: ir.Node, x: ir.Value, cos: ir.Value, sin: ir.Value, interleaved: bool) -> bool:
         """Whether it did, for ``x * cos + rotated(x) * sin``. Raises ``NearMiss``."""
@@ -202,26 +199,31 @@ class _Fusion:
         if not isinstance(heads, int) or not isinstance(features, int) or not isinstance(rotated, int):
             raise NearMiss(f"the heads and features of {x.name} are not known: {shape}", _NODES)
         angles = [self._angle(value, interleaved, by_position, length) for value in (cos, sin)]
-        self._result = str(result.name)
-        inputs = [self._for_batch(angle, x, batch) for angle in angles]
+        inputs = [self._for_batch(angle, x, batch, result) for angle in angles]
         attributes = [ir.AttrInt64("interleaved", 1)] if interleaved else []
         if rotated != features:
             attributes.append(ir.AttrInt64("rotary_embedding_dim", rotated))
         transpose = producer(x, "Transpose")
         swapped = transpose is not None and permutation(transpose) == [0, 2, 1, 3]
         if not by_position and not swapped:
-            self._add("RotaryEmbedding", [x, *inputs], *attributes)
+            self.builder.add(result, "RotaryEmbedding", [x, *inputs], *attributes)
             return self.builder.substitute([result])
         source = x if by_position or transpose is None else transpose.inputs[0]
         reshape = producer(source, "Reshape")
         if reshape is not None and sizes(reshape.inputs[0]) == [batch, length, heads * features]:
             source = reshape.inputs[0]
         else:
-            source = self._add("Reshape", [source, self.builder.constant("heads_together", [0, 0, heads * features])])
-        turned = self._add("RotaryEmbedding", [source, *inputs], *attributes, ir.AttrInt64("num_heads", heads))
-        value = self._add("Reshape", [turned, self.builder.constant("heads_apart", [0, 0, heads, features])])
+            source = self.builder.add(
+                result, "Reshape", [source, self.builder.constant("heads_together", [0, 0, heads * features])]
+            )
+        turned = self.builder.add(
+            result, "RotaryEmbedding", [source, *inputs], *attributes, ir.AttrInt64("num_heads", heads)
+        )
+        value = self.builder.add(
+            result, "Reshape", [turned, self.builder.constant("heads_apart", [0, 0, heads, features])]
+        )
         if not by_position:
-            self._add("Transpose", [value], ir.AttrInt64s("perm", [0, 2, 1, 3]))
+            self.builder.add(result, "Transpose", [value], ir.AttrInt64s("perm", [0, 2, 1, 3]))
         return self.builder.substitute([result])
 
     def _angle(self, value: ir.Value, interleaved: bool, by_position: bool, length: int | str) -> ir.Value:
@@ -234,20 +236,20 @@ class _Fusion:
             return before
         axis = 0 if len(shape) == 2 else 2 if by_position else 1
         operator = "Unsqueeze" if len(shape) == 2 else "Squeeze"
-        return self._shared(once, operator, [once, self.builder.constant("axis", [axis])])
+        return self.builder.shared(once, operator, [once, self.builder.constant("axis", [axis])])
 
-    def _for_batch(self, angle: ir.Value, x: ir.Value, batch: int | str) -> ir.Value:
+    def _for_batch(self, angle: ir.Value, x: ir.Value, batch: int | str, result: ir.Value) -> ir.Value:
         """[batch, length, n / 2]."""
         shape = sizes(angle)
         assert shape is not None
         if shape[0] == batch:
             return angle
         if isinstance(batch, int):
-            return self._shared(angle, "Expand", [angle, self.builder.constant("batches", [batch, 1, 1])])
-        first = self._add("Shape", [x], ir.AttrInt64("start", 0), ir.AttrInt64("end", 1))
+            return self.builder.shared(angle, "Expand", [angle, self.builder.constant("batches", [batch, 1, 1])])
+        first = self.builder.add(result, "Shape", [x], ir.AttrInt64("start", 0), ir.AttrInt64("end", 1))
         ones = self.builder.constant("ones", [1, 1])
-        target = self._add("Concat", [first, ones], ir.AttrInt64("axis", 0))
-        return self._add("Expand", [angle, target])
+        target = self.builder.add(result, "Concat", [first, ones], ir.AttrInt64("axis", 0))
+        return self.builder.add(result, "Expand", [angle, target])
 
     def _half(self, value: ir.Value, interleaved: bool) -> ir.Value:
         """Of a value whose last dimension holds each number twice, that with each number once."""
@@ -270,26 +272,18 @@ class _Fusion:
         if doubled is not None:
             inner, is_apart = doubled
             axis = self.builder.constant("axis", [last + 1])
-            return self._shared(inner, "Squeeze", [inner, axis]) if is_apart else inner
+            return self.builder.shared(inner, "Squeeze", [inner, axis]) if is_apart else inner
         if node is None or node.domain:
             raise NearMiss(f"{value.name} is not known to hold each number twice", _NODES)
         if node.op_type == "Unsqueeze" and {last, -1}.isdisjoint(integers(node.inputs[1]) or [-1]):
             assert node.inputs[0] is not None
-            return self._shared(value, "Unsqueeze", [self._half(node.inputs[0], interleaved), node.inputs[1]])
+            return self.builder.shared(value, "Unsqueeze", [self._half(node.inputs[0], interleaved), node.inputs[1]])
         if node.op_type not in _ELEMENTWISE:
             raise NearMiss(f"{value.name} is not known to hold each number twice: it is a {node.op_type}", _NODES)
         parts = [
             item if item is None or _is_same_for_all(item) else self._half(item, interleaved) for item in node.inputs
         ]
-        return self._shared(value, node.op_type, parts, *node.attributes.values())
-
-    def _shared(
-        self, value: ir.Value, operator: str, inputs: Sequence[ir.Value | None], *attributes: ir.Attr
-    ) -> ir.Value:
-        return self.builder.shared(value, operator, inputs, operator.lower(), *attributes)
-
-    def _add(self, operator: str, inputs: Sequence[ir.Value | None], *attributes: ir.Attr) -> ir.Value:
-        return self.builder.add(operator, inputs, f"{self._result}__{operator.lower()}", *attributes)
+        return self.builder.shared(value, node.op_type, parts, *node.attributes.values())
 
 
 def _is_same_for_all(value: ir.Value) -> bool:

@@ -177,9 +177,9 @@ class Builder:
             self._constants[key] = new_constant(self._model, name, array)
         return self._constants[key]
 
-    def add(self, operator: str, inputs: Sequence[ir.Value | None], name: str, *attributes: ir.Attr) -> ir.Value:
-        """The result of a new node for the next ``substitute``."""
-        node = self._node(operator, inputs, f"{name}_{len(self._added)}", *attributes)
+    def add(self, of: ir.Value, operator: str, inputs: Sequence[ir.Value | None], *attributes: ir.Attr) -> ir.Value:
+        """The result of a new node for the next ``substitute``, named after a value."""
+        node = self._node(operator, inputs, f"{of.name}__{operator.lower()}_{len(self._added)}", *attributes)
         self._added.append(node)
         return node.outputs[0]
 
@@ -194,16 +194,14 @@ class Builder:
         settle_types(node, self._model.opset_imports.get("", 1), self._context.target)
         return node
 
-    def shared(
-        self, place: ir.Value, operator: str, inputs: Sequence[ir.Value | None], what: str, *attributes: ir.Attr
-    ) -> ir.Value:
-        """The result of a node right behind the one of ``place``, the same for all that read it."""
-        key = (place, operator, what, *inputs, *map(str, attributes))
+    def shared(self, of: ir.Value, operator: str, inputs: Sequence[ir.Value | None], *attributes: ir.Attr) -> ir.Value:
+        """The result of a node right behind that of a value, the same for all that read it."""
+        key = (of, operator, *inputs, *map(str, attributes))
         if key not in self._shared:
-            name = f"{place.name}__{what}"
+            name = f"{of.name}__{operator.lower()}"
             while any(name == other.name for other in self._shared.values()):
                 name += "_"
-            node, before = self._node(operator, inputs, name, *attributes), place.producer()
+            node, before = self._node(operator, inputs, name, *attributes), of.producer()
             self._shared[key] = node.outputs[0]
             if before is None:
                 self._model.graph.insert_before(self._model.graph[0], node)

@@ -121,7 +121,7 @@ def onnx_pattern_pass(
 
     def run(model: ir.Model, context: PassContext) -> int:
         with lock:
-            return _apply(model, context, ready())
+            return sum(_apply(model, graph, context, ready()) for graph in (model.graph, *model.graph.subgraphs()))
 
     functions = patterns if callable(patterns) else list(map(_functions, patterns))
     item = Pass(name, sentence, run, default, before=before, after=after, made_of=functions)
@@ -206,11 +206,7 @@ def _reason(match: MatchResult) -> str:
     return f"{reason} (at {', '.join(where)})" if where else reason
 
 
-def _apply(model: ir.Model, context: PassContext, patterns: Sequence[_Ready]) -> int:
-    return sum(_apply_to_graph(model, graph, context, patterns) for graph in (model.graph, *model.graph.subgraphs()))
-
-
-def _apply_to_graph(model: ir.Model, graph: ir.Graph, context: PassContext, patterns: Sequence[_Ready]) -> int:
+def _apply(model: ir.Model, graph: ir.Graph, context: PassContext, patterns: Sequence[_Ready]) -> int:
     rules = [item.orders[0] for item in patterns]
     for visit in (rule.graph_pre_visitor for rule in rules if rule.graph_pre_visitor is not None):
         visit()

@@ -49,7 +49,7 @@ _FIRST_OPSET = 23
 
 def fuse_attention(model: ir.Model, context: PassContext) -> int:
     """Replaces written-out attention in place; returns how often."""
-    if not any(True for _ in nodes_of(model, "Softmax")):
+    if next(nodes_of(model, "Softmax"), None) is None:
         return 0
     opset = model.opset_imports.get("", 1)
     infer_types(model.graph, opset)  # of values between the nodes of one operator

@@ -82,19 +82,19 @@ class Fusion:
         if ready.is_causal:
             attributes = (*attributes, ir.AttrInt64("is_causal", 1))
         masks = [] if ready.value is None else [ready.value]
-        return self._add("Attention", [*inputs, *masks], "attention", *attributes)
+        return self._add("Attention", [*inputs, *masks], *attributes)
 
     def _shown(self, output: ir.Value, visible: ir.Value | None) -> ir.Value:
         """The output, with what eager gives in rows that are hidden altogether."""
         if visible is None:
             return output
-        return self._add("Where", [visible, output, self._builder.constant("fill", self._fill)], "shown")
+        return self._add("Where", [visible, output, self._builder.constant("fill", self._fill)])
 
     def _by_head(self, operand: Heads) -> ir.Value:
         if operand.by_head is not None:
             return operand.by_head
         assert operand.by_position is not None
-        return self._add("Transpose", [operand.by_position], "by_head", _SWAP)
+        return self._add("Transpose", [operand.by_position], _SWAP)
 
     def _together(self, operand: Heads) -> ir.Value:
         """[batch, length, heads * features], which is often there already."""
@@ -111,15 +111,15 @@ class Fusion:
         shape = sizes(visible)
         assert shape is not None
         if len(shape) == 2:
-            return self._add("Unsqueeze", [visible, self._builder.constant("axis_of_heads", [1])], "by_position")
+            return self._add("Unsqueeze", [visible, self._builder.constant("axis_of_heads", [1])])
         order = _SWAP if len(shape) == 4 else ir.AttrInt64s("perm", [1, 0, 2])
-        return self._add("Transpose", [visible], "by_position", order)
+        return self._add("Transpose", [visible], order)
 
     def _reshaped(self, value: ir.Value, what: str, target: list[int]) -> ir.Value:
-        return self._add("Reshape", [value, self._builder.constant(what, target)], what)
+        return self._add("Reshape", [value, self._builder.constant(what, target)])
 
-    def _add(self, operator: str, inputs: Sequence[ir.Value], what: str, *attributes: ir.Attr) -> ir.Value:
-        return self._builder.add(operator, inputs, f"{self._found.result.name}__{what}", *attributes)
+    def _add(self, operator: str, inputs: Sequence[ir.Value], *attributes: ir.Attr) -> ir.Value:
+        return self._builder.add(self._found.result, operator, inputs, *attributes)
 
 
 def _only_user(value: ir.Value, operator: str) -> ir.Node | None:

@@ -45,7 +45,7 @@ def ready_mask(builder: Builder, mask: Mask | None, query: Heads, key: Heads) ->
     if mask.low is not None:
         low = max(mask.low, _LOW) if math.isfinite(mask.low) else -math.inf
         choices = [builder.constant("zero", 0.0), builder.constant("low", low)]
-        value = builder.shared(value, "Where", [value, *(choices if mask.keep else choices[::-1])], "added")
+        value = builder.shared(value, "Where", [value, *(choices if mask.keep else choices[::-1])])
     elif value.dtype != ir.DataType.FLOAT:
         raise NearMiss(f"the mask is {value.dtype}", 3)
     batches, heads = ([1, 1, 1] + shape)[-4:-2]
@@ -55,11 +55,11 @@ def ready_mask(builder: Builder, mask: Mask | None, query: Heads, key: Heads) ->
     visible = None
     if hides:
         axis, keep = builder.constant("last_axis", [-1]), ir.AttrInt64("keepdims", 1)
-        highest = builder.shared(value, "ReduceMax", [value, axis], "highest", keep)
+        highest = builder.shared(value, "ReduceMax", [value, axis], keep)
         lowest = builder.constant("minus_infinity", -math.inf)
-        visible = builder.shared(highest, "Greater", [highest, lowest], "visible")
+        visible = builder.shared(highest, "Greater", [highest, lowest])
     if raised:
-        value = builder.shared(value, "Max", [value, builder.constant("low", _LOW)], "raised")
+        value = builder.shared(value, "Max", [value, builder.constant("low", _LOW)])
     rows = [query.length, key.length]
     if shape[-2:] != rows:
         if not all(isinstance(size, int) for size in rows) or any(
@@ -67,7 +67,7 @@ def ready_mask(builder: Builder, mask: Mask | None, query: Heads, key: Heads) ->
         ):
             raise NearMiss(f"the mask of {shape} has no {rows[0]} rows for {rows[1]} keys", 3)
         target = builder.constant("mask_sizes", [1] * (len(shape) - 2) + [int(size) for size in rows])
-        value = builder.shared(value, "Expand", [value, target], "expanded")
+        value = builder.shared(value, "Expand", [value, target])
     return ReadyMask(value, visible)
 
 
