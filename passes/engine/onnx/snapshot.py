@@ -26,7 +26,7 @@ class OnnxSnapshot:
         self._nodes = dict(_rows(model.graph))
 
     def changed(self) -> bool:
-        """Whether the model is another one now; new initializers that nothing uses are removed."""
+        """Whether the model computes otherwise now; new initializers that nothing uses are removed."""
         graph = self._model.graph
         for name, value in list(graph.initializers.items()):
             if name not in self._initializers and not value.uses() and not value.is_graph_output():
@@ -103,11 +103,14 @@ class OnnxSnapshot:
 
 
 def _content(model: ir.Model) -> list[object]:
-    """What a model computes, subgraphs and functions included, to compare it with the same model later."""
+    """What a model computes, subgraphs and functions included, to compare it with the same model later.
+
+    Constants that nothing uses do not count.
+    """
     graph = model.graph
     return [
         [(value, value.name) for value in (*graph.inputs, *graph.outputs)],
-        [(name, value.const_value) for name, value in graph.initializers.items()],
+        [(name, value.const_value) for name, value in graph.initializers.items() if value.uses()],
         [list(_rows(ir.traversal.RecursiveGraphIterator(part))) for part in (graph, *model.functions.values())],
     ]
 
