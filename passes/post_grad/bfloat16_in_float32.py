@@ -52,6 +52,9 @@ _SEES_DTYPE = {
     aten.linspace.default,
     aten.logspace.default,
 }
+_VIEWS = {aten.t.default, aten.transpose.int, aten.permute.default, aten.unsqueeze.default, aten.expand.default}
+"""Views that any tensor has, however it lies in memory."""
+
 _PRODUCTS = {
     *(aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.dot, aten.convolution, aten.convolution_backward),
     *(aten.scaled_dot_product_attention, aten._scaled_dot_product_flash_attention_for_cpu),
@@ -82,7 +85,8 @@ def bfloat16_in_float32(module: fx.GraphModule, context: PassContext) -> int:
             fired += 1
             continue
         wide = {value: cast for value, cast in wide.items() if not cast._erased}
-        context.refuse(node, reason, matched=1, of=2)
+        if reason:
+            context.refuse(node, reason, matched=1, of=2)
     return fired
 
 
@@ -129,7 +133,7 @@ def _rounded(number: float) -> float:
 
 
 def _rewrite(node: fx.Node, wide: dict[fx.Node, fx.Node], context: PassContext) -> str | None:
-    """Rewrites a node; or leaves the graph as it was and says why.
+    """Rewrites a node; or leaves the graph as it was and says why, with nothing if ``context`` knows.
 
     Args:
         node: the node.
@@ -167,17 +171,21 @@ def _rewrite(node: fx.Node, wide: dict[fx.Node, fx.Node], context: PassContext) 
     pairs = [(old, _narrowed(new, old)) for old, new in pairs]
     if not replace_all(pairs, context, at=node, strides=False):
         drop([candidate])
-        return "its results are others in float32, or the bisector leaves it out"
+        return ""
     return None
 
 
 def _widened(value: fx.Node, wide: dict[fx.Node, fx.Node]) -> fx.Node:
-    """``value`` in float32, cast as early as it can be."""
+    """``value`` in float32, cast as early as it can be: a transposition stays next to the product that reads it."""
     if value not in wide:
         following = value.next
         while following.op == "placeholder":
             following = following.next
-        cast = call(following, aten._to_copy.default, (value,), {"dtype": torch.float32})
+        if value.target in _VIEWS:
+            assert isinstance(value.args[0], fx.Node)
+            cast = call(following, value.target, (_widened(value.args[0], wide), *value.args[1:]))
+        else:
+            cast = call(following, aten._to_copy.default, (value,), {"dtype": torch.float32})
         cast.meta = {**origin(value), "val": cast.meta["val"]}
         cast._rename(f"{value.name}_in_float32")
         wide[value] = cast
