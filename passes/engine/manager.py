@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import onnx_ir as ir
 from torch import fx
@@ -47,6 +47,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+_Snapshot: TypeAlias = FxSnapshot | OnnxSnapshot
 
 _MOST_MATCHES = 5
 """Matches that the message about an undone pass names."""
@@ -166,7 +168,7 @@ class PassManager:
         passes = self._by_stage[stage]
         if listener is not None and passes:
             listener.start(stage, graph)
-        snapshot: FxSnapshot | OnnxSnapshot | None = None
+        snapshot: _Snapshot | None = None
         results = []
         for item in passes:
             start = time.perf_counter()
@@ -175,7 +177,11 @@ class PassManager:
             milliseconds = (time.perf_counter() - start) * 1e3
             result = dataclasses.replace(result, milliseconds=milliseconds)
             if is_changed and not result.undone:
-                result = self._keep_if_right(result, graph, snapshot, name, checker, listener)
+                result = self._checked(result, graph, snapshot, name, checker)
+                if listener is not None:
+                    listener.fired(result, graph)
+                if result.undone:
+                    snapshot.restore()
             if is_changed:
                 snapshot = None
             results.append(result)
@@ -183,9 +189,7 @@ class PassManager:
             _recompile(graph)
         return results
 
-    def _run_one(
-        self, item: Pass, graph: Any, snapshot: FxSnapshot | OnnxSnapshot, name: str
-    ) -> tuple[PassResult, bool]:
+    def _run_one(self, item: Pass, graph: Any, snapshot: _Snapshot, name: str) -> tuple[PassResult, bool]:
         """What one pass did, and whether it changed the graph; undone if it failed or spoiled it."""
         context = PassContext(item.name, name, self._target, explain=self._explain)
         before = count_nodes(graph)
@@ -211,15 +215,8 @@ class PassManager:
         return PassResult(item.name, 0, before, before, 0.0, refusals=context.refusals, undone=undone), is_changed
 
     @staticmethod
-    def _keep_if_right(
-        result: PassResult,
-        graph: Any,
-        snapshot: FxSnapshot | OnnxSnapshot,
-        name: str,
-        checker: Checker | None,
-        listener: Listener | None,
-    ) -> PassResult:
-        """Undoes a pass that changed the results."""
+    def _checked(result: PassResult, graph: Any, snapshot: _Snapshot, name: str, checker: Checker | None) -> PassResult:
+        """What a pass did, and whether the numeric check objects to it."""
         if checker is not None:
             _recompile(graph)
             problem = checker.problem(snapshot.before(), graph)
@@ -231,10 +228,6 @@ class PassManager:
             "pass %s on %s: fired %d, nodes %d -> %d, %.1f ms",
             *(result.name, name, result.fired, result.nodes_before, result.nodes_after, result.milliseconds),
         )
-        if listener is not None:
-            listener.fired(result, graph)
-        if result.undone:
-            snapshot.restore()
         return result
 
     @staticmethod
@@ -281,6 +274,6 @@ def _recompile(graph: Any) -> None:
             part.recompile()
 
 
-def take_snapshot(graph: fx.GraphModule | ir.Model) -> FxSnapshot | OnnxSnapshot:
+def take_snapshot(graph: fx.GraphModule | ir.Model) -> _Snapshot:
     """What a graph is now."""
     return FxSnapshot(graph) if isinstance(graph, fx.GraphModule) else OnnxSnapshot(graph)

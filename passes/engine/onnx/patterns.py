@@ -53,8 +53,6 @@ from ..locks import Lock
 from ..registry import Pass
 from .editing import drop, erase_unused, substitute
 
-__all__ = ["OnnxPattern", "onnx_pattern_pass"]
-
 _FLOAT32_EPSILON = 2.0**-23
 
 

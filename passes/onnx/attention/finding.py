@@ -229,14 +229,6 @@ def _leads_to_product(value: ir.Value | None, depth: int = 5) -> bool:
     return node.op_type == "MatMul" or any(_leads_to_product(item, depth - 1) for item in node.inputs)
 
 
-def _raised(mask: ir.Value) -> ir.Value:
-    """A mask before it was raised to the lowest finite number, by the translation."""
-    node = producer(mask, "Max")
-    if node is None or len(node.inputs) != 2 or node.inputs[0] is None:
-        return mask
-    return node.inputs[0] if number(node.inputs[1]) == LOWEST else mask
-
-
 def _unscaled(value: ir.Value | None) -> tuple[ir.Value, float]:
     """A value without the constant number it is multiplied by, and that number."""
     assert value is not None
@@ -353,7 +345,10 @@ def _find_guard(result: ir.Value, mask: Mask | None) -> tuple[ir.Node | None, Ma
     highest = None if greater is None else producer(greater.inputs[0], "ReduceMax")
     if greater is None or highest is None or number(greater.inputs[1]) != -math.inf:
         return None, mask
-    seen = _raised(mask.value)
+    raised = producer(mask.value, "Max")
+    seen = mask.value
+    if raised is not None and raised.inputs[0] is not None and number(raised.inputs[1]) == LOWEST:
+        seen = raised.inputs[0]
     if highest.inputs[0] is not seen or integers(highest.inputs[1]) != [-1]:
         return None, mask
     return where, Mask(seen)
