@@ -59,12 +59,14 @@ __all__ = [
     "unregister",
 ]
 
-_MODULES = {"catalog": ".catalog", "fx_editing": ".engine.fx.editing", "onnx_editing": ".engine.onnx.editing"}
-_OWNERS = {
+_WHERE = {
     **dict.fromkeys(("PassContext", "Refusal", "Target"), ".engine.context"),
     **dict.fromkeys(("Pattern", "pattern_pass"), ".engine.fx.patterns"),
     **dict.fromkeys(("OnnxPattern", "onnx_pattern_pass"), ".engine.onnx.patterns"),
     **dict.fromkeys(("Pass", "register", "register_pass", "unregister"), ".engine.registry"),
+    "catalog": ".catalog",
+    "fx_editing": ".engine.fx.editing",
+    "onnx_editing": ".engine.onnx.editing",
 }
 
 registry.announce(f"{__name__}.catalog")
@@ -74,11 +76,8 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     importlib.import_module(".catalog", __name__)
-    if name in _MODULES:
-        value: object = importlib.import_module(_MODULES[name], __name__)
-    else:
-        value = getattr(importlib.import_module(_OWNERS[name], __name__), name)
-    globals()[name] = value
+    module = importlib.import_module(_WHERE[name], __name__)
+    value = globals()[name] = getattr(module, name, module)
     return value
 
 

@@ -15,4 +15,4 @@ from .order import ORDER
 OURS: tuple[Pass, ...] = tuple(importlib.import_module(f".{name}", __package__).PASS for name in ORDER)
 
 for item in OURS:
-    register(item, is_built_in=True)
+    register(item)

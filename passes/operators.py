@@ -31,18 +31,7 @@ def _interpolate(
     mode: str = "nearest",
     align_corners: bool = False,
 ) -> torch.Tensor:
-    """``torch.nn.functional.interpolate``, with sizes or factors for each dimension.
-
-    Args:
-        input: [N, C, ...], floating point, one to three dimensions to be resized.
-        size: their sizes in the result; or else
-        scale_factor: what their sizes are multiplied by.
-        mode: a key of ``INTERPOLATION_BACKWARDS``.
-        align_corners: as there; not for the nearest modes.
-
-    Returns:
-        [N, C, ...], of the memory format that eager chooses.
-    """
+    """``torch.nn.functional.interpolate`` of [N, C, ...], with a size or a factor for each resized dimension."""
     aligned = align_corners if mode.endswith("linear") else None
     return torch.nn.functional.interpolate(input, size, scale_factor, mode, aligned)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import operator
@@ -385,14 +384,6 @@ def test_numbers_may_be_equal_and_nothing_is_not() -> None:
     assert fx_editing.same_value([3, None], (4, None)) and not fx_editing.same_value([3], [3, 3])
 
 
-def test_tensors_of_one_dtype_shape_and_strides() -> None:
-    x = torch.zeros(3, 4)
-    others = [x[:2], x.double(), x.to("meta"), torch.zeros(4, 3).t(), x.to_sparse(), 3.0]
-    assert fx_editing.same_tensor(x, torch.ones(3, 4)) and not any(fx_editing.same_tensor(x, item) for item in others)
-    z = torch.zeros(3, dtype=torch.complex64)
-    assert not fx_editing.same_tensor(z, z.conj()) and not fx_editing.same_tensor(z.imag, z.conj().imag)
-
-
 def test_new_memory_that_is_computed_with_a_size() -> None:
     """In the stage ``pre_grad`` a tensor may be changed in place: only what has memory of its own takes its place."""
     module = traced(lambda x: x * 4, torch.randn(4))
@@ -459,14 +450,6 @@ def test_what_cannot_be_computed_is_not_made(target: Callable[..., object], args
 
 
 @pytest.mark.filterwarnings("error")
-def test_what_is_still_read_is_not_erased() -> None:
-    module = traced(lambda x: (x.exp().sin(), x.neg().cos())[0], torch.randn(3))
-    nodes = [node for node in module.graph.nodes if node.op == "call_function"]
-    fx_editing.erase_unused(nodes)
-    fx_editing.erase_unused(nodes)  # what is gone is left alone
-    assert [node.name for node in module.graph.nodes if node.op == "call_function"] == ["exp", "sin"]
-
-
 @pytest.mark.parametrize(
     ("function", "kept"),
     [
@@ -579,7 +562,7 @@ SPOILERS = {
     another_argument: "the graph takes the arguments extra, arg0_1, it took arg0_1",
     wrong_shape: "is float32 [1, 3, 4], it was float32 [3, 4]",
     wrong_dtype: "is bool [3, 4], it was float32 [3, 4]",
-    shared_memory: "shares memory with arg0_1, it did with nothing",
+    shared_memory: "lies in the memory of arg0_1",
     not_computable: "exp cannot be computed any more",
 }
 
@@ -653,14 +636,14 @@ def test_results_that_share_memory_go_on_sharing_it() -> None:
     (view,) = module.graph.find_nodes(op="call_function", target=aten.t.default)
     view.target, view.args = aten.empty_strided.default, ([4, 3], [1, 4])
     assert snapshot.changed()
-    assert "shares memory with nothing, it did with result 0" in str(snapshot.problem(TARGET))
+    assert "memory of result 1, it lay in that of result 0" in str(snapshot.problem(TARGET))
     snapshot.restore()
     (sine,) = module.graph.find_nodes(op="call_function", target=aten.sin.default)
     (exp,) = module.graph.find_nodes(op="call_function", target=aten.exp.default)
     snapshot = FxSnapshot(module)
     sine.replace_all_uses_with(exp)
     assert snapshot.changed()
-    assert "shares memory with result 0, it did with nothing" in str(snapshot.problem(TARGET))
+    assert "memory of result 0, it lay in that of result 2" in str(snapshot.problem(TARGET))
 
 
 def test_a_pass_after_one_that_is_undone_sees_the_graph_as_it_was() -> None:
@@ -886,10 +869,8 @@ def test_what_a_pass_sees_of_a_model() -> None:
     assert onnx_editing.sizes(values["x"]) == ["N", 4] and onnx_editing.sizes(values["w"]) is None
     values["w"].shape = ir.Shape([])
     assert onnx_editing.sizes(values["w"]) == []
-    assert onnx_editing.same_shape(values["x"], values["neg"])
-    assert not onnx_editing.same_shape(values["x"], values["z"])
     values["t"].shape = ir.Shape([None, 4])
-    assert onnx_editing.sizes(values["t"]) is None and not onnx_editing.same_shape(values["t"], values["t"])
+    assert onnx_editing.sizes(values["t"]) is None
     values["t"].shape = None
     assert onnx_editing.sizes(values["t"]) is None
     transposes = list(onnx_editing.nodes_of(model, "Transpose"))
@@ -1060,17 +1041,6 @@ def test_constants_of_one_name_are_kept_apart() -> None:
     assert (first.dtype, onnx_editing.sizes(first)) == (ir.DataType.INT64, [1])
     hidden = onnx_editing.hidden_value(model.graph[0].outputs[0], "flat", [12])
     assert (hidden.name, hidden.dtype, onnx_editing.sizes(hidden)) == ("e__flat", ir.DataType.FLOAT, [12])
-
-
-def test_an_operator_that_the_target_is_asked_about() -> None:
-    model = model_of(EXP)
-    asked = []
-    target = Target(refuses=lambda node: asked.append((node.domain, node.op_type, len(node.attributes))) or "no kernel")
-    context = PassContext("onnx.mine", target=target)
-    attribute = ir.AttrFloat32("alpha", 1.0)
-    reason = onnx_editing.reason_against(context, "QuickGelu", model.graph.inputs, attribute, domain="com.microsoft")
-    assert (reason, asked) == ("no kernel", [("com.microsoft", "QuickGelu", 1)])
-    assert len(list(model.graph.inputs[0].uses())) == 1
 
 
 class TestInference:
@@ -1294,6 +1264,8 @@ def test_constants_that_nothing_uses_are_no_change() -> None:
     snapshot = take_snapshot(model)
     onnx_editing.new_constant(model, "axes", np.array([1]))
     assert not snapshot.changed() and list(model.graph.initializers) == ["c"]
+    del model.graph.initializers["c"]
+    assert not snapshot.changed()
 
 
 def two_outputs(model: ir.Model, context: PassContext) -> int:
@@ -1341,27 +1313,6 @@ def test_a_model_that_is_malformed_is_put_back(spoil: Callable[..., int], said: 
     manager._by_stage["onnx"] = [Pass("onnx.mine", "A test's.", spoil)]
     (result,) = manager.run("onnx", model)
     assert said in result.undone and ir.to_proto(model) == before
-
-
-# What it costs
-
-
-def test_a_snapshot_costs_less_than_a_copy() -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        for _ in range(300):
-            x = x.sin() + 1
-        return x
-
-    module = traced(function, torch.randn(3))
-
-    def seconds(run: Callable[[], object]) -> float:
-        start = time.perf_counter()
-        run()
-        return time.perf_counter() - start
-
-    taken = min(seconds(lambda: FxSnapshot(module).changed()) for _ in range(5))
-    copied = min(seconds(lambda: copy.deepcopy(module.graph)) for _ in range(5))
-    assert taken < copied / 4  # 0.3 of 6 ms
 
 
 def test_nothing_of_ours_warns() -> None:

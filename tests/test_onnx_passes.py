@@ -101,6 +101,9 @@ def test_a_constant_that_is_an_output_stays_a_node() -> None:
 # Products
 
 
+LINEAR = ("onnx.transposed_products", "onnx.linear")
+"""Products of matrices, and the pass that has them read their weights as they lie."""
+
 STATIC = """agraph (float[2,3,4] x, float[6,4] w, float[6] b) => (float[2,3,6] y{outputs}) {{
     flat = Constant <value_ints = [6, 4]> ()
     f = Reshape(x, flat)
@@ -118,7 +121,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("form", LAYERS.values(), ids=LAYERS)
 def test_a_linear_layer_is_computed_without_flattening(form: str) -> None:
-    model = rewrite(STATIC.format(form=form, outputs=""), "onnx.linear", fires=1)
+    model = rewrite(STATIC.format(form=form, outputs=""), *LINEAR, fires=1)
     assert operators(model) == ({"FusedMatMul": 1, "Add": 1} if "Gemm" in form else {"FusedMatMul": 1})
 
 
@@ -144,7 +147,7 @@ def test_a_tensor_with_other_last_dimensions_is_given_those_of_the_result() -> N
             t = Transpose <perm = [1, 0]> (w) g = Gemm(f, t, b)
             full = Constant <value_ints = [2, 3, 6]> () v = Reshape(g, full) y = Gelu(v)
         }""",
-        "onnx.linear",
+        *LINEAR,
         fires=1,
     )
     assert operators(model) == {"Reshape": 1, "FusedMatMul": 1, "Add": 1, "Gelu": 1}
@@ -183,7 +186,7 @@ def test_a_bias_is_not_taken_apart_for_many_rows_of_few_columns(rows: int, fires
 def test_heads_that_are_split_and_joined_again_are_not_in_the_way() -> None:
     form = """t = Transpose <perm = [1, 0]> (w) p = Gemm(f, t, b)
               heads = Constant <value_ints = [2, 3, 2, 3]> () g = Reshape(p, heads)"""
-    model = rewrite(STATIC.format(form=form, outputs=""), "onnx.linear", fires=1)
+    model = rewrite(STATIC.format(form=form, outputs=""), *LINEAR, fires=1)
     assert operators(model) == {"FusedMatMul": 1, "Add": 1}
 
 
@@ -205,7 +208,7 @@ def test_heads_are_split_off_the_tensor_instead_of_the_matrix() -> None:
             t = Transpose <perm = [1, 0]> (w) g = MatMul(f, t)
             heads = Constant <value_ints = [2, 3, 2, 3]> () y = Reshape(g, heads)
         }""",
-        "onnx.linear",
+        *LINEAR,
         fires=1,
     )
     assert operators(model) == {"FusedMatMul": 1, "Reshape": 1}

@@ -12,7 +12,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from passes.engine.manager import origin
+from passes.engine.fx.editing import origin
 
 from ..kernel_strides import fake_tensors_as_kernels
 from .signature import signature

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from passes.engine.manager import is_pure
+from passes.engine.fx.editing import is_pure
 
 KNOWN_VALUE = "known_value"
 """Key in a node's ``meta``: whether its translation is its value."""

@@ -16,8 +16,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from passes.engine.fx.editing import is_view
-from passes.engine.manager import UNINITIALIZED
+from passes.engine.fx.editing import UNINITIALIZED, is_view
 
 from ..faults import Fault
 from ..reasons import Kind, Reason

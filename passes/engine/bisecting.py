@@ -4,14 +4,12 @@ A backend that uses the passes stands before Inductor in the bisector's list, so
 Inductor running. Its subsystems are the stages: ``joint_passes``. In a process::
 
     register_backend("onnxrt")                                    # as importing the backend's package does
-    from torch._inductor.compiler_bisector import CompilerBisector
 
     def is_right() -> bool:                                       # compiles anew, and says whether the result is right
         torch._dynamo.reset()
         return torch.allclose(torch.compile(model, backend="onnxrt")(x), model(x), atol=1e-4)
 
-    CompilerBisector.do_bisect(is_right)  # BisectionResult(backend='onnxrt', subsystem='joint_passes', ..., debug_info=
-                                          #                 'joint.mine at bmm_1 of graph 0 inference')
+    CompilerBisector.do_bisect(is_right)  # BisectionResult(backend='onnxrt', subsystem='joint_passes', ...)
 """
 
 from __future__ import annotations
@@ -19,14 +17,14 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from typing import IO
 
 from torch._inductor import compiler_bisector
 from torch._inductor.compiler_bisector import BisectSubsystem, CompilerBisector
 
-from .stages import STAGES
+from .registry import STAGES
 
 _BEFORE = ("eager", "aot_eager")
 """PyTorch's backends that the bisector tries before the one under test; all others use parts of Inductor."""
@@ -38,23 +36,8 @@ def register_backend(name: str) -> None:
     if name in backends:
         return
     later = {key: backends.pop(key) for key in list(backends) if key not in _BEFORE}
-    backends[name] = [BisectSubsystem(_subsystem(stage)) for stage in STAGES]
+    backends[name] = [BisectSubsystem(f"{stage}_passes") for stage in STAGES]
     backends.update(later)
-
-
-def is_disabled(backend: str, stage: str, describe: Callable[[], str]) -> bool:
-    """Whether the bisector, if it is at work, wants this pass or match left out.
-
-    Args:
-        backend: the backend that compiles.
-        stage: the pass's stage.
-        describe: names the pass and the match; the bisector reports it when it has found the culprit.
-    """
-    return CompilerBisector.disable_subsystem(backend, _subsystem(stage), describe)
-
-
-def _subsystem(stage: str) -> str:
-    return f"{stage}_passes"
 
 
 def bisect_command(command: Sequence[str], backend: str, log: IO[str]) -> str | None:
@@ -76,11 +59,13 @@ def bisect_command(command: Sequence[str], backend: str, log: IO[str]) -> str | 
         OSError: the command cannot be started.
     """
     register_backend(backend)
-    with tempfile.TemporaryDirectory() as folder, _only_up_to(backend):
+    with tempfile.TemporaryDirectory() as folder:
         CompilerBisector.in_process_cache = os.path.join(folder, "state")
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": CompilerBisector.in_process_cache}
 
         def succeeds() -> bool:
+            if CompilerBisector.get_backend() not in (*_BEFORE, backend):
+                return True
             log.flush()
             run = subprocess.run(command, env={**environment, **_instructions()}, stdout=log, stderr=subprocess.STDOUT)
             return run.returncode == 0
@@ -107,17 +92,3 @@ def _instructions() -> dict[str, str]:
         if CompilerBisector.get_run_state(backend, subsystem) == "test_disable":
             variables["TORCH_BISECT_MAX"] = "-1"
     return variables
-
-
-@contextmanager
-def _only_up_to(backend: str) -> Iterator[None]:
-    """Takes the backends behind ours out of the bisector's list for a while."""
-    backends = compiler_bisector.BACKENDS
-    names = list(backends)
-    later = {name: backends.pop(name) for name in names[names.index(backend) + 1 :]}
-    backends["inductor"] = later.get("inductor", [])  # do_bisect looks at its first subsystem when it cleans up
-    try:
-        yield
-    finally:
-        backends.pop("inductor")
-        backends.update(later)

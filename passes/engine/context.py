@@ -1,18 +1,4 @@
-"""What a pass is told of where its graph will run, and whom it asks before each change.
-
-A pass is a function of a graph and a ``PassContext``::
-
-    def fold_twice(module: fx.GraphModule, context: PassContext) -> int:
-        fired = 0
-        for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.neg.default):
-            inner = node.args[0]
-            if inner.target is not torch.ops.aten.neg.default:
-                context.refuse(node, "its argument is not negated", matched=1, of=2)
-            elif context.allows(node):
-                node.replace_all_uses_with(inner.args[0])
-                fired += 1
-        return fired
-"""
+"""What a pass is told of where its graph will run, and whom it asks before each change."""
 
 from __future__ import annotations
 
@@ -20,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from . import bisecting
+from torch._inductor.compiler_bisector import CompilerBisector
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -98,14 +84,7 @@ class PassContext:
         explain: whether refusals are kept; without it a pass need not look for them.
     """
 
-    def __init__(
-        self,
-        name: str,
-        graph: str = "",
-        target: Target | None = None,
-        *,
-        explain: bool = False,
-    ) -> None:
+    def __init__(self, name: str, graph: str = "", target: Target | None = None, *, explain: bool = False) -> None:
         self.name = name
         self.graph = graph
         self.target = target or Target()
@@ -119,7 +98,7 @@ class PassContext:
 
     def allows_pass(self) -> bool:
         """Whether the pass runs at all; the manager asks before it."""
-        return not bisecting.is_disabled(self.target.backend, self.stage, lambda: f"{self.name} on {self.graph}")
+        return self._is_wanted(f"{self.name} on {self.graph}")
 
     def allows(self, node: object) -> bool:
         """Asks, once for each match and right before the change, whether the pass may change the graph at ``node``.
@@ -130,10 +109,13 @@ class PassContext:
             node: what is replaced: an FX node, an ONNX node, or a text that names it.
         """
         label = name_of(node)
-        if bisecting.is_disabled(self.target.backend, self.stage, lambda: f"{self.name} at {label} of {self.graph}"):
+        if not self._is_wanted(f"{self.name} at {label} of {self.graph}"):
             return False
         self.matches.append(label)
         return True
+
+    def _is_wanted(self, what: str) -> bool:
+        return not CompilerBisector.disable_subsystem(self.target.backend, f"{self.stage}_passes", lambda: what)
 
     def refuse(self, node: object, reason: str, *, matched: int = 0, of: int = 0, pattern: str = "") -> None:
         """Notes a near miss, if someone wants to know: see ``Refusal``."""

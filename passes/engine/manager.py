@@ -6,7 +6,7 @@
     for result in manager.run("post_grad", module):
         print(result.name, result.fired, result.nodes_before, result.nodes_after)
 
-``stages.py`` lists the stages, ``passes/catalog.py`` our passes.
+``registry.py`` lists the stages, ``passes/catalog.py`` our passes.
 """
 
 from __future__ import annotations
@@ -14,23 +14,20 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import onnx_ir as ir
 from torch import fx
 
 from .bisecting import bisect_command, register_backend
 from .context import Inferred, PassContext, Refusal, Target
-from .fx.editing import UNINITIALIZED, is_pure, origin
 from .fx.snapshot import FxSnapshot, with_subgraphs
 from .onnx.editing import mark_weight
 from .onnx.snapshot import OnnxSnapshot
-from .registry import Pass, Switches, all_passes
-from .stages import STAGES
+from .registry import STAGES, Pass, Switches, all_passes
 
 __all__ = [
     "STAGES",
-    "UNINITIALIZED",
     "Checker",
     "Inferred",
     "Listener",
@@ -45,14 +42,13 @@ __all__ = [
     "all_passes",
     "bisect_command",
     "count_nodes",
-    "is_pure",
     "mark_weight",
-    "origin",
     "register_backend",
 ]
 
 logger = logging.getLogger(__name__)
 
+_Snapshot: TypeAlias = FxSnapshot | OnnxSnapshot
 
 _MOST_MATCHES = 5
 """Matches that the message about an undone pass names."""
@@ -99,29 +95,6 @@ class Checker(Protocol):
 
     def problem(self, before: Any, after: Any) -> str | None:
         """What a pass changed in the results, naming the node and the error; ``None`` if nothing beyond rounding."""
-
-
-class SpoiledGraphError(ValueError):
-    """A pass made of the graph what cannot have been meant."""
-
-
-class Snapshot(Protocol):
-    """What a graph was before a pass."""
-
-    def changed(self) -> bool:
-        """Whether it is another now; what nobody reads any more is erased for that."""
-
-    def problem(self, target: Target) -> str | None:
-        """Why it cannot be what was meant; ``None`` if nothing is wrong."""
-
-    def before(self) -> Any:
-        """The graph as it was, apart from the one there is now."""
-
-    def restore(self) -> None:
-        """Makes the graph what it was."""
-
-    def recompile(self) -> None:
-        """Makes what was changed ready to run."""
 
 
 class Listener(Protocol):
@@ -193,98 +166,75 @@ class PassManager:
             PassError: a pass failed or spoiled the graph, and the manager is strict.
         """
         passes = self._by_stage[stage]
-        if not passes:
-            return []
-        if listener is not None:
+        if listener is not None and passes:
             listener.start(stage, graph)
-        start = time.perf_counter()
-        snapshot = take_snapshot(graph)
-        spent = time.perf_counter() - start
+        snapshot: _Snapshot | None = None
         results = []
-        is_changed = False
         for item in passes:
-            result, snapshot = self._run_one(item, graph, snapshot, name, checker, listener, spent)
-            is_changed |= bool(result.fired)  # what is undone has its code again
-            results.append(result)
-            spent = 0.0
-        if is_changed and isinstance(graph, fx.GraphModule):
             start = time.perf_counter()
-            for part in with_subgraphs(graph):
-                part.recompile()
-            more = (time.perf_counter() - start) * 1e3
-            results[-1] = dataclasses.replace(results[-1], milliseconds=results[-1].milliseconds + more)
+            snapshot = snapshot or take_snapshot(graph)
+            result, is_changed = self._run_one(item, graph, snapshot, name)
+            milliseconds = (time.perf_counter() - start) * 1e3
+            result = dataclasses.replace(result, milliseconds=milliseconds)
+            if is_changed and not result.undone:
+                result = self._checked(result, graph, snapshot, name, checker)
+                if listener is not None:
+                    listener.fired(result, graph)
+                if result.undone:
+                    snapshot.restore()
+            if is_changed:
+                snapshot = None
+            results.append(result)
+        if any(result.fired for result in results):  # what is undone has its code again
+            _recompile(graph)
         return results
 
-    def _run_one(
-        self,
-        item: Pass,
-        graph: Any,
-        snapshot: Snapshot,
-        name: str,
-        checker: Checker | None,
-        listener: Listener | None,
-        spent: float,
-    ) -> tuple[PassResult, Snapshot]:
-        """One pass, and the snapshot for the next; ``spent`` seconds before it count as its."""
+    def _run_one(self, item: Pass, graph: Any, snapshot: _Snapshot, name: str) -> tuple[PassResult, bool]:
+        """What one pass did, and whether it changed the graph; undone if it failed or spoiled it."""
         context = PassContext(item.name, name, self._target, explain=self._explain)
         before = count_nodes(graph)
-        start = time.perf_counter() - spent
-        fired, error = 0, None
+        fired, error, problem = 0, None, None
         try:
             fired = self._call(item, graph, context)
         except Exception as failure:  # whatever goes wrong in a pass, anyone's, is told of the pass
             error = failure
         is_changed = snapshot.changed()
-        problem = None
         if error is None and is_changed:
             problem = snapshot.problem(self._target)
-            if problem is None and isinstance(graph, ir.Model):
-                said = self._target.objection(graph)
-                problem = None if said is None else f"the model it made must not run: {said}"
-            if problem is not None:
-                error = SpoiledGraphError(problem)
-        elapsed = (time.perf_counter() - start) * 1e3
-        if error is not None:
-            if self._strict:
-                raise PassError(item.name, name, error) from error
-            traceback = error if problem is None else None  # of a graph that was looked at, there is nothing to trace
-            logger.warning("%s. It is left out", PassError(item.name, name, error), exc_info=traceback)
-            if is_changed:
-                snapshot.restore()
-                snapshot = take_snapshot(graph)
-            said = str(error) if problem is not None else f"it failed: {error!r}"
-            return PassResult(item.name, 0, before, before, elapsed, refusals=context.refusals, undone=said), snapshot
-        result = PassResult(item.name, fired, before, count_nodes(graph), elapsed, context.matches, context.refusals)
-        result = _as_it_did(result, is_changed, name)
-        if not is_changed:
-            return result, snapshot
+            error = None if problem is None else ValueError(problem)
+        if error is None:
+            result = PassResult(item.name, fired, before, count_nodes(graph), 0.0, context.matches, context.refusals)
+            return _as_it_did(result, is_changed, name), is_changed
+        if self._strict:
+            raise PassError(item.name, name, error) from error
+        traceback = error if problem is None else None  # of a graph that was looked at, there is nothing to trace
+        logger.warning("%s. It is left out", PassError(item.name, name, error), exc_info=traceback)
+        if is_changed:
+            snapshot.restore()
+        undone = problem or f"it failed: {error!r}"
+        return PassResult(item.name, 0, before, before, 0.0, refusals=context.refusals, undone=undone), is_changed
+
+    @staticmethod
+    def _checked(result: PassResult, graph: Any, snapshot: _Snapshot, name: str, checker: Checker | None) -> PassResult:
+        """What a pass did, and whether the numeric check objects to it."""
         if checker is not None:
-            if isinstance(graph, fx.GraphModule):
-                snapshot.recompile()
+            _recompile(graph)
             problem = checker.problem(snapshot.before(), graph)
-        if problem is not None:
-            if result.matches:
-                problem += f"; it fired at {', '.join(result.matches[:_MOST_MATCHES])}"
-            result = dataclasses.replace(result, undone=problem)
-            logger.warning("pass %s on %s changed the results and is undone: %s", item.name, name, result.undone)
+            if problem is not None:
+                where = f"; it fired at {', '.join(result.matches[:_MOST_MATCHES])}" if result.matches else ""
+                result = dataclasses.replace(result, undone=problem + where)
+                logger.warning("pass %s on %s changed the results and is undone: %s", result.name, name, result.undone)
         logger.info(
             "pass %s on %s: fired %d, nodes %d -> %d, %.1f ms",
-            *(item.name, name, result.fired, result.nodes_before, result.nodes_after, result.milliseconds),
+            *(result.name, name, result.fired, result.nodes_before, result.nodes_after, result.milliseconds),
         )
-        if listener is not None:
-            listener.fired(result, graph)
-        start = time.perf_counter()
-        if result.undone:
-            snapshot.restore()
-        snapshot = take_snapshot(graph)
-        more = (time.perf_counter() - start) * 1e3
-        return dataclasses.replace(result, milliseconds=result.milliseconds + more), snapshot
+        return result
 
     @staticmethod
     def _call(item: Pass, graph: Any, context: PassContext) -> int:
         if not context.allows_pass():
             return 0
-        parts = list(with_subgraphs(graph)) if item.visits_subgraphs and isinstance(graph, fx.GraphModule) else [graph]
+        parts = list(with_subgraphs(graph)) if isinstance(graph, fx.GraphModule) else [graph]
         return sum(_checked_count(item.run(part, context)) for part in parts)
 
 
@@ -317,6 +267,13 @@ def count_nodes(graph: Any) -> int:
     )
 
 
-def take_snapshot(graph: fx.GraphModule | ir.Model) -> Snapshot:
+def _recompile(graph: Any) -> None:
+    """Generates the code of an FX graph anew."""
+    if isinstance(graph, fx.GraphModule):
+        for part in with_subgraphs(graph):
+            part.recompile()
+
+
+def take_snapshot(graph: fx.GraphModule | ir.Model) -> _Snapshot:
     """What a graph is now."""
     return FxSnapshot(graph) if isinstance(graph, fx.GraphModule) else OnnxSnapshot(graph)

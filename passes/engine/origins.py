@@ -5,7 +5,7 @@ A registered name belongs to what registered it first. Its new definition may ta
     def fold(module, context): ...      # in the same module under the same name: the new definition
     lambda module, context: 0           # has no name: the new definition if its code is the same
     functools.partial(scale, 2)         # the new definition if the function is, and all that it is given
-    make(2)                             # two functions of one ``def``: the same if what they captured is
+    make(2)                             # a function of a function: if what it captured is the same, too
 """
 
 from __future__ import annotations
@@ -15,10 +15,16 @@ import inspect
 import types
 from pathlib import Path
 
+_DEPTH = 8
+"""How far parts of parts are compared; a function may have captured itself."""
+
 
 def is_defined_again(first: object, second: object) -> bool:
     """Whether the second is the first, or its new definition: a function, or something that is made of functions."""
-    return _is_again(first, second, set())
+    try:
+        return first is second or bool(_identity(first, _DEPTH) == _identity(second, _DEPTH))
+    except (RuntimeError, TypeError, ValueError):  # an array of several elements, for instance
+        return False
 
 
 def described(value: object) -> str:
@@ -31,56 +37,36 @@ def described(value: object) -> str:
     return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
 
-def _is_again(first: object, second: object, seen: set[tuple[int, int]]) -> bool:
-    if first is second or (id(first), id(second)) in seen:
-        return True
-    seen.add((id(first), id(second)))  # a function may have captured itself
-    if isinstance(first, types.FunctionType) and isinstance(second, types.FunctionType):
-        if first.__code__ is second.__code__:  # one ``def``, executed twice
-            return _is_again(_captured(first), _captured(second), seen)
-        return _name(first) == _name(second) and (first.__name__ != "<lambda>" or first.__code__ == second.__code__)
-    if type(first) is not type(second):
-        return _name(type(first)) == _name(type(second))  # of a class that is defined again
-    ours, theirs = _parts(first), _parts(second)
-    if ours is None or theirs is None:
-        try:
-            return bool(first == second)
-        except (RuntimeError, TypeError, ValueError):  # an array of several elements, for instance
-            return False
-    return len(ours) == len(theirs) and all(_is_again(*pair, seen) for pair in zip(ours, theirs, strict=True))
+def _identity(value: object, depth: int) -> object:
+    """What is equal of two definitions of a value."""
 
+    def parts(*items: object) -> tuple[object, ...]:
+        return tuple(_identity(item, depth - 1) for item in items) if depth else ()
 
-def _name(value: type | types.FunctionType) -> tuple[str, str]:
-    return value.__module__, value.__qualname__
+    if isinstance(value, types.FunctionType):
+        code = value.__code__ if value.__name__ == "<lambda>" else None
+        captured = parts(_captured(value), value.__defaults__, value.__kwdefaults__)
+        return value.__module__, value.__qualname__, code, captured
+    if isinstance(value, type):
+        return value.__module__, value.__qualname__
+    if isinstance(value, (list, tuple)):
+        return parts(*value)
+    if isinstance(value, dict):
+        return tuple(value), parts(*value.values())
+    if isinstance(value, functools.partial):
+        return parts(value.func, value.args, value.keywords)
+    if isinstance(value, types.MethodType):
+        return parts(value.__func__, getattr(value.__self__, "__dict__", value.__self__))
+    if callable(value) and hasattr(value, "__dict__"):
+        return parts(type(value), vars(value))
+    return value
 
 
 def _captured(function: types.FunctionType) -> list[object]:
-    """What two functions of one ``def`` differ in."""
-    return [
-        _name(function),
-        [_content(cell, function) for cell in function.__closure__ or ()],
-        function.__defaults__,
-        function.__kwdefaults__,
-    ]
-
-
-def _content(cell: types.CellType, function: types.FunctionType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # empty while a decorator runs: the function calls itself
-        return function
-
-
-def _parts(value: object) -> list[object] | None:
-    """What a value is made of; ``None`` if it is compared as a whole."""
-    if isinstance(value, (list, tuple)):
-        return list(value)
-    if isinstance(value, dict):
-        return [part for item in value.items() for part in item]
-    if isinstance(value, functools.partial):
-        return [value.func, value.args, value.keywords]
-    if isinstance(value, types.MethodType):
-        return [value.__func__, getattr(value.__self__, "__dict__", value.__self__)]
-    if callable(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
-        return [vars(value)]
-    return None
+    found = []
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # empty while a decorator runs: the function calls itself
+            found.append(function)
+    return found

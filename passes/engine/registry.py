@@ -1,20 +1,8 @@
 """The passes there are, in the order they run, and which of them are on.
 
-Our own are registered by ``passes.catalog``. Another package brings its own by an entry point in the group
-``dynamo_backends_passes`` that names a module, whose import registers::
-
-    # setup.cfg of the other package:  [options.entry_points]
-    #                                  dynamo_backends_passes =
-    #                                      mine = my_package.my_passes
-    from passes import fx_editing, register_pass
-
-    @register_pass("joint.my_package.fold", "Replaces neg(neg(x)) by x.", before=["joint.remove_noops"])
-    def fold_twice_negated(module, context):
-        ...
-        return fired
-
-The order within a stage: our passes, those of others as they are registered, and last those that clean up. ``before``
-and ``after`` move a pass among them.
+Our own are registered by ``passes.catalog``; another package brings its own by an entry point in the group
+``dynamo_backends_passes`` that names a module, whose import registers. The order within a stage: our passes, those of
+others as they are registered, and last those that clean up. ``before`` and ``after`` move a pass among them.
 """
 
 from __future__ import annotations
@@ -26,16 +14,25 @@ import functools
 import importlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
 from .context import PassContext
 from .locks import Lock
 from .origins import described, is_defined_again
-from .stages import STAGES
 
 logger = logging.getLogger(__name__)
+
+STAGES = ("pre_grad", "joint", "post_grad", "onnx")
+"""The stages of passes, in the order a compile meets them:
+
+1. ``pre_grad``   Dynamo's graph, torch IR.
+2. ``joint``      forward and backward together, before the partitioner; or the inference graph.
+3. ``post_grad``  the forward, backward or inference graph on its own, ATen.
+4. ``onnx``       one region's ONNX model.
+"""
 
 ENTRY_POINTS = "dynamo_backends_passes"
 
@@ -52,19 +49,16 @@ class Pass:
         run: changes a graph in place and returns how many times it fired. The graph is an ``fx.GraphModule``, in the
             stage ``onnx`` an ``onnx_ir.Model``.
         default: whether it is on unless the option ``passes`` says otherwise.
-        visits_subgraphs: whether the manager also calls it for each subgraph of a higher-order operator.
         before: names of passes that run after it; the name of its stage stands for all of them.
         after: names of passes that run before it; the name of its stage stands for all but those that clean up.
         cleans_up: whether it runs after all that do not.
-        made_of: the functions that somebody wrote, where ``run`` is made of these, as of patterns: they tell whether a
-            pass is defined again; else ``run`` tells.
+        made_of: the functions that somebody wrote, where ``run`` is made of these, as of patterns.
     """
 
     name: str
     sentence: str
     run: Callable[[Any, PassContext], int]
     default: bool = True
-    visits_subgraphs: bool = True
     before: Sequence[str] = ()
     after: Sequence[str] = ()
     cleans_up: bool = False
@@ -87,6 +81,11 @@ class Pass:
     def stage(self) -> str:
         return self.name.split(".", 1)[0]
 
+    @property
+    def written(self) -> object:
+        """What somebody wrote of it."""
+        return self.run if self.made_of is None else self.made_of
+
 
 _registered: dict[str, Pass] = {}
 """The passes by name, in the order they run within their stage. Replaced, never changed: a compile may read it."""
@@ -94,10 +93,7 @@ _registered: dict[str, Pass] = {}
 _registering = Lock()
 
 _announced: list[str] = []
-"""Modules whose import registers passes."""
-
-_built_in: dict[str, Pass] = {}
-"""The passes that were registered as built in, as they were. Replaced, never changed."""
+"""Modules whose import registers their passes, ``OURS``."""
 
 
 def announce(module: str) -> None:
@@ -110,7 +106,7 @@ def _load_announced() -> None:
         importlib.import_module(module)  # another thread's import is waited for
 
 
-def register(item: Pass, *, is_built_in: bool = False) -> Pass:
+def register(item: Pass) -> Pass:
     """Adds a pass, at its place among those that are registered.
 
     A pass whose function is defined again, as by a module that is reloaded or a cell of a notebook that runs again,
@@ -119,82 +115,64 @@ def register(item: Pass, *, is_built_in: bool = False) -> Pass:
 
     Args:
         item: the pass.
-        is_built_in: whether the sources of this package say all of it, see ``are_only_built_in``.
 
     Raises:
         ValueError: another pass has that name; the message says where both were written. Or ``before`` or ``after``
             name a pass that is not registered, the pass itself, or passes between which there is no place.
     """
-    global _registered, _built_in
-    if not is_built_in:
-        _load_announced()
+    global _registered
+    _load_announced()
     with _registering:
         known = _registered.get(item.name)
-        if known is not None and not is_defined_again(_written(known), _written(item)):
+        if known is not None and not is_defined_again(known.written, item.written):
             raise ValueError(
-                f"there is already a pass named {item.name!r}: {described(_written(known))}; "
-                f"{described(_written(item))} would replace it. Give yours another name, or call "
+                f"there is already a pass named {item.name!r}: {described(known.written)}; "
+                f"{described(item.written)} would replace it. Give yours another name, or call "
                 f"passes.unregister({item.name!r}) first"
             )
         others = [other for other in _registered.values() if other.name != item.name]
         place = _place(item, others)
         ordered = [*others[:place], item, *others[place:]]
         _registered = {other.name: other for other in ordered}
-        if is_built_in:
-            _built_in = {**_built_in, item.name: item}
     if known is not None and known.run is not item.run:
-        logger.warning("pass %s is defined again: %s replaces it", item.name, described(_written(item)))
+        logger.warning("pass %s is defined again: %s replaces it", item.name, described(item.written))
     return item
 
 
 def _place(item: Pass, others: Sequence[Pass]) -> int:
-    """Where in the list of the other passes a pass belongs.
-
-    Stages are not sorted in that list; only places within a stage mean anything.
-    """
+    """Where in the list of the other passes a pass belongs; only places within a stage mean anything."""
     of_stage = [i for i, other in enumerate(others) if other.stage == item.stage]
-    in_front = [i for i in of_stage if not _is_later(item, others[i])]
+    in_front = [i for i in of_stage if item.cleans_up or not others[i].cleans_up]
     usual = max(in_front) + 1 if in_front else min(of_stage, default=len(others))
-    earliest, latest = 0, len(others)
-    behind, ahead = "", ""
-    for name in item.after:
-        for i in _named(name, item, others, "after"):
-            if i >= earliest:
-                earliest, behind = i + 1, others[i].name
-    for name in item.before:
-        for i in _named(name, item, others, "before"):
-            if i < latest:
-                latest, ahead = i, others[i].name
+    earliest = max((_named(name, item, others, "after") for name in item.after), default=-1) + 1
+    latest = min((_named(name, item, others, "before") for name in item.before), default=len(others))
     if earliest > latest:
+        behind, ahead = others[earliest - 1].name, others[latest].name
         raise ValueError(f"pass {item.name!r} cannot run after {behind!r} and before {ahead!r}: they run in that order")
     return min(max(usual, earliest), latest)
 
 
-def _is_later(item: Pass, other: Pass) -> bool:
-    """Whether another pass of the stage runs after this one for no other reason than that it cleans up."""
-    return other.stage == item.stage and other.cleans_up and not item.cleans_up
-
-
-def _named(name: str, item: Pass, others: Sequence[Pass], argument: str) -> list[int]:
-    """The places of the passes that ``before`` or ``after`` means."""
-    if name == item.stage:
-        kept = [i for i, other in enumerate(others) if other.stage == name]
-        return kept if argument == "before" or item.cleans_up else [i for i in kept if not others[i].cleans_up]
+def _named(name: str, item: Pass, others: Sequence[Pass], argument: str) -> int:
+    """The place of the pass, the last or the first of them, that ``before`` or ``after`` means."""
+    stage, is_after = name.split(".", 1)[0], argument == "after"
     if name == item.name:
         raise ValueError(f"pass {name!r} cannot run {argument} itself")
-    stage = name.split(".", 1)[0]
     names = [other.name for other in others]
     if name not in names and name not in STAGES:
         raise ValueError(f"pass {item.name!r}, {argument}={name!r}: {_unknown(name, names)}")
     if stage != item.stage:
-        is_earlier = STAGES.index(stage) < STAGES.index(item.stage)
-        if is_earlier == (argument == "before"):
+        if (STAGES.index(stage) < STAGES.index(item.stage)) != is_after:
             raise ValueError(f"pass {item.name!r} cannot run {argument} {name!r}: the stages run in another order")
-        return []
-    found = names.index(name)
-    if argument == "after" and _is_later(item, others[found]):
-        raise ValueError(f"pass {item.name!r} cannot run after {name!r}, which cleans up after all others")
-    return [found]
+        return -1 if is_after else len(others)
+    if name != stage:
+        place = names.index(name)
+        if is_after and others[place].cleans_up and not item.cleans_up:
+            raise ValueError(f"pass {item.name!r} cannot run after {name!r}, which cleans up after all others")
+        return place
+    kept = [i for i, other in enumerate(others) if other.stage == stage]
+    if not is_after:
+        return min(kept, default=len(others))
+    return max((i for i in kept if item.cleans_up or not others[i].cleans_up), default=-1)
 
 
 def unregister(name: str) -> None:
@@ -226,19 +204,12 @@ def register_pass(
     return decorate
 
 
-def _written(item: Pass) -> object:
-    """What somebody wrote of a pass."""
-    return item.run if item.made_of is None else item.made_of
-
-
 @functools.cache
 def _load_entry_points() -> None:
     """Imports the modules other packages name, once. One that cannot be imported is left out, with a warning."""
     for entry in metadata.entry_points(group=ENTRY_POINTS):
         try:
-            loaded = entry.load()
-            for item in [loaded] if isinstance(loaded, Pass) else []:
-                register(item)
+            entry.load()
         except Exception:  # any package may be broken in any way; the user's model still runs
             logger.warning("the passes of entry point %s = %s are left out", entry.name, entry.value, exc_info=True)
 
@@ -256,7 +227,8 @@ def are_only_built_in() -> bool:
     It does not import these: what is not imported was not changed.
     """
     _load_entry_points()
-    return list(_registered.items()) == list(_built_in.items())
+    imported = [importlib.import_module(module) for module in _announced if module in sys.modules]
+    return list(_registered.values()) == [item for module in imported for item in module.OURS]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,20 +259,17 @@ class Switches:
 
     def is_on(self, item: Pass) -> bool:
         """Whether a pass runs."""
-        choices = [(_specificity(wanted), False) for wanted in self.disable if fnmatch.fnmatch(item.name, wanted)]
-        choices += [(_specificity(wanted), True) for wanted in self.enable if fnmatch.fnmatch(item.name, wanted)]
-        return max(choices)[1] if choices else item.default
+        lists = ((self.disable, False), (self.enable, True))
+        choices = [
+            (not set("*?[") & set(wanted), sum(character not in "*?" for character in wanted), is_on)
+            for names, is_on in lists
+            for wanted in names
+            if fnmatch.fnmatch(item.name, wanted)
+        ]
+        return max(choices)[2] if choices else item.default
 
 
-def _specificity(wanted: str) -> tuple[bool, int]:
-    is_name = not set("*?[") & set(wanted)
-    return is_name, sum(character not in "*?" for character in wanted)
-
-
-def _unknown(wanted: str, names: Iterable[str]) -> str:
-    names = list(names)
-    by_last_part = {name.split(".", 1)[1]: name for name in names}
-    close: Sequence[str] = difflib.get_close_matches(wanted, names, n=3)
-    close = close or [by_last_part[part] for part in difflib.get_close_matches(wanted, list(by_last_part), n=3)]
+def _unknown(wanted: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(wanted, names, n=3)
     hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     return f"no pass fits {wanted!r}.{hint} Passes: {', '.join(names)}"

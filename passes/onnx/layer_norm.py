@@ -30,7 +30,19 @@ import numpy as np
 import onnx_ir as ir
 
 from ..engine.context import PassContext
-from ..engine.onnx.editing import hidden_value, integers, new_constant, nodes_of, number, producer, sizes, substitute
+from ..engine.onnx.editing import (
+    NearMiss,
+    integers,
+    is_only_used_by,
+    new_constant,
+    nodes_of,
+    number,
+    producer,
+    require,
+    rewrite_each,
+    sizes,
+    substitute,
+)
 from ..engine.registry import Pass
 
 _OF = 8
@@ -38,53 +50,56 @@ _OF = 8
 
 @dataclasses.dataclass
 class _Match:
-    """What was found: the nodes from the last one backwards, and what the new node takes."""
+    """What was found: ``inside`` are the nodes from the last one backwards."""
 
     value: ir.Value
     epsilon: float
     is_centered: bool
     inside: list[ir.Node]
     result: ir.Value
-    weight: ir.Value | None = None
-    bias: ir.Value | None = None
 
 
 def layer_norm(model: ir.Model, context: PassContext) -> int:
     """Replaces normalizations in place; returns how many."""
-    fired = 0
-    for node in nodes_of(model, "Mul", "Div"):
-        match = _normalization(node)
-        if match is None:
-            continue
-        if match.result.dtype != ir.DataType.FLOAT:
-            context.refuse(node, f"it is of {match.result.dtype}, not float32", matched=6, of=_OF)
-            continue
-        _add_affine(match)
-        if not _is_closed(match):
-            context.refuse(node, "a value inside is needed elsewhere", matched=7, of=_OF)
-            continue
-        fired += _substitute(model, context, match)
-    return fired
+    nodes = nodes_of(model, "Mul", "Div")
+    return rewrite_each(context, nodes, _OF, lambda node: _rewrite(model, context, node))
+
+
+def _rewrite(model: ir.Model, context: PassContext, node: ir.Node) -> bool:
+    match = _normalization(node)
+    if match is None:
+        return False
+    require(match.result.dtype == ir.DataType.FLOAT, f"it is of {match.result.dtype}, not float32", 6)
+    weight = _vector_after(match, "Mul")
+    bias = _vector_after(match, "Add") if match.is_centered and weight is not None else None
+    values = (output for part in match.inside for output in part.outputs if output is not match.result)
+    is_closed = all(is_only_used_by(value, *match.inside) for value in values)
+    require(is_closed, "a value inside is needed elsewhere", 7)
+    if weight is None:
+        shape = sizes(match.value)
+        if not shape or not isinstance(shape[-1], int):
+            raise NearMiss("there is no weight, and its size is not known", 7)
+        weight = new_constant(model, f"{match.result.name}__ones", np.ones(shape[-1], np.float32))
+    operator = "LayerNormalization" if match.is_centered else "SimplifiedLayerNormalization"
+    inputs = [match.value, weight] + ([bias] if bias is not None else [])
+    attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", match.epsilon), ir.AttrInt64("stash_type", 1)]
+    return substitute(model, context, [match.result], [ir.Node("", operator, inputs, attributes)], pattern=operator)
 
 
 def _normalization(node: ir.Node) -> _Match | None:
     """``value / sqrt(mean(value ** 2) + epsilon)``, ending at ``node``."""
     for i, j in [(0, 1)] if node.op_type == "Div" else [(0, 1), (1, 0)]:
-        value, inside = node.inputs[i], [node]
-        if node.op_type == "Div":
-            root = producer(node.inputs[j], "Sqrt")
-        else:
-            inverse = producer(node.inputs[j], "Reciprocal")
-            root = None if inverse is None else producer(inverse.inputs[0], "Sqrt")
-            inside += [inverse] if inverse is not None else []
+        value, divisor = node.inputs[i], node.inputs[j]
+        inverse = producer(divisor, "Reciprocal") if node.op_type == "Mul" else None
+        root = producer(divisor if inverse is None else inverse.inputs[0], "Sqrt")
         total = None if root is None else producer(root.inputs[0], "Add")
-        if root is None or total is None or value is None:
+        if root is None or total is None or value is None or (node.op_type == "Mul") != (inverse is not None):
             continue
         mean, epsilon = _mean_and_number(total)
         square = None if mean is None else producer(mean.inputs[0], "Pow", "Mul")
         if mean is None or square is None or epsilon is None or not _is_square(square, value):
             continue
-        inside += [root, total, mean, square]
+        inside = [node, *([] if inverse is None else [inverse]), root, total, mean, square]
         center = producer(value, "Sub")
         average = None if center is None else _mean_over_last(center.inputs[1])
         if center is not None and average is not None and average.inputs[0] is center.inputs[0]:
@@ -119,16 +134,8 @@ def _is_square(node: ir.Node, value: ir.Value) -> bool:
     return node.inputs[0] is value and node.inputs[1] is value
 
 
-def _add_affine(match: _Match) -> None:
-    """Extends a match by the product with a vector and the sum with another that follow it."""
-    weight = _vector_after(match, "Mul")
-    if weight is not None:
-        match.weight = weight
-        if match.is_centered:
-            match.bias = _vector_after(match, "Add")
-
-
 def _vector_after(match: _Match, operator: str) -> ir.Value | None:
+    """The vector that the result is multiplied by, or that is added to it; this extends the match."""
     users = match.result.uses()
     if len(users) != 1 or match.result.is_graph_output():
         return None
@@ -142,32 +149,6 @@ def _vector_after(match: _Match, operator: str) -> ir.Value | None:
     match.inside.insert(0, user)
     match.result = user.outputs[0]
     return other
-
-
-def _is_closed(match: _Match) -> bool:
-    """Whether only the result of a match is used outside of it."""
-    return all(
-        not output.is_graph_output() and all(user in match.inside for user in output.consumers())
-        for node in match.inside
-        for output in node.outputs
-        if output is not match.result
-    )
-
-
-def _substitute(model: ir.Model, context: PassContext, match: _Match) -> bool:
-    node = match.inside[0]
-    shape = sizes(match.value)
-    weight = match.weight
-    if weight is None:
-        if shape is None or not isinstance(shape[-1], int):
-            context.refuse(node, "there is no weight, and its size is not known", matched=7, of=_OF)
-            return False
-        weight = new_constant(model, f"{match.result.name}__ones", np.ones(shape[-1], np.float32))
-    operator = "LayerNormalization" if match.is_centered else "SimplifiedLayerNormalization"
-    inputs = [match.value, weight] + ([match.bias] if match.bias is not None else [])
-    attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", match.epsilon), ir.AttrInt64("stash_type", 1)]
-    new = ir.Node("", operator, inputs, attributes, outputs=[hidden_value(match.result, "normalized")])
-    return substitute(model, context, [match.result], [new], pattern=operator)
 
 
 PASS = Pass("onnx.layer_norm", "Recognizes layer and RMS normalization written out.", layer_norm)

@@ -1,7 +1,7 @@
 """Computes a linear layer on the tensor it is given, instead of on its rows as a matrix.
 
 ATen has products of matrices only, so that PyTorch flattens the input of a linear layer and unflattens the result.
-ONNX's ``MatMul`` takes any rank, and ``FusedMatMul`` a transposed weight.
+ONNX's ``MatMul`` takes any rank; ``onnx.transposed_products``, which follows, takes the weight as it lies in memory.
 
 Rule: a ``MatMul`` of matrices, or a ``Gemm`` with alpha = beta = 1 and the first operand as it is, whose first operand
 is a ``Reshape`` of a tensor, and whose result is used by ``Reshape`` only, is computed on that tensor where
@@ -14,8 +14,8 @@ is a ``Reshape`` of a tensor, and whose result is used by ``Reshape`` only, is c
 
 Before and after (x: [B, S, K], w: [N, K], b: [N])::
 
-    f = Reshape(x, [B * S, K])               p = com.microsoft.FusedMatMul <transB=1> (x, w)
-    t = Transpose <perm=[1, 0]> (w)          y = Add(p, b)
+    f = Reshape(x, [B * S, K])               t = Transpose <perm=[1, 0]> (w)
+    t = Transpose <perm=[1, 0]> (w)          y = Add(MatMul(x, t), b)
     g = Gemm(f, t, b)
     y = Reshape(g, [B, S, N])
 
@@ -32,15 +32,16 @@ import onnx_ir as ir
 
 from ..engine.context import PassContext
 from ..engine.onnx.editing import (
+    NearMiss,
     constant,
     erase_unused,
     hidden_value,
     is_only_used_by,
     new_constant,
     nodes_of,
-    permutation,
     producer,
-    reason_against,
+    require,
+    rewrite_each,
     sizes,
     substitute,
 )
@@ -54,7 +55,8 @@ _SMALL_WEIGHT = 48 * 48
 
 def linear(model: ir.Model, context: PassContext) -> int:
     """Replaces products of flattened tensors in place; returns how many."""
-    return sum(_rewrite(model, context, node) for node in nodes_of(model, "Gemm", "MatMul"))
+    products = nodes_of(model, "Gemm", "MatMul")
+    return rewrite_each(context, products, _OF, lambda node: _rewrite(model, context, node))
 
 
 def _rewrite(model: ir.Model, context: PassContext, node: ir.Node) -> bool:
@@ -64,16 +66,13 @@ def _rewrite(model: ir.Model, context: PassContext, node: ir.Node) -> bool:
     value, matrix = flattening.inputs[0], sizes(node.outputs[0])
     full, rows = sizes(value), sizes(node.inputs[0])
     if value is None or full is None or rows is None or matrix is None or len(rows) != 2 or len(matrix) != 2:
-        context.refuse(node, "the shapes are not known, or not those of matrices", matched=2, of=_OF)
-        return False
+        raise NearMiss("the shapes are not known, or not those of matrices", 2)
     bias = node.inputs[2] if len(node.inputs) > 2 else None
-    if bias is not None and sizes(bias) not in ([matrix[-1]], [1, matrix[-1]]):
-        context.refuse(node, "what is added is no vector", matched=2, of=_OF)
-        return False
-    views = list(node.outputs[0].consumers())
-    if node.outputs[0].is_graph_output() or not all(_takes_any_shape(user, node.outputs[0]) for user in views):
-        context.refuse(node, "the matrix itself is needed", matched=3, of=_OF)
-        return False
+    require(bias is None or sizes(bias) in ([matrix[-1]], [1, matrix[-1]]), "what is added is no vector", 2)
+    result = node.outputs[0]
+    views = list(result.consumers())
+    is_needed = result.is_graph_output() or not all(_takes_any_shape(user, result) for user in views)
+    require(not is_needed, "the matrix itself is needed", 3)
     last_views = [_last_view(view) for view in views]
     if full[-1] != rows[-1]:
         return _unflatten(model, context, node, flattening, last_views)
@@ -81,12 +80,10 @@ def _rewrite(model: ir.Model, context: PassContext, node: ir.Node) -> bool:
         return False  # nothing is flattened
     shape = [*full[:-1], matrix[-1]]
     same = [view for view in last_views if sizes(view.outputs[0]) == shape]
-    if not same and bias is not None:
-        context.refuse(node, "the result is given another shape", matched=3, of=_OF)
-        return False
-    if bias is not None and _is_narrow(rows, matrix) and not _takes_bias(same[0]):
-        context.refuse(node, "adding the bias apart costs more than the views", matched=3, of=_OF)
-        return False
+    if bias is not None:
+        require(bool(same), "the result is given another shape", 3)
+        is_cheap = not _is_narrow(rows, matrix) or _takes_bias(same[0])
+        require(is_cheap, "adding the bias apart costs more than the views", 3)
     return _substitute(model, context, node, value, bias, shape, same[0] if same else None)
 
 
@@ -94,26 +91,20 @@ def _unflatten(model: ir.Model, context: PassContext, node: ir.Node, flattening:
     """Gives the tensor the leading dimensions that the result will have."""
     value, rows, columns = flattening.inputs[0], sizes(node.inputs[0]), sizes(node.outputs[0])
     assert value is not None and rows is not None and columns is not None and node.graph is not None
-    shapes = [
-        shape for view in views if (shape := sizes(view.outputs[0])) and len(shape) > 2 and shape[-1] == columns[-1]
-    ]
-    if not shapes or not is_only_used_by(flattening.outputs[0], node):
+    shapes = [(view, sizes(view.outputs[0]) or []) for view in views]
+    fitting = [(view, shape) for view, shape in shapes if len(shape) > 2 and shape[-1] == columns[-1]]
+    if not fitting or not is_only_used_by(flattening.outputs[0], node):
         return False
-    lead = shapes[0][:-1]
+    view, (*lead, _) = fitting[0]
     target = [*lead, rows[-1]]
-    if 0 in target or sum(isinstance(size, str) for size in target) > 1:
-        context.refuse(node, f"the shape {target} cannot be written down", matched=3, of=_OF)
-        return False
-    view = next(view for view in views if sizes(view.outputs[0]) == shapes[0])
+    can_be_written = 0 not in target and sum(isinstance(size, str) for size in target) <= 1
+    require(can_be_written, f"the shape {target} cannot be written down", 3)
     bias = node.inputs[2] if len(node.inputs) > 2 else None
-    if bias is not None and not _takes_bias(view):
-        context.refuse(node, "nothing is saved: the bias is then added apart", matched=3, of=_OF)
-        return False
-    name = f"{flattening.outputs[0].name}__full"
+    require(bias is None or _takes_bias(view), "nothing is saved: the bias is then added apart", 3)
+    full = hidden_value(flattening.outputs[0], "full", target)
     array = np.array([-1 if isinstance(size, str) else size for size in target], np.int64)
-    argument = new_constant(model, f"{name}__shape", array)
-    full = ir.Value(name=name, type=value.type, shape=ir.Shape(target))
-    reshape = ir.Node("", "Reshape", [value, argument], outputs=[full], name=f"node_{name}")
+    argument = new_constant(model, f"{full.name}__shape", array)
+    reshape = ir.Node("", "Reshape", [value, argument], outputs=[full], name=f"node_{full.name}")
     reshape.metadata_props.update(flattening.metadata_props)
     node.graph.insert_before(node, [reshape])
     fired = _substitute(model, context, node, full, bias, [*lead, columns[-1]], view)
@@ -137,10 +128,8 @@ def _takes_bias(view: ir.Node) -> bool:
 
 def _is_plain(node: ir.Node) -> bool:
     """Whether a node computes ``a @ b`` or ``a @ transpose(b)``, plus ``c``."""
-    get = node.attributes.get
-    numbers = [attribute.value for name in ("alpha", "beta") if (attribute := get(name)) is not None]
-    transposed = get("transA")
-    return all(item == 1 for item in numbers) and (transposed is None or transposed.value == 0)
+    usual = {"alpha": 1, "beta": 1, "transA": 0}
+    return all(item.value == usual.get(item.name, item.value) for item in node.attributes.values())
 
 
 def _last_view(view: ir.Node) -> ir.Node:
@@ -172,9 +161,7 @@ def _substitute(
     shape: list[int | str],
     view: ir.Node | None,
 ) -> bool:
-    product = _product(context, node, value)
-    if product is None:
-        return False
+    product = _product(node, value)
     matrix = node.outputs[0]
     result = matrix if view is None else view.outputs[0]
     full = product.outputs[0]
@@ -199,23 +186,11 @@ def _substitute(
     return True
 
 
-def _product(context: PassContext, node: ir.Node, value: ir.Value) -> ir.Node | None:
-    """``value @ weight`` with the weight as it lies in memory if the target can, else with the transposed one."""
-    weight = node.inputs[1]
-    transposed = node.attributes.get("transB")
-    is_transposed = transposed is not None and transposed.value == 1
-    transpose = producer(weight, "Transpose")
-    source = weight
-    if transpose is not None and permutation(transpose) == [1, 0] and not is_transposed:
-        source = transpose.inputs[0]
-    if is_transposed or source is not weight:
-        attribute = ir.AttrInt64("transB", 1)
-        reason = reason_against(context, "FusedMatMul", [value, source], attribute, domain="com.microsoft")
-        if reason is None:
-            return ir.Node("com.microsoft", "FusedMatMul", [value, source], [attribute])
-        if is_transposed:
-            context.refuse(node, f"FusedMatMul: {reason}", matched=4, of=_OF)
-            return None
+def _product(node: ir.Node, value: ir.Value) -> ir.Node:
+    """``value`` times the second operand of ``node``."""
+    weight, transposed = node.inputs[1], node.attributes.get("transB")
+    if transposed is not None and transposed.value == 1:
+        return ir.Node("com.microsoft", "FusedMatMul", [value, weight], [transposed])
     return ir.Node("", "MatMul", [value, weight])
 
 

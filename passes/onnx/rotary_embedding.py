@@ -29,13 +29,13 @@ It must not fire where the products are needed elsewhere, as the backward of tra
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import onnx_ir as ir
 
 from ..engine.context import PassContext
 from ..engine.onnx.editing import (
+    Builder,
+    NearMiss,
     constant,
     integers,
     is_only_used_by,
@@ -44,8 +44,9 @@ from ..engine.onnx.editing import (
     number,
     permutation,
     producer,
+    require,
+    rewrite_each,
     sizes,
-    substitute,
 )
 from ..engine.registry import Pass
 
@@ -56,51 +57,23 @@ _ELEMENTWISE = ("Cos", "Sin", "Neg", "Identity", "Cast", "Mul", "Add")
 _SIZES = list[int | str]
 
 
-class _NotRotary(Exception):
-    """Why a sum of products is no rotary embedding this pass can make one operator of."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Rotary:
-    """One rotary embedding as it is written out.
-
-    Attributes:
-        x: [batch, heads, length, features], or with ``by_position`` [batch, length, heads, features].
-        rotated: how many of the features are rotated.
-        interleaved: whether neighbours are rotated together, rather than halves.
-        cos, sin: [batch or 1, length, rotated], or [length, rotated].
-        result: like x.
-    """
-
-    x: ir.Value
-    by_position: bool
-    rotated: int
-    interleaved: bool
-    cos: ir.Value
-    sin: ir.Value
-    result: ir.Value
-
-
 def fuse_rotary_embedding(model: ir.Model, context: PassContext) -> int:
     """Replaces written-out rotary embeddings in place; returns how often."""
-    fired = 0
     fusion = _Fusion(model, context)
-    for node in nodes_of(model, "Add"):
+
+    def rewrite(node: ir.Node) -> bool:
         products = [producer(value, "Mul") for value in node.inputs]
         if None in products or node.graph is not model.graph:
-            continue
+            return False
         parts = _parts(products[0], products[1]) or _parts(products[1], products[0])
         if parts is None:
-            continue
-        if model.opset_imports.get("", 1) < _FIRST_OPSET:
-            reason = f"ONNX has RotaryEmbedding from opset {_FIRST_OPSET} on"
-            context.refuse(node, reason, matched=_NODES, of=_NODES)
-            continue
-        try:
-            fired += fusion.run(_find(node, *parts))
-        except _NotRotary as no:
-            context.refuse(node, str(no), matched=_NODES, of=_NODES)
-    fusion.erase_unused()
+            return False
+        is_there = model.opset_imports.get("", 1) >= _FIRST_OPSET
+        require(is_there, f"ONNX has RotaryEmbedding from opset {_FIRST_OPSET} on", _NODES)
+        return fusion.run(node, *parts)
+
+    fired = rewrite_each(context, nodes_of(model, "Add"), _NODES, rewrite)
+    fusion.builder.erase_unused()
     return fired
 
 
@@ -123,28 +96,24 @@ def _rotation_of(value: ir.Value | None, x: ir.Value | None) -> bool | None:
         return None
     features, rank = shape[-1], len(shape)
     paired = producer(value, "Reshape")
-    if paired is not None and sizes(paired.outputs[0]) == shape:
-        stacked = producer(paired.inputs[0], "Concat")
-        if stacked is None or len(stacked.inputs) != 2 or stacked.attributes.get_int("axis", 0) not in (-1, rank):
-            return None
-        parts = [producer(item, "Unsqueeze") for item in stacked.inputs]
-        if any(part is None or integers(part.inputs[1]) not in ([-1], [rank]) for part in parts):
-            return None
-        second, first = (None if part is None else part.inputs[0] for part in parts)
-        negated = producer(second, "Neg")
-        if negated is None:
-            return None
-        odd, even = _slice_of(negated.inputs[0], x), _slice_of(first, x)
-        return True if (odd, even) == ((1, features, 2), (0, features, 2)) else None
-    joined = producer(value, "Concat")
-    if joined is None or len(joined.inputs) != 2 or joined.attributes.get_int("axis", 0) not in (-1, rank - 1):
+    are_pairs = paired is not None and sizes(paired.outputs[0]) == shape
+    joined = producer(paired.inputs[0] if paired is not None and are_pairs else value, "Concat")
+    axes = (-1, rank if are_pairs else rank - 1)
+    if joined is None or len(joined.inputs) != 2 or joined.attributes.get_int("axis", 0) not in axes:
         return None
-    negated = producer(joined.inputs[0], "Neg")
-    if negated is None:
-        return None
-    later, earlier = _slice_of(negated.inputs[0], x), _slice_of(joined.inputs[1], x)
+    second, first = joined.inputs
     half = features // 2
-    return False if (later, earlier) == ((half, features, 1), (0, half, 1)) else None
+    ends = ((half, features, 1), (0, half, 1))
+    if are_pairs:
+        apart = [producer(item, "Unsqueeze") for item in joined.inputs]
+        if any(part is None or integers(part.inputs[1]) not in ([-1], [rank]) for part in apart):
+            return None
+        second, first = (None if part is None else part.inputs[0] for part in apart)
+        ends = ((1, features, 2), (0, features, 2))
+    negated = producer(second, "Neg")
+    if negated is None or (_slice_of(negated.inputs[0], x), _slice_of(first, x)) != ends:
+        return None
+    return are_pairs
 
 
 def _slice_of(value: ir.Value | None, x: ir.Value) -> tuple[int, int, int] | None:
@@ -175,49 +144,20 @@ def _slice_of(value: ir.Value | None, x: ir.Value) -> tuple[int, int, int] | Non
     return start, end, step
 
 
-def _find(add: ir.Node, x: ir.Value, cos: ir.Value, sin: ir.Value, interleaved: bool) -> _Rotary:
-    """What the sum computes. Raises ``_NotRotary``."""
-    for value in add.inputs:
-        assert value is not None
-        if not is_only_used_by(value, add):
-            raise _NotRotary(f"{value.name} is needed elsewhere")
-    shape = sizes(x)
-    if x.dtype != ir.DataType.FLOAT:
-        raise _NotRotary(f"{x.name} is {x.dtype}")
-    if shape is None or len(shape) != 4 or sizes(add.outputs[0]) != shape:
-        raise _NotRotary(f"{x.name} is {'of unknown shape' if shape is None else shape}, not of four dimensions")
-    angles, by_position = [], []
-    for value in (cos, sin):
-        angle, place = _for_all_heads(value, shape)
-        angles.append(angle)
-        by_position.append(place)
-    if by_position[0] != by_position[1]:
-        raise _NotRotary("cos and sin go along different dimensions")
-    heads, rotated = shape[2 if by_position[0] else 1], shape[3]
-    if not isinstance(heads, int) or not isinstance(rotated, int):
-        raise _NotRotary(f"the heads and features of {x.name} are not known: {shape}")
-    whole, result = _with_the_rest(add.outputs[0], x, rotated)
-    return _Rotary(whole, by_position[0], rotated, interleaved, angles[0], angles[1], result)
+def _is_by_position(angle: ir.Value, shape: _SIZES) -> bool:
+    """Whether x, of this shape, is [batch, length, heads, n], by the dimensions of cos or sin."""
+    here = sizes(angle) or []
+    if len(here) == 2 and here == shape[2:]:
+        return False
+    if len(here) == 4 and here[0] in (1, shape[0]) and here[3] == shape[3]:
+        if here[1:3] == [1, shape[2]]:
+            return False
+        if here[1:3] == [shape[1], 1]:
+            return True
+    raise NearMiss(f"{angle.name} of {here or 'unknown shape'} is not the same for all heads of {shape}", _NODES)
 
 
-def _for_all_heads(angle: ir.Value, shape: _SIZES) -> tuple[ir.Value, bool]:
-    """cos or sin without the dimension of heads, and whether x is [batch, length, heads, n]."""
-    here = sizes(angle)
-    if here is None or len(here) not in (2, 4) or here[-1] != shape[-1]:
-        raise _NotRotary(f"{angle.name} is {'of unknown shape' if here is None else here}")
-    if len(here) == 2:
-        if here[0] != shape[2]:
-            raise _NotRotary(f"{angle.name} of {here} is not one for each position")
-        return angle, False
-    if here[0] not in (1, shape[0]):
-        raise _NotRotary(f"{angle.name} of {here} does not fit {shape}")
-    by_head = here[1] == 1 and here[2] == shape[2]
-    if not by_head and not (here[2] == 1 and here[1] == shape[1]):
-        raise _NotRotary(f"{angle.name} of {here} is not the same for all heads of {shape}")
-    return angle, not by_head
-
-
-def _with_the_rest(result: ir.Value, x: ir.Value, rotated: int) -> tuple[ir.Value, ir.Value]:
+def _with_the_rest(result: ir.Value, x: ir.Value, rotated: int | str) -> tuple[ir.Value, ir.Value]:
     """x and the result together with the features that are not rotated, if these are put back behind."""
     users = result.consumers()
     part = producer(x, "Slice", "Split")
@@ -238,97 +178,78 @@ class _Fusion:
 
     def __init__(self, model: ir.Model, context: PassContext) -> None:
         self._model = model
-        self._context = context
+        self.builder = Builder(model, context)
         self._once: dict[tuple[ir.Value, bool], ir.Value] = {}
-        self._ready: dict[object, ir.Value] = {}
-        self._made: list[ir.Value] = []
-        self._new: list[ir.Node] = []
 
-    def run(self, found: _Rotary) -> bool:
-        """Whether it did. Raises ``_NotRotary``."""
-        shape = sizes(found.x)
-        assert shape is not None
-        batch = shape[0]
-        heads, features = shape[2 if found.by_position else 1], shape[3]
-        length = shape[1 if found.by_position else 2]
-        assert isinstance(heads, int) and isinstance(features, int)
-        angles = [self._angle(value, found, batch, length) for value in (found.cos, found.sin)]
-        self._new = []
-        inputs = [
-            self._for_batch(angle, found.x, batch, what) for angle, what in zip(angles, ("cos", "sin"), strict=True)
-        ]
-        attributes = [ir.AttrInt64("interleaved", 1)] if found.interleaved else []
-        if found.rotated != features:
-            attributes.append(ir.AttrInt64("rotary_embedding_dim", found.rotated))
-        transpose = producer(found.x, "Transpose")
+    def run(self, add: ir.Node, x: ir.Value, cos: ir.Value, sin: ir.Value, interleaved: bool) -> bool:
+        """Whether it did, for ``x * cos + rotated(x) * sin``. Raises ``NearMiss``."""
+        for value in add.inputs:
+            assert value is not None
+            require(is_only_used_by(value, add), f"{value.name} is needed elsewhere", _NODES)
+        shape = sizes(x) or []
+        require(x.dtype == ir.DataType.FLOAT, f"{x.name} is {x.dtype}", _NODES)
+        is_known = len(shape) == 4 and sizes(add.outputs[0]) == shape
+        require(is_known, f"{x.name} is {shape or 'of unknown shape'}, not of four dimensions", _NODES)
+        by_position, other = (_is_by_position(value, shape) for value in (cos, sin))
+        require(by_position == other, "cos and sin go along different dimensions", _NODES)
+        rotated = shape[3]
+        x, result = _with_the_rest(add.outputs[0], x, rotated)
+        batch, *middle, features = sizes(x) or []
+        length, heads = middle if by_position else middle[::-1]
+        if not isinstance(heads, int) or not isinstance(features, int) or not isinstance(rotated, int):
+            raise NearMiss(f"the heads and features of {x.name} are not known: {shape}", _NODES)
+        angles = [self._angle(value, interleaved, by_position, length) for value in (cos, sin)]
+        inputs = [self._for_batch(angle, x, batch, result) for angle in angles]
+        attributes = [ir.AttrInt64("interleaved", 1)] if interleaved else []
+        if rotated != features:
+            attributes.append(ir.AttrInt64("rotary_embedding_dim", rotated))
+        transpose = producer(x, "Transpose")
         swapped = transpose is not None and permutation(transpose) == [0, 2, 1, 3]
-        if not found.by_position and not swapped:
-            self._add("RotaryEmbedding", [found.x, *inputs], found.result, "rotated", shape, *attributes)
-            return substitute(self._model, self._context, [found.result], self._new)
-        apart = found.x if found.by_position or transpose is None else transpose.inputs[0]
-        assert apart is not None
-        together: _SIZES = [batch, length, heads * features]
-        x = self._together(apart, together)
-        attributes.append(ir.AttrInt64("num_heads", heads))
-        turned = self._add("RotaryEmbedding", [x, *inputs], found.result, "rotated", together, *attributes)
-        target = self._constant("heads_apart", [0, 0, heads, features])
-        value = self._add("Reshape", [turned, target], found.result, "apart", [batch, length, heads, features])
-        if not found.by_position:
-            self._add("Transpose", [value], found.result, "by_head", shape, ir.AttrInt64s("perm", [0, 2, 1, 3]))
-        return substitute(self._model, self._context, [found.result], self._new)
+        if not by_position and not swapped:
+            self.builder.add(result, "RotaryEmbedding", [x, *inputs], *attributes)
+            return self.builder.substitute([result])
+        source = x if by_position or transpose is None else transpose.inputs[0]
+        reshape = producer(source, "Reshape")
+        if reshape is not None and sizes(reshape.inputs[0]) == [batch, length, heads * features]:
+            source = reshape.inputs[0]
+        else:
+            source = self.builder.add(
+                result, "Reshape", [source, self.builder.constant("heads_together", [0, 0, heads * features])]
+            )
+        turned = self.builder.add(
+            result, "RotaryEmbedding", [source, *inputs], *attributes, ir.AttrInt64("num_heads", heads)
+        )
+        value = self.builder.add(
+            result, "Reshape", [turned, self.builder.constant("heads_apart", [0, 0, heads, features])]
+        )
+        if not by_position:
+            self.builder.add(result, "Transpose", [value], ir.AttrInt64s("perm", [0, 2, 1, 3]))
+        return self.builder.substitute([result])
 
-    def erase_unused(self) -> None:
-        """Takes back what was made of cos and sin for embeddings that stay as they are."""
-        for value in reversed(self._made):
-            node = value.producer()
-            if node is not None and node.graph is not None and not value.uses():
-                node.graph.remove(node, safe=True)
-
-    def _together(self, apart: ir.Value, shape: _SIZES) -> ir.Value:
-        """[batch, length, heads * features], which is often there already."""
-        reshape = producer(apart, "Reshape")
-        if reshape is not None and reshape.inputs[0] is not None and sizes(reshape.inputs[0]) == shape:
-            return reshape.inputs[0]
-        target = self._constant("heads_together", [0, 0, int(shape[2])])
-        return self._add("Reshape", [apart, target], apart, "heads_together", shape)
-
-    def _angle(self, value: ir.Value, found: _Rotary, batch: int | str, length: int | str) -> ir.Value:
+    def _angle(self, value: ir.Value, interleaved: bool, by_position: bool, length: int | str) -> ir.Value:
         """cos or sin, [batch or 1, length, n / 2]."""
-        once = self._half(value, found.interleaved)
+        once = self._half(value, interleaved)
         shape = sizes(once)
         assert shape is not None
-        squeezed: _SIZES = [shape[0] if len(shape) == 4 else 1, length, shape[-1]]
-        before = _before_views(once, squeezed)
+        before = _before_views(once, [shape[0] if len(shape) == 4 else 1, length, shape[-1]])
         if before is not None:
             return before
-        key = (once, "squeezed")
-        if key not in self._ready:
-            axis = 0 if len(shape) == 2 else 2 if found.by_position else 1
-            operator = "Unsqueeze" if len(shape) == 2 else "Squeeze"
-            self._ready[key] = self._behind(once, operator, [once, self._constant("axis", [axis])], squeezed)
-        return self._ready[key]
+        axis = 0 if len(shape) == 2 else 2 if by_position else 1
+        operator = "Unsqueeze" if len(shape) == 2 else "Squeeze"
+        return self.builder.shared(once, operator, [once, self.builder.constant("axis", [axis])])
 
-    def _for_batch(self, angle: ir.Value, x: ir.Value, batch: int | str, what: str) -> ir.Value:
+    def _for_batch(self, angle: ir.Value, x: ir.Value, batch: int | str, result: ir.Value) -> ir.Value:
         """[batch, length, n / 2]."""
         shape = sizes(angle)
         assert shape is not None
         if shape[0] == batch:
             return angle
-        full: _SIZES = [batch, *shape[1:]]
         if isinstance(batch, int):
-            key = (angle, batch)
-            if key not in self._ready:
-                self._ready[key] = self._behind(
-                    angle, "Expand", [angle, self._constant("batches", [batch, 1, 1])], full
-                )
-            return self._ready[key]
-        first = self._add("Shape", [x], x, f"batch_of_{what}", [1], ir.AttrInt64("start", 0), ir.AttrInt64("end", 1))
-        target = self._add(
-            "Concat", [first, self._constant("ones", [1, 1])], x, f"sizes_of_{what}", [3], ir.AttrInt64("axis", 0)
-        )
-        for value in (first, target):
-            value.type = ir.TensorType(ir.DataType.INT64)
-        return self._add("Expand", [angle, target], x, what, full)
+            return self.builder.shared(angle, "Expand", [angle, self.builder.constant("batches", [batch, 1, 1])])
+        first = self.builder.add(result, "Shape", [x], ir.AttrInt64("start", 0), ir.AttrInt64("end", 1))
+        ones = self.builder.constant("ones", [1, 1])
+        target = self.builder.add(result, "Concat", [first, ones], ir.AttrInt64("axis", 0))
+        return self.builder.add(result, "Expand", [angle, target])
 
     def _half(self, value: ir.Value, interleaved: bool) -> ir.Value:
         """Of a value whose last dimension holds each number twice, that with each number once."""
@@ -338,71 +259,37 @@ class _Fusion:
         return self._once[key]
 
     def _make_half(self, value: ir.Value, interleaved: bool) -> ir.Value:
-        array = constant(value)
-        shape = sizes(value)
+        array, shape, node = constant(value), sizes(value), value.producer()
         if not shape or not isinstance(shape[-1], int) or shape[-1] % 2:
-            raise _NotRotary(f"the shape of {value.name} is not known: {shape}")
-        half = shape[-1] // 2
+            raise NearMiss(f"the shape of {value.name} is not known: {shape}", _NODES)
         if array is not None:
             first, second = (array[..., ::2], array[..., 1::2]) if interleaved else np.split(array, 2, axis=-1)
             if not np.array_equal(first, second, equal_nan=True):
-                raise _NotRotary(f"the two elements rotated together have different numbers in {value.name}")
+                raise NearMiss(f"the two elements rotated together have different numbers in {value.name}", _NODES)
             return new_constant(self._model, f"{value.name}__once", np.ascontiguousarray(first))
-        node = value.producer()
-        rank = len(shape)
-        once: _SIZES = [*shape[:-1], half]
+        last = len(shape) - 1
         doubled = _doubled(value, interleaved)
-        if doubled is not None and doubled[1]:
-            return self._behind(doubled[0], "Squeeze", [doubled[0], self._constant("axis", [rank])], once)
         if doubled is not None:
-            return doubled[0]
+            inner, is_apart = doubled
+            axis = self.builder.constant("axis", [last + 1])
+            return self.builder.shared(inner, "Squeeze", [inner, axis]) if is_apart else inner
         if node is None or node.domain:
-            raise _NotRotary(f"{value.name} is not known to hold each number twice")
-        if (
-            node.op_type == "Unsqueeze"
-            and rank - 1 not in (axes := integers(node.inputs[1]) or [-1])
-            and -1 not in axes
-        ):
+            raise NearMiss(f"{value.name} is not known to hold each number twice", _NODES)
+        if node.op_type == "Unsqueeze" and {last, -1}.isdisjoint(integers(node.inputs[1]) or [-1]):
             assert node.inputs[0] is not None
-            inputs = [self._half(node.inputs[0], interleaved), node.inputs[1]]
-            return self._behind(value, "Unsqueeze", inputs, once)
+            return self.builder.shared(value, "Unsqueeze", [self._half(node.inputs[0], interleaved), node.inputs[1]])
         if node.op_type not in _ELEMENTWISE:
-            raise _NotRotary(f"{value.name} is not known to hold each number twice: it is a {node.op_type}")
-        parts = []
-        for item in node.inputs:
-            dims = sizes(item)
-            same = number(item) is not None or (dims is not None and (not dims or dims[-1] == 1))
-            parts.append(item if same or item is None else self._half(item, interleaved))
-        return self._behind(value, node.op_type, parts, once, *node.attributes.values())
+            raise NearMiss(f"{value.name} is not known to hold each number twice: it is a {node.op_type}", _NODES)
+        parts = [
+            item if item is None or _is_same_for_all(item) else self._half(item, interleaved) for item in node.inputs
+        ]
+        return self.builder.shared(value, node.op_type, parts, *node.attributes.values())
 
-    def _behind(
-        self, value: ir.Value, operator: str, inputs: list[ir.Value | None], shape: _SIZES, *attributes: ir.Attr
-    ) -> ir.Value:
-        """A node right behind the one of ``value``, for all embeddings that follow."""
-        result = ir.Value(name=f"{value.name}__{operator.lower()}", type=value.type, shape=ir.Shape(shape))
-        node = ir.Node("", operator, inputs, attributes, outputs=[result], name=f"node_{result.name}")
-        place = value.producer()
-        if place is None:
-            self._model.graph.insert_before(self._model.graph[0], node)
-        else:
-            node.metadata_props.update(place.metadata_props)
-            assert place.graph is not None
-            place.graph.insert_after(place, node)
-        self._made.append(result)
-        return result
 
-    def _constant(self, name: str, values: list[int]) -> ir.Value:
-        key = (name, tuple(values))
-        if key not in self._ready:
-            self._ready[key] = new_constant(self._model, name, np.array(values, np.int64))
-        return self._ready[key]
-
-    def _add(
-        self, operator: str, inputs: list[ir.Value], of: ir.Value, what: str, shape: _SIZES, *attributes: ir.Attr
-    ) -> ir.Value:
-        result = ir.Value(name=f"{of.name}__{what}", type=of.type, shape=ir.Shape(shape))
-        self._new.append(ir.Node("", operator, inputs, attributes, outputs=[result]))
-        return result
+def _is_same_for_all(value: ir.Value) -> bool:
+    """Whether a value is one number for all features."""
+    shape = sizes(value)
+    return number(value) is not None or (shape is not None and shape[-1:] in ([], [1]))
 
 
 def _doubled(value: ir.Value, interleaved: bool) -> tuple[ir.Value, bool] | None:

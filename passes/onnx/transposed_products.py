@@ -25,12 +25,13 @@ import onnx_ir as ir
 
 from ..engine.context import PassContext
 from ..engine.onnx.editing import (
-    hidden_value,
     is_only_used_by,
     nodes_of,
     number,
     permutation,
     producer,
+    require,
+    rewrite_each,
     substitute,
 )
 from ..engine.registry import Pass
@@ -45,9 +46,8 @@ def transposed_products(model: ir.Model, context: PassContext) -> int:
     for domain, operator in sorted(_PRODUCTS):
         for node in nodes_of(model, operator, domain=domain):
             fired += _transposes(model, context, node)
-    for node in nodes_of(model, "Mul", "Div"):
-        fired += _factor(model, context, node)
-    return fired
+    factors = nodes_of(model, "Mul", "Div")
+    return fired + rewrite_each(context, factors, 2, lambda node: _factor(model, context, node))
 
 
 def _transposes(model: ir.Model, context: PassContext, node: ir.Node) -> int:
@@ -60,19 +60,13 @@ def _transposes(model: ir.Model, context: PassContext, node: ir.Node) -> int:
             context.refuse(node, f"{transpose.outputs[0].name} is needed elsewhere", matched=1, of=2)
             continue
         inputs[i] = transpose.inputs[0]
-        flags[flag] = 1 - _flag(node, flag)
+        flags[flag] = 1 - node.attributes.get_int(flag, 0)
     if not flags:
         return 0
     operator, domain = ("Gemm", "") if node.op_type == "Gemm" else ("FusedMatMul", "com.microsoft")
     attributes = {**node.attributes, **{flag: ir.AttrInt64(flag, to) for flag, to in flags.items()}}
-    result = node.outputs[0]
-    new = ir.Node(domain, operator, inputs, list(attributes.values()), outputs=[hidden_value(result, "product")])
-    return len(flags) if substitute(model, context, [result], [new]) else 0
-
-
-def _flag(node: ir.Node, name: str) -> int:
-    attribute = node.attributes.get(name)
-    return 0 if attribute is None else attribute.as_int()
+    new = ir.Node(domain, operator, inputs, list(attributes.values()))
+    return len(flags) if substitute(model, context, node.outputs[:1], [new]) else 0
 
 
 def _swaps_last_two(transpose: ir.Node) -> bool:
@@ -99,21 +93,12 @@ def _factor(model: ir.Model, context: PassContext, node: ir.Node) -> int:
     value = product.outputs[0]
     if "alpha" in product.attributes and product.attributes["alpha"].value != 1:
         return 0
-    if value.dtype != ir.DataType.FLOAT and node.outputs[0].dtype != ir.DataType.FLOAT:
-        context.refuse(node, "alpha is float32, and the product is not", matched=1, of=2)
-        return 0
-    if not math.isfinite(factor) or abs(factor) < 2.0**-126:
-        context.refuse(node, f"the factor is {factor}", matched=1, of=2)
-        return 0
-    if not is_only_used_by(value, node):
-        context.refuse(node, "the product is used without the factor too", matched=1, of=2)
-        return 0
-    attributes = {**product.attributes, "alpha": ir.AttrFloat32("alpha", factor)}
     result = node.outputs[0]
-    new = ir.Node(
-        *("com.microsoft", "FusedMatMul", product.inputs, list(attributes.values())),
-        outputs=[hidden_value(result, "product")],
-    )
+    require(ir.DataType.FLOAT in (value.dtype, result.dtype), "alpha is float32, and the product is not", 1)
+    require(math.isfinite(factor) and abs(factor) >= 2.0**-126, f"the factor is {factor}", 1)
+    require(is_only_used_by(value, node), "the product is used without the factor too", 1)
+    attributes = {**product.attributes, "alpha": ir.AttrFloat32("alpha", factor)}.values()
+    new = ir.Node("com.microsoft", "FusedMatMul", product.inputs, list(attributes))
     new.metadata_props.update({**product.metadata_props, **node.metadata_props})
     return int(substitute(model, context, [result], [new]))
 

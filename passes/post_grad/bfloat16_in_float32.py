@@ -33,21 +33,11 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_aggregate
+from torch.utils import _pytree
 
 from ..engine.context import PassContext
-from ..engine.fx.editing import (
-    NotComputable,
-    call,
-    changes_memory,
-    erase_unused,
-    is_needed,
-    known_equal,
-    origin,
-    replace_all,
-    same_sizes,
-    take_name,
-    value_of,
-)
+from ..engine.fx.editing import NotComputable, call, drop, is_functional, is_needed, origin, replace_all, value_of
 from ..engine.registry import Pass
 
 aten = torch.ops.aten
@@ -62,11 +52,8 @@ _SEES_DTYPE = {
     aten.linspace.default,
     aten.logspace.default,
 }
-_VIEWS = {
-    *(aten.t.default, aten.transpose.int, aten.permute.default),
-    *(aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default),
-}
-"""Views that any tensor has, however it lies in memory, and that are no larger before than after."""
+_VIEWS = {aten.t.default, aten.transpose.int, aten.permute.default, aten.unsqueeze.default, aten.expand.default}
+"""Views that any tensor has, however it lies in memory."""
 
 _PRODUCTS = {
     *(aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.dot, aten.convolution, aten.convolution_backward),
@@ -91,34 +78,24 @@ def bfloat16_in_float32(module: fx.GraphModule, context: PassContext) -> int:
     wide: dict[fx.Node, fx.Node] = {}
     fired = 0
     for node in nodes:
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        if not isinstance(node.target, torch._ops.OpOverload) or context.target.refuses_operator(node) is None:
             continue
-        if context.target.refuses_operator(node) is None:
-            continue
-        reason = _reason_against(node)
-        if reason is None:
-            reason = _Rewrite(node, wide, context).run()
+        reason = _reason_against(node) or _rewrite(node, wide, context)
         if reason is None:
             fired += 1
-        elif reason:
+            continue
+        wide = {value: cast for value, cast in wide.items() if not cast._erased}
+        if reason:
             context.refuse(node, reason, matched=1, of=2)
-    if fired:
-        erase_unused([node for node in nodes if node.target in _VIEWS and not node._erased])
     return fired
 
 
 def _has_bfloat16(node: fx.Node) -> bool:
-    return any(
-        _is_bfloat16(item) for source in (node, *node.all_input_nodes) for item in _items(source.meta.get("val"))
-    )
+    return any(map(_is_bfloat16, _pytree.tree_leaves([item.meta.get("val") for item in (node, *node.all_input_nodes)])))
 
 
 def _is_product(node: fx.Node) -> bool:
     return getattr(node.target, "overloadpacket", None) in _PRODUCTS
-
-
-def _items(value: object) -> list[object]:
-    return list(value) if isinstance(value, (tuple, list)) else [value]
 
 
 def _is_bfloat16(value: object) -> bool:
@@ -130,12 +107,10 @@ def _reason_against(node: fx.Node) -> str | None:
     assert isinstance(target, torch._ops.OpOverload)
     if target in _SEES_DTYPE:
         return "it depends on its dtype's bits or limits"
-    if changes_memory(node):
-        return "it changes an argument in place"
+    if not is_functional(node):
+        return "it draws random numbers, or changes an argument in place"
     if is_needed(node) and any(result.alias_info is not None for result in target._schema.returns):
         return "it is a view of memory that is returned"
-    if any(isinstance(item, torch.Tensor) and item.layout is not torch.strided for item in _items(node.meta["val"])):
-        return "its result is not strided"
     smooth = target.overloadpacket in _SMOOTH and target._overloadname not in ("Tensor_mode", "Scalar_mode")
     if torch.Tag.pointwise in target.tags and not smooth and not _is_comparison(node):
         for number in node.args:
@@ -157,129 +132,72 @@ def _rounded(number: float) -> float:
     return torch.tensor(number, dtype=torch.bfloat16).item()
 
 
-class _Rewrite:
-    """The rewrite of one node."""
+def _rewrite(node: fx.Node, wide: dict[fx.Node, fx.Node], context: PassContext) -> str | None:
+    """Rewrites a node; or leaves the graph as it was and says why, with nothing if ``context`` knows.
 
-    def __init__(self, node: fx.Node, wide: dict[fx.Node, fx.Node], context: PassContext) -> None:
-        self.node = node
-        self.wide = wide
-        self.context = context
-        self.made: list[fx.Node] = []
+    Args:
+        node: the node.
+        wide: bfloat16 values in float32, one cast for all who read it.
+        context: the pass's.
+    """
+    is_comparison = _is_comparison(node)
+    inputs = [value for item in node.all_input_nodes if (value := value_of(item)) is not None]
+    if is_comparison and any(item.is_floating_point() and not _is_bfloat16(item) for item in inputs):
+        return "eager rounds a float32 scalar to bfloat16 before it compares"
 
-    def run(self) -> str | None:
-        """Rewrites the node; or leaves the graph as it was and says why, with nothing if the bisector said no."""
-        node = self.node
-        if _is_comparison(node) and self._compares_unrounded():
-            return "eager rounds a float32 scalar to bfloat16 before it compares"
-        args, kwargs = (self._in_float32(item) for item in (node.args, node.kwargs))
-        if _is_comparison(node):
-            args = tuple(_rounded(item) if _is_number(item) else item for item in args)
-        try:
-            candidate = call(node, node.target, args, kwargs)
-        except NotComputable as error:
-            return self._undo(f"in float32 it fails: {error}")
-        self.made.append(candidate)
-        reason = self._differs(candidate) or self.context.target.refuses_operator(candidate)
-        if reason is not None:
-            return self._undo(f"in float32 too: {reason}")
-        places = self._places(candidate)
-        if places is None:
-            return self._undo("all its results are read together")
-        if not replace_all(places, self.context, at=node, strides=False):
-            return self._undo("")
-        self._name(candidate, places)
-        return None
-
-    def _compares_unrounded(self) -> bool:
-        values = [value_of(item) for item in self.node.all_input_nodes]
-        return any(item is not None and item.is_floating_point() and not _is_bfloat16(item) for item in values)
-
-    def _in_float32(self, argument: Any) -> Any:
-        if argument is torch.bfloat16:
-            return torch.float32
-        if isinstance(argument, dict):
-            return {key: self._in_float32(item) for key, item in argument.items()}
-        if isinstance(argument, (tuple, list)):
-            return type(argument)(self._in_float32(item) for item in argument)
+    def in_float32(argument: Any) -> Any:
         if isinstance(argument, fx.Node) and _is_bfloat16(argument.meta.get("val")):
-            return self._widened(argument)
-        return argument
+            return _widened(argument, wide)
+        if is_comparison and _is_number(argument):
+            return _rounded(argument)
+        return torch.float32 if argument is torch.bfloat16 else argument
 
-    def _widened(self, value: fx.Node) -> fx.Node:
-        """``value`` in float32: one cast for all who read it, as early as it can be.
+    try:
+        candidate = call(node, node.target, *map_aggregate((node.args, node.kwargs), in_float32))
+    except NotComputable as error:
+        drop(wide.values())
+        return f"in float32 it fails: {error}"
+    candidate._rename(f"{node.name}_in_float32")
+    reason = context.target.refuses_operator(candidate)
+    if reason is not None:
+        drop([candidate])
+        return f"in float32 too: {reason}"
+    pairs = [(node, candidate)]
+    if isinstance(node.meta["val"], (tuple, list)):
+        if any(user.target is not operator.getitem for user in node.users):
+            drop([candidate])
+            return "all its results are read together"
+        pairs = [(user, call(user, operator.getitem, (candidate, user.args[1]))) for user in node.users]
+    pairs = [(old, _narrowed(new, old)) for old, new in pairs]
+    if not replace_all(pairs, context, at=node, strides=False):
+        drop([candidate])
+        return ""
+    return None
 
-        What is cast is what ``value`` is a view of, so that a transposition stays next to the product that reads it.
-        """
-        if value not in self.wide:
-            following = value.next
-            while following.op == "placeholder":
-                following = following.next
-            source = value.args[0] if value.op == "call_function" and value.target in _VIEWS else None
-            if isinstance(source, fx.Node):
-                args: tuple = (self._widened(source), *value.args[1:])
-                new = call(following, value.target, args, dict(value.kwargs))
-            else:
-                new = call(following, aten._to_copy.default, (value,), {"dtype": torch.float32})
-            new.meta = {**origin(value), "val": new.meta["val"]}
-            new._rename(f"{value.name}_in_float32")
-            self.wide[value] = new
-            self.made.append(new)
-        return self.wide[value]
 
-    def _differs(self, candidate: fx.Node) -> str | None:
-        before, after = _items(self.node.meta["val"]), _items(candidate.meta["val"])
-        if len(before) != len(after):
-            return "it has another number of results"
-        for old, new in zip(before, after, strict=True):
-            if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
-                if (old is None) != (new is None):
-                    return "it has other results"
-                continue
-            if not same_sizes(old.shape, new.shape):
-                return "its result has another shape"
-            if new.dtype != (torch.float32 if _is_bfloat16(old) else old.dtype):
-                return f"its result is {new.dtype} instead of {old.dtype}"
-            strides = zip(old.shape, old.stride(), new.stride(), strict=True)
-            if not all(known_equal(a, b) for size, a, b in strides if not known_equal(size, 1)):
-                return "its result lies otherwise in memory"
-        return None
+def _widened(value: fx.Node, wide: dict[fx.Node, fx.Node]) -> fx.Node:
+    """``value`` in float32, cast as early as it can be: a transposition stays next to the product that reads it."""
+    if value not in wide:
+        following = value.next
+        while following.op == "placeholder":
+            following = following.next
+        if value.target in _VIEWS:
+            assert isinstance(value.args[0], fx.Node)
+            cast = call(following, value.target, (_widened(value.args[0], wide), *value.args[1:]))
+        else:
+            cast = call(following, aten._to_copy.default, (value,), {"dtype": torch.float32})
+        cast.meta = {**origin(value), "val": cast.meta["val"]}
+        cast._rename(f"{value.name}_in_float32")
+        wide[value] = cast
+    return wide[value]
 
-    def _places(self, candidate: fx.Node) -> list[tuple[fx.Node, fx.Node]] | None:
-        """What is replaced by what: the node, or each of its results. ``None`` if results are not taken one by one."""
-        if not isinstance(self.node.meta["val"], (tuple, list)):
-            return [(self.node, self._narrowed(candidate, self.node))]
-        if any(user.target is not operator.getitem for user in self.node.users):
-            return None
-        return [
-            (user, self._narrowed(call(user, operator.getitem, (candidate, user.args[1])), user))
-            for user in self.node.users
-        ]
 
-    def _name(self, candidate: fx.Node, places: list[tuple[fx.Node, fx.Node]]) -> None:
-        """Names what is float32 after what it was, and keeps what was known of it in float32."""
-        for old, new in places:
-            if old in self.wide:
-                self.wide[new] = self.wide.pop(old)
-            if new is not candidate and new.target is not operator.getitem:  # a cast
-                new.all_input_nodes[0]._rename(f"{new.name}_in_float32")
-        if not self.node._erased:  # its results were replaced one by one
-            take_name(candidate, self.node)
-
-    def _narrowed(self, wide: fx.Node, like: fx.Node) -> fx.Node:
-        """A cast of ``wide`` to the dtype of ``like``, or ``wide`` itself."""
-        value, wanted = wide.meta["val"], like.meta["val"]
-        if not isinstance(value, torch.Tensor) or value.dtype == wanted.dtype:
-            return wide
-        narrow = call(like, aten._to_copy.default, (wide,), {"dtype": wanted.dtype})
-        self.made.append(narrow)
-        return narrow
-
-    def _undo(self, reason: str) -> str:
-        erase_unused(self.made)
-        for value, cast in list(self.wide.items()):
-            if cast in self.made and not cast.users:
-                del self.wide[value]
-        return reason
+def _narrowed(wide: fx.Node, like: fx.Node) -> fx.Node:
+    """A cast of ``wide`` to the dtype of ``like``, or ``wide`` itself."""
+    value, wanted = wide.meta["val"], like.meta["val"]
+    if not isinstance(value, torch.Tensor) or value.dtype == wanted.dtype:
+        return wide
+    return call(like, aten._to_copy.default, (wide,), {"dtype": wanted.dtype})
 
 
 PASS = Pass(

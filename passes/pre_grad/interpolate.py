@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree
 
 from .. import operators
 from ..engine.context import PassContext
@@ -70,26 +71,16 @@ def _reason_against(node: fx.Node, given: dict[str, Any]) -> str | None:
     if not all(isinstance(size, int) for size in (*value.shape[2:], *result.shape[2:])):
         return "the sizes of what it resizes are symbolic"
     has_symbolic_batch = not all(isinstance(size, int) for size in value.shape[:2])
-    if has_symbolic_batch and value.requires_grad and not _foretells_symbols(given["mode"], value.ndim - 2):
+    is_in_python = given["mode"].startswith("nearest") and value.ndim == 4  # the gradient's meta function (2.13)
+    if has_symbolic_batch and value.requires_grad and not is_in_python:
         return "PyTorch cannot foretell its gradient for a symbolic batch"
-    if _has_nodes(given["scale_factor"]):
+    if any(isinstance(item, fx.Node) for item in _pytree.tree_leaves(given["scale_factor"])):
         return "its factors are computed"
     if result.numel() == 0:
         return "it is empty"
     if any("functorch" in str(getattr(other.target, "__module__", "")) for other in node.graph.nodes):
         return "a transform of torch.func is in the graph"
     return None
-
-
-def _foretells_symbols(mode: str, dimensions: int) -> bool:
-    """Whether the kernel of the gradient has a meta function that takes symbolic sizes: those in Python (2.13)."""
-    return mode.startswith("nearest") and dimensions == 2
-
-
-def _has_nodes(argument: Any) -> bool:
-    found: list[fx.Node] = []
-    fx.map_arg(argument, found.append)
-    return bool(found)
 
 
 PASS = Pass(

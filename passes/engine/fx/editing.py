@@ -23,8 +23,10 @@ import torch
 from torch import fx
 from torch._dynamo.utils import detect_fake_mode
 from torch._library.utils import is_impure
+from torch._prims_common import make_contiguous_strides_for
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils import _pytree
 
 from ..context import PassContext
 
@@ -53,26 +55,23 @@ def value_of(node: object) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
-def call(
-    before: fx.Node, target: Any, args: tuple, kwargs: dict[str, Any] | None = None, *, value: object = None
-) -> fx.Node:
+def call(before: fx.Node, target: Any, args: tuple, kwargs: dict[str, Any] | None = None) -> fx.Node:
     """A new node right before ``before``, with its source line and the like, and ``meta["val"]``.
+
+    The operator is run on fake tensors for that, which takes about a millisecond.
 
     Args:
         before: the node it stands before.
         target, args, kwargs: what it calls.
-        value: its ``meta["val"]`` where that is known; otherwise the operator is run on fake tensors, which takes about
-            a millisecond.
 
     Raises:
         NotComputable: the operator refuses these arguments; then the graph is as it was.
     """
     kwargs = kwargs or {}
-    if value is None:
-        try:
-            value = fake_result(target, args, kwargs)
-        except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError) as error:
-            raise NotComputable(f"{target}: {str(error).splitlines()[0]}") from error
+    try:
+        value = fake_result(target, args, kwargs)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError) as error:
+        raise NotComputable(f"{target}: {str(error).splitlines()[0]}") from error
     with before.graph.inserting_before(before):
         node = before.graph.call_function(target, args, kwargs)
     node.meta = {**origin(before), "val": value}
@@ -87,22 +86,15 @@ def origin(node: fx.Node) -> dict[str, Any]:
 def fake_result(target: Any, args: tuple, kwargs: dict[str, Any]) -> object:
     """What an operator returns for the fake tensors of its arguments."""
     values = fx.map_arg((args, kwargs), lambda node: value_in(node.meta))
-    modes = (leaf.fake_mode for leaf in _leaves(values) if isinstance(leaf, FakeTensor))
+    modes = (leaf.fake_mode for leaf in _pytree.tree_leaves(values) if isinstance(leaf, FakeTensor))
     mode = next(modes, None) or detect_fake_mode() or FakeTensorMode()
-    fake_args, fake_kwargs = torch.utils._pytree.tree_map(
-        lambda item: (
-            mode.from_tensor(item, static_shapes=True)
-            if isinstance(item, torch.Tensor) and not isinstance(item, FakeTensor)
-            else item
-        ),
-        values,
-    )
+
+    def faked(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor, static_shapes=True)
+
+    fake_args, fake_kwargs = _pytree.tree_map_only(torch.Tensor, faked, values)
     with mode:
         return target(*fake_args, **fake_kwargs)
-
-
-def _leaves(values: object) -> list[Any]:
-    return torch.utils._pytree.tree_leaves(values)
 
 
 def replace(node: fx.Node, new: fx.Node, context: PassContext) -> bool:
@@ -142,20 +134,20 @@ def replace_all(
         reason = _reason_by_value(node, new, strides) or _reason_by_memory(node, new, replaced, context.stage)
         if reason is not None:
             context.refuse(at, reason, matched=1, of=1)
-            return _drop(new for _, new in pairs)
+            return drop(new for _, new in pairs)
     if not context.allows(at):
-        return _drop(new for _, new in pairs)
+        return drop(new for _, new in pairs)
     for node, new in pairs:
-        is_made_for_this = not new.users and new.op not in ("placeholder", "get_attr")
+        is_made_for_this = not new.users and not is_input(new)
         node.replace_all_uses_with(new)
-        if is_made_for_this:
-            take_name(new, node)
-        else:
-            node.graph.erase_node(node)
+        node.graph.erase_node(node)
+        if is_made_for_this:  # ``fx.Node._rename`` would find the name taken
+            new.name = node.name
+            new.graph._graph_namespace._rename_object(new, node.name)
     return True
 
 
-def _drop(nodes: Iterable[fx.Node]) -> bool:
+def drop(nodes: Iterable[fx.Node]) -> bool:
     """Erases nodes that were made and not used, and then those they were made of, so that they count as no users."""
     waiting = list(nodes)
     while waiting:
@@ -211,7 +203,7 @@ def _reason_by_memory(node: fx.Node, new: fx.Node, replaced: Set[fx.Node], stage
 
 def _is_made_for_this(new: fx.Node) -> bool:
     """Whether a result, which nobody reads yet, lies in memory that only what leads to it reads."""
-    if new.users or new.op in ("placeholder", "get_attr"):
+    if new.users or is_input(new):
         return False
     while (source := viewed(new)) is not None:
         if is_input(source) or len(source.users) > 1:
@@ -263,56 +255,31 @@ def _needs_memory(user: fx.Node) -> bool:
     return user.target in _READS_MEMORY or changes_memory(user) or not isinstance(user.target, torch._ops.OpOverload)
 
 
-def take_name(new: fx.Node, node: fx.Node) -> None:
-    """Erases ``node``, which has no users, and gives its name to ``new``; ``fx.Node._rename`` would find it taken."""
-    node.graph.erase_node(node)
-    new.name = node.name
-    new.graph._graph_namespace._rename_object(new, node.name)
-
-
-def erase_unused(nodes: Sequence[fx.Node]) -> None:
-    """Erases those of the nodes that nobody reads, the last first."""
-    for node in reversed(nodes):
-        if not node._erased and not node.users:
-            node.graph.erase_node(node)
-
-
 def known_equal(first: object, second: object) -> bool:
     """Whether two sizes are equal whatever the symbols in them are; symbols get no guards."""
-    return type(first) is type(second) is int and first == second or statically_known_true(first == second)
+    return statically_known_true(first == second)
 
 
 def same_sizes(first: Sequence[object], second: Sequence[object]) -> bool:
     return len(first) == len(second) and all(map(known_equal, first, second))
 
 
-def same_tensor(first: object, second: object) -> bool:
-    """Whether two nodes return tensors, or two values are, of one dtype, device, shape and strides."""
-    a, b = (item if isinstance(item, torch.Tensor) else value_of(item) for item in (first, second))
-    if a is None or b is None or a.layout is not torch.strided or not same_value(a, b):
-        return False
-    return same_sizes(a.stride(), b.stride())
-
-
 def same_value(first: object, second: object, strides: bool = True) -> bool:
     """Whether two values are alike: tensors of one dtype, device, shape and strides, where strides address anything.
 
-    Without ``strides`` these may be others.
-
-    Symbolic numbers are taken to be equal if they may be; several values are compared one by one.
+    Without ``strides`` these may be others. Symbolic numbers are taken to be equal if they may be; several values are
+    compared one by one.
     """
-    if isinstance(first, torch.Tensor) or isinstance(second, torch.Tensor):
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return _same_tensors(first, second, strides)
     if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
         return len(first) == len(second) and all(
             same_value(one, other, strides) for one, other in zip(first, second, strict=True)
         )
-    return (first is None) == (second is None)
+    return isinstance(first, torch.Tensor) == isinstance(second, torch.Tensor) and (first is None) == (second is None)
 
 
-def _same_tensors(first: object, second: object, strides: bool) -> bool:
-    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
-        return False
+def _same_tensors(first: torch.Tensor, second: torch.Tensor, strides: bool) -> bool:
     if first.layout is not second.layout or first.dtype != second.dtype or first.device != second.device:
         return False
     if not same_sizes(first.shape, second.shape):
@@ -338,19 +305,8 @@ def described(value: object) -> str:
         text += f" on {value.device}"
     if value.layout is not torch.strided:
         return f"{text} ({value.layout})"
-    return text + ("" if is_row_major(value) else f" with strides {list(value.stride())}")
-
-
-def is_row_major(value: torch.Tensor) -> bool:
-    """Whether a fake tensor is known to lie row by row in memory; nothing is assumed of symbolic sizes."""
-    expected: int | torch.SymInt = 1
-    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
-        if known_equal(size, 1):
-            continue
-        if not known_equal(stride, expected):
-            return False
-        expected = expected * size
-    return True
+    is_row_major = same_sizes(value.stride(), make_contiguous_strides_for(value.shape))
+    return text + ("" if is_row_major else f" with strides {list(value.stride())}")
 
 
 _UNMARKED_VIEWS = {aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default}

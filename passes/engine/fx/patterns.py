@@ -1,18 +1,11 @@
 """Replaces what one function computes by what another computes, on FX graphs, with PyTorch's pattern matcher.
 
-Two functions of the same arguments say what to look for and what to put there. They are traced into graphs, so they are
-written as one writes a model::
-
-    def search(x):
-        return x * torch.sigmoid(x)
-
-    def replacement(x):
-        return torch.nn.functional.silu(x)
+Two functions of the same arguments say what to look for and what to put there. They are traced into graphs::
 
     PASS = pattern_pass(
         "post_grad.someone.silu",
         "Writes x * sigmoid(x) as SiLU.",
-        lambda: [Pattern("silu", search, replacement, example_inputs=[torch.empty(2, 3)])],
+        lambda: [Pattern("silu", lambda x: x * torch.sigmoid(x), torch.nn.functional.silu, [torch.empty(2, 3)])],
     )
 
 A check on the match sees the real nodes, shapes and dtypes, and may refuse with a reason; a number is an argument if
@@ -27,13 +20,11 @@ the pattern names it among ``scalars``, with a value by which the tracer knows i
     Pattern("scaled", scaled, lambda x, factor: torch.relu(x * factor), [torch.empty(2, 3)], check=is_positive,
             scalars={"factor": 0.1234})
 
-What holds for all patterns: every node of a match but the last has no user outside it; a pattern is traced with the
-decompositions the graphs are made with, as ``Target`` gives them. With ``is_training`` the traced graph is the joint
-one, forward and backward, and the match replaces both.
+Every node of a match but the last must have no user outside it. A pattern is traced with the decompositions of
+``Target``; with ``is_training`` forward and backward, and the match replaces both.
 
-Nothing is traced before the first graph arrives. Tracing takes 20 to 80 ms for each pattern, and a pattern is traced
-again at each match, with the shapes of the match. PyTorch's matcher takes 0.6 s to import, which happens then too; our
-own passes have no such patterns.
+Nothing is traced, and PyTorch's matcher, which takes 0.6 s, not imported, before the first graph arrives. Tracing takes
+20 to 80 ms for each pattern, and again at each match.
 """
 
 from __future__ import annotations
@@ -57,12 +48,6 @@ if TYPE_CHECKING:
     from torch._inductor.pattern_matcher import Match, PatternEntry
 
 aten = torch.ops.aten
-
-_NEAR = 0.5
-"""Share of a pattern's nodes, of two at least, that must have matched for a near miss to be worth telling."""
-
-_MOST_MATCHERS = 4
-"""Tables of decompositions for which a pass keeps its patterns traced."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +96,7 @@ def pattern_pass(
     """
     functions = patterns if callable(patterns) else [(item.search, item.replacement, item.check) for item in patterns]
 
-    @functools.lru_cache(_MOST_MATCHERS)
+    @functools.cache
     def matcher(decompositions: frozenset[tuple[Any, Callable[..., Any]]]) -> Matcher:
         with unset_fake_temporarily():
             return Matcher(name, patterns() if callable(patterns) else patterns, dict(decompositions))
@@ -136,7 +121,7 @@ class Matcher:
                     pattern.search,
                     pattern.replacement,
                     [mode.from_tensor(tensor, static_shapes=True) for tensor in pattern.example_inputs],
-                    _Tracer(pattern.is_training),
+                    _tracer(pattern.is_training),
                     self._matcher,
                     extra_check=functools.partial(self._accepts, pattern),
                     scalar_workaround=dict(pattern.scalars),
@@ -150,10 +135,7 @@ class Matcher:
         self._current.context = context
         before = set(module.graph.nodes)
         fired = self._matcher.apply(module)
-        if fired:
-            module.graph.eliminate_dead_code()
-            _inherit_source(module, before)
-            module.recompile()
+        _inherit_source(module, before)
         if context.explain:
             self._explain(module, context)
         return fired
@@ -181,7 +163,7 @@ class Matcher:
 
 
 def _near_miss(entry: PatternEntry, node: fx.Node) -> Refusal | None:
-    """How far a pattern gets at a node, if it gets far and does not match; why not is told by PyTorch's matcher."""
+    """How far a pattern gets at a node, if at least to a second one; why no further is told by PyTorch's matcher."""
     from torch._inductor import pattern_matcher
 
     attempt = pattern_matcher.MatchContext(getattr(entry.pattern, "outputs", [entry.pattern]), graph=node.graph)
@@ -197,7 +179,7 @@ def _near_miss(entry: PatternEntry, node: fx.Node) -> Refusal | None:
     visited = sum(isinstance(item, pattern_matcher._TargetExpr) for item in attempt.pattern_to_node)
     matched = visited - reason.startswith("function_mismatch")
     total = pattern_matcher.PatternPrettyPrinter.run(entry.pattern).count("CallFunction(")
-    if matched < 2 or matched < _NEAR * total:
+    if matched < 2:
         return None
     return Refusal(where.name, reason, matched, total, getattr(entry, "pattern_name", ""))
 
@@ -225,44 +207,21 @@ def _share_memory(one: object, other: object) -> bool:
     return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and storage_of(one) == storage_of(other)
 
 
-class _Tracer:
-    """Traces a function as ``fwd_only`` or ``joint_fwd_bwd``, once for each function and kind of arguments.
+def _tracer(is_training: bool) -> Callable[..., fx.GraphModule]:
+    """PyTorch's tracer of patterns, without the marks of autograd that ``joint.remove_noops`` removes."""
+    from torch._inductor import pattern_matcher
 
-    A pattern that matches once in each layer of a model is replaced by copies of one graph.
-    """
-
-    def __init__(self, is_training: bool) -> None:
-        from torch._inductor import pattern_matcher
-
-        self._trace = pattern_matcher.joint_fwd_bwd if is_training else pattern_matcher.fwd_only
-        self._copy = pattern_matcher.clone_graph
-        self._known: dict[object, fx.GraphModule] = {}
-
-    def __call__(self, function: Callable[..., Any], args: Sequence[Any], **kwargs: Any) -> fx.GraphModule:
-        key = (function, tuple(map(_kind, args)))
-        try:
-            known = self._known.get(key)
-        except TypeError:  # a symbolic size has no hash, and belongs to one compile
-            return _without_ends(self._trace(function, args, **kwargs))
-        if known is None:
-            known = self._known[key] = _without_ends(self._trace(function, args, **kwargs))
-        return self._copy(known)
+    trace = pattern_matcher.joint_fwd_bwd if is_training else pattern_matcher.fwd_only
+    return lambda *args, **kwargs: _without_ends(trace(*args, **kwargs))
 
 
 def _without_ends(module: fx.GraphModule) -> fx.GraphModule:
-    """Takes away the marks autograd leaves in a traced backward; ``joint.remove_noops`` takes them from the graphs."""
     for target in (aten.detach.default, aten.alias.default):
         for node in module.graph.find_nodes(op="call_function", target=target):
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
     module.recompile()
     return module
-
-
-def _kind(value: object) -> object:
-    if isinstance(value, torch.Tensor):
-        return value.dtype, value.device, tuple(value.shape), tuple(value.stride()), value.requires_grad
-    return type(value), value
 
 
 def _inherit_source(module: fx.GraphModule, before: set[fx.Node]) -> None:

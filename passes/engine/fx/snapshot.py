@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch._subclasses import fake_tensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils import _pytree
 
 from ..context import Target
 from .editing import (
@@ -111,7 +112,8 @@ class _ModuleSnapshot:
         for node in reversed(list(self.module.graph.nodes)):
             if node.users or not had_users.get(node, True):
                 continue
-            if node.op == "get_attr" or _computes_only(node) or (node not in had_users and is_functional(node)):
+            only_computes = is_pure(node) and "unbacked_bindings" not in node.meta
+            if node.op == "get_attr" or only_computes or (node not in had_users and is_functional(node)):
                 self.module.graph.erase_node(node)
 
     def problem(self) -> str | None:
@@ -119,15 +121,11 @@ class _ModuleSnapshot:
             self.module.graph.lint()
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
             return f"the graph is not well formed any more: {str(error).splitlines()[0]}"
-        return self._problem_of_arguments() or self._infer() or self._problem_of_results()
-
-    def _problem_of_arguments(self) -> str | None:
-        """What became of the graph's arguments: callers give them by position."""
         before = [item.node for item in self.nodes if item.node.op == "placeholder"]
         after = list(self.module.graph.find_nodes(op="placeholder"))
-        if before == after:
-            return None
-        return f"the graph takes the arguments {', '.join(map(str, after))}, it took {', '.join(map(str, before))}"
+        if before != after:  # callers give them by position
+            return f"the graph takes the arguments {', '.join(map(str, after))}, it took {', '.join(map(str, before))}"
+        return self._infer() or self._problem_of_results()
 
     def _infer(self) -> str | None:
         """Gives each node that was changed the value it now has; says what cannot be computed any more."""
@@ -141,16 +139,16 @@ class _ModuleSnapshot:
             if node.op not in ("call_function", "call_method"):
                 continue
             item = before.get(node)
-            if item is not None and item.is_as_it_was(node) and altered.isdisjoint(node.all_input_nodes):
-                continue
-            if item is not None and item.target is node.target and _reads_the_same(item, node, before):
+            if item is not None and (
+                (item.is_as_it_was(node) and altered.isdisjoint(node.all_input_nodes))
+                or (item.target is node.target and _reads_the_same(item, node, before))
+            ):
                 continue
             if not _can_be_inferred(node):
                 continue
+            function = node.target if node.op == "call_function" else _method(node)
             try:
-                value = fake_result(
-                    node.target if node.op == "call_function" else _method(node), node.args, node.kwargs
-                )
+                value = fake_result(function, node.args, node.kwargs)
             except _NOT_KNOWN:
                 continue
             except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError) as error:
@@ -165,8 +163,8 @@ class _ModuleSnapshot:
 
     def _problem_of_results(self) -> str | None:
         """What is another dtype, shape or memory among the graph's results."""
-        results = _results(self.module.graph)
-        recorded = _results_of(self.nodes[-1].args)
+        results = _pytree.tree_leaves(self.module.graph.output_node().args)
+        recorded = _pytree.tree_leaves(self.nodes[-1].args)
         values = {item.node: value_in(item.meta) for item in self.nodes}
         if len(results) != len(recorded):
             return f"the graph has {len(results)} results, {len(recorded)} before"
@@ -175,10 +173,12 @@ class _ModuleSnapshot:
             after = value_in(new.meta) if isinstance(new, fx.Node) else new
             strides = not (isinstance(new, fx.Node) and is_gradient(new))  # autograd lays gradients out
             if isinstance(before, torch.Tensor) and not same_value(before, after, strides):
-                return f"the result {_name(new)} is {described(after)}, it was {described(before)}"
+                return f"the result {new} is {described(after)}, it was {described(before)}"
         for new, now, then in zip(results, _sharing(self.module.graph), self.sharing, strict=True):
             if now != then:
-                return f"the result {_name(new)} shares memory with {now or 'nothing'}, it did with {then or 'nothing'}"
+                return (
+                    f"the result {new} lies in the memory of {now or 'nothing'}, it lay in that of {then or 'nothing'}"
+                )
         return None
 
 
@@ -218,12 +218,6 @@ class FxSnapshot:
             if part.changed() and (said := part.problem()) is not None:
                 return said
         return None
-
-    def recompile(self) -> None:
-        """Makes the code of what was changed that of its graph."""
-        for part in self._parts:
-            if part.changed():
-                part.module.recompile()
 
     def restore(self) -> None:
         """Makes the graph what it was; its nodes are new."""
@@ -266,10 +260,6 @@ def _set_attribute(module: torch.nn.Module, name: str, value: object) -> None:
     setattr(holder, last, value)
 
 
-def _computes_only(node: fx.Node) -> bool:
-    return is_pure(node) and "unbacked_bindings" not in node.meta
-
-
 def _can_be_inferred(node: fx.Node) -> bool:
     """Whether a node's operator can be run on fake tensors: it changes nothing, and all it reads is known."""
     if isinstance(node.target, torch._ops.HigherOrderOperator) or changes_memory(node):
@@ -289,44 +279,22 @@ def _reads_the_same(item: _Recorded, node: fx.Node, before: Mapping[fx.Node, _Re
     """Whether a node reads, if other nodes, then such of the same values as it did."""
 
     def same(old: Any, new: Any) -> bool:
-        if isinstance(old, fx.Node) and isinstance(new, fx.Node):
-            known = before.get(old)
-            return known is not None and same_value(value_in(known.meta), value_in(new.meta))
-        if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
-            return len(old) == len(new) and all(map(same, old, new))
-        if isinstance(old, dict) and isinstance(new, dict):
-            return old.keys() == new.keys() and all(same(old[key], new[key]) for key in old)
-        if isinstance(old, slice) and isinstance(new, slice):
-            return all(same(getattr(old, part), getattr(new, part)) for part in ("start", "stop", "step"))
+        if isinstance(old, fx.Node) and isinstance(new, fx.Node) and old in before:
+            return same_value(value_in(before[old].meta), value_in(new.meta))
         return type(old) is type(new) and (old is new or bool(old == new))
 
-    return same(item.args, node.args) and same(item.kwargs, node.kwargs)
-
-
-def _results(graph: fx.Graph) -> list[Any]:
-    return _results_of(graph.output_node().args)
-
-
-def _results_of(args: Any) -> list[Any]:
-    return torch.utils._pytree.tree_leaves(args, is_leaf=lambda item: isinstance(item, fx.Node))
+    (old, old_form), (new, new_form) = map(_pytree.tree_flatten, ((item.args, item.kwargs), (node.args, node.kwargs)))
+    return old_form == new_form and all(map(same, old, new))
 
 
 def _sharing(graph: fx.Graph) -> list[str]:
-    """For each result, the name of the input, or the number of the first result, in whose memory it lies."""
+    """For each result the memory in which it lies: the name of an input, or the number of the first such result."""
     first: dict[fx.Node, str] = {}
     sharing = []
-    for i, result in enumerate(_results(graph)):
-        if not isinstance(result, fx.Node) or not isinstance(value_in(result.meta), torch.Tensor):
-            sharing.append("")
-            continue
-        memory = owner(result)
-        if is_input(memory):
-            sharing.append(memory.name)
+    for i, result in enumerate(_pytree.tree_leaves(graph.output_node().args)):
+        if isinstance(result, fx.Node) and isinstance(value_in(result.meta), torch.Tensor):
+            memory = owner(result)
+            sharing.append(memory.name if is_input(memory) else first.setdefault(memory, f"result {i}"))
         else:
-            known = first.setdefault(memory, f"result {i}")
-            sharing.append("" if known == f"result {i}" else known)
+            sharing.append("")
     return sharing
-
-
-def _name(result: object) -> str:
-    return result.name if isinstance(result, fx.Node) else repr(result)

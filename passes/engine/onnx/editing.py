@@ -15,38 +15,14 @@ kernel for. ``use_existing`` puts a value that is there in the place of another 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from ..context import PassContext, Target
 from .inference import contradiction, dims_of, settle_types
-
-__all__ = [
-    "constant",
-    "drop",
-    "erase_unused",
-    "every_node",
-    "hidden_value",
-    "integers",
-    "is_named",
-    "is_only_used_by",
-    "is_weight",
-    "mark_weight",
-    "new_constant",
-    "nodes_of",
-    "number",
-    "permutation",
-    "producer",
-    "reason_against",
-    "same_shape",
-    "sizes",
-    "substitute",
-    "use_all_existing",
-    "use_existing",
-    "use_instead",
-]
 
 
 def constant(value: ir.Value | None) -> np.ndarray | None:
@@ -76,23 +52,9 @@ def is_weight(value: ir.Value | None) -> bool:
 def nodes_of(model: ir.Model, *operators: str, domain: str = "") -> Iterator[ir.Node]:
     """The nodes of these operators, those of subgraphs included; nodes erased meanwhile are left out."""
     domains = (domain, domain or "ai.onnx")
-    found = [node for node in every_node(model.graph) if node.op_type in operators and node.domain in domains]
+    nodes = ir.traversal.RecursiveGraphIterator(model.graph)
+    found = [node for node in nodes if node.op_type in operators and node.domain in domains]
     yield from (node for node in found if node.graph is not None)
-
-
-_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-
-
-def every_node(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
-    """The nodes of a graph and its subgraphs; ``onnx_ir.traversal.RecursiveGraphIterator`` takes five times as long."""
-    for node in graph:
-        yield node
-        if node.attributes:
-            for attribute in node.attributes.values():
-                if attribute.type in _GRAPHS and not attribute.is_ref():
-                    inner = [attribute.value] if attribute.type is ir.AttributeType.GRAPH else attribute.value
-                    for part in inner:
-                        yield from every_node(part)
 
 
 def producer(value: ir.Value | None, *operators: str, domain: str = "") -> ir.Node | None:
@@ -117,12 +79,6 @@ def sizes(value: ir.Value | None) -> list[int | str] | None:
         return None
     dims = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
     return None if any(dim is None for dim in dims) else dims
-
-
-def same_shape(first: ir.Value | None, second: ir.Value | None) -> bool:
-    """Whether two values are known to have one shape, whatever the symbolic dimensions are."""
-    shape = sizes(first)
-    return shape is not None and shape == sizes(second)
 
 
 def number(value: ir.Value | None) -> float | None:
@@ -153,10 +109,7 @@ def is_named(value: ir.Value) -> bool:
     if node is None:
         return True
     origin = node.metadata_props.get("fx_node")
-    name = value.name or ""
-    return origin is not None and (
-        name == origin or (name.startswith(f"{origin}__") and name[len(origin) + 2 :].isdigit())
-    )
+    return origin is not None and re.fullmatch(rf"{re.escape(origin)}(__\d+)?", value.name or "") is not None
 
 
 def hidden_value(result: ir.Value, what: str, shape: Sequence[int | str] | None = None) -> ir.Value:
@@ -174,6 +127,93 @@ def new_constant(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
     value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
     model.graph.register_initializer(value)
     return value
+
+
+class NearMiss(Exception):
+    """Why what begins like a form that a pass looks for is none.
+
+    Args:
+        reason: the condition that does not hold.
+        matched: how many nodes of the form were found.
+    """
+
+    def __init__(self, reason: str, matched: int) -> None:
+        super().__init__(reason)
+        self.matched = matched
+
+
+def require(condition: bool, otherwise: str, matched: int) -> None:
+    """Raises ``NearMiss`` where a condition does not hold."""
+    if not condition:
+        raise NearMiss(otherwise, matched)
+
+
+def rewrite_each(context: PassContext, nodes: Iterable[ir.Node], of: int, rewrite: Callable[[ir.Node], int]) -> int:
+    """How often a function rewrote nodes; the near misses that it raises, of a form of ``of`` nodes, are noted."""
+    fired = 0
+    for node in nodes:
+        try:
+            fired += rewrite(node)
+        except NearMiss as miss:
+            context.refuse(node, str(miss), matched=miss.matched, of=of)
+    return fired
+
+
+class Builder:
+    """Makes constants, and nodes of ONNX's own operators whose results are inferred, for one run of a pass."""
+
+    def __init__(self, model: ir.Model, context: PassContext) -> None:
+        self._model = model
+        self._context = context
+        self._added: list[ir.Node] = []
+        self._constants: dict[tuple[str, bytes], ir.Value] = {}
+        self._shared: dict[tuple[object, ...], ir.Value] = {}
+
+    def constant(self, name: str, values: float | Sequence[int]) -> ir.Value:
+        """A float32 number or a vector of int64, the same for all that read it."""
+        array = np.array(values, np.float32 if isinstance(values, float) else np.int64)
+        key = (name, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = new_constant(self._model, name, array)
+        return self._constants[key]
+
+    def add(self, of: ir.Value, operator: str, inputs: Sequence[ir.Value | None], *attributes: ir.Attr) -> ir.Value:
+        """The result of a new node for the next ``substitute``, named after a value."""
+        node = self._node(operator, inputs, f"{of.name}__{operator.lower()}_{len(self._added)}", *attributes)
+        self._added.append(node)
+        return node.outputs[0]
+
+    def substitute(self, old: Sequence[ir.Value]) -> bool:
+        """Computes values by the nodes that were added, as ``substitute``."""
+        nodes, self._added = self._added, []
+        return substitute(self._model, self._context, old, nodes)
+
+    def _node(self, operator: str, inputs: Sequence[ir.Value | None], name: str, *attributes: ir.Attr) -> ir.Node:
+        result = ir.Value(name=name)
+        node = ir.Node("", operator, inputs, attributes, outputs=[result], name=f"node_{name}")
+        settle_types(node, self._model.opset_imports.get("", 1), self._context.target)
+        return node
+
+    def shared(self, of: ir.Value, operator: str, inputs: Sequence[ir.Value | None], *attributes: ir.Attr) -> ir.Value:
+        """The result of a node right behind that of a value, the same for all that read it."""
+        key = (of, operator, *inputs, *map(str, attributes))
+        if key not in self._shared:
+            name = f"{of.name}__{operator.lower()}"
+            while any(name == other.name for other in self._shared.values()):
+                name += "_"
+            node, before = self._node(operator, inputs, name, *attributes), of.producer()
+            self._shared[key] = node.outputs[0]
+            if before is None:
+                self._model.graph.insert_before(self._model.graph[0], node)
+            else:
+                assert before.graph is not None
+                node.metadata_props.update(before.metadata_props)
+                before.graph.insert_after(before, node)
+        return self._shared[key]
+
+    def erase_unused(self) -> None:
+        """Erases shared nodes that nothing reads."""
+        erase_unused(self._shared.values())
 
 
 def substitute(
@@ -260,48 +300,26 @@ def use_existing(result: ir.Value, value: ir.Value, context: PassContext) -> boo
         value: what takes its place, computed before the users of ``result``.
         context: the pass's, which is asked, and told why not.
     """
-    return use_all_existing([result], [value], context)
-
-
-def use_all_existing(results: Sequence[ir.Value], values: Sequence[ir.Value], context: PassContext) -> bool:
-    """``use_existing`` for all results of a node: all of them, or none."""
-    node = results[0].producer()
+    node = result.producer()
     assert node is not None
-    for result, value in zip(results, values, strict=True):
-        reason = _reason_against_using(result, value)
-        if reason is not None:
-            context.refuse(node, reason, matched=1, of=1)
-            return False
+    reason = _reason_against_using(result, value)
+    if reason is not None:
+        context.refuse(node, reason, matched=1, of=1)
+        return False
     if not context.allows(node):
         return False
-    for result, value in zip(results, values, strict=True):
-        _use_instead_of(result, value)
-    erase_unused(results)
-    return True
-
-
-def _use_instead_of(result: ir.Value, value: ir.Value) -> None:
     is_free = not value.is_graph_output() and not value.is_initializer() and not value.is_graph_input()
     takes_name = result.is_graph_output() or (is_named(result) and not is_named(value) and is_free)
-    name = result.name
-    value.shape, value.type = _known_shape(value, result), value.type or result.type
-    result.replace_all_uses_with(value, replace_graph_outputs=True)
-    if takes_name and name:
-        result.name = f"{name}__replaced"
-        value.name = name
+    value.shape, value.type = value.shape or result.shape, value.type or result.type
+    if takes_name:
+        use_instead(result, value)
         source = value.producer()
         if source is not None and value.index() == 0:
-            source.name = f"node_{name}"
-
-
-def _known_shape(value: ir.Value, result: ir.Value) -> ir.Shape | None:
-    """The shape of ``value``; its unknown sizes are those of ``result``, which has the same."""
-    if value.shape is None:
-        return result.shape
-    if result.shape is None or len(value.shape) != len(result.shape) or None not in dims_of(value.shape):
-        return value.shape
-    pairs = zip(dims_of(value.shape), dims_of(result.shape), strict=True)
-    return ir.Shape([other if known is None else known for known, other in pairs])
+            source.name = f"node_{value.name}"
+    else:
+        result.replace_all_uses_with(value)
+    erase_unused([result])
+    return True
 
 
 def _reason_against_using(result: ir.Value, value: ir.Value) -> str | None:
@@ -334,16 +352,6 @@ def drop(nodes: Sequence[ir.Node]) -> bool:
         for i in range(len(node.inputs)):
             node.replace_input_with(i, None)
     return False
-
-
-def reason_against(
-    context: PassContext, operator: str, inputs: Sequence[ir.Value | None], *attributes: ir.Attr, domain: str = ""
-) -> str | None:
-    """Why the target cannot run an operator on these inputs, or ``None``."""
-    probe = ir.Node(domain, operator, inputs, attributes)
-    reason = context.target.refuses(probe)
-    drop([probe])
-    return reason
 
 
 def use_instead(old: ir.Value, new: ir.Value) -> None:

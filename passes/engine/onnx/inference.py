@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ..context import Inferred, Target
 
-MOST_DATA = 16
+_MOST_DATA = 16
 """Elements of a constant input that inference is told of, as sizes and axes."""
 
 
@@ -73,7 +73,8 @@ def contradiction(value: ir.Value, dtype: ir.DataType | None, dims: Sequence[int
     if dims is None or value.shape is None:
         return None
     claimed = dims_of(value.shape)
-    if len(claimed) != len(dims) or any(_differ(one, other) for one, other in zip(claimed, dims, strict=True)):
+    both = zip(claimed, dims, strict=False)
+    if len(claimed) != len(dims) or any(one != other and None not in (one, other) for one, other in both):
         return f"{_written(dims)}, and {value.name} is {_written(claimed)}"
     return None
 
@@ -83,67 +84,12 @@ def dims_of(shape: ir.Shape) -> list[int | str | None]:
     return [dim if isinstance(dim, int) else dim.value for dim in shape]
 
 
-def _differ(one: int | str | None, other: int | str | None) -> bool:
-    return one is not None and other is not None and one != other
-
-
 def _written(dims: Sequence[int | str | None]) -> str:
     return f"[{', '.join('?' if dim is None else str(dim) for dim in dims)}]"
 
 
 def _by_schema(node: ir.Node, opset: int) -> list[Inferred | None] | None:
     """What ONNX's schema says, ``None`` if there is none. Raises ``InferenceError``."""
-    question = _question(node, opset)
-    if question is None:
-        return _ask_schema(node, opset)
-    try:
-        return _answers[question]
-    except KeyError:
-        answer = _ask_schema(node, opset)
-    if len(_answers) >= _MOST_ANSWERS:
-        _answers.clear()
-    _answers[question] = answer
-    return answer
-
-
-_MOST_ANSWERS = 10_000
-
-_answers: dict[object, list[Inferred | None] | None] = {}
-"""What the schemas say of nodes, by all that they are told of these: the layers of a model are alike, and each new node
-is looked at twice, by the pass and by the manager."""
-
-_PLAIN = {
-    ir.AttributeType.INT,
-    ir.AttributeType.INTS,
-    ir.AttributeType.FLOAT,
-    ir.AttributeType.FLOATS,
-    ir.AttributeType.STRING,
-}
-
-
-def _question(node: ir.Node, opset: int) -> object | None:
-    """All that inference is told of a node; ``None`` if it has an attribute that cannot be a key."""
-    attributes = []
-    for attribute in node.attributes.values():
-        if attribute.type not in _PLAIN or attribute.is_ref():
-            return None
-        value = attribute.value
-        attributes.append((attribute.name, attribute.type, tuple(value) if isinstance(value, list) else value))
-    inputs: list[object] = []
-    for value in node.inputs:
-        if value is None or value.type is None:
-            inputs.append(None)
-            continue
-        tensor, data = ir.convenience.get_const_tensor(value), None
-        if tensor is not None and tensor.size <= MOST_DATA:
-            if tensor.dtype == ir.DataType.STRING:
-                return None
-            data = tensor.dtype, tensor.shape.dims, tensor.tobytes()
-        inputs.append((value.type, None if value.shape is None else tuple(dims_of(value.shape)), data))
-    return node.op_type, opset, len(node.outputs), tuple(attributes), tuple(inputs)
-
-
-def _ask_schema(node: ir.Node, opset: int) -> list[Inferred | None] | None:
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, "")
     except onnx.defs.SchemaError:
@@ -159,7 +105,7 @@ def _ask_schema(node: ir.Node, opset: int) -> list[Inferred | None] | None:
         if value.shape is not None:
             ir.serde.serialize_shape_into(types[name], value.shape)
         tensor = ir.convenience.get_const_tensor(value)
-        if tensor is not None and tensor.size <= MOST_DATA:
+        if tensor is not None and tensor.size <= _MOST_DATA:
             data[name] = ir.serde.serialize_tensor(tensor)
     found = onnx.shape_inference.infer_node_outputs(schema, proto, types, data)
     return [_read(found.get(f"output_{i}")) for i in range(len(node.outputs))]

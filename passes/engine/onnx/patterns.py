@@ -1,70 +1,36 @@
 """Passes of the stage ``onnx`` written as two functions: what to search for, and what to put there.
 
-The pattern language is that of onnxscript's rewriter; the search and the replacement are traced, so they are read
-like the ONNX they stand for. A pass is a list of patterns::
-
-    from passes import register
-    from passes import OnnxPattern, onnx_pattern_pass
+The pattern language and the matching are those of onnxscript's rewriter. A pass is a list of patterns::
 
     def silu(op, x):
-        return op.Mul(x, op.Sigmoid(x))
+        return op.Mul(x, op.Sigmoid(x))          # in either order
 
     def quick_gelu(op, x):
         return op.QuickGelu(x, alpha=1.0, _domain="com.microsoft")
 
-    def patterns():
-        return [OnnxPattern("silu", silu, quick_gelu)]
+    PASS = onnx_pattern_pass(
+        "onnx.my_silu", "Computes x * sigmoid(x) by one operator.", lambda: [OnnxPattern("silu", silu, quick_gelu)]
+    )
 
-    register(onnx_pattern_pass("onnx.my_silu", "Computes x * sigmoid(x) by one operator.", patterns))
-
-Before, in the graph, and after (either order of the operands of ``Mul`` matches)::
-
-    s = Sigmoid(x)                           y = com.microsoft.QuickGelu <alpha=1.0> (x)
-    y = Mul(s, x)
-
-A condition that the form alone does not show is a third function: it is given the ``PassContext`` and what the
-search's parameters stand for, and returns why the match must be left alone, or ``None``::
+A condition that the form does not show is a third function of the ``PassContext`` and of what the search's parameters
+stand for. It returns why the match must be left alone, or ``None``::
 
     def twice(op, x, first, second):
         return op.Transpose(op.Transpose(x, perm=first), perm=second)
 
-    def nothing(op, x):
-        return op.Identity(x)
-
     def check(context, first, second):
-        if [first.as_ints()[i] for i in second.as_ints()] != sorted(second.as_ints()):
-            return "the second Transpose does not take back the first"
-        return None
+        is_back = [first.as_ints()[i] for i in second.as_ints()] == sorted(second.as_ints())
+        return None if is_back else "the second Transpose does not take back the first"
 
-    OnnxPattern("transposed back", twice, nothing, check)
+    OnnxPattern("transposed back", twice, lambda op, x: op.Identity(x), check)
 
-What a parameter stands for follows from its use: an input is an ``onnx_ir.Value``, with ``dtype``, ``shape`` and
-``constant(value)``; an attribute is an ``onnx_ir.Attr``. A function takes those it needs, by name.
+A parameter used as an input is an ``onnx_ir.Value``, one used as an attribute an ``onnx_ir.Attr``. A function takes
+those it needs, by name.
 
-The pass does the rest for each match:
-
-1. Values inside the match must have no other use, nor be outputs of the graph (``allow_other_uses=True`` leaves
-   them computed instead).
-2. ``check`` may refuse.
-3. The results must have the dtypes and shapes of those they replace, as inferred, and ``context.target.refuses`` must
-   know a kernel for each new node.
-4. ``context.allows`` is asked.
-5. The replacement's results take the names, types, shapes and metadata of those they replace; opset imports of new
-   domains are added; what nothing uses any more is removed.
-
-Whatever stops a match after its first node is a near miss, listed with how far it got (``context.refuse``).
-
-A rewrite rule of onnxscript, or a set of them, is a pattern as it is::
-
-    from onnxscript.rewriter.rules.common import transpose_transpose_rule
-
-    register(onnx_pattern_pass("onnx.my_transposes", "Makes one of two transposes.", [transpose_transpose_rule]))
-
-The matching and its reasons are onnxscript's. Not onnxscript's, as its ``RewriteRuleSet`` has no place for them: the
-veto, near misses of each node, the names that values keep, and the check of what is put there.
-
-Where the nodes to search for are a family with many variants, a pass that walks the graph itself is easier to read
-than a list of patterns; see ``passes/onnx/attention``.
+A match is replaced by ``substitute``, which refuses other dtypes and shapes, and nodes without a kernel. Whatever stops
+a match after its first node is a near miss (``context.refuse``). A ``RewriteRule`` of onnxscript, or a set of them, is
+a pattern as it is. Its ``RewriteRuleSet`` has no place for the veto, the near misses of each node, the names that
+values keep, and the check of what is put there.
 """
 
 from __future__ import annotations
@@ -86,11 +52,6 @@ from ..context import PassContext
 from ..locks import Lock
 from ..registry import Pass
 from .editing import drop, erase_unused, substitute
-
-__all__ = ["OnnxPattern", "onnx_pattern_pass"]
-
-_MOST_ORDERS = 64
-"""Orders of commutative operands of one pattern that are searched for: of six Adds and Muls."""
 
 _FLOAT32_EPSILON = 2.0**-23
 
@@ -158,7 +119,7 @@ def onnx_pattern_pass(
 
     def run(model: ir.Model, context: PassContext) -> int:
         with lock:
-            return _apply(model, context, ready())
+            return sum(_apply(model, graph, context, ready()) for graph in (model.graph, *model.graph.subgraphs()))
 
     functions = patterns if callable(patterns) else list(map(_functions, patterns))
     item = Pass(name, sentence, run, default, before=before, after=after, made_of=functions)
@@ -177,7 +138,6 @@ class _Ready:
         name: what it is called in the list of near misses.
         size: how many nodes it has.
         last: the operator it ends in, ``None`` if any.
-        operators: the operators that it cannot match without.
     """
 
     orders: Sequence[RewriteRule]
@@ -185,7 +145,6 @@ class _Ready:
     name: str
     size: int
     last: ir.OperatorIdentifier | None
-    operators: frozenset[str]
 
 
 def _ready(item: OnnxPattern | RewriteRule) -> _Ready:
@@ -194,12 +153,8 @@ def _ready(item: OnnxPattern | RewriteRule) -> _Ready:
     if orders[0].as_function:
         raise ValueError(f"rule {item}: functions of a model are not supported, it makes one of what it matches")
     graph = orders[0]._target_pattern
-    choices = (_pattern_ir.BacktrackingOr, _pattern_ir.OpIdDispatchOr)
-    has_choices = any(isinstance(value, choices) for node in graph for value in node.inputs)
-    known = [] if has_choices else [node.op_identifier() for node in graph]
-    operators = frozenset(identifier[1] for identifier in known if identifier is not None)
     last = graph.output_nodes[0].op_identifier()  # the matcher looks for the others, where a rule ends in several
-    return _Ready(orders, pattern, item.name or "", graph.num_nodes(), last, operators)
+    return _Ready(orders, pattern, item.name or "", graph.num_nodes(), last)
 
 
 def _orders(pattern: OnnxPattern) -> Sequence[RewriteRule]:
@@ -214,13 +169,7 @@ def _orders(pattern: OnnxPattern) -> Sequence[RewriteRule]:
             f"pattern {pattern.name!r} ends in several nodes ({ends}); all nodes must lead to one, which has to be "
             "among the results"
         )
-    orders = rule.commute() if pattern.commute else [rule]
-    if len(orders) > _MOST_ORDERS:
-        raise ValueError(
-            f"pattern {pattern.name!r} has {len(orders)} orders of commutative operands, more than {_MOST_ORDERS}; "
-            "give it commute=False and list the orders that occur"
-        )
-    return orders
+    return rule.commute() if pattern.commute else [rule]
 
 
 def _compare_closely(graph: _pattern_ir.GraphPattern) -> None:
@@ -255,28 +204,19 @@ def _reason(match: MatchResult) -> str:
     return f"{reason} (at {', '.join(where)})" if where else reason
 
 
-def _apply(model: ir.Model, context: PassContext, patterns: Sequence[_Ready]) -> int:
-    graphs = (model.graph, *model.graph.subgraphs())
-    if not context.explain:
-        present = {node.op_type for graph in graphs for node in graph}
-        patterns = [item for item in patterns if item.operators <= present]
-    return sum(_apply_to_graph(model, graph, context, patterns) for graph in graphs)
-
-
-def _apply_to_graph(model: ir.Model, graph: ir.Graph, context: PassContext, patterns: Sequence[_Ready]) -> int:
-    for item in patterns:
-        if item.orders[0].graph_pre_visitor is not None:
-            item.orders[0].graph_pre_visitor()
+def _apply(model: ir.Model, graph: ir.Graph, context: PassContext, patterns: Sequence[_Ready]) -> int:
+    rules = [item.orders[0] for item in patterns]
+    for visit in (rule.graph_pre_visitor for rule in rules if rule.graph_pre_visitor is not None):
+        visit()
     fired = 0
     for node in list(graph):
         here = (node.op_identifier(), None)
         if node.graph is graph:  # else a match before removed it
             fired += any(_rewrite(model, graph, node, item, context) for item in patterns if item.last in here)
-    if fired and any(item.orders[0]._target_pattern.num_outputs > 1 for item in patterns):
+    if fired and any(rule._target_pattern.num_outputs > 1 for rule in rules):
         graph.sort()  # one of several results may be used before the last node of a match
-    for item in patterns:
-        if item.orders[0].graph_post_visitor is not None:
-            item.orders[0].graph_post_visitor()
+    for visit in (rule.graph_post_visitor for rule in rules if rule.graph_post_visitor is not None):
+        visit()
     return fired
 
 

@@ -38,36 +38,33 @@ import onnx_ir as ir
 import torch
 
 from ...engine.context import PassContext
-from ...engine.onnx.editing import nodes_of, producer
+from ...engine.onnx.editing import Builder, nodes_of, producer, require, rewrite_each
 from ...engine.onnx.inference import infer_types
 from ...engine.registry import Pass
-from .finding import NotAttention, batches_apart, find_attention, groups_together
+from .finding import NODES, batches_apart, find_attention, groups_together
 from .fusion import Fusion
-from .masks import Masks
 
 _FIRST_OPSET = 23
-_NODES = 4  # product, mask or scale, softmax, product: what a near miss is counted in
 
 
 def fuse_attention(model: ir.Model, context: PassContext) -> int:
     """Replaces written-out attention in place; returns how often."""
-    fired = 0
-    if not any(True for _ in nodes_of(model, "Softmax")):
+    if next(nodes_of(model, "Softmax"), None) is None:
         return 0
-    infer_types(model.graph, model.opset_imports.get("", 1))  # of values between the nodes of one operator
-    masks = Masks(model, context)
-    for node in nodes_of(model, "MatMul"):
+    opset = model.opset_imports.get("", 1)
+    infer_types(model.graph, opset)  # of values between the nodes of one operator
+    builder = Builder(model, context)
+
+    def rewrite(node: ir.Node) -> bool:
         softmax = producer(_probabilities(node.inputs[0]), "Softmax")
         if softmax is None or node.graph is not model.graph:
-            continue
-        if model.opset_imports.get("", 1) < _FIRST_OPSET:
-            context.refuse(node, f"ONNX has Attention from opset {_FIRST_OPSET} on", matched=_NODES, of=_NODES)
-            continue
-        try:
-            found = find_attention(node, softmax, context.target.threads or torch.get_num_threads())
-            fired += Fusion(model, context, masks, found).run()
-        except NotAttention as no:
-            context.refuse(node, str(no), matched=no.matched, of=_NODES)
+            return False
+        require(opset >= _FIRST_OPSET, f"ONNX has Attention from opset {_FIRST_OPSET} on", NODES)
+        found = find_attention(node, softmax, context.target.threads or torch.get_num_threads())
+        return Fusion(builder, found).run()
+
+    fired = rewrite_each(context, nodes_of(model, "MatMul"), NODES, rewrite)
+    builder.erase_unused()
     return fired
 
 

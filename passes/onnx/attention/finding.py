@@ -9,23 +9,26 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from ...engine.onnx.editing import constant, integers, is_only_used_by, number, permutation, producer, sizes
+from ...engine.onnx.editing import (
+    NearMiss,
+    constant,
+    integers,
+    is_only_used_by,
+    number,
+    permutation,
+    producer,
+    require,
+    sizes,
+)
+from ...engine.onnx.inference import dims_of
 
-_LOWEST = float(np.finfo(np.float32).min)
-_SWAPS_HEADS = [0, 2, 1, 3]
+LOWEST = float(np.finfo(np.float32).min)
+SWAPS_HEADS = [0, 2, 1, 3]
 _SWAPS_LAST = [0, 1, 3, 2]
-_NODES = 4  # product, mask or scale, softmax, product: what a near miss is counted in
+NODES = 4
+"""Product, mask or scale, softmax, product: what a near miss is counted in."""
 _STEPS = ("MatMul", "Reshape", "Mul", "Div", "Add", "Where")
 """What lies between the product of q and k and the softmax."""
-_SIZES = list[int | str]
-
-
-class NotAttention(Exception):
-    """Why a product of a softmax is no attention this pass can make one operator of."""
-
-    def __init__(self, reason: str, matched: int) -> None:
-        super().__init__(reason)
-        self.matched = matched
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,47 +78,42 @@ class Attention:
 
 
 def find_attention(product: ir.Node, softmax: ir.Node, threads: int) -> Attention:
-    """What the product of a softmax and v computes, for a session of so many threads. Raises ``NotAttention``."""
+    """What the product of a softmax and v computes, for a session of so many threads. Raises ``NearMiss``."""
     flat = product.inputs[0]
     user = product if flat is None or flat is softmax.outputs[0] else flat.producer()
     assert flat is not None and user is not None
-    if not is_only_used_by(flat, product) or not is_only_used_by(softmax.outputs[0], user):
-        raise NotAttention("the probabilities are needed elsewhere", 2)
+    is_inside = is_only_used_by(flat, product) and is_only_used_by(softmax.outputs[0], user)
+    require(is_inside, "the probabilities are needed elsewhere", 2)
     axis = softmax.attributes.get_int("axis", -1)
-    if axis not in (-1, 3):
-        raise NotAttention(f"the softmax is over dimension {axis}", 2)
+    require(axis in (-1, 3), f"the softmax is over dimension {axis}", 2)
     groups = groups_together(flat.producer())
     scores, scale, mask = _find_scores(softmax, groups)
     query_value, by_query = _unscaled(_query_of(scores, groups))
     transposed, by_key = _unscaled(batches_apart(scores.inputs[1]))
-    if dtype_of(query_value) != ir.DataType.FLOAT:
-        raise NotAttention(f"the scores are {dtype_of(query_value)}", 3)
+    require(query_value.dtype == ir.DataType.FLOAT, f"the scores are {query_value.dtype}", 3)
     query = _heads(query_value, "q")
     key, value, by_inner = _keys_and_values(transposed, product.inputs[1], query.heads)
     scale *= by_query * by_key * by_inner
-    if not (scale > 0 and math.isfinite(scale)):
-        raise NotAttention(f"the scores are scaled by {scale}", 3)
+    require(scale > 0 and math.isfinite(scale), f"the scores are scaled by {scale}", 3)
     is_one_length = key.length == value.length or isinstance(key.length, str) or isinstance(value.length, str)
-    if query.features != key.features or not is_one_length or key.heads != value.heads:
-        raise NotAttention("the sizes of q, k and v do not go together", 3)
-    if not query.batch == key.batch == value.batch:
-        raise NotAttention("q, k and v have different batch sizes", 3)
-    if query.heads % key.heads:
-        raise NotAttention(f"{query.heads} heads of queries cannot share {key.heads} heads of keys", 3)
-    if 0 in (query.batch, query.length, key.length, query.features, value.features):
-        raise NotAttention("there is nothing to attend to", 3)
+    fit = query.features == key.features and is_one_length and key.heads == value.heads
+    require(fit, "the sizes of q, k and v do not go together", 3)
+    require(query.batch == key.batch == value.batch, "q, k and v have different batch sizes", 3)
+    shared = query.heads % key.heads == 0
+    require(shared, f"{query.heads} heads of queries cannot share {key.heads} heads of keys", 3)
+    is_empty = 0 in (query.batch, query.length, key.length, query.features, value.features)
+    require(not is_empty, "there is nothing to attend to", 3)
     least = query.heads * (query.batch if isinstance(query.batch, int) else 1)
-    if least < threads:
-        raise NotAttention(f"{least} heads are fewer than {threads} threads", _NODES)
+    require(least >= threads, f"{least} heads are fewer than {threads} threads", NODES)
     result: ir.Value = product.outputs[0]
     if flat is not softmax.outputs[0]:
         users = result.consumers()
         apart = None if len(users) != 1 or result.is_graph_output() else users[0]
-        if apart is None or not (groups_apart(apart) == groups > 1 or _batches_apart_by(apart) is result):
-            raise NotAttention("the result is not taken apart into batches and heads", 3)
+        if apart is None or not (_groups_apart(apart) == groups > 1 or _batches_apart_by(apart) is result):
+            raise NearMiss("the result is not taken apart into batches and heads", 3)
         result = apart.outputs[0]
-    if sizes(result) not in (None, [query.batch, query.heads, query.length, value.features]):
-        raise NotAttention(f"the result is {sizes(result)}", 3)
+    is_known = sizes(result) in (None, [query.batch, query.heads, query.length, value.features])
+    require(is_known, f"the result is {sizes(result)}", 3)
     guard, mask = _find_guard(result, mask)
     return Attention(query, key, value, scale, mask, guard, result)
 
@@ -127,23 +125,19 @@ def groups_together(node: ir.Node | None) -> int:
     return 1 if node is None or node.op_type != "Reshape" else _groups(node.outputs[0], node.inputs[0])
 
 
-def groups_apart(node: ir.Node | None) -> int:
-    """The same of a node that does the reverse."""
-    return 1 if node is None or node.op_type != "Reshape" else _groups(node.inputs[0], node.outputs[0])
-
-
 def _groups(few: ir.Value | None, many: ir.Value | None) -> int:
-    first, second = ([] if value is None or value.shape is None else _named(value.shape) for value in (few, many))
-    if len(first) != 4 or len(second) != 4 or None in (first[0], first[3]):
+    shapes = [[] if value is None or value.shape is None else dims_of(value.shape) for value in (few, many)]
+    if any(len(shape) != 4 or None in (shape[0], shape[3]) for shape in shapes):
         return 1
-    fewer, more = first[1], second[1]
-    if first[0] != second[0] or first[3] != second[3] or not isinstance(fewer, int) or not isinstance(more, int):
+    (batch, fewer, _, features), (other_batch, more, _, other_features) = shapes
+    if (batch, features) != (other_batch, other_features) or not isinstance(fewer, int) or not isinstance(more, int):
         return 1
     return 1 if fewer == 0 or more % fewer else more // fewer
 
 
-def _named(shape: ir.Shape) -> list[int | str | None]:
-    return [dim if isinstance(dim, int) else dim.value for dim in shape]
+def _groups_apart(node: ir.Node) -> int:
+    """The same of a node that does the reverse."""
+    return 1 if node.op_type != "Reshape" else _groups(node.inputs[0], node.outputs[0])
 
 
 def _query_of(scores: ir.Node, groups: int) -> ir.Value | None:
@@ -152,29 +146,25 @@ def _query_of(scores: ir.Node, groups: int) -> ir.Value | None:
         return batches_apart(scores.inputs[0])
     rows = producer(scores.inputs[0], "Reshape")
     if rows is None or groups_together(rows) != groups:
-        raise NotAttention("the heads of q are not taken together as those of the probabilities", 3)
+        raise NearMiss("the heads of q are not taken together as those of the probabilities", 3)
     return rows.inputs[0]
 
 
 def batches_apart(value: ir.Value | None) -> ir.Value | None:
     """[B, H, X, Y] of which ``value`` is the reshape to [B * H, X, Y], as ``torch.matmul`` makes it; else ``value``."""
     node = producer(value, "Reshape")
-    if node is None or value is None:
-        return value
-    before, after = sizes(node.inputs[0]), sizes(value)
-    if before is None or after is None or len(before) != 4 or len(after) != 3 or before[2:] != after[1:]:
-        return value
-    return node.inputs[0]
+    return value if node is None or not _are_merged(node.inputs[0], value) else node.inputs[0]
 
 
 def _batches_apart_by(node: ir.Node) -> ir.Value | None:
     """[B * H, X, Y] that ``node`` reshapes to [B, H, X, Y]."""
-    if node.op_type != "Reshape":
-        return None
-    before, after = sizes(node.inputs[0]), sizes(node.outputs[0])
-    if before is None or after is None or len(before) != 3 or len(after) != 4 or before[1:] != after[2:]:
-        return None
-    return node.inputs[0]
+    is_apart = node.op_type == "Reshape" and _are_merged(node.outputs[0], node.inputs[0])
+    return node.inputs[0] if is_apart else None
+
+
+def _are_merged(apart: ir.Value | None, merged: ir.Value | None) -> bool:
+    four, three = sizes(apart) or [], sizes(merged) or []
+    return len(four) == 4 and len(three) == 3 and four[2:] == three[1:]
 
 
 def _find_scores(softmax: ir.Node, groups: int) -> tuple[ir.Node, float, Mask | None]:
@@ -191,34 +181,29 @@ def _find_scores(softmax: ir.Node, groups: int) -> tuple[ir.Node, float, Mask | 
         node = producer(value, *_STEPS)
         if value is None or node is None:
             inner = None if value is None else value.producer()
-            raise NotAttention(f"{'a value' if inner is None else inner.op_type} is no product of q and k", 1)
-        if not is_only_used_by(value, user):
-            raise NotAttention(f"the scores {value.name} are needed elsewhere", 2)
+            raise NearMiss(f"{'a value' if inner is None else inner.op_type} is no product of q and k", 1)
+        require(is_only_used_by(value, user), f"the scores {value.name} are needed elsewhere", 2)
         user = node
         if node.op_type == "MatMul":
-            if not is_apart:
-                raise NotAttention("the heads of the scores are not taken apart", 2)
+            require(is_apart, "the heads of the scores are not taken apart", 2)
             return node, scale, mask
-        if node.op_type == "Reshape" and not is_apart and groups_apart(node) == groups:
+        if node.op_type == "Reshape" and not is_apart and _groups_apart(node) == groups:
             value, is_apart = node.inputs[0], True
             continue
         if node.op_type == "Reshape":
             value = _batches_apart_by(node)
             if value is None or producer(value, "MatMul") is None:
-                raise NotAttention(f"the scores are reshaped to {sizes(node.outputs[0])}", 2)
+                raise NearMiss(f"the scores are reshaped to {sizes(node.outputs[0])}", 2)
             continue
         if node.op_type in ("Mul", "Div"):
             value, factor = _unscaled(value)
-            if value is node.outputs[0]:
-                raise NotAttention(f"the scores {node.outputs[0].name} are multiplied by no constant number", 2)
+            is_scaled = value is not node.outputs[0]
+            require(is_scaled, f"the scores {node.outputs[0].name} are multiplied by no constant number", 2)
             scale *= factor
             continue
-        if scale != 1.0:
-            raise NotAttention("the mask is scaled with the scores", 2)
-        if groups > 1 and is_apart:
-            raise NotAttention("something is added to scores of heads that are not apart", 2)
-        if mask is not None:
-            raise NotAttention("two masks are added to the scores", 2)
+        require(scale == 1.0, "the mask is scaled with the scores", 2)
+        require(groups == 1 or not is_apart, "something is added to scores of heads that are not apart", 2)
+        require(mask is None, "two masks are added to the scores", 2)
         value, mask = _unmasked(node)
 
 
@@ -226,30 +211,22 @@ def _unmasked(node: ir.Node) -> tuple[ir.Value, Mask]:
     """The scores an ``Add`` or ``Where`` masks, and the mask."""
     inputs = [item for item in node.inputs if item is not None]
     if node.op_type == "Add":
-        scores, other = inputs if leads_to_product(inputs[0]) else reversed(inputs)
+        scores, other = inputs if _leads_to_product(inputs[0]) else reversed(inputs)
         return scores, Mask(other)
     for scores, other in ((inputs[1], inputs[2]), (inputs[2], inputs[1])):
         low = number(other)
         if low is not None:
             if low > -1e30:
-                raise NotAttention(f"hidden scores are {low}, which a mask cannot add up to", 2)
+                raise NearMiss(f"hidden scores are {low}, which a mask cannot add up to", 2)
             return scores, Mask(inputs[0], low, keep=scores is inputs[1])
-    raise NotAttention("a Where chooses among scores", 2)
+    raise NearMiss("a Where chooses among scores", 2)
 
 
-def leads_to_product(value: ir.Value | None, depth: int = 5) -> bool:
+def _leads_to_product(value: ir.Value | None, depth: int = 5) -> bool:
     node = producer(value, *_STEPS)
     if node is None or depth == 0:
         return False
-    return node.op_type == "MatMul" or any(leads_to_product(item, depth - 1) for item in node.inputs)
-
-
-def raised(mask: ir.Value) -> ir.Value:
-    """A mask before it was raised to the lowest finite number, by the translation."""
-    node = producer(mask, "Max")
-    if node is None or len(node.inputs) != 2 or node.inputs[0] is None:
-        return mask
-    return node.inputs[0] if number(node.inputs[1]) == _LOWEST else mask
+    return node.op_type == "MatMul" or any(_leads_to_product(item, depth - 1) for item in node.inputs)
 
 
 def _unscaled(value: ir.Value | None) -> tuple[ir.Value, float]:
@@ -270,14 +247,14 @@ def _unscaled(value: ir.Value | None) -> tuple[ir.Value, float]:
 
 def _heads(value: ir.Value | None, what: str) -> Heads:
     if value is None:
-        raise NotAttention(f"{what} is missing", 3)
-    shape = known_sizes(value)
+        raise NearMiss(f"{what} is missing", 3)
+    shape = sizes(value)
     if shape is None or len(shape) != 4:
-        raise NotAttention(f"{what} is {'of unknown shape' if shape is None else shape}, not of four dimensions", 3)
+        raise NearMiss(f"{what} is {'of unknown shape' if shape is None else shape}, not of four dimensions", 3)
     batch, heads, length, features = shape
     if not isinstance(heads, int) or not isinstance(features, int):
-        raise NotAttention(f"the heads and features of {what} are not known: {shape}", 3)
-    by_position = next((source for source, order in _transposed_from(value) if order == _SWAPS_HEADS), None)
+        raise NearMiss(f"the heads and features of {what} are not known: {shape}", 3)
+    by_position = next((source for source, order in _transposed_from(value) if order == SWAPS_HEADS), None)
     return Heads(value, by_position, batch, heads, length, features)
 
 
@@ -307,20 +284,6 @@ def _transposed_from(value: ir.Value) -> Iterator[tuple[ir.Value, list[int]]]:
         yield value, order
 
 
-def dtype_of(value: ir.Value) -> ir.DataType | None:
-    cast = producer(value, "Cast")
-    return value.dtype if cast is None else ir.DataType(cast.attributes.get_int("to"))
-
-
-def known_sizes(value: ir.Value) -> _SIZES | None:
-    """A value's shape, if need be from before a ``Cast`` inside a translation."""
-    node = producer(value, "Cast", "Identity")
-    shape = sizes(value)
-    if shape is None and node is not None and node.inputs[0] is not None:
-        return known_sizes(node.inputs[0])
-    return shape
-
-
 def _keys_and_values(transposed: ir.Value, values: ir.Value | None, heads: int) -> tuple[Heads, Heads, float]:
     """k and v, unrepeated if they are repeated for ``heads`` heads of queries, and the number k is scaled by."""
     sources = list(_transposed_from(transposed))
@@ -336,10 +299,10 @@ def _keys_and_values(transposed: ir.Value, values: ir.Value | None, heads: int) 
     if keys is not None:
         return _heads(keys, "k"), value, scale
     if apart is None:
-        raise NotAttention(f"{transposed.name} is no transposed k", 2)
-    shape = known_sizes(apart)
+        raise NearMiss(f"{transposed.name} is no transposed k", 2)
+    shape = sizes(apart)
     if shape is None or len(shape) != 4 or not isinstance(shape[2], int) or not isinstance(shape[3], int):
-        raise NotAttention(f"the shape of k is not known: {shape}", 3)
+        raise NearMiss(f"the shape of k is not known: {shape}", 3)
     return Heads(None, apart, shape[0], shape[2], shape[1], shape[3]), value, 1.0
 
 
@@ -352,7 +315,7 @@ def _unrepeated(value: ir.Value | None, heads: int) -> ir.Value | None:
     if value is None or expand is None or single is None or single.inputs[0] is None:
         return None
     inner = single.inputs[0]
-    shape, after, before = known_sizes(inner), sizes(expand.outputs[0]), sizes(single.outputs[0])
+    shape, after, before = sizes(inner), sizes(expand.outputs[0]), sizes(single.outputs[0])
     if shape is None or len(shape) != 4 or after is None or len(after) != 5:
         return None
     batch, fewer, length, features = shape
@@ -382,7 +345,10 @@ def _find_guard(result: ir.Value, mask: Mask | None) -> tuple[ir.Node | None, Ma
     highest = None if greater is None else producer(greater.inputs[0], "ReduceMax")
     if greater is None or highest is None or number(greater.inputs[1]) != -math.inf:
         return None, mask
-    seen = raised(mask.value)
+    raised = producer(mask.value, "Max")
+    seen = mask.value
+    if raised is not None and raised.inputs[0] is not None and number(raised.inputs[1]) == LOWEST:
+        seen = raised.inputs[0]
     if highest.inputs[0] is not seen or integers(highest.inputs[1]) != [-1]:
         return None, mask
     return where, Mask(seen)

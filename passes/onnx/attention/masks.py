@@ -8,14 +8,11 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ...engine.context import PassContext
-from ...engine.onnx.editing import constant, erase_unused, integers, new_constant, number, producer, sizes
-from .finding import Heads, Mask, NotAttention
+from ...engine.onnx.editing import Builder, NearMiss, constant, integers, number, producer, sizes
+from .finding import LOWEST, Heads, Mask
 
-_LOWEST = float(np.finfo(np.float32).min)
 _LOW = -3e38
 """Hides a score as well as the lowest float32 does: any score added to it is lost."""
-_SIZES = list[int | str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,121 +20,66 @@ class ReadyMask:
     """A mask as the operator takes it.
 
     Attributes:
-        value: [S, T] or broadcastable to [B, H, S, T] in the first dimensions; ``None`` with ``is_causal``.
+        value: [S, T] or broadcastable to [B, H, S, T] in the first dimensions; ``None`` without one, or if causal.
         visible: where the mask lets a row see anything, [..., S, 1]; ``None`` if no row can be hidden altogether.
     """
 
-    value: ir.Value | None
+    value: ir.Value | None = None
     visible: ir.Value | None = None
     is_causal: bool = False
 
 
-class Masks:
-    """Makes masks ready, each once for all attentions that use it."""
+def ready_mask(builder: Builder, mask: Mask | None, query: Heads, key: Heads) -> ReadyMask:
+    """The mask as the operator takes it for these queries and keys; new nodes go behind the mask's.
 
-    def __init__(self, model: ir.Model, context: PassContext) -> None:
-        self._model = model
-        self._context = context
-        self._ready: dict[object, ReadyMask] = {}
-        self._constants: dict[tuple[str, bytes], ir.Value] = {}
-
-    def constant(self, name: str, values: float | list[int]) -> ir.Value:
-        """A constant for all attentions: a float32 number or a list of int64."""
-        array = np.array(values, np.float32 if isinstance(values, float) else np.int64)
-        key = (name, array.tobytes())
-        if key not in self._constants:
-            self._constants[key] = new_constant(self._model, name, array)
-        return self._constants[key]
-
-    def ready(self, mask: Mask, query: Heads, key: Heads) -> ReadyMask:
-        """The mask as the operator takes it for these queries and keys; new nodes go behind the mask's. Raises
-        ``NotAttention``."""
-        tag = (mask, query.batch, query.heads, query.length, key.length)
-        if tag not in self._ready:
-            if mask.low is None and _is_causal(mask.value):
-                return ReadyMask(None, is_causal=True)
-            new: list[ir.Node] = []
-            try:
-                self._ready[tag] = self._make(mask, query, key, new)
-            except NotAttention:
-                for node in reversed(new):
-                    for i in range(len(node.inputs)):
-                        node.replace_input_with(i, None)
-                raise
-            place = mask.value.producer()
-            if place is None:
-                self._model.graph.insert_before(self._model.graph[0], new)
-            else:
-                self._model.graph.insert_after(place, new)
-        return self._ready[tag]
-
-    def erase_unused(self) -> None:
-        """Takes back masks that were made ready for an attention that stays as it is."""
-        for tag, ready in list(self._ready.items()):
-            for value in (ready.value, ready.visible):
-                if value is not None and value.producer() is not None and not value.uses():
-                    del self._ready[tag]
-                    erase_unused([ready.value, ready.visible])
-                    break
-
-    def _make(self, mask: Mask, query: Heads, key: Heads, new: list[ir.Node]) -> ReadyMask:
-        def add(operator: str, inputs: list[ir.Value], what: str, shape: _SIZES, *attributes: ir.Attr) -> ir.Value:
-            result = ir.Value(name=f"{mask.value.name}__{what}", shape=ir.Shape(shape))
-            result.type = ir.TensorType(ir.DataType.BOOL if operator == "Greater" else ir.DataType.FLOAT)
-            node = ir.Node("", operator, inputs, attributes, outputs=[result], name=f"node_{result.name}")
-            origin = mask.value.producer()
-            node.metadata_props.update({} if origin is None else origin.metadata_props)
-            new.append(node)
-            return result
-
-        shape = sizes(mask.value)
-        if shape is None or not 1 <= len(shape) <= 4:
-            raise NotAttention(f"the mask is {'of unknown shape' if shape is None else shape}", 3)
-        value = mask.value
-        if mask.low is not None:
-            low = max(mask.low, _LOW) if math.isfinite(mask.low) else -math.inf
-            choices = [
-                self.constant("zero", 0.0),
-                self.constant("low", low),
-            ]
-            value = add("Where", [value, *(choices if mask.keep else choices[::-1])], "added", shape)
-        elif value.dtype != ir.DataType.FLOAT:
-            raise NotAttention(f"the mask is {value.dtype}", 3)
-        allowed: list[_SIZES] = [[1, query.batch], [1, query.heads]]
-        if any(dim not in fitting for dim, fitting in zip(shape[-4:-2], allowed[4 - len(shape) :], strict=False)):
-            raise NotAttention(f"the mask of {shape} does not fit {query.batch} batches of {query.heads} heads", 3)
-        raised, hides = _what_it_hides(value)
-        visible = None
-        if hides:
-            axis = self.constant("last_axis", [-1])
-            seen = [*shape[:-1], 1]
-            highest = add("ReduceMax", [value, axis], "highest", seen, ir.AttrInt64("keepdims", 1))
-            visible = add("Greater", [highest, self.constant("minus_infinity", -math.inf)], "visible", seen)
-        if raised:
-            value = add("Max", [value, self.constant("low", _LOW)], "raised", shape)
-        rows = [query.length, key.length]
-        if shape[-2:] != rows:
-            if not all(isinstance(size, int) for size in rows) or any(
-                dim not in (1, size) for dim, size in zip(shape[::-1], rows[::-1], strict=False)
-            ):
-                raise NotAttention(f"the mask of {shape} has no {rows[0]} rows for {rows[1]} keys", 3)
-            full = [1] * (len(shape) - 2) + rows
-            target = self.constant("mask_sizes", [int(size) for size in full])
-            value = add("Expand", [value, target], "expanded", [*shape[:-2], *rows])
-        return ReadyMask(value, visible)
+    Raises:
+        NearMiss: the operator does not take it.
+    """
+    if mask is None:
+        return ReadyMask()
+    if mask.low is None and _is_causal(mask.value):
+        return ReadyMask(is_causal=True)
+    value, shape = mask.value, sizes(mask.value)
+    if shape is None or not 1 <= len(shape) <= 4:
+        raise NearMiss(f"the mask is {'of unknown shape' if shape is None else shape}", 3)
+    if mask.low is not None:
+        low = max(mask.low, _LOW) if math.isfinite(mask.low) else -math.inf
+        choices = [builder.constant("zero", 0.0), builder.constant("low", low)]
+        value = builder.shared(value, "Where", [value, *(choices if mask.keep else choices[::-1])])
+    elif value.dtype != ir.DataType.FLOAT:
+        raise NearMiss(f"the mask is {value.dtype}", 3)
+    batches, heads = ([1, 1, 1] + shape)[-4:-2]
+    if batches not in (1, query.batch) or heads not in (1, query.heads):
+        raise NearMiss(f"the mask of {shape} does not fit {query.batch} batches of {query.heads} heads", 3)
+    raised, hides = _what_it_hides(value)
+    visible = None
+    if hides:
+        axis, keep = builder.constant("last_axis", [-1]), ir.AttrInt64("keepdims", 1)
+        highest = builder.shared(value, "ReduceMax", [value, axis], keep)
+        lowest = builder.constant("minus_infinity", -math.inf)
+        visible = builder.shared(highest, "Greater", [highest, lowest])
+    if raised:
+        value = builder.shared(value, "Max", [value, builder.constant("low", _LOW)])
+    rows = [query.length, key.length]
+    if shape[-2:] != rows:
+        if not all(isinstance(size, int) for size in rows) or any(
+            dim not in (1, size) for dim, size in zip(shape[::-1], rows[::-1], strict=False)
+        ):
+            raise NearMiss(f"the mask of {shape} has no {rows[0]} rows for {rows[1]} keys", 3)
+        target = builder.constant("mask_sizes", [1] * (len(shape) - 2) + [int(size) for size in rows])
+        value = builder.shared(value, "Expand", [value, target])
+    return ReadyMask(value, visible)
 
 
 def _what_it_hides(mask: ir.Value) -> tuple[bool, bool]:
     """Whether a mask must be raised for the kernel, and whether it may hide a row altogether by -inf."""
     array = constant(mask)
-    if array is not None and array.size and not np.isnan(array).any():
-        highest = array.max(axis=-1)
-        if (highest > _LOWEST).all():
-            return False, False
+    if array is not None and array.size and not np.isnan(array).any() and (array.max(axis=-1) > LOWEST).all():
+        return False, False
     bounds = _bounds(mask)
     if bounds is None:
         return True, True
-    return bounds[0] <= _LOWEST, bounds[0] == -math.inf
+    return bounds[0] <= LOWEST, bounds[0] == -math.inf
 
 
 def _bounds(value: ir.Value | None, depth: int = 12) -> tuple[float, float] | None:
