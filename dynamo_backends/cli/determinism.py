@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..tables import fit_table
-from .common import add_graph_arguments, add_repeat_arguments, for_each_graph, try_next
+from .common import add_graph_arguments, add_repeat_arguments, for_each_graph, try_again
 
 if TYPE_CHECKING:
-    from ..dumps.determinism import RegionDeterminism, UnstableValue
+    from ..dumps.determinism import RegionDeterminism
     from ..dumps.reading import DumpedGraph
 
 
@@ -48,8 +48,7 @@ def _text(graph: DumpedGraph, regions: Sequence[RegionDeterminism], arguments: a
     threads, other = regions[0].threads
     how = f"{runs + 1} runs with {_threads(threads)}, one with {other}"
     if not values:
-        same = [] if arguments.threads is None else ["--threads", str(arguments.threads)]
-        more = try_next(arguments, "determinism", graph.reference, "--runs", str(10 * runs), *same)
+        more = try_again(arguments, "--runs", str(10 * runs))
         return f"{graph.name}: the same bits each time, {how}\nA race is a matter of chance. {more}\n"
     lines = []
     culprit = next((value for _, kind, value in values if kind == "node" and not value.is_rounding), None)
@@ -69,7 +68,9 @@ def _text(graph: DumpedGraph, regions: Sequence[RegionDeterminism], arguments: a
             kind,
             value.fx_node or value.value,
             value.operator,
-            _runs(value, runs),
+            f"{value.differing_runs} of {runs}"
+            if value.other_threads == value.threads
+            else _threads(value.other_threads),
             f"{value.difference.max_abs:.2e}",
             "rounding" if value.is_rounding else "more",
             value.module,
@@ -79,15 +80,8 @@ def _text(graph: DumpedGraph, regions: Sequence[RegionDeterminism], arguments: a
     ]
     lines.append(fit_table(rows, ["what", "value", "operator", "differs in", "by up to", "is", "module", "source"]))
     if culprit is not None:
-        lines += ["", try_next(arguments, "determinism", graph.reference, "--threads", "1")]
+        lines += ["", try_again(arguments, "--threads", "1")]
     return "\n".join(lines) + "\n"
-
-
-def _runs(value: UnstableValue, runs: int) -> str:
-    """In which runs a value differs."""
-    if value.other_threads == value.threads:
-        return f"{value.differing_runs} of {runs}"
-    return _threads(value.other_threads)
 
 
 def _threads(number: int) -> str:

@@ -1,12 +1,8 @@
-"""The Llama of the demo, or a part of it: one layer, random weights, 2x1024 tokens, from ``transformers``.
-
-Importing this module needs ``transformers``; nothing is downloaded.
-"""
+"""The Llama of the demo, or a part of it: one layer, random weights, 2x1024 tokens, from ``transformers``."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -107,14 +103,6 @@ def inputs(part: str, batch: int = BATCH, length: int = LENGTH, seed: int = SEED
     return hidden_states, blocked.expand(batch, 1, length, length).contiguous(), positions
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What one step gave: the output, and the gradient of each parameter by name (none without backward)."""
-
-    output: torch.Tensor
-    gradients: dict[str, torch.Tensor]
-
-
 def step(
     module: torch.nn.Module,
     call: Callable[..., torch.Tensor],
@@ -122,7 +110,7 @@ def step(
     *,
     backward: bool,
     mixed: bool,
-) -> Result:
+) -> dict[str, torch.Tensor]:
     """One forward, and with ``backward`` one backward from a random gradient of the output.
 
     Args:
@@ -131,14 +119,19 @@ def step(
         args: see ``inputs``.
         backward: whether the backward runs too.
         mixed: whether the forward runs under autocast to bfloat16.
+
+    Returns:
+        The output, and the gradient of each parameter, by name.
     """
     module.zero_grad(set_to_none=True)
     autocast = torch.autocast("cpu", dtype=torch.bfloat16) if mixed else contextlib.nullcontext()
     with autocast, torch.set_grad_enabled(backward):
         output = call(*args)
     if not backward:
-        return Result(output, {})
+        return {"the output": output}
     tangent = torch.randn(output.shape, generator=torch.Generator().manual_seed(SEED)).to(output.dtype)
     output.backward(tangent)
-    gradients = {name: value.grad for name, value in module.named_parameters() if value.grad is not None}
-    return Result(output.detach(), gradients)
+    gradients = {
+        f"the gradient of {name}": value.grad for name, value in module.named_parameters() if value.grad is not None
+    }
+    return {"the output": output.detach(), **gradients}

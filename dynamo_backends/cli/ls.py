@@ -1,10 +1,4 @@
-"""``dynamo-backends ls``: the runs and graphs of a dump.
-
-::
-
-    dynamo-backends ls                  # the runs under ./onnx_debug, and the graphs of the latest
-    dynamo-backends ls onnx_debug/run_20260131_120000_pid4711
-"""
+"""``dynamo-backends ls``: the runs and graphs of a dump."""
 
 from __future__ import annotations
 
@@ -102,21 +96,25 @@ def graphs_text(dynamo_graphs: Sequence[DynamoGraphSummary], graphs: Sequence[Gr
         for name, seconds in taken
     ]
     if graphs:
-        text += fit_table(rows, ("compile s", *stages, "together")) + "\n\n"
-        rows = [
-            (
-                graph.reference,
-                graph.nodes,
-                f"{graph.share_on_onnx:.1%}",
-                f"{graph.compared_runs} of {graph.runs}",
-                _error(graph),
-                "-" if graph.eager_error is None else f"{graph.eager_error:.1e}",
-                graph.verdict or "not compared",
-            )
-            for graph in graphs
-        ]
-        text += fit_table(rows, ("graph", "nodes", "on ONNX", "compared", "worst error", "eager's", "verdict")) + "\n"
+        text += f"{fit_table(rows, ('compile s', *stages, 'together'))}\n\n{verdicts_text(graphs)}\n"
     return text
+
+
+def verdicts_text(graphs: Sequence[GraphSummary]) -> str:
+    """The verdicts on graphs as a table."""
+    rows = [
+        (
+            graph.reference,
+            graph.nodes,
+            f"{graph.share_on_onnx:.1%}",
+            f"{graph.compared_runs} of {graph.runs}",
+            _error(graph),
+            "-" if graph.eager_error is None else f"{graph.eager_error:.1e}",
+            graph.verdict or "not compared",
+        )
+        for graph in graphs
+    ]
+    return fit_table(rows, ("graph", "nodes", "on ONNX", "compared", "worst error", "eager's", "verdict"))
 
 
 def _uncompared_text(graphs: Sequence[GraphSummary]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..tables import fit_table
-from .common import add_graph_arguments, for_each_graph, try_next
+from .common import add_graph_arguments, for_each_graph, try_again, try_next
 
 if TYPE_CHECKING:
     from ..dumps.precision import RegionPrecision, ResultError
@@ -60,8 +60,7 @@ def _text(graph: DumpedGraph, regions: Sequence[RegionPrecision], arguments: arg
 def _region(graph: DumpedGraph, found: RegionPrecision, arguments: argparse.Namespace) -> str:
     where = f"{graph.name}, region_{found.region}"
     if found.outcome == "ok":
-        command = try_next(arguments, "precision", graph.reference, "--strict", note="without eager's excuse")
-        hint = "" if arguments.strict else f"\n{command}"
+        hint = "" if arguments.strict else "\n" + try_again(arguments, "--strict")
         return f"{where}: the verdict is ok as it is, {found.candidates} nodes are in low precision{hint}\n"
     lines = []
     if found.outcome == "not precision":

@@ -1,11 +1,4 @@
-"""``dynamo-backends trace``: one model as TorchScript, ``torch.export`` and Dynamo see it.
-
-::
-
-    dynamo-backends trace mlp --method trace --precision bfloat16
-    dynamo-backends trace bert --method compile                      # Dynamo's graphs, as tables
-    dynamo-backends trace resnet50 --method export --onnx model.onnx
-"""
+"""``dynamo-backends trace``: one model as TorchScript, ``torch.export`` and Dynamo see it."""
 
 from __future__ import annotations
 
