@@ -27,11 +27,7 @@ _ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u20
 
 
 def render(report: Report) -> str:
-    """The page.
-
-    Args:
-        report: what is to be seen.
-    """
+    """The page of a report."""
     return page(report.overview["run"], _SCRIPTS, report.overview, report.parts, has_graphs=True)
 
 
@@ -60,14 +56,7 @@ def page(title: str, scripts: Sequence[str], overview: object, parts: Mapping[st
 
 
 def write_page(report: Report, path: Path) -> Path:
-    """Writes the page; the file is whole or not there.
-
-    Returns:
-        Its path.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes the page, as ``write_text``."""
     return write_text(render(report), path)
 
 
