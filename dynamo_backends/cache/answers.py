@@ -6,47 +6,31 @@ of the cache, for these versions, sources and this processor.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from ..reasons import Kind, Reason
 from ..runtime.oracle import ORACLE
 from .store import Record, Store
 
-logger = logging.getLogger(__name__)
-
 _MOST = 16_384
 """Answers on disk; 40 to 200 bytes each."""
 
 
 def recall(store: Store, key: str) -> None:
-    """Tells the oracle of this process what is known on disk.
-
-    Args:
-        store: the cache.
-        key: the name of the entry.
-    """
-    ORACLE.learn(_read(store, key))
+    """Tells the oracle of this process what is known on disk, in the entry of a name."""
+    ORACLE.learn(store.read(key, _answers) or {})
 
 
 def keep(store: Store, key: str) -> None:
     """Puts on disk what was found out since ``recall``, beside what is there."""
     new = ORACLE.found_out()
     if new:
-        answers = {**_read(store, key), **new}
+        answers = {**(store.read(key, _answers) or {}), **new}
         store.put(key, Record([[name, _to_json(answers[name])] for name in list(answers)[-_MOST:]]))
 
 
-def _read(store: Store, key: str) -> dict[str, Reason | None]:
-    record = store.get(key)
-    if record is None:
-        return {}
-    try:
-        return {str(name): _from_json(answer) for name, answer in record.header}
-    except (ValueError, KeyError, TypeError) as error:
-        logger.warning("an entry of the cache is ignored and removed: %s: %r", key, error)
-        store.remove(key)
-        return {}
+def _answers(record: Record) -> dict[str, Reason | None]:
+    return {str(name): _from_json(answer) for name, answer in record.header}
 
 
 def _to_json(answer: Reason | None) -> list[str] | None:

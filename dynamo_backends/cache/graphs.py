@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..artifacts import CompiledGraph, GraphName, Runner
 from ..contest import Outcome
+from ..coverage_report import Report
 from ..errors import SessionError
 from ..events import count
 from ..exporter.decompositions import translated_operators
@@ -31,7 +32,7 @@ from ..stage_log import cached_model
 from . import answers, environment
 from .code import CannotStoreError
 from .description import constants, describe, describe_symbols, shape_environment
-from .entry import entry_of, from_record, to_record
+from .entry import from_record, to_record
 from .store import Record, Store, folder_named, tell_once
 
 if TYPE_CHECKING:
@@ -163,15 +164,7 @@ class CachedGraphs:
             ways: the ways it may run.
         """
         key = self._key_of_outcome(frame, direction, ways)
-        record = self._store.get(key) if key is not None else None
-        if record is None:
-            return None
-        try:
-            return _outcome(record.header)
-        except (TypeError, ValueError, AttributeError) as error:
-            logger.warning("an entry of the cache is ignored and removed: %s: %r", key, error)
-            self._store.remove(str(key))
-            return None
+        return None if key is None else self._store.read(key, _outcome)
 
     @never_fails("the cache", _NOT_KEPT, lambda: None)
     def keep_outcome(self, frame: str, direction: str, ways: Sequence[str], outcome: Outcome) -> None:
@@ -223,22 +216,20 @@ class CachedGraphs:
     def _load(
         self, key: str, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]
     ) -> Runner | None:
-        record = self._store.get(key)
-        if record is None:
+        def load(record: Record) -> tuple[Runner, Report, Record] | None:
+            try:
+                return *from_record(record, name, module, weights, self._options), record
+            except SessionError as error:  # there may be no memory just now
+                logger.warning("%s is in the cache, and is compiled anew: %s", name, error)
+                return None
+
+        found = self._store.read(key, load)
+        if found is None:
             return None
-        try:
-            entry = from_record(record)
-            run = entry.runner(name, module, weights, self._options)
-        except SessionError as error:  # there may be no memory just now
-            logger.warning("%s is in the cache, and is compiled anew: %s", name, error)
-            return None
-        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:  # the last are PyTorch's
-            logger.warning("an entry of the cache is ignored and removed: %s: %r", key, error)
-            self._store.remove(key)
-            return None
-        entry.report.tell(name)
-        for i, executable in enumerate(entry.regions):
-            cached_model(name, i, executable.model)
+        run, report, record = found
+        report.tell(name)
+        for i, _ in enumerate(record.header["regions"]):
+            cached_model(name, i, record.blobs[i])
         return run
 
     def _keep(
@@ -260,9 +251,7 @@ class CachedGraphs:
             if symbols is not None and describe_symbols(symbols) != known:
                 raise CannotStoreError("the compile added guards")
             environment.check_sources()
-            entry = entry_of(graph, in_pytorch, originals)
-            record = to_record(entry)
-            _check(record)
+            record = to_record(graph, in_pytorch, originals)
         except CannotStoreError as error:
             _not_cached(graph.name, str(error))
             return False
@@ -275,31 +264,10 @@ class CachedGraphs:
         return is_stored
 
 
-def _outcome(header: Any) -> Outcome:
-    """What was kept of a contest.
-
-    Raises:
-        TypeError, ValueError, AttributeError: it is no outcome.
-    """
-    outcome = Outcome(**header)
-    milliseconds = {str(name): float(time) for name, time in outcome.milliseconds.items()}
-    out = {str(name): str(why) for name, why in outcome.out.items()}
-    return Outcome(str(outcome.winner), milliseconds, out)
-
-
-def _check(record: Record) -> None:
-    """Checks that what is read is what was written.
-
-    Raises:
-        CannotStoreError: it is not.
-    """
-    written = json.loads(json.dumps(record.header))
-    try:
-        again = to_record(from_record(Record(written, record.blobs)))
-    except (ValueError, LookupError, TypeError) as error:
-        raise CannotStoreError("it cannot be read again") from error
-    if json.loads(json.dumps(again.header)) != written or list(again.blobs) != list(record.blobs):
-        raise CannotStoreError("it is another when it is read again")
+def _outcome(record: Record) -> Outcome:
+    outcome = Outcome(**record.header)
+    milliseconds = {name: float(time) for name, time in outcome.milliseconds.items()}
+    return Outcome(str(outcome.winner), milliseconds, dict(outcome.out))
 
 
 def _not_cached(name: GraphName, reason: str) -> Lookup:

@@ -259,9 +259,9 @@ def change_lines(diffs: Iterable[StageDiff]) -> list[str]:
         for change in diff.changes:
             code = next((node.code for node in (change.after, change.before) if node is not None and node.code), "")
             region = "" if diff.region is None else f"region_{diff.region} "
-            if header != f"@@ {region}{change.source}  {code}":
-                header = f"@@ {region}{change.source}  {code}"
-                lines.append(header.rstrip())
+            group = f"@@ {region}{change.source or change.node.kind}  {code}".rstrip()
+            lines += [group] if group != header else []
+            header = group
             note = f"  ({change.note})" if change.note else ""
             lines += [f"-{change.before.text}{note}"] if change.before else []
             lines += [f"+{change.after.text}{note}"] if change.after else []
