@@ -62,23 +62,14 @@ def trace(graph: GraphName, what: str, text: Callable[[], str], context: Compile
         text: makes it.
         context: which of Dynamo's compiles it belongs to, if that is not the present one.
     """
+    name = f"dynamo_backends {graph} {what}".replace(",", "").replace(" ", "_")  # a file name in what tlparse writes
     with compile_context(context) if context is not None else contextlib.nullcontext():
         trace_structured(
             "artifact",
-            metadata_fn=lambda: {"name": _identifier(f"dynamo_backends {graph} {what}"), "encoding": "string"},
+            metadata_fn=lambda: {"name": name, "encoding": "string"},
             payload_fn=text,
             expect_trace_id=False,
         )
-
-
-def present_compile() -> CompileContext | None:
-    """Which of Dynamo's compiles this is."""
-    return CompileContext.try_get()
-
-
-def _identifier(text: str) -> str:
-    """It is a file name in what ``tlparse`` writes."""
-    return text.replace(",", "").replace(" ", "_")
 
 
 def _size(stage: str, artifact: object) -> str:

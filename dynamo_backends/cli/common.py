@@ -184,7 +184,7 @@ def for_each_graph(
     if arguments.json:
         print_json([{"graph": graph.reference, **_as_json(item)} for graph, item in found])
     else:
-        texts = [text(graph, item) for graph, item in found]
+        texts = [text(graph, item) if item else f"{graph.name}: nothing ran on ONNX Runtime\n" for graph, item in found]
         if not any("try: " in said for said in texts):
             texts[-1] += try_next(arguments, "report", "--open") + "\n"
         sys.stdout.write("\n".join(texts))

@@ -41,8 +41,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _text(graph: DumpedGraph, regions: Sequence[RegionDeterminism], arguments: argparse.Namespace) -> str:
     runs = arguments.runs
-    if not regions:
-        return f"{graph.name}: nothing of it ran on ONNX Runtime\n"
     values = [(item, "node", value) for item in regions for value in item.values]
     values += [(item, "result", value) for item in regions for value in item.results]
     threads, other = regions[0].threads

@@ -31,34 +31,20 @@ def llama_config() -> LlamaConfig:
     )
 
 
-class Attention(torch.nn.Module):
-    """The attention of the first layer with its rotary position embedding."""
+class Layer(torch.nn.Module):
+    """The first decoder layer, attention and feed-forward, each normalized; or its attention only."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, layer: type[torch.nn.Module] = LlamaDecoderLayer) -> None:
         super().__init__()
         self.rotary = LlamaRotaryEmbedding(config)
-        self.attention = LlamaAttention(config, layer_idx=0)
+        self.layer = layer(config, 0)
 
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor
     ) -> torch.Tensor:
         positions = self.rotary(hidden_states, position_ids)
-        return self.attention(hidden_states, positions, attention_mask)[0]
-
-
-class Decoder(torch.nn.Module):
-    """The first decoder layer: attention and feed-forward, each normalized."""
-
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        self.rotary = LlamaRotaryEmbedding(config)
-        self.layer = LlamaDecoderLayer(config, layer_idx=0)
-
-    def forward(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor
-    ) -> torch.Tensor:
-        positions = self.rotary(hidden_states, position_ids)
-        return self.layer(hidden_states, attention_mask, position_ids, position_embeddings=positions)
+        result = self.layer(hidden_states=hidden_states, attention_mask=attention_mask, position_embeddings=positions)
+        return result[0] if isinstance(result, tuple) else result
 
 
 class Model(torch.nn.Module):
@@ -73,8 +59,8 @@ class Model(torch.nn.Module):
 
 
 _MODULES: dict[str, Callable[[LlamaConfig], torch.nn.Module]] = {
-    "attention": Attention,
-    "decoder": Decoder,
+    "attention": lambda config: Layer(config, LlamaAttention),
+    "decoder": Layer,
     "model": Model,
 }
 

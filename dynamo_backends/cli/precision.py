@@ -50,8 +50,6 @@ def _say(said: str) -> None:
 
 
 def _text(graph: DumpedGraph, regions: Sequence[RegionPrecision], arguments: argparse.Namespace) -> str:
-    if not regions:
-        return f"{graph.name}: nothing of it ran on ONNX Runtime\n"
     if all(item.outcome == "not low" for item in regions):
         return f"{graph.name}: nothing of it is in float16 or bfloat16 on ONNX Runtime\n"
     return "\n".join(_region(graph, item, arguments) for item in regions if item.outcome != "not low")

@@ -41,8 +41,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _text(graph: DumpedGraph, times: Sequence[RegionTimes], arguments: argparse.Namespace) -> str:
     from ..dumps.operator_times import by_module, by_operator
 
-    if not times:
-        return f"{graph.name}: nothing of it ran on ONNX Runtime\n"
     rows = [row for item in times for row in item.rows]
     threads, regions = times[0].threads, len(times)
     text = (
