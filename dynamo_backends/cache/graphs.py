@@ -43,8 +43,6 @@ logger = logging.getLogger(__name__)
 _NOT_OF_THE_RESULT = frozenset({"cache", "cache_dir", "cache_size", "dump_dir", "compare", "tensor_limit"})
 """Options that change nothing of what is compiled."""
 
-_SOURCES_CHANGED = "sources that cannot be read, or changed"
-
 
 @dataclasses.dataclass(frozen=True)
 class Lookup:
@@ -99,17 +97,14 @@ class CachedGraphs:
     @never_fails("the cache", _NO_ENTRY, lambda: None)
     def translated_operators(self, opset: int) -> frozenset[str] | None:
         """See ``decompositions.translated_operators``; ``None`` where the answer may be another each time."""
-        if environment.obstacle(self._options) is not None:
-            return None
         try:
-            key = _digest({"what": "translated operators", "opset": opset, "environment": environment.fixed()})
-        except OSError:
+            key = self._digest("translated operators", opset=opset)
+        except CannotStoreError:
             return None
-        record = self._store.get(key)
-        if record is not None:
-            return frozenset(record.header)
-        names = translated_operators(opset)
-        self._store.put(key, Record(sorted(names)))
+        names = self._store.read(key, lambda record: frozenset(record.header))
+        if names is None:
+            names = translated_operators(opset)
+            self._store.put(key, Record(sorted(names)))
         return names
 
     @never_fails("looking a graph up in the cache", _NO_ENTRY, Lookup)
@@ -124,25 +119,20 @@ class CachedGraphs:
             weights: the arguments that may be constants, by placeholder.
             is_joint: whether the joint passes are to run.
         """
-        against = environment.obstacle(self._options)
-        if against is not None:
-            return _not_cached(name, against)
-        if self._store.reason_against() is not None:
-            return _not_cached(name, "a folder that others may write")
         try:
+            if self._store.reason_against() is not None:
+                raise CannotStoreError("a folder that others may write")
             key = self._key(name, module, weights, is_joint=is_joint)
             originals = constants(module)
         except CannotStoreError as error:
             return _not_cached(name, str(error))
-        except OSError:
-            return _not_cached(name, _SOURCES_CHANGED)
         found = self._load(key, name, module, weights)
         if found is not None:
             count("cache_hits")
             logger.info("%s is taken from the cache: %s", name, key)
             return Lookup(found)
         count("cache_misses")
-        answers_key = _digest({"what": "answers", "environment": environment.fixed()})
+        answers_key = self._digest("answers")
         answers.recall(self._store, answers_key)
         symbols = shape_environment(module)
         known = None if symbols is None else describe_symbols(symbols)
@@ -174,22 +164,27 @@ class CachedGraphs:
             self._store.put(key, Record(dataclasses.asdict(outcome)))
 
     def _key_of_outcome(self, frame: str, direction: str, ways: Sequence[str]) -> str | None:
-        if environment.obstacle(self._options) is not None:
-            return None
         try:
-            described = environment.describe()
-        except OSError:
+            return self._digest_here("outcome", frame=frame, direction=direction, ways=list(ways))
+        except CannotStoreError:
             return None
-        return _digest(
-            {
-                "what": "outcome",
-                "frame": frame,
-                "direction": direction,
-                "ways": list(ways),
-                "options": self._options_of_the_result(),
-                "environment": described,
-            }
-        )
+
+    def _digest(self, what: str, **content: object) -> str:
+        """A key of what depends on ``content`` and on what cannot change within a process.
+
+        Raises:
+            CannotStoreError: nothing can be kept here.
+        """
+        against = environment.obstacle(self._options)
+        if against is not None:
+            raise CannotStoreError(against)
+        described = {"what": what, "environment": environment.fixed(), **content}
+        text = json.dumps(described, sort_keys=True, allow_nan=False, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _digest_here(self, what: str, **content: object) -> str:
+        """The same, of what also depends on the options and on what is set in the process."""
+        return self._digest(what, options=self._options_of_the_result(), settings=environment.describe(), **content)
 
     def _options_of_the_result(self) -> dict[str, str]:
         return {
@@ -201,16 +196,12 @@ class CachedGraphs:
     def _key(
         self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight], *, is_joint: bool
     ) -> str:
-        return _digest(
-            {
-                "what": "graph",
-                "direction": name.direction,
-                "is_joint": is_joint,
-                "graph": describe(module),
-                "weights": [node in weights for node in module.graph.find_nodes(op="placeholder")],
-                "options": self._options_of_the_result(),
-                "environment": environment.describe(),
-            }
+        return self._digest_here(
+            "graph",
+            direction=name.direction,
+            is_joint=is_joint,
+            graph=describe(module),
+            weights=[node in weights for node in module.graph.find_nodes(op="placeholder")],
         )
 
     def _load(
@@ -255,9 +246,6 @@ class CachedGraphs:
         except CannotStoreError as error:
             _not_cached(graph.name, str(error))
             return False
-        except OSError:
-            _not_cached(graph.name, _SOURCES_CHANGED)
-            return False
         is_stored = self._store.put(key, record)
         if is_stored:
             count("cache_stored")
@@ -275,8 +263,3 @@ def _not_cached(name: GraphName, reason: str) -> Lookup:
     count(f"not_cached: {reason}")
     logger.info("%s is not cached: %s", name, reason)
     return Lookup()
-
-
-def _digest(content: object) -> str:
-    text = json.dumps(content, sort_keys=True, allow_nan=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
