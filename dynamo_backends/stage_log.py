@@ -41,13 +41,7 @@ def stage_reached(stage: str, graph: GraphName, artifact: object) -> None:
 
 
 def cached_model(graph: GraphName, region: int, model: bytes) -> None:
-    """Logs and traces the model of a region that is taken from the cache, where its graph skips the stages.
-
-    Args:
-        graph: which graph.
-        region: index of the region.
-        model: it, serialized; weights are not declared in it.
-    """
+    """Logs and traces the serialized model of a region that is taken from the cache: its graph skips the stages."""
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug("%s, from the cache, region %d:\n%s", graph, region, _text_of_bytes(model))
     trace(graph, f"onnx_optimized, region {region}", lambda: _text_of_bytes(model))
@@ -57,8 +51,7 @@ def trace(graph: GraphName, what: str, text: Callable[[], str], context: Compile
     """Adds a text to PyTorch's structured trace, if there is one.
 
     Args:
-        graph: what it is about.
-        what: what it is, ``onnx, region 0``.
+        graph, what: what it is, ``onnx, region 0``.
         text: makes it.
         context: which of Dynamo's compiles it belongs to, if that is not the present one.
     """

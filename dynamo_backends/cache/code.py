@@ -144,9 +144,7 @@ def decode(encoded: Any, nodes: Sequence[fx.Node]) -> Any:
 def encode_graph(graph: fx.Graph, regions: Sequence[object] = ()) -> list[Any]:
     """A graph as a list of its nodes: operation, name, target, arguments, keyword arguments.
 
-    Args:
-        graph: the graph.
-        regions: functions that it may call besides those that have a name.
+    It may call ``regions`` besides the functions that have a name.
 
     Raises:
         CannotStoreError: it has something that is not stored.

@@ -24,11 +24,7 @@ _ROOT = 0
 
 
 def reason_against(folder: Path) -> str | None:
-    """Why a folder must not be used, with the remedy; ``None`` if it may be, or if it is not there yet.
-
-    Args:
-        folder: the folder of a cache.
-    """
+    """Why a folder must not be used, with the remedy; ``None`` if it may be, or if it is not there yet."""
     if not hasattr(os, "geteuid"):
         return None
     path = os.path.join(os.getcwd(), folder)

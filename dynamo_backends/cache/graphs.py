@@ -26,10 +26,11 @@ from ..events import count
 from ..exporter.decompositions import translated_operators
 from ..frozen import Weight
 from ..options import Options
-from ..reasons import Kind
+from ..reasons import Kind, Reason
+from ..runtime.oracle import ORACLE
 from ..safety_net import never_fails
 from ..stage_log import cached_model
-from . import answers, environment
+from . import environment
 from .code import CannotStoreError
 from .description import constants, describe, describe_symbols, shape_environment
 from .entry import from_record, to_record
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
     from passes.engine.manager import PassResult
 
 logger = logging.getLogger(__name__)
+
+_MOST_ANSWERS = 16_384
+"""Answers of ONNX Runtime about nodes on disk; 40 to 200 bytes each. With them a new graph of known kinds of nodes is
+compiled without asking: a session of one node takes 1 to 3 ms, and a graph has some fifty to a hundred kinds."""
 
 _NOT_OF_THE_RESULT = frozenset({"cache", "cache_dir", "cache_size", "dump_dir", "compare", "tensor_limit"})
 """Options that change nothing of what is compiled."""
@@ -76,7 +81,7 @@ def cached_graphs(options: Options) -> CachedGraphs | None:
     try:
         return CachedGraphs(options)
     except OSError as error:
-        tell_once(error)
+        tell_once(str(error))
         return None
 
 
@@ -114,7 +119,7 @@ class CachedGraphs:
         """Whether a graph was compiled before.
 
         Args:
-            name: which graph.
+            name: of the graph.
             module: the graph, before any of its passes.
             weights: the arguments that may be constants, by placeholder.
             is_joint: whether the joint passes are to run.
@@ -133,14 +138,17 @@ class CachedGraphs:
             return Lookup(found)
         count("cache_misses")
         answers_key = self._digest("answers")
-        answers.recall(self._store, answers_key)
+        ORACLE.learn(self._store.read(answers_key, _answers) or {})
         symbols = shape_environment(module)
         known = None if symbols is None else describe_symbols(symbols)
 
         @never_fails("keeping a graph in the cache", _NOT_KEPT, lambda: None)
         def keep(graph: CompiledGraph, in_pytorch: Sequence[fx.Graph], ran: Sequence[PassResult]) -> None:
-            if self._keep(key, graph, in_pytorch, ran, originals, symbols, known):
-                answers.keep(self._store, answers_key)
+            new = ORACLE.found_out()
+            if self._keep(key, graph, in_pytorch, ran, originals, symbols, known) and new:
+                answers = {**(self._store.read(answers_key, _answers) or {}), **new}
+                rows = [[name, answer and [answer.kind.name, answer.text]] for name, answer in answers.items()]
+                self._store.put(answers_key, Record(rows[-_MOST_ANSWERS:]))
 
         return Lookup(keep=keep)
 
@@ -150,8 +158,8 @@ class CachedGraphs:
 
         Args:
             frame: what tells the captured graph from others.
-            direction: ``forward``, ``backward`` or ``inference``.
-            ways: the ways it may run.
+            direction: of the graph.
+            ways: the candidates.
         """
         key = self._key_of_outcome(frame, direction, ways)
         return None if key is None else self._store.read(key, _outcome)
@@ -250,6 +258,11 @@ class CachedGraphs:
         if is_stored:
             count("cache_stored")
         return is_stored
+
+
+def _answers(record: Record) -> dict[str, Reason | None]:
+    """What ONNX Runtime answered about nodes, by name."""
+    return {name: None if answer is None else Reason(Kind[answer[0]], answer[1]) for name, answer in record.header}
 
 
 def _outcome(record: Record) -> Outcome:

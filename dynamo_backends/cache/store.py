@@ -76,11 +76,11 @@ def folder_named(name: str | None) -> Path:
     return Path(path)
 
 
-def tell_once(error: OSError) -> None:
+def tell_once(reason: str) -> None:
     """Says in the log, once, why nothing is cached."""
-    if str(error) not in _told:
-        _told.add(str(error))
-        logger.warning("compiled graphs are not cached: %s", error)
+    if reason not in _told:
+        _told.add(reason)
+        logger.warning("compiled graphs are not cached: %s", reason)
 
 
 class Store:
@@ -110,7 +110,7 @@ class Store:
             return None
         if not is_trusted:
             others = f"others may write to entries in {self.folder}, or own them"
-            tell_once(OSError(f"{others}; dynamo-backends cache --clear removes them"))
+            tell_once(f"{others}; dynamo-backends cache --clear removes them")
             return None
         try:
             record = _decoded(content, key)
@@ -150,7 +150,7 @@ class Store:
                     os.unlink(unfinished)
                 raise
         except OSError as error:
-            tell_once(OSError(f"{self.folder} cannot be written: {error.strerror or error}"))
+            tell_once(f"{self.folder} cannot be written: {error.strerror or error}")
             return False
         self._shrink(self._path(key))
         return True
@@ -159,7 +159,7 @@ class Store:
         """Why the folder is not used, see ``folder_trust``; ``None`` if it is. The log says it once."""
         reason = folder_trust.reason_against(self.folder)
         if reason is not None:
-            tell_once(OSError(reason))
+            tell_once(reason)
         return reason
 
     def remove(self, key: str) -> None:

@@ -37,12 +37,7 @@ GRAPH = re.compile(r"(?:(?:.*/)?graph_)?(\d+)(?:/(?:inference|forward|backward))
 
 
 def add_dump_arguments(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:
-    """Adds ``-d/--dump FOLDER``, which names the dump (``arguments.dump``, a string or ``None``), and ``--json``.
-
-    Args:
-        parser: the subcommand's.
-        positional: whether the dump can be given as an argument without ``-d``, too.
-    """
+    """Adds ``-d/--dump FOLDER`` (``arguments.dump``, a string or ``None``), also without ``-d``, and ``--json``."""
     if positional:
         parser.add_argument("dump", nargs="?", default=argparse.SUPPRESS, metavar="DUMP", help="the same as -d")
     parser.add_argument(
@@ -176,8 +171,8 @@ def for_each_graph(
     Args:
         arguments: the command's, with ``graph``, ``dump`` and ``json``.
         find: the work, which gives one object, or one for each region.
-        text: what is printed of a graph.
-        is_wrong: whether what was found is exit code 1.
+        text: what is printed.
+        is_wrong: whether it is exit code 1.
     """
     graphs = run_with(arguments, arguments.graph).graphs_of(arguments.graph)
     found = [(graph, find(graph)) for graph in graphs]
@@ -199,13 +194,9 @@ def reporting_errors(argv: Sequence[str], work: Callable[[], int]) -> int:
     """Runs a command; what its user can mend is a message on standard error, and with ``--json`` an object with
     ``error`` on standard output, too.
 
-    Args:
-        argv: the command's name and its arguments.
-        work: does it, and returns the exit code.
-
     Returns:
-        The exit code of ``work``; 2 if it raised ``DumpError`` or another ``ValueError``, or an ``OSError``, if it was
-        interrupted, and, after a traceback, if it failed otherwise: 1 says that something is wrong in the dump.
+        The exit code of ``work``; 2 if it raised: 1 says that something is wrong in the dump. A traceback is printed
+        only if it is no ``ValueError`` or ``OSError``.
 
     Raises:
         UsageError: the arguments are wrong; it ends the process with exit code 2.
@@ -261,12 +252,7 @@ def print_json(value: object) -> None:
 
 
 def try_next(arguments: argparse.Namespace, *words: str) -> str:
-    """The line that says what to do next, which runs as it is printed: ``try: dynamo-backends show 0 -d FOLDER``.
-
-    Args:
-        arguments: those of the command that says it; the dump that they name is named again.
-        words: the next command's name and arguments.
-    """
+    """The line that says what to do next, with the dump: ``try: dynamo-backends show 0 -d FOLDER``."""
     dump = [] if arguments.dump is None else ["-d", arguments.dump]
     return "try: " + shlex.join(["dynamo-backends", *words, *dump])
 

@@ -35,8 +35,7 @@ def page(title: str, scripts: Sequence[str], overview: object, parts: Mapping[st
     """A page of ours.
 
     Args:
-        title: of the document.
-        scripts: in the order they are in the page.
+        title, scripts: of the document.
         overview: what is read when it opens, for JSON.
         parts: by name, what is read when it is looked at.
         has_graphs: whether there is a list of graphs, and keys to explain.
