@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..tables import fit_table
-from .common import GRAPH, add_dump_arguments, complete_graphs, print_json, run_with, short_path, try_next
+from .common import GRAPH, add_dump_arguments, complete_graphs, print_json, run_with, say, short_path, try_next
 from .parser import Parser
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _bisect_graph(arguments: argparse.Namespace) -> int:
         output=Path(arguments.output) if arguments.output else None,
         check=arguments.check,
         refused=arguments.refused,
-        progress=lambda text: print(text, file=sys.stderr, flush=True),
+        progress=say,
     )
     hints = [hint for line in found.advice for hint in _hints(line, arguments, run.folder)]
     if arguments.json:
@@ -171,7 +171,7 @@ def _bisect_command(command: Sequence[str], *, as_json: bool) -> int:
     with tempfile.NamedTemporaryFile(
         "w", prefix="dynamo_backends_bisect_", suffix=".log", delete=False, encoding="utf-8"
     ) as log:
-        sys.stderr.write(f"what the command and PyTorch's bisector print goes to {log.name}\n")
+        say(f"what the command and PyTorch's bisector print goes to {log.name}")
         found = bisect_command(command, BACKEND, log.file)
     if as_json:
         print_json({"found": found})

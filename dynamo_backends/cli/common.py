@@ -246,6 +246,11 @@ def _asks_for_json(argv: Sequence[str]) -> bool:
     return "--json" in words
 
 
+def say(text: str) -> None:
+    """Says on standard error what is done."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def print_json(value: object) -> None:
     """Prints a value as JSON, indented, one object for the whole command."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")

@@ -41,26 +41,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _text(graph: DumpedGraph, regions: Sequence[RegionDeterminism], arguments: argparse.Namespace) -> str:
     runs = arguments.runs
-    values = [(item, "node", value) for item in regions for value in item.values]
-    values += [(item, "result", value) for item in regions for value in item.results]
+    values = [("node", value) for item in regions for value in item.values]
+    values += [("result", value) for item in regions for value in item.results]
     threads, other = regions[0].threads
     how = f"{runs + 1} runs with {_threads(threads)}, one with {other}"
     if not values:
         more = try_again(arguments, "--runs", str(10 * runs))
         return f"{graph.name}: the same bits each time, {how}\nA race is a matter of chance. {more}\n"
-    lines = []
-    culprit = next((value for _, kind, value in values if kind == "node" and not value.is_rounding), None)
+    culprit = next((value for kind, value in values if kind == "node" and not value.is_rounding), None)
     if culprit is not None:
         alone = ", also alone on the same inputs" if culprit.differs_alone else ""
         where = culprit.source or "no source line"
-        lines.append(
-            f"{graph.name}: not deterministic: {culprit.fx_node or culprit.value} ({where}), {culprit.operator}{alone}"
-        )
-    elif all(value.is_rounding for _, _, value in values):
-        lines.append(f"{graph.name}: differs by rounding only")
+        said = f"not deterministic: {culprit.fx_node or culprit.value} ({where}), {culprit.operator}{alone}"
+    elif all(value.is_rounding for _, value in values):
+        said = "differs by rounding only"
     else:
-        lines.append(f"{graph.name}: results differ by more than rounding, and no node did when all were looked at")
-    lines += [f"{how}; nodes whose inputs were the same, and results of regions:", ""]
+        said = "results differ by more than rounding, and no node did when all were looked at"
+    lines = [f"{graph.name}: {said}", f"{how}; nodes whose inputs were the same, and results of regions:", ""]
     rows = [
         (
             kind,
@@ -74,7 +71,7 @@ def _text(graph: DumpedGraph, regions: Sequence[RegionDeterminism], arguments: a
             value.module,
             value.source,
         )
-        for _, kind, value in values
+        for kind, value in values
     ]
     lines.append(fit_table(rows, ["what", "value", "operator", "differs in", "by up to", "is", "module", "source"]))
     if culprit is not None:

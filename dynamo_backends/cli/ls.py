@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.dump) if arguments.dump is not None else default_folder()
     runs = [] if (folder / "manifest.json").exists() else runs_in(folder)
     if len(runs) > 1 and not arguments.json:
-        print(runs_text(runs) + "\n")
+        print(_runs_text(runs) + "\n")
     dumped = find_run(folder)
     dynamo_graphs, graphs = dynamo_graphs_of_run(dumped), graphs_of_run(dumped)
     code = 1 if any(graph.diverges for graph in graphs) else 0
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
             }
         )
         return code
-    text = graphs_text(dynamo_graphs, graphs)
+    text = _graphs_text(dynamo_graphs, graphs)
     sys.stdout.write(f"{short_path(str(dumped.folder))}\n\n{text}")
     for graph in graphs:
         if graph.diverges and str(graph.verdict) not in text:  # a narrow terminal cut it
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def runs_text(runs: Sequence[RunSummary]) -> str:
+def _runs_text(runs: Sequence[RunSummary]) -> str:
     """The runs as a table."""
     rows = [
         (short_path(item.folder), item.started.replace("+00:00", "Z"), item.graphs, item.diverging, item.not_ok)
@@ -78,7 +78,7 @@ def runs_text(runs: Sequence[RunSummary]) -> str:
     return fit_table(rows, ("run", "started", "graphs", "diverge", "not compared"))
 
 
-def graphs_text(dynamo_graphs: Sequence[DynamoGraphSummary], graphs: Sequence[GraphSummary]) -> str:
+def _graphs_text(dynamo_graphs: Sequence[DynamoGraphSummary], graphs: Sequence[GraphSummary]) -> str:
     """The graphs of a run as tables: where they come from, compile time, verdicts."""
     if not dynamo_graphs and not graphs:
         return "nothing was compiled\n"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..captures import CapturedCall, as_argument, find_calls
 from ..tables import fit_table
-from .common import add_json_argument, positive, print_json
+from .common import add_json_argument, positive, print_json, say
 
 if TYPE_CHECKING:
     from ..op_tools.running import RunCall
@@ -135,7 +135,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"ran": [_as_json(result) for result in results], "failed": failed})
     for folder, why in failed.items():
-        sys.stderr.write(f"dynamo-backends op run: {folder}: {why.splitlines()[0]}\n")
+        say(f"dynamo-backends op run: {folder}: {why.splitlines()[0]}")
     if any(not result.ok for result in results):
         return 1
     return 2 if failed else 0

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from .common import add_dump_arguments, print_json, short_path, try_again
+from .common import add_dump_arguments, print_json, say, short_path, try_again
 
 DESCRIPTION = (
     "Writes report.html: the graphs of a run with their stages, what ran where and why, the comparison "
@@ -52,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         for graph in wrong:
             print(f"{graph['name']}: {graph['verdict']}")
         for notice in report.notices:
-            sys.stderr.write(f"dynamo-backends report: not shown: {notice}\n")
+            say(f"dynamo-backends report: not shown: {notice}")
         if not arguments.open:
             print("\n" + try_again(arguments, "--open"))
     return 1 if wrong else 0
