@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +76,10 @@ def find_calls(folder: str | os.PathLike[str]) -> list[CapturedCall]:
     path = Path(folder)
     if not path.is_dir():
         raise CaptureError(f"there is no folder {str(path)!r}")
-    calls = [_read(file) for file in _descriptions(path)]
+    calls = [_read(file) for file in path.rglob("call.json")]
     if not calls:
         raise CaptureError(f"no captured operator in {str(path)!r}: a call is a folder with a call.json")
     return sorted(calls, key=lambda call: (str(call.folder.parent), call.number))
-
-
-def _descriptions(path: Path) -> Iterator[Path]:
-    for folder, _, files in os.walk(path):
-        if "call.json" in files:
-            yield Path(folder, "call.json")
 
 
 def _read(file: Path) -> CapturedCall:

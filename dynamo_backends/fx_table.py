@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import fx
 from torch.utils._dtype_abbrs import dtype_abbrs
 
+from .artifacts import operator_name
 from .exporter.locations import where
 from .tables import text_table
 
@@ -26,24 +25,11 @@ def graph_table(module: fx.GraphModule) -> str:
 
 
 def _target(node: fx.Node) -> str:
-    if isinstance(node.target, (str, torch._ops.OpOverload)):
-        return str(node.target)
-    module = getattr(node.target, "__module__", None)
-    name = getattr(node.target, "__qualname__", None) or str(node.target)
-    return f"{module.lstrip('_')}.{name}" if module else name
+    return operator_name(node) if getattr(node.target, "__module__", None) else str(node.target)
 
 
 def _arguments(node: fx.Node) -> str:
-    keywords = [f"{name}={_argument(arg)}" for name, arg in node.kwargs.items()]
-    return ", ".join([*map(_argument, node.args), *keywords])
-
-
-def _argument(arg: object) -> str:
-    if isinstance(arg, Mapping):
-        return "{" + ", ".join(f"{key!r}: {_argument(value)}" for key, value in arg.items()) + "}"
-    if isinstance(arg, (list, tuple)):
-        return "[" + ", ".join(map(_argument, arg)) + "]"
-    return str(arg)
+    return ", ".join([*map(str, node.args), *(f"{name}={arg}" for name, arg in node.kwargs.items())])
 
 
 def _value(node: fx.Node) -> str:

@@ -77,22 +77,6 @@ def without_freeing(code: str) -> str:
     return _FREED.sub("", code)
 
 
-_ABBREVIATIONS = {
-    "FLOAT": "f32",
-    "DOUBLE": "f64",
-    "FLOAT16": "f16",
-    "BFLOAT16": "bf16",
-    "INT64": "i64",
-    "INT32": "i32",
-    "INT16": "i16",
-    "INT8": "i8",
-    "UINT8": "u8",
-    "BOOL": "b8",
-    "COMPLEX64": "c64",
-    "COMPLEX128": "c128",
-}
-"""As FX writes them."""
-
 _LONGEST_CONSTANT = 8
 """Elements of a constant that are written out."""
 
@@ -144,8 +128,7 @@ def _line(node: GraphNode) -> str:
 def _type(value: ir.Value) -> str:
     if value.dtype is None:
         return ""
-    dtype = _ABBREVIATIONS.get(value.dtype.name, value.dtype.name.lower())
-    return dtype + (f"[{', '.join(map(str, value.shape))}]" if value.shape is not None else "")
+    return value.dtype.short_name() + (f"[{', '.join(map(str, value.shape))}]" if value.shape is not None else "")
 
 
 def _content(value: ir.Value) -> tuple[str, ...]:

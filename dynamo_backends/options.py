@@ -11,11 +11,12 @@ What a user writes in ``options`` wins over the environment.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from passes.engine.registry import Switches
@@ -69,14 +70,8 @@ def _check_integer(value: object) -> int:
 
 def _check_opset(value: object) -> None:
     opset = _check_integer(value)
-    if MINIMUM_OPSET <= opset <= ALWAYS_LOADED:
-        return
-    newest = maximum_opset()
-    if not MINIMUM_OPSET <= opset <= newest:
-        raise ValueError(
-            f"opset {opset} is out of range; the translations and the installed ONNX Runtime allow "
-            f"{MINIMUM_OPSET} to {newest}"
-        )
+    if not MINIMUM_OPSET <= opset <= ALWAYS_LOADED and not MINIMUM_OPSET <= opset <= maximum_opset():
+        raise ValueError(f"opset {opset} is out of range: it is {MINIMUM_OPSET} to {maximum_opset()} here")
 
 
 def most_threads() -> int:
@@ -87,14 +82,7 @@ def most_threads() -> int:
     return max(64, 4 * (os.cpu_count() or 1))
 
 
-def _check_threads(value: object) -> None:
-    if value is None:
-        return
-    if not 1 <= _check_integer(value) <= most_threads():
-        raise ValueError(
-            f"expected None or an integer from 1 to {most_threads()} (four for each processor of this machine, at "
-            f"least 64), got {value}"
-        )
+_THREADS = f"None or an integer from 1 to {most_threads()} (four for each processor, at least 64)"
 
 
 def _between(least: float, most: float, expected: str) -> Callable[[object], None]:
@@ -112,6 +100,14 @@ def _check_dump_dir(value: object) -> None:
         raise ValueError("expected a path, got an empty string")
 
 
+def _or_none(check: Callable[[object], object]) -> Callable[[object], None]:
+    def check_unless_none(value: object) -> None:
+        if value is not None:
+            check(value)
+
+    return check_unless_none
+
+
 def _one_of(valid: Sequence[str]) -> Callable[[object], None]:
     def check(value: object) -> None:
         if value not in valid:
@@ -124,13 +120,6 @@ def _check_passes(value: object) -> None:
     if not isinstance(value, Switches):
         raise TypeError(f"expected the switches of the pass manager, got {value!r}")
     value.check()
-
-
-def _integer_from_text(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError("expected an integer") from None
 
 
 def _bool_from_text(text: str) -> bool:
@@ -160,11 +149,9 @@ def _paths_from_user(value: object) -> object:
 
 
 def _switches_from_text(text: str) -> object:
-    return json.loads(text) if text.lstrip().startswith("{") else _signed_names(text)
-
-
-def _signed_names(text: str) -> dict[str, list[str]]:
-    """``-onnx.*,+onnx.linear`` as the dict it stands for."""
+    """The option ``passes``, as JSON or as ``-onnx.*,+onnx.linear``."""
+    if text.lstrip().startswith("{"):
+        return json.loads(text)
     lists: dict[str, list[str]] = {"disable": [], "enable": []}
     for part in filter(None, (part.strip() for part in text.split(","))):
         if part[0] not in "+-":
@@ -181,29 +168,20 @@ def _switches_from_user(value: object) -> Switches:
     """
     if isinstance(value, Switches):
         return value
-    if not isinstance(value, Mapping):
-        raise ValueError(f"expected {{'disable': [...], 'enable': [...]}}, got {value!r}")
-    lists: dict[str, tuple[str, ...]] = {}
-    for key, names in value.items():
+    if not isinstance(value, Mapping) or not all(map(_is_list_of_names, value.values())):
+        raise ValueError(f"expected {{'disable': [...], 'enable': [...]}} with names of passes, got {value!r}")
+    for key in value:
         if key not in ("disable", "enable"):
             raise ValueError(unknown_name("key", key, ("disable", "enable")))
-        if isinstance(names, str) or not isinstance(names, (list, tuple)):
-            raise ValueError(f"{key!r} takes a list of names of passes, got {names!r}")
-        for name in names:
-            if not isinstance(name, str):
-                raise ValueError(f"{key!r} takes names of passes, got {name!r}")
-        lists[key] = tuple(names)
-    return Switches(**lists)
+    return Switches(**{key: tuple(names) for key, names in value.items()})
+
+
+def _is_list_of_names(names: object) -> bool:
+    return isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
 
 
 def option(default: Any, form: Form, help: str) -> Any:
-    """A field of ``Options``: all there is to say of an option.
-
-    Args:
-        default: its value if nothing else is said; a function that makes it, if it cannot be shared.
-        form: how it is checked and read.
-        help: what it does, for the documentation.
-    """
+    """A field of ``Options``: all there is to say of an option; ``default`` may be a function that makes it."""
     metadata = {"help": help, "form": form}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
@@ -227,7 +205,7 @@ class Options:
     )
     opset: int = option(
         23,
-        Form(_check_opset, _integer_from_text),
+        Form(_check_opset, int),
         "ONNX opset of the models; at least 18, at most what this ONNX Runtime loads.",
     )
     fallback: str = option(
@@ -253,12 +231,12 @@ class Options:
     )
     threads: int | None = option(
         None,
-        Form(_check_threads, _integer_from_text),
+        Form(_or_none(_between(1, most_threads(), _THREADS)), int),
         "Threads of a session, at most four for each processor or 64; by default torch.get_num_threads() at each call.",
     )
     spin: int = option(
         1,
-        Form(_between(0, 1000, "a number of milliseconds from 0 to 1000"), _integer_from_text),
+        Form(_between(0, 1000, "a number of milliseconds from 0 to 1000"), int),
         "Milliseconds, 0 to 1000, for which the threads of a session that has its graph to itself look for more work "
         "when a call is over; mode='reduce-overhead' sets 20.",
     )
@@ -275,7 +253,7 @@ class Options:
     )
     tensor_limit: int = option(
         16 * 2**20,
-        Form(_between(-1, math.inf, "a size in bytes, or -1 for no limit"), _integer_from_text),
+        Form(_between(-1, math.inf, "a size in bytes, or -1 for no limit"), int),
         "Size in bytes above which a dumped tensor is summarized instead of stored; -1 stores all.",
     )
     passes: Switches = option(
@@ -291,12 +269,12 @@ class Options:
     )
     cache_dir: str | None = option(
         None,
-        Form(lambda value: None if value is None else _check_dump_dir(value), from_user=_path_from_user),
+        Form(_or_none(_check_dump_dir), from_user=_path_from_user),
         "Folder of the compiled graphs; by default dynamo_backends in $XDG_CACHE_HOME or ~/.cache.",
     )
     cache_size: int = option(
         2**30,
-        Form(_between(0, math.inf, "a size in bytes"), _integer_from_text),
+        Form(_between(0, math.inf, "a size in bytes"), int),
         "Most bytes of the folder; what was not used longest goes first.",
     )
     check_providers: bool = option(
@@ -314,10 +292,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            try:
+            with _naming(f"option {field.name!r}"):
                 field.metadata["form"].check(getattr(self, field.name))
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"option {field.name!r}: {error}") from None
 
 
 def parse_options(options: Mapping[str, object] | None = None, mode: str | None = None) -> Options:
@@ -334,18 +310,11 @@ def parse_options(options: Mapping[str, object] | None = None, mode: str | None 
         raise ValueError(f"unknown mode {mode!r}; valid modes: {', '.join(MODES)}")
     if options is not None and not isinstance(options, Mapping):
         raise ValueError(f"options must be a dict of option names to values, not {type(options).__name__}")
-    forms = _forms()
-    values = _environment(forms)
+    values = {**_environment(), **_OF_MODES.get(mode or "", {})}
     for name, value in (options or {}).items():
-        if name not in forms:
-            raise ValueError(unknown_name("option", name, list(forms)))
-        try:
-            values[name] = forms[name].from_user(value)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"option {name!r}: {error}") from None
-    for name, value in _OF_MODES.get(mode or "", {}).items():
-        if name not in (options or {}):
-            values[name] = value
+        form = _form(name)
+        with _naming(f"option {name!r}"):
+            values[name] = form.from_user(value)
     return Options(**values)  # type: ignore[arg-type]
 
 
@@ -358,17 +327,29 @@ def options_from_text(texts: Mapping[str, str]) -> dict[str, object]:
     Raises:
         ValueError: as ``parse_options``.
     """
-    forms = _forms()
     values: dict[str, object] = {}
     for name, text in texts.items():
-        if name not in forms:
-            raise ValueError(unknown_name("option", name, list(forms)))
-        try:
-            values[name] = forms[name].from_text(text)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"option {name!r}: {text!r}: {error}") from None
+        form = _form(name)
+        with _naming(f"option {name!r}: {text!r}"):
+            values[name] = form.from_text(text)
     parse_options(values)
     return values
+
+
+@contextlib.contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """An error of a value says what it is the value of."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what}: {error}") from None
+
+
+def _form(name: str) -> Form:
+    forms = _forms()
+    if name not in forms:
+        raise ValueError(unknown_name("option", name, list(forms)))
+    return forms[name]
 
 
 def _forms() -> dict[str, Form]:
@@ -376,20 +357,17 @@ def _forms() -> dict[str, Form]:
     return {field.name: field.metadata["form"] for field in dataclasses.fields(Options)}
 
 
-def _environment(forms: Mapping[str, Form]) -> dict[str, object]:
+def _environment() -> dict[str, object]:
     """The options the environment sets, each checked so that the message names its variable."""
-    variables = {ENVIRONMENT_PREFIX + name.upper(): name for name in forms}
+    variables = {ENVIRONMENT_PREFIX + name.upper(): (name, form) for name, form in _forms().items()}
     values: dict[str, object] = {}
     for variable, text in os.environ.items():
         if not variable.startswith(ENVIRONMENT_PREFIX):
             continue
         if variable not in variables:
             raise ValueError(unknown_name("environment variable", variable, list(variables)))
-        form = forms[variables[variable]]
-        try:
-            value = form.from_user(form.from_text(text))
-            form.check(value)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"environment variable {variable}={text!r}: {error}") from None
-        values[variables[variable]] = value
+        name, form = variables[variable]
+        with _naming(f"environment variable {variable}={text!r}"):
+            values[name] = form.from_user(form.from_text(text))
+            form.check(values[name])
     return values

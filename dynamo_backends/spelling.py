@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def unknown_name(kind: str, name: object, valid: Sequence[str]) -> str:
     """The message for a misspelt name: the name, the close matches, all that is valid."""
-    close = difflib.get_close_matches(str(name), valid, n=3)
-    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     plural = kind + ("es" if kind.endswith("s") else "s")
-    return f"unknown {kind} {name!r}.{hint} Valid {plural}: {', '.join(valid)}"
+    return f"unknown {kind} {name!r}.{did_you_mean(str(name), valid)} Valid {plural}: {', '.join(valid)}"
+
+
+def did_you_mean(name: str, valid: Iterable[str]) -> str:
+    """A sentence with the close matches of a name; ``""`` if there are none."""
+    close = difflib.get_close_matches(name, list(valid), n=3)
+    return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -41,13 +41,7 @@ def stage_reached(stage: str, graph: GraphName, artifact: object) -> None:
 
 
 def cached_model(graph: GraphName, region: int, model: bytes) -> None:
-    """Logs and traces the model of a region that is taken from the cache, where its graph skips the stages.
-
-    Args:
-        graph: which graph.
-        region: index of the region.
-        model: it, serialized; weights are not declared in it.
-    """
+    """Logs and traces the serialized model of a region that is taken from the cache: its graph skips the stages."""
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug("%s, from the cache, region %d:\n%s", graph, region, _text_of_bytes(model))
     trace(graph, f"onnx_optimized, region {region}", lambda: _text_of_bytes(model))
@@ -57,28 +51,18 @@ def trace(graph: GraphName, what: str, text: Callable[[], str], context: Compile
     """Adds a text to PyTorch's structured trace, if there is one.
 
     Args:
-        graph: what it is about.
-        what: what it is, ``onnx, region 0``.
+        graph, what: what it is, ``onnx, region 0``.
         text: makes it.
         context: which of Dynamo's compiles it belongs to, if that is not the present one.
     """
+    name = f"dynamo_backends {graph} {what}".replace(",", "").replace(" ", "_")  # a file name in what tlparse writes
     with compile_context(context) if context is not None else contextlib.nullcontext():
         trace_structured(
             "artifact",
-            metadata_fn=lambda: {"name": _identifier(f"dynamo_backends {graph} {what}"), "encoding": "string"},
+            metadata_fn=lambda: {"name": name, "encoding": "string"},
             payload_fn=text,
             expect_trace_id=False,
         )
-
-
-def present_compile() -> CompileContext | None:
-    """Which of Dynamo's compiles this is."""
-    return CompileContext.try_get()
-
-
-def _identifier(text: str) -> str:
-    """It is a file name in what ``tlparse`` writes."""
-    return text.replace(",", "").replace(" ", "_")
 
 
 def _size(stage: str, artifact: object) -> str:

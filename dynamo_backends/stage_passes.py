@@ -15,13 +15,7 @@ from .regions import Support
 
 
 class StagePasses:
-    """The passes of one pipeline.
-
-    Args:
-        options: which passes run, and whether one that fails is an error.
-        observer: sees the graph around each pass that fires.
-        support: which nodes ONNX Runtime can run; passes may ask.
-    """
+    """The passes of one pipeline; ``observer`` sees the graph around each pass that fires."""
 
     def __init__(self, options: Options, observer: Observer, support: Support) -> None:
         self._observer = observer
@@ -44,7 +38,7 @@ class StagePasses:
 
         Args:
             stage: ``pre_grad``, ``joint``, ``post_grad`` or ``onnx``.
-            graph: which graph.
+            graph: its name.
             artifact: the ``fx.GraphModule``, or the ``onnx_ir.Model`` of a region; changed in place.
             region: which region, for a model.
             checker: the numeric check of each pass that fires.

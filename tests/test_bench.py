@@ -624,8 +624,8 @@ def said_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["bert", "--rounds", "0"], "a number from 1"),
         (["bert", "--optimizer", "sgd"], "goes with --train"),
         (["bert", "--options", "opset"], "NAME=VALUE"),
-        (["bert", "--json", "no/such/folder/x.json"], "there is no folder"),
-        (["bert", "--json", "."], "it is a folder"),
+        (["bert", "--json", "no/such/folder/x.json"], "no/such/folder"),
+        (["bert", "--json", "."], "directory"),
         ([], "MODEL"),
     ],
 )

@@ -612,10 +612,15 @@ def test_an_entry_that_says_nonsense_is_ignored(folder: Path) -> None:
     store = Store(folder, 2**30)
     [path] = [path for path in entries(folder) if isinstance(store.get(path.stem).header, dict)]
     header, blobs = store.get(path.stem).header, store.get(path.stem).blobs
-    output = header["regions"][0]["outputs"][0]
+    text = json.dumps(header["regions"][0])
+    device, size = '["device", "cpu"]', '["tuple", [2, 4]]'
+    assert device in text and size in text
 
     def read(name: str) -> list[object]:
         return ["get_attr", name, name, ["tuple", []], ["dict", []]]
+
+    def constant(name: str, size: int) -> list[object]:
+        return [name, ["tuple", [["dtype", "float32"], ["tuple", [size]]]]]
 
     for nonsense in (
         {
@@ -626,15 +631,15 @@ def test_an_entry_that_says_nonsense_is_ignored(folder: Path) -> None:
         {**header, "assembled": [["call_function", "x", ["region", 7], ["tuple", []], ["dict", []]]]},
         {**header, "assembled": [["call_module", "x", "x", ["tuple", []], ["dict", []]]]},
         {**header, "assembled": [["placeholder", "x", "x", ["list", []], ["dict", []]]]},
-        {**header, "constants": [["x", "float32", [-1, 7]]]},
-        {**header, "regions": [{**header["regions"][0], "inputs": [["x", "float32", None, None, "nowhere"]]}]},
+        {**header, "constants": [constant("x", -1)]},
+        {**header, "regions": [json.loads(text.replace(device, '["device", "nowhere"]'))]},
+        {**header, "regions": [json.loads(text.replace(size, '["tuple", ["[].__class__"]]'))]},
+        {**header, "regions": [json.loads(text.replace(size, '["tuple", [["list", [1]]]]'))]},
         {**header, "regions": []},
         {**header, "assembled": [*header["assembled"], read("__class__")], "originals": {"__class__": "__class__"}},
-        {**header, "assembled": [*header["assembled"], read("forward")], "constants": [["forward", "float32", [0]]]},
+        {**header, "assembled": [*header["assembled"], read("forward")], "constants": [constant("forward", 0)]},
         {**header, "assembled": [*header["assembled"], read("training")]},
         {**header, "originals": {"x": "__class__"}},
-        {**header, "regions": [{**header["regions"][0], "outputs": [[*output[:5], ["[].__class__"], output[6]]]}]},
-        {**header, "regions": [{**header["regions"][0], "outputs": [[*output[:5], [[1]], output[6]]]}]},
         {"assembled": []},
     ):
         store.put(path.stem, Record(nonsense, blobs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -15,7 +16,8 @@ import pytest
 import torch
 
 from dynamo_backends.cli import COMMANDS, demo, main
-from dynamo_backends.dumps.reading import latest_run
+from dynamo_backends.dumps.listing import GraphSummary
+from dynamo_backends.dumps.reading import Run, latest_run
 
 SMALL = ["demo", "--part", "attention", "--length", "16"]
 
@@ -31,8 +33,8 @@ def _one_thread() -> Iterator[None]:
 
 
 def _rows(printed: str) -> list[list[str]]:
-    """The table's lines: graph, direction, nodes, on ONNX, worst error, eager's, verdict."""
-    return [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines() if re.match(r"graph \d", line)]
+    """The table's lines: graph, nodes, on ONNX, compared, worst error, eager's, verdict."""
+    return [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines() if re.match(r"\d+/", line)]
 
 
 def test_demo_in_a_process_of_its_own(tmp_path: Path) -> None:
@@ -41,9 +43,9 @@ def test_demo_in_a_process_of_its_own(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
     rows = _rows(done.stdout)
-    assert [row[1] for row in rows] == ["forward", "backward"]
+    assert [row[0].split("/")[1] for row in rows] == ["forward", "backward"]
     for row in rows:
-        assert row[3] == "100.0%" and row[6] == "ok"
+        assert row[2] == "100.0%" and row[6] == "ok"
     assert str(latest_run(tmp_path)) in done.stdout
     assert "onnxrt: compile and run" in done.stderr, "progress is shown, and not among the results"
 
@@ -51,7 +53,7 @@ def test_demo_in_a_process_of_its_own(tmp_path: Path) -> None:
 def test_demo_forward_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--no-backward", "--dump-dir", str(tmp_path)]) == 0
     [row] = _rows(capsys.readouterr().out)
-    assert row[1] == "inference"
+    assert row[0].endswith("/inference")
 
 
 def test_demo_mixed_runs_what_onnx_has_no_kernel_for_in_pytorch(
@@ -73,26 +75,25 @@ def test_demo_dynamic_serves_two_batch_sizes(tmp_path: Path, capsys: pytest.Capt
 def test_another_verdict_than_ok_is_exit_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    graphs = demo.Demo._graphs
+    graphs_of_run = demo.graphs_of_run
 
-    def worse(self: demo.Demo) -> list[dict[str, object]]:
-        return [{**graph, "verdict": "diverges at mm_1 (model.py:7)"} for graph in graphs(self)]
+    def worse(run: Run) -> list[GraphSummary]:
+        return [dataclasses.replace(graph, verdict="diverges at mm_1 (model.py:7)") for graph in graphs_of_run(run)]
 
-    monkeypatch.setattr(demo.Demo, "_graphs", worse)
+    monkeypatch.setattr(demo, "graphs_of_run", worse)
     assert main([*SMALL, "--no-backward", "--dump-dir", str(tmp_path)]) == 1
     assert "WRONG" in capsys.readouterr().out
 
 
 def test_gradients_that_eager_does_not_give_are_named() -> None:
-    from dynamo_backends.cli.llama import Result
-
     exact = torch.randn(64, dtype=torch.float64)
-    eager = Result(exact.float(), {"weight": exact.float()})
-    wrong = Result(exact.float(), {"weight": exact.float() * 1.01})
-    wide = Result(exact, {"weight": exact})
-    assert demo._disagreements(eager, eager, wide) == []
-    [complaint] = demo._disagreements(wrong, eager, wide)
-    assert "gradient of weight" in complaint
+    eager = {"the output": exact.float(), "the gradient of weight": exact.float()}
+    wide = dict.fromkeys(eager, exact)
+    assert demo.disagreements(eager, eager, wide) == []
+    for wrong in (exact.float() * 1.01, exact, exact.float()[1:]):
+        [complaint] = demo.disagreements({**eager, "the gradient of weight": wrong}, eager, wide)
+        assert "weight" in complaint
+    assert len(demo.disagreements({"the output": exact.float()}, eager, wide)) == 1
 
 
 @pytest.mark.parametrize(

@@ -522,12 +522,11 @@ def test_a_long_table_shows_where_it_diverges(tmp_path: Path, capsys: pytest.Cap
     one, other = tmp_path / "first.onnx", tmp_path / "second.onnx"
     code, out, _ = command(capsys, "compare", one, other)
     lines = [line for line in out.splitlines() if " result " in line]
-    assert code == 1 and 25 <= len(lines) <= 35 and any(line.startswith("!>") and "v151" in line for line in lines)
-    assert "results: 150 =" in out and "rows that say less are left out" in out
+    assert code == 1 and len(lines) == 150 and any(line.startswith("!>") and "v151" in line for line in lines)
     code, out, _ = command(capsys, "compare", one, other, "--all")
     assert len([line for line in out.splitlines() if " result " in line]) == 300
     code, out, _ = command(capsys, "compare", one, one)
-    assert code == 0 and "results: 300 =" in out
+    assert code == 0 and not [line for line in out.splitlines() if " result " in line]
 
 
 def test_optimized_forms_are_what_is_shown(tmp_path: Path) -> None:
@@ -615,7 +614,10 @@ with torch.no_grad():
 
 
 def command(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = main([str(item) for item in arguments])
+    try:
+        code = main([str(item) for item in arguments])
+    except SystemExit as caught:  # the parser's
+        code = int(str(caught.code))
     printed = capsys.readouterr()
     return code, printed.out, printed.err
 
@@ -641,7 +643,7 @@ def test_compare_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["nothing.onnx", "{one}"], "nothing.onnx does not exist"),
         (["{text}", "{one}"], "is no ONNX model"),
         (["{one}", "{one}", "--provider", "cudda"], "unknown execution provider 'cudda'.*CPUExecutionProvider"),
-        (["{one}", "{one}", "--dim", "batch"], "--dim batch: expected a name and a size"),
+        (["{one}", "{one}", "--dim", "batch"], "NAME=VALUE"),
         (["{one}", "{one}", "--inputs", "feeds.npz"], "feeds.npz does not exist"),
         (["{one}", "{one}", "--runtime", "reference", "--provider", "cpu"], "--provider is for --runtime ort"),
         (["{one}", "{foreign}"], "ONNX Runtime refuses the model"),

@@ -828,7 +828,7 @@ class TestCommand:
         (other / "call.json").write_text(description.replace("torch.Tensor.sum", "os.system"))
         capsys.readouterr()
         assert main(["op", "run", str(captured)]) == 2
-        assert capsys.readouterr().err.count(str(other)) == 1
+        assert str(other) in capsys.readouterr().err
         (other / "call.json").write_text(description)
         torch.save({"args": ({"__type__": "torch", "value": "load"},), "kwargs": {}}, call / "input.pth")
         assert main(["op", "run", str(call)]) == 2

@@ -380,6 +380,7 @@ def test_nothing_of_the_overview_is_cut(browser: Browser, run: Run, tmp_path: Pa
     for item in manifest["dynamo_graphs"]:
         item["where"] = {
             "function": "transformers_wrapper",
+            "place": "/home/user/models/modeling_with_a_name.py:1",
             "file": "/home/user/models/modeling_with_a_name.py",
             "line": 1,
         }
@@ -435,10 +436,13 @@ def enlarge(run: Run) -> None:
     stack = [
         {"file": f"/user/model_{i}.py", "line": i, "function": "forward", "code": "x", "user": True} for i in range(9)
     ]
-    rows = [{**template, "name": name, "module": f"layers.{i // 20}", "stack": stack} for i, name in enumerate(names)]
+    reads = [taken, *names]
+    rows = [
+        {**template, "name": name, "module": f"layers.{i // 20}", "stack": stack, "inputs": [reads[i]]}
+        for i, name in enumerate(names)
+    ]
     table = {"verdict": f"diverges at relu_{NODES // 2} (model.py:7)", "note": "", "rows": rows}
     (folder / "side_by_side.json").write_text(json.dumps(table))
-    reads = [taken, *names]
     text = "\n".join(f"{name} = torch.ops.aten.relu.default({reads[i]})" for i, name in enumerate(names))
     calls = [(name, "node", "aten.relu.default", [reads[i]]) for i, name in enumerate(names)]
     same = {"type": "f32[3, 4][4, 1]", "source": "", "user_name": ""}

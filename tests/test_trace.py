@@ -101,8 +101,8 @@ def test_what_is_no_onnx_model_is_said(
     "arguments, said",
     [
         (["nothing"], "unknown model 'nothing'"),
-        (["mlp", "--device", "cuda:7"], "not on this machine"),
-        (["mlp", "--device", "gpu"], "not on this machine"),
+        (["mlp", "--device", "cuda:7"], "PyTorch does not run"),
+        (["mlp", "--device", "gpu"], "PyTorch does not run"),
         (["mlp", "--onnx", "/no/where/m.onnx"], "there is no folder"),
     ],
 )

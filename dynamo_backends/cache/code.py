@@ -21,32 +21,14 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from ..operator_names import operator_named
 
-_ARITHMETIC = frozenset(
-    {
-        *(
-            "abs",
-            "add",
-            "and_",
-            "eq",
-            "floordiv",
-            "ge",
-            "getitem",
-            "gt",
-            "index",
-            "inv",
-            "invert",
-            "is_",
-            "is_not",
-            "le",
-        ),
-        *("lshift", "lt", "mod", "mul", "ne", "neg", "not_", "or_", "pos", "pow", "rshift", "sub", "truediv"),
-        *("truth", "xor"),
-    }
+_ARITHMETIC = (
+    "abs add and_ eq floordiv ge getitem gt index inv invert is_ is_not le lshift lt mod mul ne neg not_ or_ pos pow "
+    "rshift sub truediv truth xor"
 )
 """The functions of ``operator`` that compute with numbers, and ``getitem``: not ``attrgetter``, ``methodcaller`` or
 ``call``, by which any function is reached, nor those that change their argument."""
 _FUNCTIONS: Mapping[str, Mapping[str, Callable[..., object]]] = {
-    "_operator": {name: getattr(operator, name) for name in sorted(_ARITHMETIC)},
+    "_operator": {name: getattr(operator, name) for name in _ARITHMETIC.split()},
     "math": {name: found for name, found in vars(math).items() if callable(found) and not name.startswith("_")},
     "torch": {name: found for name, found in vars(torch).items() if callable(found) and name.startswith("sym_")},
     "builtins": {
@@ -99,11 +81,7 @@ _BY_NAME: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memo
 
 
 def encode(value: object, positions: Mapping[fx.Node, int]) -> Any:
-    """An argument of a node.
-
-    Args:
-        value: the argument.
-        positions: of the nodes it may name.
+    """An argument of a node; ``positions`` are those of the nodes it may name.
 
     Raises:
         CannotStoreError: it is of a type that is not stored.
@@ -166,9 +144,7 @@ def decode(encoded: Any, nodes: Sequence[fx.Node]) -> Any:
 def encode_graph(graph: fx.Graph, regions: Sequence[object] = ()) -> list[Any]:
     """A graph as a list of its nodes: operation, name, target, arguments, keyword arguments.
 
-    Args:
-        graph: the graph.
-        regions: functions that it may call besides those that have a name.
+    It may call ``regions`` besides the functions that have a name.
 
     Raises:
         CannotStoreError: it has something that is not stored.

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch._subclasses import FakeTensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
 
 from ..aliases import IN_PYTORCH
 from ..numerics.exact import attribute
@@ -124,7 +125,9 @@ def _describe_value(value: object) -> Any:
 def _describe_memory(nodes: Sequence[fx.Node]) -> list[list[int]]:
     """Which values lie in one memory: for each tensor of each node's value the number of its storage, by first use."""
     numbers: dict[int, int] = {}
-    leaves = ([item for item in _leaves(node.meta.get("val")) if isinstance(item, torch.Tensor)] for node in nodes)
+    leaves = (
+        [item for item in pytree.tree_leaves(node.meta.get("val")) if isinstance(item, torch.Tensor)] for node in nodes
+    )
     return [[numbers.setdefault(item.untyped_storage()._cdata, len(numbers)) for item in tensors] for tensors in leaves]
 
 
@@ -138,20 +141,11 @@ def shape_environment(module: fx.GraphModule) -> ShapeEnv | None:
 
 
 def _numbers(value: object) -> Iterator[object]:
-    for item in _leaves(value):
+    for item in pytree.tree_leaves(value):
         if isinstance(item, torch.Tensor) and item.layout is torch.strided:
             yield from (*item.shape, *item.stride(), item.storage_offset())
         else:
             yield item
-
-
-def _leaves(value: object) -> Iterator[object]:
-    """What a node's value has in its lists and tuples."""
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
 
 
 def describe_symbols(environment: ShapeEnv) -> dict[str, Any]:

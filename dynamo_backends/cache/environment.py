@@ -25,12 +25,15 @@ from passes.engine import registry
 from ..exporter.registration import registered_targets
 from ..options import Options
 from ..runtime.providers import provider_name
+from .code import CannotStoreError
 
 _LIBRARIES = ("onnx", "onnx_ir", "onnxscript", "sympy")
 """Beside PyTorch, ONNX Runtime and NumPy; they need not be imported."""
 
 _OURS = (Path(__file__).parent.parent, Path(registry.__file__).parent.parent)
 """Folders whose sources are a part of the key."""
+
+_SOURCES_CHANGED = "sources that cannot be read, or changed"
 
 _STARTED = time.time()
 """When this module was imported, with the first of our backends."""
@@ -92,9 +95,8 @@ def _is_from(function: object, package: str) -> bool:
 
 
 def describe() -> dict[str, object]:
-    """What can change within a process, and the digest of what cannot."""
+    """What can change within a process."""
     return {
-        "fixed": fixed(),
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "fill": torch.utils.deterministic.fill_uninitialized_memory,
@@ -131,18 +133,21 @@ def sources() -> dict[str, str]:
     """The SHA-256 of each of our source files, those of our passes too, as they were when it was first asked for.
 
     Raises:
-        OSError: one cannot be read, or is younger than this process: then another may have been imported.
+        CannotStoreError: one cannot be read, or is younger than this process: then another may have been imported.
     """
     return _sources_now()
 
 
 def _sources_now() -> dict[str, str]:
     found = {}
-    for folder in _OURS:
-        for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.json")]):
-            if path.stat().st_mtime > _STARTED:
-                raise OSError(f"{path} changed while this process ran")
-            found[f"{folder.name}/{path.relative_to(folder)}"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    try:
+        for folder in _OURS:
+            for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.json")]):
+                if path.stat().st_mtime > _STARTED:
+                    raise CannotStoreError(_SOURCES_CHANGED)
+                found[f"{folder.name}/{path.relative_to(folder)}"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise CannotStoreError(_SOURCES_CHANGED) from error
     return found
 
 
@@ -152,10 +157,10 @@ def check_sources() -> None:
     The compiler is imported when a graph is first compiled, which may be long after.
 
     Raises:
-        OSError: one did, or cannot be read.
+        CannotStoreError: one did, or cannot be read.
     """
     if _sources_now() != sources():
-        raise OSError("sources changed while this process ran")
+        raise CannotStoreError(_SOURCES_CHANGED)
 
 
 @functools.cache

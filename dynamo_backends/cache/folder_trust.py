@@ -15,11 +15,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
-
-_MOST_LINKS = 40
-"""As many as Linux follows."""
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -27,46 +24,25 @@ _ROOT = 0
 
 
 def reason_against(folder: Path) -> str | None:
-    """Why a folder must not be used, with the remedy; ``None`` if it may be, or if it is not there yet.
-
-    Args:
-        folder: the folder of a cache.
-    """
+    """Why a folder must not be used, with the remedy; ``None`` if it may be, or if it is not there yet."""
     if not hasattr(os, "geteuid"):
         return None
+    path = os.path.join(os.getcwd(), folder)
     try:
-        return _reason_against(os.path.join(os.getcwd(), folder))
-    except OSError:  # it is not there, or cannot be used anyway
+        found = (_against(place, os.lstat(place), is_folder_itself=False) for place in _places(path))
+        return next(filter(None, found), None) or _against(path, os.stat(path), is_folder_itself=True)
+    except (OSError, RecursionError):  # it is not there, or cannot be used anyway, as a link that leads to itself
         return None
 
 
-def _reason_against(folder: str) -> str | None:
-    place = "/"
-    waiting = deque(folder.split("/"))
-    links = 0
-    while waiting:
-        name = waiting.popleft()
-        if name in ("", "."):
-            continue
-        if name == "..":
-            place = os.path.dirname(place)
-            continue
-        path = os.path.join(place, name)
-        status = os.lstat(path)
-        target = os.readlink(path) if stat.S_ISLNK(status.st_mode) else None
-        against = _against(path, status, is_folder_itself=False)
-        if against is not None:
-            return against
-        if target is None:
-            place = path
-            continue
-        links += 1
-        if links > _MOST_LINKS:
-            return None  # the system does not follow them either
-        waiting.extendleft(reversed(target.split("/")))
-        if target.startswith("/"):
-            place = "/"
-    return _against(place, os.lstat(place), is_folder_itself=True)
+def _places(path: str) -> Iterator[str]:
+    """The folders and symbolic links that a path leads through, and the path."""
+    parent = os.path.dirname(path)
+    if parent != path:
+        yield from _places(parent)
+    yield path
+    if os.path.islink(path):
+        yield from _places(os.path.join(parent, os.readlink(path)))
 
 
 def is_trusted(status: os.stat_result) -> bool:

@@ -19,18 +19,20 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..artifacts import CompiledGraph, GraphName, Runner
+from ..coverage_report import Report
 from ..errors import SessionError
 from ..events import count
 from ..exporter.decompositions import translated_operators
 from ..frozen import Weight
 from ..options import Options
-from ..reasons import Kind
+from ..reasons import Kind, Reason
+from ..runtime.oracle import ORACLE
 from ..safety_net import never_fails
 from ..stage_log import cached_model
-from . import answers, environment
+from . import environment
 from .code import CannotStoreError
 from .description import constants, describe, describe_symbols, shape_environment
-from .entry import entry_of, from_record, to_record
+from .entry import from_record, to_record
 from .store import Record, Store, folder_named, tell_once
 
 if TYPE_CHECKING:
@@ -40,10 +42,12 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_MOST_ANSWERS = 16_384
+"""Answers of ONNX Runtime about nodes on disk; 40 to 200 bytes each. With them a new graph of known kinds of nodes is
+compiled without asking: a session of one node takes 1 to 3 ms, and a graph has some fifty to a hundred kinds."""
+
 _NOT_OF_THE_RESULT = frozenset({"cache", "cache_dir", "cache_size", "dump_dir", "compare", "tensor_limit"})
 """Options that change nothing of what is compiled."""
-
-_SOURCES_CHANGED = "sources that cannot be read, or changed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +82,7 @@ def cached_graphs(options: Options) -> CachedGraphs | None:
     try:
         return CachedGraphs(options)
     except OSError as error:
-        tell_once(error)
+        tell_once(str(error))
         return None
 
 
@@ -99,17 +103,14 @@ class CachedGraphs:
     @never_fails("the cache", _NO_ENTRY, lambda: None)
     def translated_operators(self, opset: int) -> frozenset[str] | None:
         """See ``decompositions.translated_operators``; ``None`` where the answer may be another each time."""
-        if environment.obstacle(self._options) is not None:
-            return None
         try:
-            key = _digest({"what": "translated operators", "opset": opset, "environment": environment.fixed()})
-        except OSError:
+            key = self._digest("translated operators", opset=opset)
+        except CannotStoreError:
             return None
-        record = self._store.get(key)
-        if record is not None:
-            return frozenset(record.header)
-        names = translated_operators(opset)
-        self._store.put(key, Record(sorted(names)))
+        names = self._store.read(key, lambda record: frozenset(record.header))
+        if names is None:
+            names = translated_operators(opset)
+            self._store.put(key, Record(sorted(names)))
         return names
 
     @never_fails("looking a graph up in the cache", _NO_ENTRY, Lookup)
@@ -119,54 +120,44 @@ class CachedGraphs:
         """Whether a graph was compiled before.
 
         Args:
-            name: which graph.
+            name: of the graph.
             module: the graph, before any of its passes.
             weights: the arguments that may be constants, by placeholder.
             is_joint: whether the joint passes are to run.
         """
-        against = environment.obstacle(self._options)
-        if against is not None:
-            return _not_cached(name, against)
-        if self._store.reason_against() is not None:
-            return _not_cached(name, "a folder that others may write")
         try:
+            if self._store.reason_against() is not None:
+                raise CannotStoreError("a folder that others may write")
             key = self._key(name, module, weights, is_joint=is_joint)
             originals = constants(module)
         except CannotStoreError as error:
             return _not_cached(name, str(error))
-        except OSError:
-            return _not_cached(name, _SOURCES_CHANGED)
         found = self._load(key, name, module, weights)
         if found is not None:
             count("cache_hits")
             logger.info("%s is taken from the cache: %s", name, key)
             return Lookup(found)
         count("cache_misses")
-        answers_key = _digest({"what": "answers", "environment": environment.fixed()})
-        answers.recall(self._store, answers_key)
+        answers_key = self._digest("answers")
+        ORACLE.learn(self._store.read(answers_key, _answers) or {})
         symbols = shape_environment(module)
         known = None if symbols is None else describe_symbols(symbols)
 
         @never_fails("keeping a graph in the cache", _NOT_KEPT, lambda: None)
         def keep(graph: CompiledGraph, in_pytorch: Sequence[fx.Graph], ran: Sequence[PassResult]) -> None:
-            if self._keep(key, graph, in_pytorch, ran, originals, symbols, known):
-                answers.keep(self._store, answers_key)
+            new = ORACLE.found_out()
+            if self._keep(key, graph, in_pytorch, ran, originals, symbols, known) and new:
+                answers = {**(self._store.read(answers_key, _answers) or {}), **new}
+                rows = [[name, answer and [answer.kind.name, answer.text]] for name, answer in answers.items()]
+                self._store.put(answers_key, Record(rows[-_MOST_ANSWERS:]))
 
         return Lookup(keep=keep)
 
     @never_fails("the cache", _NO_ENTRY, lambda: None)
-    def fact(self, question: Mapping[str, object], read: Callable[[Any], T]) -> T | None:
+    def fact(self, question: Mapping[str, object], read: Callable[[Record], T]) -> T | None:
         """What an earlier process kept under a question, if ``read``, which raises for anything else, takes it."""
         key = self._key_of_fact(question)
-        record = self._store.get(key) if key is not None else None
-        if record is None:
-            return None
-        try:
-            return read(record.header)
-        except (TypeError, ValueError, LookupError, AttributeError) as error:
-            logger.warning("an entry of the cache is ignored and removed: %s: %r", key, error)
-            self._store.remove(str(key))
-            return None
+        return None if key is None else self._store.read(key, read)
 
     @never_fails("the cache", _NOT_KEPT, lambda: None)
     def keep_fact(self, question: Mapping[str, object], answer: object) -> None:
@@ -176,13 +167,27 @@ class CachedGraphs:
             self._store.put(key, Record(answer))
 
     def _key_of_fact(self, question: Mapping[str, object]) -> str | None:
-        if environment.obstacle(self._options) is not None:
-            return None
         try:
-            described = environment.describe()
-        except OSError:
+            return self._digest_here("fact", question=question)
+        except CannotStoreError:
             return None
-        return _digest({**question, "options": self._options_of_the_result(), "environment": described})
+
+    def _digest(self, what: str, **content: object) -> str:
+        """A key of what depends on ``content`` and on what cannot change within a process.
+
+        Raises:
+            CannotStoreError: nothing can be kept here.
+        """
+        against = environment.obstacle(self._options)
+        if against is not None:
+            raise CannotStoreError(against)
+        described = {"what": what, "environment": environment.fixed(), **content}
+        text = json.dumps(described, sort_keys=True, allow_nan=False, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _digest_here(self, what: str, **content: object) -> str:
+        """The same, of what also depends on the options and on what is set in the process."""
+        return self._digest(what, options=self._options_of_the_result(), settings=environment.describe(), **content)
 
     def _options_of_the_result(self) -> dict[str, str]:
         return {
@@ -194,37 +199,31 @@ class CachedGraphs:
     def _key(
         self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight], *, is_joint: bool
     ) -> str:
-        return _digest(
-            {
-                "what": "graph",
-                "direction": name.direction,
-                "is_joint": is_joint,
-                "graph": describe(module),
-                "weights": [node in weights for node in module.graph.find_nodes(op="placeholder")],
-                "options": self._options_of_the_result(),
-                "environment": environment.describe(),
-            }
+        return self._digest_here(
+            "graph",
+            direction=name.direction,
+            is_joint=is_joint,
+            graph=describe(module),
+            weights=[node in weights for node in module.graph.find_nodes(op="placeholder")],
         )
 
     def _load(
         self, key: str, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]
     ) -> Runner | None:
-        record = self._store.get(key)
-        if record is None:
+        def load(record: Record) -> tuple[Runner, Report, Record] | None:
+            try:
+                return *from_record(record, name, module, weights, self._options), record
+            except SessionError as error:  # there may be no memory just now
+                logger.warning("%s is in the cache, and is compiled anew: %s", name, error)
+                return None
+
+        found = self._store.read(key, load)
+        if found is None:
             return None
-        try:
-            entry = from_record(record)
-            run = entry.runner(name, module, weights, self._options)
-        except SessionError as error:  # there may be no memory just now
-            logger.warning("%s is in the cache, and is compiled anew: %s", name, error)
-            return None
-        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:  # the last are PyTorch's
-            logger.warning("an entry of the cache is ignored and removed: %s: %r", key, error)
-            self._store.remove(key)
-            return None
-        entry.report.tell(name)
-        for i, executable in enumerate(entry.regions):
-            cached_model(name, i, executable.model)
+        run, report, record = found
+        report.tell(name)
+        for i, _ in enumerate(record.header["regions"]):
+            cached_model(name, i, record.blobs[i])
         return run
 
     def _keep(
@@ -246,14 +245,9 @@ class CachedGraphs:
             if symbols is not None and describe_symbols(symbols) != known:
                 raise CannotStoreError("the compile added guards")
             environment.check_sources()
-            entry = entry_of(graph, in_pytorch, originals)
-            record = to_record(entry)
-            _check(record)
+            record = to_record(graph, in_pytorch, originals)
         except CannotStoreError as error:
             _not_cached(graph.name, str(error))
-            return False
-        except OSError:
-            _not_cached(graph.name, _SOURCES_CHANGED)
             return False
         is_stored = self._store.put(key, record)
         if is_stored:
@@ -261,19 +255,9 @@ class CachedGraphs:
         return is_stored
 
 
-def _check(record: Record) -> None:
-    """Checks that what is read is what was written.
-
-    Raises:
-        CannotStoreError: it is not.
-    """
-    written = json.loads(json.dumps(record.header))
-    try:
-        again = to_record(from_record(Record(written, record.blobs)))
-    except (ValueError, LookupError, TypeError) as error:
-        raise CannotStoreError("it cannot be read again") from error
-    if json.loads(json.dumps(again.header)) != written or list(again.blobs) != list(record.blobs):
-        raise CannotStoreError("it is another when it is read again")
+def _answers(record: Record) -> dict[str, Reason | None]:
+    """What ONNX Runtime answered about nodes, by name."""
+    return {name: None if answer is None else Reason(Kind[answer[0]], answer[1]) for name, answer in record.header}
 
 
 def _not_cached(name: GraphName, reason: str) -> Lookup:
@@ -281,8 +265,3 @@ def _not_cached(name: GraphName, reason: str) -> Lookup:
     count(f"not_cached: {reason}")
     logger.info("%s is not cached: %s", name, reason)
     return Lookup()
-
-
-def _digest(content: object) -> str:
-    text = json.dumps(content, sort_keys=True, allow_nan=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -15,13 +15,15 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from . import folder_trust
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _MAGIC = b"dynamo-backends cache 1\n"
 _SUFFIX = ".cached"
@@ -74,11 +76,11 @@ def folder_named(name: str | None) -> Path:
     return Path(path)
 
 
-def tell_once(error: OSError) -> None:
+def tell_once(reason: str) -> None:
     """Says in the log, once, why nothing is cached."""
-    if str(error) not in _told:
-        _told.add(str(error))
-        logger.warning("compiled graphs are not cached: %s", error)
+    if reason not in _told:
+        _told.add(reason)
+        logger.warning("compiled graphs are not cached: %s", reason)
 
 
 class Store:
@@ -107,12 +109,8 @@ class Store:
         except OSError:  # it is not there, or nobody may read it
             return None
         if not is_trusted:
-            tell_once(
-                OSError(
-                    f"others may write to entries in {self.folder}, or own them; dynamo-backends cache --clear removes "
-                    "them"
-                )
-            )
+            others = f"others may write to entries in {self.folder}, or own them"
+            tell_once(f"{others}; dynamo-backends cache --clear removes them")
             return None
         try:
             record = _decoded(content, key)
@@ -123,6 +121,17 @@ class Store:
         with contextlib.suppress(OSError):
             os.utime(path)
         return record
+
+    def read(self, key: str, decode: Callable[[Record], T]) -> T | None:
+        """What ``decode`` makes of the record under a key; ``None`` if there is none, or one that makes no sense, which
+        is removed."""
+        record = self.get(key)
+        try:
+            return None if record is None else decode(record)
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:  # the last are PyTorch's
+            logger.warning("an entry of the cache is ignored and removed: %s: %r", key, error)
+            self.remove(key)
+            return None
 
     def put(self, key: str, record: Record) -> bool:
         """Stores something, in the place of what was there; whether that worked. Older entries may go."""
@@ -141,7 +150,7 @@ class Store:
                     os.unlink(unfinished)
                 raise
         except OSError as error:
-            tell_once(OSError(f"{self.folder} cannot be written: {error.strerror or error}"))
+            tell_once(f"{self.folder} cannot be written: {error.strerror or error}")
             return False
         self._shrink(self._path(key))
         return True
@@ -150,7 +159,7 @@ class Store:
         """Why the folder is not used, see ``folder_trust``; ``None`` if it is. The log says it once."""
         reason = folder_trust.reason_against(self.folder)
         if reason is not None:
-            tell_once(OSError(reason))
+            tell_once(reason)
         return reason
 
     def remove(self, key: str) -> None:

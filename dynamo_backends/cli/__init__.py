@@ -1,30 +1,5 @@
 """The command ``dynamo-backends``.
 
-::
-
-    dynamo-backends demo                    # a Llama forward and backward, and the verdict on each graph
-    dynamo-backends demo --part attention --mixed
-    dynamo-backends trace bert --method export  # a model as TorchScript, torch.export and Dynamo see it
-    dynamo-backends explain bert            # graphs, breaks, guards; what would run on ONNX Runtime, and why not
-    dynamo-backends ls                      # the runs and graphs of a dump
-    dynamo-backends show 0 --stage onnx     # the graph of a stage
-    dynamo-backends diff 0 joint aten       # what changed between two stages
-    dynamo-backends report --open           # all of it as a page
-    dynamo-backends bisect 0                # where the fault of a graph lives, cut out
-    dynamo-backends replay 0/forward        # runs a dumped model again on the dumped inputs
-    dynamo-backends compare a.onnx b.onnx   # two ONNX models side by side, run on the same inputs
-    dynamo-backends nan 0                   # where NaN and infinities are born
-    dynamo-backends precision 0             # which nodes must stay in float32
-    dynamo-backends determinism 0           # which nodes differ from run to run
-    dynamo-backends profile 0               # where the time goes
-    dynamo-backends op run FOLDER --compare # a captured operator again
-    dynamo-backends passes                  # all passes, with what they do
-    dynamo-backends passes onnx_debug       # what they did in the last run dumped there
-    dynamo-backends bisect python train.py  # which pass and match makes the script fail
-    dynamo-backends bench bert resnet50     # how fast, against eager, inductor and torch.onnx.export
-    dynamo-backends cache --clear           # removes the compiled graphs on disk
-    dynamo-backends --version
-
 Each subcommand is a module (see ``common``), which is imported when the subcommand is asked for. It imports what takes
 time, PyTorch above all, when it does its work: ``--help`` and wrong arguments are answered at once. Exit codes: 0 all
 is right, 1 something is wrong with what was computed, 2 the command could not do its work (bad arguments, a missing
@@ -113,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str]) -> int:
     parser = build_parser(argv[:1])
     arguments = parser.parse_args(argv)
+    arguments.words = argv
     if arguments.command is None:  # not the parser's own complaint, which would hide one of a misspelt option
         parser.error("the following arguments are required: COMMAND")
     if arguments.command in _WITH_TORCH:

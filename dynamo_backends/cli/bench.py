@@ -1,13 +1,4 @@
-"""``dynamo-backends bench``: backends against each other on models.
-
-::
-
-    dynamo-backends bench bert resnet50
-    dynamo-backends bench my_model.py:make --backends eager,onnxrt --threads 4
-    dynamo-backends bench llama qwen2 gpt2 --decode --json decode.json
-
-See ``dynamo_backends.bench`` for what is measured. No PyTorch is imported here.
-"""
+"""``dynamo-backends bench``: backends against each other on models; see ``dynamo_backends.bench``."""
 
 from __future__ import annotations
 
@@ -28,7 +19,7 @@ from ..bench.measuring import TIMED, Bench, Settings
 from ..bench.models import MODELS
 from ..bench.plot import check_plot, plot
 from ..bench.table import table
-from .common import add_options_argument, named_values, positive
+from .common import add_options_argument, positive
 
 BACKENDS = "eager,inductor,onnxrt,onnx_export"
 TOKENS = Case.tokens
@@ -107,7 +98,9 @@ def _epilog() -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measures and prints; see ``exit_code``."""
-    found = _measured(arguments)
+    settings = _settings(arguments)
+    with _progress(arguments.verbose) as (say, done, keep):
+        found = Bench(settings, say, done, keep).run(_cases(arguments))
     text = table(found)
     if arguments.json == "-":
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
@@ -129,12 +122,8 @@ def exit_code(found: dict[str, Any]) -> int:
     return int(any(row["status"] not in (*TIMED, "not supported") for row in rows))
 
 
-def _measured(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Checks the arguments and measures.
-
-    Raises:
-        UsageError: an argument is wrong.
-    """
+def _settings(arguments: argparse.Namespace) -> Settings:
+    """Checks the arguments; raises ``UsageError`` if one is wrong."""
     for name in arguments.models:
         check_model(name)
     backends = [name.strip() for name in arguments.backends.split(",")]
@@ -144,8 +133,8 @@ def _measured(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.plot is not None:
         check_plot(arguments.plot)
     if arguments.json not in (None, "-"):
-        _check_json(Path(arguments.json))
-    settings = Settings(
+        Path(arguments.json).open("a").close()  # raises, if it cannot be written, before anything is measured
+    return Settings(
         backends,
         rounds=arguments.rounds,
         starts=arguments.starts,
@@ -153,21 +142,6 @@ def _measured(arguments: argparse.Namespace) -> dict[str, Any]:
         overhead=not (arguments.no_overhead or arguments.train or arguments.decode),
         timeout=arguments.timeout,
     )
-    with _progress(arguments.verbose) as (say, done, keep):
-        found: dict[str, Any] = Bench(settings, say, done, keep).run(_cases(arguments))
-    return found
-
-
-def _check_json(path: Path) -> None:
-    """Checks before anything is measured that a file can be written.
-
-    Raises:
-        UsageError: it is a folder, or its folder is not there.
-    """
-    if path.is_dir():
-        raise UsageError(f"--json {path}: it is a folder; expected a file, or - for standard output")
-    if not path.resolve().parent.is_dir():
-        raise UsageError(f"--json {path}: there is no folder {path.resolve().parent}")
 
 
 def _cases(arguments: argparse.Namespace) -> list[Case]:
@@ -185,7 +159,7 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
             beams=arguments.beams,
             tokens=arguments.tokens or TOKENS,
             threads=arguments.threads,
-            options=named_values(arguments.options),
+            options=dict(arguments.options),
         )
         for model in arguments.models
         for cache in caches

@@ -1,14 +1,8 @@
 """``dynamo-backends bisect``: where a fault lives, and the smallest model that has it; or why a script fails.
 
-::
-
-    dynamo-backends bisect graph_000/forward                               # a graph of a dump
-    dynamo-backends bisect 0 --check "python check.py {model}"             # what fails is what the check says
-    dynamo-backends bisect python train.py                                 # a script
-
-The second form runs PyTorch's ``CompilerBisector`` with our backend in its list, before Inductor: the script is run
-again and again, with other backends, stages of passes and matches left out; its exit code says whether the run was
-right (0) or wrong. The two are told apart by the first argument. Only the second needs PyTorch.
+``bisect GRAPH`` bisects a graph of a dump. ``bisect COMMAND`` runs PyTorch's ``CompilerBisector`` with our backend in
+its list: the script runs again and again, with other backends, stages of passes and matches left out; its exit code
+says whether the run was right (0) or wrong. Only the second needs PyTorch.
 """
 
 from __future__ import annotations
@@ -17,20 +11,20 @@ import argparse
 import dataclasses
 import importlib
 import math
-import re
 import shlex
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..tables import fit_table
-from .common import GRAPH, add_dump_arguments, complete_graphs, print_json, run_with, short_path, try_next
+from .common import GRAPH, add_dump_arguments, complete_graphs, print_json, run_with, say, short_path, try_next
 from .parser import Parser
 
-_OUR_COMMAND = re.compile(r"\bdynamo-backends ((?:bisect|determinism|passes|replay) .*)")
-
+if TYPE_CHECKING:
+    from ..dumps.bisection import Bisection, Trial
 
 DESCRIPTION = (
     "GRAPH (0, graph_000, graph_000/backward): says where the fault of a dumped graph lives "
@@ -75,10 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Exit code 1 if something fails, 0 if nothing does, 2 if the work cannot be done."""
     target = arguments.target
     if not target:
-        raise ValueError(
-            "which graph, or which command? For example: dynamo-backends bisect graph_000/forward, or "
-            "dynamo-backends bisect python train.py"
-        )
+        raise ValueError("which graph (graph_000/forward), or which command (python train.py)?")
     if GRAPH.fullmatch(target[0]):
         return _bisect_graph(_parsed_again(arguments))
     return _bisect_command(target, as_json=arguments.json)
@@ -100,19 +91,14 @@ def _bisect_graph(arguments: argparse.Namespace) -> int:
     from ..dumps.bisecting import bisect
 
     run = run_with(arguments, arguments.target[0])
-    try:
-        found = bisect(
-            run,
-            arguments.target[0],
-            output=Path(arguments.output) if arguments.output else None,
-            check=arguments.check,
-            refused=arguments.refused,
-            progress=lambda text: print(text, file=sys.stderr, flush=True),
-        )
-    except OSError as error:
-        if arguments.output or error.filename is None:
-            raise
-        raise OSError(f"{error.filename}: {error.strerror}; -o FOLDER writes what is cut out elsewhere") from error
+    found = bisect(
+        run,
+        arguments.target[0],
+        output=Path(arguments.output) if arguments.output else None,
+        check=arguments.check,
+        refused=arguments.refused,
+        progress=say,
+    )
     hints = [hint for line in found.advice for hint in _hints(line, arguments, run.folder)]
     if arguments.json:
         print_json({**_as_json(found), "advice": hints})
@@ -121,7 +107,7 @@ def _bisect_graph(arguments: argparse.Namespace) -> int:
     return 0 if found.place == "nothing" and found.verdict in (None, "ok") else 1
 
 
-def _as_json(found) -> dict[str, object]:  # type: ignore[no-untyped-def]  # its module is imported when it is needed
+def _as_json(found: Bisection) -> dict[str, object]:
     fields = dataclasses.asdict(found)
     for trial in fields["trials"]:
         if trial["error"] is not None and not math.isfinite(trial["error"]):
@@ -131,7 +117,7 @@ def _as_json(found) -> dict[str, object]:  # type: ignore[no-untyped-def]  # its
     return fields
 
 
-def _text(found) -> str:  # type: ignore[no-untyped-def]  # see above
+def _text(found: Bisection) -> str:
     verdicts = {found.graph: found.verdict, **found.others}
     lines = [f"{graph}: {verdict or 'no run was compared'}" for graph, verdict in verdicts.items()]
     rows = [(trial.what, trial.outcome, trial.value, _size(trial)) for trial in found.trials]
@@ -143,8 +129,8 @@ def _text(found) -> str:  # type: ignore[no-untyped-def]  # see above
         lines += ["", f"the fault is in: {found.place}{where}{source}", f"cause: {found.cause or 'not known'}"]
     if found.cut is not None:
         cut = found.cut
-        shown = ", ".join(cut.operators[:8]) + (", ..." if len(cut.operators) > 8 else "")
-        lines.append(f"cut: {len(cut.operators)} of {cut.of} nodes ({shown}) in {short_path(str(cut.folder))}")
+        operators = ", ".join(cut.operators)
+        lines.append(f"cut: {len(cut.operators)} of {cut.of} nodes ({operators}) in {short_path(str(cut.folder))}")
         if cut.confirmed:
             lines.append(f"in a fresh process it fails in the same way: {cut.said}")
         else:
@@ -159,17 +145,14 @@ def _hints(line: str, arguments: argparse.Namespace, folder: Path) -> Iterator[s
     if line.startswith("python "):
         yield "try: " + shlex.join(["python", short_path(line.removeprefix("python "))])
         return
-    prose, command = line, ""
-    match = _OUR_COMMAND.search(line)
-    if match is not None:
-        prose, command = line[: match.start()].rstrip("; :"), match[1]
+    prose, _, command = line.partition("dynamo-backends ")
     if prose:
-        yield "try: " + prose
+        yield "try: " + prose.rstrip("; :")
     if command:
         yield try_next(arguments, *command.replace(f" {folder} ", " ").split())
 
 
-def _size(trial) -> str:  # type: ignore[no-untyped-def]  # see above
+def _size(trial: Trial) -> str:
     if trial.error is None:
         return ""
     return f"{trial.error:.3g}" if math.isfinite(trial.error) else "NaN, infinity or shape"
@@ -188,7 +171,7 @@ def _bisect_command(command: Sequence[str], *, as_json: bool) -> int:
     with tempfile.NamedTemporaryFile(
         "w", prefix="dynamo_backends_bisect_", suffix=".log", delete=False, encoding="utf-8"
     ) as log:
-        sys.stderr.write(f"what the command and PyTorch's bisector print goes to {log.name}\n")
+        say(f"what the command and PyTorch's bisector print goes to {log.name}")
         found = bisect_command(command, BACKEND, log.file)
     if as_json:
         print_json({"found": found})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from .common import add_json_argument, print_json
 
@@ -44,18 +43,15 @@ def run(arguments: argparse.Namespace) -> int:
             }
         )
     elif arguments.clear:
-        sys.stdout.write(f"removed {_entries(usage.entries)}, {_size(usage.bytes)}, from {store.folder}\n")
+        print(f"removed {usage.entries} entries, {_size(usage.bytes)}, from {store.folder}")
     else:
-        sys.stdout.write(
-            f"folder   {store.folder}\nentries  {usage.entries}\nsize     {_size(usage.bytes)} of at most "
-            f"{_size(store.size)}\n{'' if options.cache else 'it is off (DYNAMO_BACKENDS_CACHE)' + chr(10)}"
-            f"{'' if against is None else f'it is not used: {against}' + chr(10)}"
-        )
+        print(f"folder   {store.folder}\nentries  {usage.entries}")
+        print(f"size     {_size(usage.bytes)} of at most {_size(store.size)}")
+        if not options.cache:
+            print("it is off (DYNAMO_BACKENDS_CACHE)")
+        if against is not None:
+            print(f"it is not used: {against}")
     return 0
-
-
-def _entries(number: int) -> str:
-    return f"{number} entry" if number == 1 else f"{number} entries"
 
 
 def _size(number: int) -> str:

@@ -1,23 +1,12 @@
-"""What the subcommands share: the arguments that name a dump, hints, errors.
+"""What the subcommands share: the arguments that name a dump, hints, errors. Nothing here imports PyTorch.
 
 A subcommand is a module with ``DESCRIPTION``, ``add_arguments(parser)`` and ``run(arguments)``, which returns the exit
-code and raises ``ValueError`` or ``OSError`` for what its user can mend::
-
-    DESCRIPTION = "Says where NaN and infinities come from."
-
-    def add_arguments(parser):
-        add_graph_arguments(parser)
-
-    def run(arguments):
-        return for_each_graph(arguments, find_nonfinite, text=_text, is_wrong=_is_wrong)
-
-Nothing here imports PyTorch.
+code and raises ``ValueError`` or ``OSError`` for what its user can mend.
 """
 
 from __future__ import annotations
 
 import argparse
-import codecs
 import io
 import json
 import os
@@ -46,17 +35,9 @@ Found = TypeVar("Found", bound=HasJson | Sequence[HasJson])
 GRAPH = re.compile(r"(?:(?:.*/)?graph_)?(\d+)(?:/(?:inference|forward|backward))?(?:/region_\d+)?/?")
 """How a graph of a dump, or a region of it, is named; the group is the number of Dynamo's graph."""
 
-_LISTED = 6
-"""Graphs that an error names."""
-
 
 def add_dump_arguments(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:
-    """Adds ``-d/--dump FOLDER``, which names the dump (``arguments.dump``, a string or ``None``), and ``--json``.
-
-    Args:
-        parser: the subcommand's.
-        positional: whether the dump can be given as an argument without ``-d``, too.
-    """
+    """Adds ``-d/--dump FOLDER`` (``arguments.dump``, a string or ``None``), also without ``-d``, and ``--json``."""
     if positional:
         parser.add_argument("dump", nargs="?", default=argparse.SUPPRESS, metavar="DUMP", help="the same as -d")
     parser.add_argument(
@@ -93,44 +74,48 @@ def add_repeat_arguments(parser: argparse.ArgumentParser, runs: int) -> None:
     parser.add_argument("--threads", type=positive, metavar="N", help="of ONNX Runtime (default: as in the dumped run)")
 
 
-def add_options_argument(parser: argparse.ArgumentParser, backends: str) -> None:
-    """Adds ``--options NAME=VALUE …``, for ``named_values``.
+def add_runtime_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--runtime`` and ``--provider``, for ``check_runtime``."""
+    parser.add_argument(
+        "--runtime",
+        choices=("ort", "reference"),
+        default="ort",
+        help="ONNX Runtime, or onnx's evaluator in Python (slow, and without most of com.microsoft)",
+    )
+    parser.add_argument(
+        "--provider", metavar="NAME", help="execution provider of ONNX Runtime: cpu, cuda or CUDAExecutionProvider …"
+    )
 
-    Args:
-        parser: the subcommand's.
-        backends: whose options they are, in words.
-    """
+
+def check_runtime(arguments: argparse.Namespace) -> None:
+    """Raises ``ValueError`` where ``--runtime`` and ``--provider`` exclude each other."""
+    if arguments.runtime == "reference" and arguments.provider is not None:
+        raise ValueError("--provider is for --runtime ort; the reference evaluator has no execution providers")
+
+
+def add_options_argument(parser: argparse.ArgumentParser, backends: str) -> None:
+    """Adds ``--options NAME=VALUE …``, a list of pairs; ``backends`` says in words whose options they are."""
     parser.add_argument(
         "--options",
         nargs="+",
         action="extend",
+        type=pair,
         default=[],
         metavar="NAME=VALUE",
         help=f"options of {backends}, written as in the environment",
     )
 
 
-def named_values(texts: Sequence[str]) -> dict[str, str]:
-    """The values of ``--options`` by name.
-
-    Raises:
-        ValueError: one is not of the form ``NAME=VALUE``.
-    """
-    found = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise ValueError(f"--options takes NAME=VALUE, such as opset=20; got {text!r}")
-        found[name] = value
-    return found
+def pair(text: str) -> tuple[str, str]:
+    """An argument of the form ``NAME=VALUE``."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    return name, value
 
 
 def positive(text: str) -> int:
-    """A number from 1, of an argument.
-
-    Raises:
-        argparse.ArgumentTypeError: it is something else.
-    """
+    """A number from 1, of an argument; for ``argparse``, as ``pair``."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a number from 1, got {text!r}")
     return int(text)
@@ -169,18 +154,9 @@ def run_with(arguments: argparse.Namespace, reference: str) -> Run:
         for graph in dynamo_graphs_of_run(run):
             if match is not None and graph.index == int(match[1]) and graph.given_up:
                 begins = f" ({graph.function}, {short_path(graph.begins)})" if graph.begins else ""
-                raise DumpError(
-                    f"Dynamo gave up graph {graph.index}{begins}, and nothing of it was compiled: {graph.given_up}. "
-                    f"{_graphs_of(run)}"
-                ) from error
+                raise DumpError(f"Dynamo gave up graph {graph.index}{begins}: {graph.given_up}") from error
         raise
     return run
-
-
-def _graphs_of(run: Run) -> str:
-    names = [graph.short_reference for graph in run.graphs]
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return f"There are {', '.join(names[:_LISTED])}{more}" if names else "There is no other graph"
 
 
 def for_each_graph(
@@ -195,15 +171,15 @@ def for_each_graph(
     Args:
         arguments: the command's, with ``graph``, ``dump`` and ``json``.
         find: the work, which gives one object, or one for each region.
-        text: what is printed of a graph.
-        is_wrong: whether what was found is exit code 1.
+        text: what is printed.
+        is_wrong: whether it is exit code 1.
     """
     graphs = run_with(arguments, arguments.graph).graphs_of(arguments.graph)
     found = [(graph, find(graph)) for graph in graphs]
     if arguments.json:
         print_json([{"graph": graph.reference, **_as_json(item)} for graph, item in found])
     else:
-        texts = [text(graph, item) for graph, item in found]
+        texts = [text(graph, item) if item else f"{graph.name}: nothing ran on ONNX Runtime\n" for graph, item in found]
         if not any("try: " in said for said in texts):
             texts[-1] += try_next(arguments, "report", "--open") + "\n"
         sys.stdout.write("\n".join(texts))
@@ -218,25 +194,21 @@ def reporting_errors(argv: Sequence[str], work: Callable[[], int]) -> int:
     """Runs a command; what its user can mend is a message on standard error, and with ``--json`` an object with
     ``error`` on standard output, too.
 
-    Args:
-        argv: the command's name and its arguments.
-        work: does it, and returns the exit code.
-
     Returns:
-        The exit code of ``work``; 2 if it raised ``DumpError`` or another ``ValueError``, or an ``OSError``, if it was
-        interrupted, and, after a traceback, if it failed otherwise: 1 says that something is wrong in the dump.
+        The exit code of ``work``; 2 if it raised: 1 says that something is wrong in the dump. A traceback is printed
+        only if it is no ``ValueError`` or ``OSError``.
 
     Raises:
         UsageError: the arguments are wrong; it ends the process with exit code 2.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=_ANY_ENCODING)
+            stream.reconfigure(errors="backslashreplace")  # of what a terminal's encoding does not have
     try:
         code = work()
         sys.stdout.flush()
     except BrokenPipeError:  # ``| head`` has seen enough
-        _discard_output()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
         return 0
     except UsageError as error:  # the parser has said it
         _print_error(argv, error.said)
@@ -271,7 +243,12 @@ def _asks_for_json(argv: Sequence[str]) -> bool:
     words = list(argv)
     if argv[:1] == ["bisect"] and not any(map(GRAPH.fullmatch, argv)):  # the command that is bisected has its own
         words = words[: next((i for i, word in enumerate(words) if i and not word.startswith("-")), len(words))]
-    return any(word.startswith("--j") and "--json".startswith(word) for word in words)
+    return "--json" in words
+
+
+def say(text: str) -> None:
+    """Says on standard error what is done."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def print_json(value: object) -> None:
@@ -279,18 +256,15 @@ def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
-def try_next(arguments: argparse.Namespace, *words: str, note: str = "") -> str:
-    """The line that says what to do next, which runs as it is printed: ``try: dynamo-backends show 0 -d FOLDER``.
+def try_next(arguments: argparse.Namespace, *words: str) -> str:
+    """The line that says what to do next, with the dump: ``try: dynamo-backends show 0 -d FOLDER``."""
+    dump = [] if arguments.dump is None else ["-d", arguments.dump]
+    return "try: " + shlex.join(["dynamo-backends", *words, *dump])
 
-    Args:
-        arguments: those of the command that says it; the dump that they name is named again.
-        words: the next command's name and arguments.
-        note: a remark behind it.
-    """
-    dump: list[str] = []
-    if arguments.dump is not None:
-        dump = [f"--dump={arguments.dump}"] if arguments.dump.startswith("-") else ["-d", arguments.dump]
-    return "try: " + shlex.join(["dynamo-backends", *words, *dump]) + (f"   # {note}" if note else "")
+
+def try_again(arguments: argparse.Namespace, *words: str) -> str:
+    """As ``try_next``: the same command with more arguments."""
+    return "try: " + shlex.join(["dynamo-backends", *arguments.words, *words])
 
 
 def short_path(path: str) -> str:
@@ -304,26 +278,3 @@ def is_coloured(stream: TextIO) -> bool:
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
-
-
-_ASCII = {"…": ".", "→": ">"}
-
-
-def _encode_anyhow(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Each character of ours that a stream cannot have as one that it has, so that tables keep their width; bytes of
-    file names that are no text as they are; all else as Python writes it in a string."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    character = error.object[error.start]
-    if "\udc80" <= character <= "\udcff":
-        return character.encode("utf-8", "surrogateescape"), error.start + 1
-    return _ASCII.get(character) or ascii(character)[1:-1], error.start + 1
-
-
-_ANY_ENCODING = "dynamo_backends"
-codecs.register_error(_ANY_ENCODING, _encode_anyhow)
-
-
-def _discard_output() -> None:
-    """Lets Python end without a complaint of standard output, which nobody reads any more."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,33 +1,36 @@
-"""``dynamo-backends compare``: two ONNX models side by side, run on the same inputs.
-
-::
-
-    dynamo-backends compare before.onnx after.onnx                     # on made-up inputs
-    dynamo-backends compare a.onnx b.onnx --inputs feeds.npz --runtime reference
-    dynamo-backends compare 0/forward 1/forward                        # two graphs of a dump
-    dynamo-backends compare onnx_debug/run_A/graph_000 onnx_debug/run_B/graph_000
-"""
+"""``dynamo-backends compare``: two ONNX models side by side, run on the same inputs."""
 
 from __future__ import annotations
 
 import argparse
+import collections
+import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..tables import fit_table
-from .common import GRAPH, add_dump_arguments, complete_graphs, print_json, run_with, try_next
+from .common import (
+    GRAPH,
+    add_dump_arguments,
+    add_runtime_arguments,
+    check_runtime,
+    complete_graphs,
+    pair,
+    print_json,
+    run_with,
+    try_again,
+)
 
 if TYPE_CHECKING:
     from ..dumps.comparing import Comparison
+    from ..dumps.differences import Difference
     from ..dumps.rows import Row, Side
     from ..dumps.running import Runtime
 
 _MOST_ROWS = 200
-_AROUND = 15
-"""Rows before and behind the first different one that are shown of a longer table."""
-
+"""Of a longer table, only what is different and the outputs are shown."""
 
 DESCRIPTION = (
     "Runs two ONNX models on the same inputs, aligns their values, and names the first that diverges. "
@@ -50,7 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a folder with input_0.pb …, .pb files, or an .npz; by default those of A's (or B's) dump, else made up",
     )
     parser.add_argument(
-        "--dim", action="append", metavar="NAME=N", default=[], help="the size of a symbolic dimension, 3 by default"
+        "--dim",
+        action="append",
+        type=pair,
+        metavar="NAME=N",
+        default=[],
+        help="the size of a symbolic dimension, 3 by default",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of made-up inputs")
     parser.add_argument(
@@ -67,35 +75,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def complete_models(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
     """The models and folders that a path begins, and the graphs of the dump; see ``argcomplete``."""
-    folder, slash, begun = prefix.rpartition("/")
-    start = Path(folder + slash or ".")
-    found = sorted(start.glob("*")) if start.is_dir() else []
-    files = [f"{path}/" if path.is_dir() else str(path) for path in found if path.is_dir() or path.suffix == ".onnx"]
-    near = [path for path in files if Path(path).name.startswith(begun)]
-    return near + complete_graphs(prefix, parsed_args)
+    from argcomplete.completers import FilesCompleter
 
-
-def add_runtime_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--runtime`` and ``--provider``."""
-    parser.add_argument(
-        "--runtime",
-        choices=("ort", "reference"),
-        default="ort",
-        help="ONNX Runtime, or onnx's evaluator in Python (slow, and without most of com.microsoft)",
-    )
-    parser.add_argument(
-        "--provider", metavar="NAME", help="execution provider of ONNX Runtime: cpu, cuda or CUDAExecutionProvider …"
-    )
+    return [*FilesCompleter(("onnx",))(prefix), *complete_graphs(prefix, parsed_args)]
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 1 if an output differs by more than rounding explains, 2 if the models cannot be compared."""
     from ..dumps.comparing import compare_targets, paired, targets_of
 
+    check_runtime(arguments)
     for reference in (arguments.first, arguments.second):
         if GRAPH.fullmatch(reference) and not Path(reference).exists():
             run_with(arguments, reference)  # says what is the matter where Dynamo gave it up
-    sizes = dict(map(_size, arguments.dim))
+    sizes = {name: int(size) for name, size in arguments.dim}
     first = targets_of(arguments.first, arguments.dump, arguments.stage)
     second = targets_of(arguments.second, arguments.dump, arguments.stage)
     if arguments.inputs and len(first) > 1:
@@ -115,15 +108,11 @@ def run(arguments: argparse.Namespace) -> int:
             which, more, fewer = ("A", first, second) if len(first) > len(second) else ("B", second, first)
             names = ", ".join(item.name for item in left_out)
             print(f"left out, as {which} has {len(more)} models and the other {len(fewer)}: {names}")
-        _hint(arguments, comparisons)
+        if not all(item.ok for item in comparisons) and arguments.runtime == "ort" and arguments.provider is None:
+            print(try_again(arguments, "--runtime", "reference"))
+        elif not arguments.optimize:
+            print(try_again(arguments, "--optimize"))
     return 0 if all(item.ok for item in comparisons) else 1
-
-
-def _size(text: str) -> tuple[str, int]:
-    name, _, size = text.partition("=")
-    if not name or not size.isdigit():
-        raise ValueError(f"--dim {text}: expected a name and a size, as in --dim batch=3")
-    return name, int(size)
 
 
 def _inputs(path: str, dump: str | None) -> str:
@@ -144,77 +133,44 @@ def _runtime(arguments: argparse.Namespace) -> Runtime:
 
     settings = Settings()
     if arguments.provider is not None:
-        if arguments.runtime == "reference":
-            raise ValueError("--provider is for --runtime ort; the reference evaluator has no execution providers")
         settings = Settings(providers=(available_provider(arguments.provider),))
     return Runtime(arguments.runtime, settings, arguments.optimize)
 
 
 def comparison_text(comparison: Comparison, *, everything: bool) -> str:
     """The table of a comparison, its legend, its notes, and the verdict."""
-    from ..dumps.differences import LEGEND
+    from ..dumps.differences import EQUAL
 
-    rows, left_out = _shown(comparison, everything)
+    shown = list(comparison.rows)
+    if len(shown) > _MOST_ROWS and not everything:
+        outputs = {id(row) for row in comparison.outputs}
+        shown = [row for row in shown if row.mark != EQUAL or id(row) in outputs][:_MOST_ROWS]
     headers = ("", "kind", "type", "shape", "digest", "operator", "name", "operator of B", "name in B", "difference")
-    table = fit_table([_cells(row, row is comparison.first_different) for row in rows], headers)
     lines = [f"A  {comparison.names[0]}", f"B  {comparison.names[1]}", ""]
     lines += [f"note: {note}" for note in comparison.notes]
-    lines += [""] * bool(comparison.notes) + [table, ""]
-    if left_out:
-        lines += [f"{left_out} rows that say less are left out; --all shows them", *_counts(comparison.rows), ""]
-    marks = [mark for mark in LEGEND if any(row.mark == mark for row in comparison.rows)]
-    lines.append("; ".join(f"{mark} {LEGEND[mark]}" for mark in marks))
+    lines += [""] * bool(comparison.notes)
+    lines += [fit_table([_cells(row, row is comparison.first_different) for row in shown], headers), ""]
+    marks = collections.Counter(row.mark for row in comparison.rows)
+    if len(shown) < len(comparison.rows):
+        counts = ", ".join(f"{number} {mark}" for mark, number in marks.items())
+        lines += [f"{len(comparison.rows)} rows: {counts}; --all shows them", ""]
+    lines.append(legend_text(marks))
     measure = "10 times what one unit of rounding in all inputs and weights makes there, and " * comparison.measured
     lines += [f"Rounding explains {measure}64 units of the dtype (4 of float16 and bfloat16) at the largest value.", ""]
     lines.append(f"{comparison.verdict}{_worst(comparison)}")
     return "\n".join(lines) + "\n"
 
 
-def _shown(comparison: Comparison, everything: bool) -> tuple[list[Row], int]:
-    """The rows to show: of a long table those around the first different one, or the nearest to it, and the outputs."""
-    rows = list(comparison.rows)
-    if everything or len(rows) <= _MOST_ROWS:
-        return rows, 0
-    first = next((i for i, row in enumerate(rows) if row is comparison.first_different), None)
-    if first is None:
-        order = sorted(range(len(rows)), key=lambda i: _share(rows[i]), reverse=True)
-        chosen = set(order[:_AROUND])
-    else:
-        chosen = set(range(first - _AROUND, first + _AROUND + 1))
-    outputs = {id(row) for row in comparison.outputs}
-    shown = [row for i, row in enumerate(rows) if i in chosen or id(row) in outputs][:_MOST_ROWS]
-    return shown, len(rows) - len(shown)
-
-
-def _share(row: Row) -> float:
-    """How much of what rounding explains a difference is."""
-    if row.difference is None or row.difference.is_equal:
-        return 0.0
-    return row.difference.max_abs / row.limit if row.limit else 1.0
-
-
-def _counts(rows: Sequence[Row]) -> list[str]:
-    """For each kind of value, how many rows have which mark."""
+def legend_text(marks: Collection[str]) -> str:
+    """What the marks mean."""
     from ..dumps.differences import LEGEND
 
-    found: dict[str, dict[str, int]] = {}
-    for row in rows:
-        side = row.first or row.second
-        assert side is not None
-        marks = found.setdefault(side.kind, dict.fromkeys(LEGEND, 0))
-        marks[row.mark] += 1
-    return [
-        f"{kind}s: {', '.join(f'{number} {mark}' for mark, number in marks.items() if number)}"
-        for kind, marks in found.items()
-    ]
+    return "; ".join(f"{mark} {said}" for mark, said in LEGEND.items() if mark in marks)
 
 
 def _cells(row: Row, is_first: bool) -> Sequence[object]:
     side = row.first or row.second
     assert side is not None
-    difference = ""
-    if row.difference is not None:
-        difference = "0" if row.difference.is_equal else _amount(row)
     return (
         f"{row.mark}{'>' * is_first}",
         side.kind,
@@ -225,18 +181,19 @@ def _cells(row: Row, is_first: bool) -> Sequence[object]:
         row.first and row.first.name,
         row.second and row.second.operator,
         row.second and row.second.name,
-        difference,
+        row.difference and amount(row.difference),
     )
 
 
-def _amount(row: Row) -> str:
-    found = row.difference
-    assert found is not None
-    if found.what:
-        return found.what
-    if found.nonfinite:
-        return f"{found.nonfinite} NaN or infinite"
-    return f"{found.max_abs:.1e}" if found.dtype else f"{found.differing} differ"
+def amount(difference: Difference) -> str:
+    """How much is different, in a word or two."""
+    if difference.is_equal:
+        return "0"
+    if difference.what:
+        return difference.what
+    if difference.nonfinite:
+        return f"{difference.nonfinite} NaN or infinite"
+    return f"{difference.max_abs:.1e}" if difference.dtype else f"{difference.differing} differ"
 
 
 def _both(first: str | None, second: str | None) -> str:
@@ -253,39 +210,17 @@ def _shape(side: Side | None) -> str | None:
 
 
 def _worst(comparison: Comparison) -> str:
-    """The largest difference of the outputs, in words."""
-    found = [row for row in comparison.outputs if row.difference is not None and row.difference.dtype]
-    if not found or not comparison.ok:
+    """The largest difference of the outputs, where all are right."""
+    found = [(row.difference, row) for row in comparison.outputs if row.difference and not row.difference.is_equal]
+    if not comparison.ok:
         return ""
-    worst = max(found, key=lambda row: row.difference.relative if row.difference is not None else 0.0)
-    assert worst.difference is not None
-    if worst.difference.is_equal:
+    if not found:
         return ": all outputs are equal"
-    return (
-        f": the output that differs most is {worst.name}, by {worst.difference.max_abs:.1e} at values up to "
-        f"{worst.difference.scale:.2g}; rounding explains {worst.limit:.1e}"
-    )
-
-
-def _hint(arguments: argparse.Namespace, comparisons: Sequence[Comparison]) -> None:
-    """The same comparison, run in another way."""
-    words = ["compare", arguments.first, arguments.second]
-    words += ["--inputs", *arguments.inputs] if arguments.inputs else []
-    for item in arguments.dim:
-        words += ["--dim", item]
-    words += ["--seed", str(arguments.seed)] if arguments.seed else []
-    words += ["--stage", arguments.stage] if arguments.stage != "onnx" else []
-    if not all(item.ok for item in comparisons) and arguments.runtime == "ort":
-        print(try_next(arguments, *words, "--runtime", "reference"))
-    elif not arguments.optimize:
-        words += ["--runtime", arguments.runtime] if arguments.runtime != "ort" else []
-        words += ["--provider", arguments.provider] if arguments.provider is not None else []
-        print(try_next(arguments, *words, "--optimize"))
+    worst, row = max(found, key=lambda item: item[0].relative)
+    return f": {row.name} differs most, by {amount(worst)}; rounding explains {row.limit:.1e}"
 
 
 def _as_json(comparison: Comparison) -> dict[str, object]:
-    import dataclasses
-
     def row_as_json(row: Row) -> dict[str, object]:
         return {
             "mark": row.mark,

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..tables import fit_table
-from .common import add_graph_arguments, add_repeat_arguments, for_each_graph, try_next
+from .common import add_graph_arguments, add_repeat_arguments, for_each_graph, try_again
 
 if TYPE_CHECKING:
-    from ..dumps.determinism import RegionDeterminism, UnstableValue
+    from ..dumps.determinism import RegionDeterminism
     from ..dumps.reading import DumpedGraph
 
 
@@ -41,53 +41,42 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _text(graph: DumpedGraph, regions: Sequence[RegionDeterminism], arguments: argparse.Namespace) -> str:
     runs = arguments.runs
-    if not regions:
-        return f"{graph.name}: nothing of it ran on ONNX Runtime\n"
-    values = [(item, "node", value) for item in regions for value in item.values]
-    values += [(item, "result", value) for item in regions for value in item.results]
+    values = [("node", value) for item in regions for value in item.values]
+    values += [("result", value) for item in regions for value in item.results]
     threads, other = regions[0].threads
     how = f"{runs + 1} runs with {_threads(threads)}, one with {other}"
     if not values:
-        same = [] if arguments.threads is None else ["--threads", str(arguments.threads)]
-        more = try_next(arguments, "determinism", graph.reference, "--runs", str(10 * runs), *same)
+        more = try_again(arguments, "--runs", str(10 * runs))
         return f"{graph.name}: the same bits each time, {how}\nA race is a matter of chance. {more}\n"
-    lines = []
-    culprit = next((value for _, kind, value in values if kind == "node" and not value.is_rounding), None)
+    culprit = next((value for kind, value in values if kind == "node" and not value.is_rounding), None)
     if culprit is not None:
         alone = ", also alone on the same inputs" if culprit.differs_alone else ""
         where = culprit.source or "no source line"
-        lines.append(
-            f"{graph.name}: not deterministic: {culprit.fx_node or culprit.value} ({where}), {culprit.operator}{alone}"
-        )
-    elif all(value.is_rounding for _, _, value in values):
-        lines.append(f"{graph.name}: differs by rounding only")
+        said = f"not deterministic: {culprit.fx_node or culprit.value} ({where}), {culprit.operator}{alone}"
+    elif all(value.is_rounding for _, value in values):
+        said = "differs by rounding only"
     else:
-        lines.append(f"{graph.name}: results differ by more than rounding, and no node did when all were looked at")
-    lines += [f"{how}; nodes whose inputs were the same, and results of regions:", ""]
+        said = "results differ by more than rounding, and no node did when all were looked at"
+    lines = [f"{graph.name}: {said}", f"{how}; nodes whose inputs were the same, and results of regions:", ""]
     rows = [
         (
             kind,
             value.fx_node or value.value,
             value.operator,
-            _runs(value, runs),
+            f"{value.differing_runs} of {runs}"
+            if value.other_threads == value.threads
+            else _threads(value.other_threads),
             f"{value.difference.max_abs:.2e}",
             "rounding" if value.is_rounding else "more",
             value.module,
             value.source,
         )
-        for _, kind, value in values
+        for kind, value in values
     ]
     lines.append(fit_table(rows, ["what", "value", "operator", "differs in", "by up to", "is", "module", "source"]))
     if culprit is not None:
-        lines += ["", try_next(arguments, "determinism", graph.reference, "--threads", "1")]
+        lines += ["", try_again(arguments, "--threads", "1")]
     return "\n".join(lines) + "\n"
-
-
-def _runs(value: UnstableValue, runs: int) -> str:
-    """In which runs a value differs."""
-    if value.other_threads == value.threads:
-        return f"{value.differing_runs} of {runs}"
-    return _threads(value.other_threads)
 
 
 def _threads(number: int) -> str:

@@ -1,10 +1,4 @@
-"""``dynamo-backends diff``: what changed between two stages of a graph, node by node.
-
-::
-
-    dynamo-backends diff 0/forward joint aten
-    dynamo-backends diff 0/forward post_grad onnx
-"""
+"""``dynamo-backends diff``: what changed between two stages of a graph, node by node."""
 
 from __future__ import annotations
 
@@ -16,14 +10,7 @@ from collections.abc import Iterator
 from ..dumps.reading import DumpedGraph
 from ..dumps.stage_diff import Change, StageDiff, diff_stages
 from ..dumps.stage_graphs import STAGES
-from .common import (
-    add_graph_arguments,
-    is_coloured,
-    print_json,
-    run_with,
-    short_path,
-    try_next,
-)
+from .common import add_graph_arguments, is_coloured, print_json, run_with, short_path, try_next
 
 _MARKS = {"added": "+", "removed": "-", "changed": "~", "translated": ">", "renamed": "="}
 _COLOURS = {"added": "\x1b[32m", "removed": "\x1b[31m", "changed": "\x1b[33m", "translated": "\x1b[36m", "renamed": ""}
@@ -53,17 +40,12 @@ def run(arguments: argparse.Namespace) -> int:
             if (item.before, item.after) not in [(other.before, other.after) for _, other in found]:
                 found.append((graph, item))  # a forward and its backward share Dynamo's graph
     if arguments.json:
-        print_json([{"graph": graph.reference, **_as_json(item)} for graph, item in found])
+        print_json([{"graph": graph.reference, **dataclasses.asdict(item)} for graph, item in found])
         return 0
     for i, (_, item) in enumerate(found):
         sys.stdout.write(("\n" if i else "") + diff_text(item, coloured=is_coloured(sys.stdout)))
     print("\n" + try_next(arguments, "show", found[0][0].short_reference, "--stage", arguments.after))
     return 0
-
-
-def _as_json(item: StageDiff) -> dict[str, object]:
-    """Without the nodes that are the same."""
-    return dataclasses.asdict(item)
 
 
 def diff_text(item: StageDiff, *, coloured: bool = False) -> str:

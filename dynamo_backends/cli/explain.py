@@ -1,16 +1,10 @@
-"""``dynamo-backends explain``: what ``torch.compile`` makes of a model, and what of it would run on ONNX Runtime.
-
-::
-
-    dynamo-backends explain bert
-    dynamo-backends explain my_model.py:make --train --json
-"""
+"""``dynamo-backends explain``: what ``torch.compile`` makes of a model, and what of it would run on ONNX Runtime."""
 
 from __future__ import annotations
 
 import argparse
 
-from .common import add_json_argument, add_options_argument, named_values, print_json
+from .common import add_json_argument, add_options_argument, print_json
 from .trace import add_model_argument
 
 DESCRIPTION = (
@@ -38,13 +32,14 @@ def run(arguments: argparse.Namespace) -> int:
     from ..explaining import explain
     from ..options import options_from_text
 
-    texts = named_values(arguments.options)
     loaded = load(Case(arguments.model, "train" if arguments.train else "inference"))
     inputs = loaded.inputs[0]
     import torch
 
     with torch.set_grad_enabled(arguments.train):
-        explained = explain(loaded.model, options=options_from_text(texts), dynamic=arguments.dynamic or None)
+        explained = explain(
+            loaded.model, options=options_from_text(dict(arguments.options)), dynamic=arguments.dynamic or None
+        )
         explanation = explained(*inputs.args, **inputs.kwargs)
     if arguments.json:
         print_json(explanation.as_json())

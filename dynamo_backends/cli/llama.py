@@ -1,12 +1,8 @@
-"""The Llama of the demo, or a part of it: one layer, random weights, 2x1024 tokens, from ``transformers``.
-
-Importing this module needs ``transformers``; nothing is downloaded.
-"""
+"""The Llama of the demo, or a part of it: one layer, random weights, 2x1024 tokens, from ``transformers``."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -35,34 +31,20 @@ def llama_config() -> LlamaConfig:
     )
 
 
-class Attention(torch.nn.Module):
-    """The attention of the first layer with its rotary position embedding."""
+class Layer(torch.nn.Module):
+    """The first decoder layer, attention and feed-forward, each normalized; or its attention only."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, layer: type[torch.nn.Module] = LlamaDecoderLayer) -> None:
         super().__init__()
         self.rotary = LlamaRotaryEmbedding(config)
-        self.attention = LlamaAttention(config, layer_idx=0)
+        self.layer = layer(config, 0)
 
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor
     ) -> torch.Tensor:
         positions = self.rotary(hidden_states, position_ids)
-        return self.attention(hidden_states, positions, attention_mask)[0]
-
-
-class Decoder(torch.nn.Module):
-    """The first decoder layer: attention and feed-forward, each normalized."""
-
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        self.rotary = LlamaRotaryEmbedding(config)
-        self.layer = LlamaDecoderLayer(config, layer_idx=0)
-
-    def forward(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor
-    ) -> torch.Tensor:
-        positions = self.rotary(hidden_states, position_ids)
-        return self.layer(hidden_states, attention_mask, position_ids, position_embeddings=positions)
+        result = self.layer(hidden_states=hidden_states, attention_mask=attention_mask, position_embeddings=positions)
+        return result[0] if isinstance(result, tuple) else result
 
 
 class Model(torch.nn.Module):
@@ -77,8 +59,8 @@ class Model(torch.nn.Module):
 
 
 _MODULES: dict[str, Callable[[LlamaConfig], torch.nn.Module]] = {
-    "attention": Attention,
-    "decoder": Decoder,
+    "attention": lambda config: Layer(config, LlamaAttention),
+    "decoder": Layer,
     "model": Model,
 }
 
@@ -107,14 +89,6 @@ def inputs(part: str, batch: int = BATCH, length: int = LENGTH, seed: int = SEED
     return hidden_states, blocked.expand(batch, 1, length, length).contiguous(), positions
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What one step gave: the output, and the gradient of each parameter by name (none without backward)."""
-
-    output: torch.Tensor
-    gradients: dict[str, torch.Tensor]
-
-
 def step(
     module: torch.nn.Module,
     call: Callable[..., torch.Tensor],
@@ -122,7 +96,7 @@ def step(
     *,
     backward: bool,
     mixed: bool,
-) -> Result:
+) -> dict[str, torch.Tensor]:
     """One forward, and with ``backward`` one backward from a random gradient of the output.
 
     Args:
@@ -131,14 +105,19 @@ def step(
         args: see ``inputs``.
         backward: whether the backward runs too.
         mixed: whether the forward runs under autocast to bfloat16.
+
+    Returns:
+        The output, and the gradient of each parameter, by name.
     """
     module.zero_grad(set_to_none=True)
     autocast = torch.autocast("cpu", dtype=torch.bfloat16) if mixed else contextlib.nullcontext()
     with autocast, torch.set_grad_enabled(backward):
         output = call(*args)
     if not backward:
-        return Result(output, {})
+        return {"the output": output}
     tangent = torch.randn(output.shape, generator=torch.Generator().manual_seed(SEED)).to(output.dtype)
     output.backward(tangent)
-    gradients = {name: value.grad for name, value in module.named_parameters() if value.grad is not None}
-    return Result(output.detach(), gradients)
+    gradients = {
+        f"the gradient of {name}": value.grad for name, value in module.named_parameters() if value.grad is not None
+    }
+    return {"the output": output.detach(), **gradients}

@@ -1,10 +1,4 @@
-"""``dynamo-backends ls``: the runs and graphs of a dump.
-
-::
-
-    dynamo-backends ls                  # the runs under ./onnx_debug, and the graphs of the latest
-    dynamo-backends ls onnx_debug/run_20260131_120000_pid4711
-"""
+"""``dynamo-backends ls``: the runs and graphs of a dump."""
 
 from __future__ import annotations
 
@@ -43,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.dump) if arguments.dump is not None else default_folder()
     runs = [] if (folder / "manifest.json").exists() else runs_in(folder)
     if len(runs) > 1 and not arguments.json:
-        print(runs_text(runs) + "\n")
+        print(_runs_text(runs) + "\n")
     dumped = find_run(folder)
     dynamo_graphs, graphs = dynamo_graphs_of_run(dumped), graphs_of_run(dumped)
     code = 1 if any(graph.diverges for graph in graphs) else 0
@@ -57,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
             }
         )
         return code
-    text = graphs_text(dynamo_graphs, graphs)
+    text = _graphs_text(dynamo_graphs, graphs)
     sys.stdout.write(f"{short_path(str(dumped.folder))}\n\n{text}")
     for graph in graphs:
         if graph.diverges and str(graph.verdict) not in text:  # a narrow terminal cut it
@@ -73,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def runs_text(runs: Sequence[RunSummary]) -> str:
+def _runs_text(runs: Sequence[RunSummary]) -> str:
     """The runs as a table."""
     rows = [
         (short_path(item.folder), item.started.replace("+00:00", "Z"), item.graphs, item.diverging, item.not_ok)
@@ -84,7 +78,7 @@ def runs_text(runs: Sequence[RunSummary]) -> str:
     return fit_table(rows, ("run", "started", "graphs", "diverge", "not compared"))
 
 
-def graphs_text(dynamo_graphs: Sequence[DynamoGraphSummary], graphs: Sequence[GraphSummary]) -> str:
+def _graphs_text(dynamo_graphs: Sequence[DynamoGraphSummary], graphs: Sequence[GraphSummary]) -> str:
     """The graphs of a run as tables: where they come from, compile time, verdicts."""
     if not dynamo_graphs and not graphs:
         return "nothing was compiled\n"
@@ -102,21 +96,25 @@ def graphs_text(dynamo_graphs: Sequence[DynamoGraphSummary], graphs: Sequence[Gr
         for name, seconds in taken
     ]
     if graphs:
-        text += fit_table(rows, ("compile s", *stages, "together")) + "\n\n"
-        rows = [
-            (
-                graph.reference,
-                graph.nodes,
-                f"{graph.share_on_onnx:.1%}",
-                f"{graph.compared_runs} of {graph.runs}",
-                _error(graph),
-                "-" if graph.eager_error is None else f"{graph.eager_error:.1e}",
-                graph.verdict or "not compared",
-            )
-            for graph in graphs
-        ]
-        text += fit_table(rows, ("graph", "nodes", "on ONNX", "compared", "worst error", "eager's", "verdict")) + "\n"
+        text += f"{fit_table(rows, ('compile s', *stages, 'together'))}\n\n{verdicts_text(graphs)}\n"
     return text
+
+
+def verdicts_text(graphs: Sequence[GraphSummary]) -> str:
+    """The verdicts on graphs as a table."""
+    rows = [
+        (
+            graph.reference,
+            graph.nodes,
+            f"{graph.share_on_onnx:.1%}",
+            f"{graph.compared_runs} of {graph.runs}",
+            _error(graph),
+            "-" if graph.eager_error is None else f"{graph.eager_error:.1e}",
+            graph.verdict or "not compared",
+        )
+        for graph in graphs
+    ]
+    return fit_table(rows, ("graph", "nodes", "on ONNX", "compared", "worst error", "eager's", "verdict"))
 
 
 def _uncompared_text(graphs: Sequence[GraphSummary]) -> str:

@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from ..dumps.nonfinite import Birth, Nonfinite
     from ..dumps.reading import DumpedGraph
 
-_MOST = 10
-"""Rows of a table; --json has all."""
-
-
 DESCRIPTION = (
     "Says where NaN and infinities come from in the compared run of a graph, also where they are "
     "masked later, and whether eager has them too. Exit code 1 if one is born in a node."
@@ -45,17 +41,14 @@ def _text(graph: DumpedGraph, found: Nonfinite, arguments: argparse.Namespace) -
     if found.births:
         lines += _first(graph, found.births[0])
         if len(found.births) > 1:
-            title = f"all {len(found.births)}, in the order they run"
-            lines += ["", f"{title}{_cut(found.births)}:", _table(found.births)]
+            lines += ["", f"all {len(found.births)}, in the order they run:", _table(found.births)]
     else:
         lines.append(f"{graph.name}: no node makes NaN or infinities of finite inputs; {found.values} values")
     if found.meant:
         title = "asked for by an infinite number in the code, as of a mask, or memory that is not written yet"
-        lines += ["", f"{title}{_cut(found.meant)}:", _table(found.meant)]
+        lines += ["", f"{title}:", _table(found.meant)]
     if found.given:
-        more = len(found.given) - _MOST
-        names = ", ".join(found.given[:_MOST]) + (f" and {more} more" if more > 0 else "")
-        lines += ["", f"given to the graph: {names}"]
+        lines += ["", f"given to the graph: {', '.join(found.given)}"]
     if found.births:
         lines += ["", try_next(arguments, "show", graph.reference, "--stage", "aten")]
     return "\n".join(lines) + "\n"
@@ -125,10 +118,6 @@ def _table(births: Sequence[Birth]) -> str:
             birth.module,
             birth.source,
         )
-        for birth in births[:_MOST]
+        for birth in births
     ]
     return fit_table(rows, ["node", "kind", "operator", "in", "then", "module", "source"])
-
-
-def _cut(births: Sequence[Birth]) -> str:
-    return f", the first {_MOST}" if len(births) > _MOST else ""

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import dataclasses
 import importlib
 import importlib.util
-import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..captures import CapturedCall, as_argument, find_calls
 from ..tables import fit_table
-from .common import add_json_argument, positive, print_json
+from .common import add_json_argument, positive, print_json, say
 
 if TYPE_CHECKING:
     from ..op_tools.running import RunCall
@@ -58,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Lists or runs captured calls; returns the exit code."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # modules of the user's, behind all others: a file here hides no package
     return _ls(arguments) if arguments.action == "ls" else _run(arguments)
 
 
@@ -65,22 +65,7 @@ def _ls(arguments: argparse.Namespace) -> int:
     calls = find_calls(arguments.folder)
     if arguments.json:
         print_json(
-            [
-                {
-                    "folder": str(call.folder),
-                    "operator": call.operator,
-                    "number": call.number,
-                    "level": call.level,
-                    "source": call.source,
-                    "args": call.args,
-                    "kwargs": call.kwargs,
-                    "bytes": call.bytes,
-                    "files": call.files,
-                    "module": call.module,
-                    "not_again": _not_again(call),
-                }
-                for call in calls
-            ]
+            [{**dataclasses.asdict(call), "folder": str(call.folder), "not_again": _not_again(call)} for call in calls]
         )
         return 0
     rows = [
@@ -88,7 +73,7 @@ def _ls(arguments: argparse.Namespace) -> int:
             call.operator,
             call.number,
             call.call.removeprefix(call.operator),
-            _files(call.files),
+            ", ".join(call.files),
             _size(call.bytes),
             call.source,
         )
@@ -109,28 +94,11 @@ def _not_again(call: CapturedCall) -> str:
     """Why a call cannot be run again here; ``""`` if nothing is known against it."""
     if call.not_again or not call.module:
         return call.not_again
-    with importing_from_here():
-        try:
-            found = importlib.util.find_spec(call.module.partition(".")[0]) is not None
-        except (ImportError, ValueError):  # a module of that name is there, and has no place
-            found = call.module in sys.modules
-    return "" if found else f"the module {call.module}, which registers the operator, is not found from here"
-
-
-@contextlib.contextmanager
-def importing_from_here() -> Iterator[None]:
-    """Modules are looked for in the current folder too, behind all others: a file there hides no package."""
-    before = list(sys.path)
-    sys.path.append(os.getcwd())
     try:
-        yield
-    finally:
-        sys.path[:] = before
-
-
-def _files(files: Any) -> str:
-    has_gradients = "grad_inputs" in files
-    return "input" + (", output" if "output" in files else "") + (", gradients" if has_gradients else "")
+        found = importlib.util.find_spec(call.module.partition(".")[0]) is not None
+    except (ImportError, ValueError):  # a module of that name is there, and has no place
+        found = call.module in sys.modules
+    return "" if found else f"the module {call.module}, which registers the operator, is not found from here"
 
 
 def _size(count: int) -> str:
@@ -140,38 +108,25 @@ def _size(count: int) -> str:
 def _run(arguments: argparse.Namespace) -> int:
     calls = find_calls(arguments.folder)
     importlib.import_module("dynamo_backends.installation")
-    if arguments.modules and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # behind all others: a file of the user's hides no package
     for module in arguments.modules:
         try:
-            with importing_from_here():
-                importlib.import_module(module)
+            importlib.import_module(module)
         except ImportError as error:
             raise ValueError(f"--import {module}: {error}") from error
-    from ..captures import CaptureError
     from ..op_tools.running import load_call, run_call
 
     results: list[RunCall] = []
     failed: dict[str, str] = {}
     for call in calls:
         try:
-            loaded = load_call(call)
-        except CaptureError as error:
-            if len(calls) == 1:
-                raise
-            failed[str(call.folder)] = str(error).removeprefix(f"{call.folder}: ")
-            continue
-        try:
             result = run_call(
-                loaded,
+                load_call(call),
                 runs=arguments.runs,
                 forward_only=arguments.forward_only,
                 compare=arguments.compare,
                 runtime=arguments.runtime,
             )
         except Exception as error:  # the operator's own, or the runtime's
-            if len(calls) == 1:
-                raise ValueError(f"{call.call}: {type(error).__name__}: {error}") from error
             failed[str(call.folder)] = f"{type(error).__name__}: {error}"
             continue
         results.append(result)
@@ -180,7 +135,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"ran": [_as_json(result) for result in results], "failed": failed})
     for folder, why in failed.items():
-        sys.stderr.write(f"dynamo-backends op run: {folder}: {why.splitlines()[0]}\n")
+        say(f"dynamo-backends op run: {folder}: {why.splitlines()[0]}")
     if any(not result.ok for result in results):
         return 1
     return 2 if failed else 0
@@ -195,25 +150,18 @@ def _text(result: RunCall) -> str:
     ]
     lines.append(fit_table(rows, ["run", "forward", "backward"]))
     verdicts = {verdict.value: verdict for verdict in result.verdicts}
-    names = list(dict.fromkeys([*verdicts, *result.recorded]))
     compared = []
-    for name in names:
-        verdict = verdicts.get(name)
-        compared.append(
-            (
-                name,
-                f"{result.recorded[name]:.3g}" if name in result.recorded else "",
-                "" if verdict is None else f"{verdict.max_diff:.3g}",
-                "" if verdict is None or verdict.allowed is None else f"{verdict.allowed:.3g}",
-                "" if verdict is None else ("yes" if verdict.allclose else "NO"),
-                "" if verdict is None else verdict.complaint,
-            )
-        )
-    if verdicts:
+    for name in dict.fromkeys([*verdicts, *result.recorded]):
+        row: list[Any] = [name, f"{result.recorded[name]:.3g}" if name in result.recorded else ""]
+        if name in verdicts:
+            verdict = verdicts[name]
+            allowed = "" if verdict.allowed is None else f"{verdict.allowed:.3g}"
+            right = "yes" if verdict.allclose else "NO"
+            row += [f"{verdict.max_diff:.3g}", allowed, right, verdict.complaint]
+        compared.append([*row, *[""] * (6 - len(row))])
+    if compared:
         headers = ["value", "to the captured", "to float64", "allowed", "allclose", "complaint"]
         lines.append(fit_table(compared, headers))
-    elif compared:
-        lines.append(fit_table([row[:2] for row in compared], ["value", "to the captured"]))
     if result.not_compared:
         lines.append(f"not compared with float64: {result.not_compared}")
     return "\n".join(lines) + "\n\n"
@@ -226,7 +174,7 @@ def _as_json(result: RunCall) -> dict[str, Any]:
         "forward_seconds": result.forward,
         "backward_seconds": result.backward,
         "difference_to_captured": result.recorded,
-        "verdicts": [json.loads(json.dumps(vars(verdict))) for verdict in result.verdicts],
+        "verdicts": [vars(verdict) for verdict in result.verdicts],
         "not_compared": result.not_compared,
         "ok": result.ok,
     }

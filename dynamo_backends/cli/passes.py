@@ -1,15 +1,9 @@
-"""``dynamo-backends passes``: which passes there are, what they did in a dump, and why one fired or did not.
-
-::
-
-    dynamo-backends passes                                       # all: sentence, stage, default
-    dynamo-backends passes onnx_debug                            # what they did in the latest run of that folder
-    dynamo-backends passes onnx_debug --why onnx.attention      # where it fired, with the diff; and its near misses
-"""
+"""``dynamo-backends passes``: which passes there are, what they did in a dump, and why one fired or did not."""
 
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import importlib
 import re
@@ -26,6 +20,11 @@ from .common import add_dump_arguments, print_json, short_path, try_next
 if TYPE_CHECKING:
     from passes.engine.manager import Pass
 
+_MOST_LINES = 40
+"""Of a diff that are shown."""
+
+_LISTED = 6
+"""Nodes that are named, of those with one reason."""
 
 DESCRIPTION = "Lists all passes; with a dump folder of onnx_debug, shows what each did there."
 
@@ -40,43 +39,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints what was asked for. Exit code 2 if the dump or the pass is not there."""
-    why, as_json = arguments.why, arguments.json
-    if arguments.dump is None and why is None:
-        if as_json:
+    if arguments.dump is None and arguments.why is None:
+        passes = _all_passes()
+        if arguments.json:
             keys = ("stage", "name", "default", "sentence")
-            print_json([{key: getattr(item, key) for key in keys} for item in _all_passes()])
+            print_json([{key: getattr(item, key) for key in keys} for item in passes])
         else:
-            sys.stdout.write(list_text())
+            rows = [(item.stage, item.name, "on" if item.default else "off", item.sentence) for item in passes]
+            print(fit_table(rows, ("stage", "pass", "default", "what it does")))
+            print("\nSwitch them with options={'passes': {'disable': ['joint.*'], 'enable': [...]}}.")
         return 0
-    dumped = find_run(arguments.dump)
-    manifest = {"dynamo_graphs": dumped.dynamo_graphs, "graphs": [graph.entry for graph in dumped.graphs]}
-    if why is not None:
-        text = why_text(manifest, why, dumped)  # raises, if there is no such pass
-        if as_json:
-            results = [run for run in _runs(manifest) if run.result["name"] == why]
-            misses = [{"graph": run.graph, **miss} for run in results for miss in run.result["refusals"]]
-            fired = [_fired_as_json(run, dumped) for run in results if run.result["fired"]]
-            number = sum(run.result["fired"] for run in results)
-            print_json({"name": why, "fired": number, "fired_in": fired, "near_misses": misses})
+    results = list(_results(find_run(arguments.dump)))
+    if arguments.why is not None:
+        results = _of_pass(results, arguments.why)
+        if arguments.json:
+            print_json(_why_as_json(arguments.why, results))
         else:
-            sys.stdout.write(text)
+            sys.stdout.write(why_text(arguments.why, results))
         return 0
-    done = _done(manifest)
-    if as_json:
+    done = _done(results)
+    if arguments.json:
         print_json([dataclasses.asdict(item) for item in done])
         return 0
-    sys.stdout.write(report_text(manifest))
+    sys.stdout.write(_done_text(done))
     missed = next((item.name for item in done if item.near_misses), None)
     if missed is not None:
         print("\n" + try_next(arguments, "passes", "--why", missed))
     return 0
-
-
-def list_text() -> str:
-    """All passes in the order they run."""
-    rows = [(item.stage, item.name, "on" if item.default else "off", item.sentence) for item in _all_passes()]
-    table = fit_table(rows, ("stage", "pass", "default", "what it does"))
-    return f"{table}\n\nSwitch them with options={{'passes': {{'disable': ['joint.*'], 'enable': [...]}}}}.\n"
 
 
 def _all_passes() -> Sequence[Pass]:
@@ -88,76 +77,74 @@ def _all_passes() -> Sequence[Pass]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Run:
-    """One pass on one graph, as the manifest has it; ``folder`` has its diff, if the graph was not compiled by the
-    process that forked this one."""
+class Result:
+    """What one pass did on one graph: the manifest's entry, and the file of the diff if there is one."""
 
     graph: str
-    result: Mapping[str, Any]
-    folder: str
-
-    def diff(self, dumped: Run | None) -> Path | None:
-        """The file of its diff; ``None`` if there is none."""
-        if dumped is None:
-            return None
-        path = dumped.folder / self.folder / "passes" / f"{self.result['name']}.diff"
-        return path if path.is_file() else None
+    entry: Mapping[str, Any]
+    diff: Path | None
 
 
-def _runs(manifest: Mapping[str, Any]) -> Iterator[_Run]:
-    for graph in manifest["dynamo_graphs"]:
-        for result in graph["passes"]:
-            yield _Run(f"graph {graph['index']}", result, f"graph_{graph['index']:03d}")
-    for graph in manifest["graphs"]:
-        label = f"graph {graph['index']} {graph['direction']}"
-        folder = f"graph_{graph['index']:03d}/{graph['direction']}"
-        for result in graph["passes"]:
-            yield _Run(label, result, folder)
-        for region in graph["regions"]:
-            for result in region["passes"]:
-                yield _Run(f"{label} region {region['index']}", result, f"{folder}/region_{region['index']}")
+def _results(run: Run) -> Iterator[Result]:
+    places = [(f"graph {item['index']}", item, f"graph_{item['index']:03d}") for item in run.dynamo_graphs]
+    for graph in run.graphs:
+        places.append((graph.name, graph.entry, graph.reference))
+        for region in graph.regions:
+            label = f"{graph.name} region {region.index}"
+            places.append((label, region.entry, f"{graph.reference}/region_{region.index}"))
+    for label, owner, folder in places:
+        for entry in owner["passes"]:
+            path = run.folder / folder / "passes" / f"{entry['name']}.diff"
+            yield Result(label, entry, path if path.is_file() else None)
 
 
-@dataclasses.dataclass(frozen=True)
+def _of_pass(results: Sequence[Result], name: str) -> list[Result]:
+    """The results of one pass.
+
+    Raises:
+        ValueError: no pass of that name ran.
+    """
+    found = [result for result in results if result.entry["name"] == name]
+    if not found:
+        if name in [item.name for item in _all_passes()]:
+            raise ValueError(f"pass {name!r} did not run: it was turned off, or no graph reached its stage")
+        raise ValueError(unknown_name("pass", name, list(dict.fromkeys(item.entry["name"] for item in results))))
+    return found
+
+
+@dataclasses.dataclass
 class _Done:
     """What one pass did, over all graphs of a run."""
 
     name: str
-    graphs: int
-    fired: int
-    nodes_before: int
-    nodes_after: int
-    milliseconds: float
-    near_misses: int
-    undone: list[dict[str, str]]
+    graphs: int = 0
+    fired: int = 0
+    nodes_before: int = 0
+    nodes_after: int = 0
+    milliseconds: float = 0.0
+    near_misses: int = 0
+    undone: list[dict[str, str]] = dataclasses.field(default_factory=list)
     """``graph`` and ``reason`` of each time."""
 
 
-def _done(manifest: Mapping[str, Any]) -> list[_Done]:
-    runs: dict[str, list[_Run]] = {}
-    for run in _runs(manifest):
-        runs.setdefault(run.result["name"], []).append(run)
-    found = []
-    for name, of_pass in runs.items():
-        kept = [run.result for run in of_pass if not run.result["undone"]]
-        found.append(
-            _Done(
-                name,
-                len(of_pass),
-                sum(result["fired"] for result in kept),
-                sum(result["nodes_before"] for result in kept),
-                sum(result["nodes_after"] for result in kept),
-                sum(run.result["milliseconds"] for run in of_pass),
-                sum(len(run.result["refusals"]) for run in of_pass),
-                [{"graph": run.graph, "reason": run.result["undone"]} for run in of_pass if run.result["undone"]],
-            )
-        )
-    return found
+def _done(results: Sequence[Result]) -> list[_Done]:
+    found: dict[str, _Done] = {}
+    for result in results:
+        entry = result.entry
+        done = found.setdefault(entry["name"], _Done(entry["name"]))
+        done.graphs += 1
+        done.milliseconds += entry["milliseconds"]
+        done.near_misses += len(entry["refusals"])
+        if entry["undone"]:
+            done.undone.append({"graph": result.graph, "reason": entry["undone"]})
+        else:
+            done.fired += entry["fired"]
+            done.nodes_before += entry["nodes_before"]
+            done.nodes_after += entry["nodes_after"]
+    return list(found.values())
 
 
-def report_text(manifest: Mapping[str, Any]) -> str:
-    """What each pass did, over all graphs of a run, and which were undone."""
-    done = _done(manifest)
+def _done_text(done: Sequence[_Done]) -> str:
     if not done:
         return "No pass ran: nothing was compiled, or all passes were turned off.\n"
     rows = [
@@ -180,43 +167,57 @@ def report_text(manifest: Mapping[str, Any]) -> str:
     return text
 
 
-def why_text(manifest: Mapping[str, Any], name: str, dumped: Run | None = None) -> str:
-    """Where one pass fired, the diff of the first graph in which it did, and its near misses.
+def _why_as_json(name: str, results: Sequence[Result]) -> dict[str, object]:
+    keys = ("fired", "nodes_before", "nodes_after", "matches", "undone")
+    fired = [
+        {
+            "graph": result.graph,
+            **{key: result.entry[key] for key in keys},
+            "diff": str(result.diff) if result.diff else None,
+        }
+        for result in results
+        if result.entry["fired"]
+    ]
+    return {
+        "name": name,
+        "fired": sum(result.entry["fired"] for result in results),
+        "fired_in": fired,
+        "near_misses": [{"graph": result.graph, **miss} for result in results for miss in result.entry["refusals"]],
+    }
+
+
+def why_text(name: str, results: Sequence[Result]) -> str:
+    """Where one pass fired, the first of its diffs, and its near misses.
 
     Args:
-        manifest: ``dynamo_graphs`` and ``graphs``.
         name: of the pass.
-        dumped: the run, which has the diffs.
-
-    Raises:
-        ValueError: no pass of that name ran.
+        results: what it did.
     """
-    runs = list(_runs(manifest))
-    names = list(dict.fromkeys(run.result["name"] for run in runs))
-    if name not in names:
-        known = [item.name for item in _all_passes()]
-        if name in known:
-            raise ValueError(f"pass {name!r} did not run: it was turned off, or no graph reached its stage")
-        raise ValueError(unknown_name("pass", name, names))
-    fired = [run for run in runs if run.result["name"] == name and run.result["fired"]]
-    number = sum(run.result["fired"] for run in fired)
-    lines = [f"{name} fired {number} time{'s' * (number != 1)}."]
-    lines.extend(_fired_lines(fired, dumped))
-    misses = [(run.graph, miss) for run in runs if run.result["name"] == name for miss in run.result["refusals"]]
-    groups: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = {}
-    for graph, miss in sorted(misses, key=lambda item: _share(item[1]), reverse=True):  # close to a match first
-        own = rf"(?<![\w.]){re.escape(miss['node'])}(?![\w.])"
-        reason = re.sub(own, "it", miss["reason"])  # one for all nodes that are alike
-        groups.setdefault((miss["pattern"], reason), []).append((graph, miss))
-    for (pattern, reason), found in groups.items():
-        first = found[0][1]
-        progress = f"{first['matched']} of {first['of']} nodes matched" if first["of"] else "near miss"
-        times = f"{len(found)} times, " if len(found) > 1 else ""
-        lines.append(f"\n{times}{progress}, then: {reason}" + (f" [{pattern}]" if pattern else ""))
-        nodes: dict[str, list[str]] = {}
-        for graph, miss in found:
-            nodes.setdefault(graph, []).append(miss["node"])
-        lines.extend(f"  {graph}: at {_listed(names)}" for graph, names in nodes.items())
+    fired = [result for result in results if result.entry["fired"]]
+    lines = [f"{name} fired {_times(sum(result.entry['fired'] for result in fired))}."]
+    for result in fired:
+        entry = result.entry
+        places = f" at {_listed(entry['matches'])}" if entry["matches"] else ""
+        undone = f", and was undone: {entry['undone']}" if entry["undone"] else ""
+        size = f"{entry['nodes_before']} nodes before and {entry['nodes_after']} after"
+        path = f"; {short_path(str(result.diff))}" if result.diff else ""
+        lines.append(f"  {result.graph}: {_times(entry['fired'])}{places}{undone}, {size}{path}")
+    diff = next((result.diff for result in fired if result.diff), None)
+    if diff is not None:
+        changed = diff.read_text(encoding="utf-8").splitlines()
+        lines += ["", *changed[:_MOST_LINES]]
+        if len(changed) > _MOST_LINES:
+            lines.append(f"... {len(changed) - _MOST_LINES} more lines in {short_path(str(diff))}")
+    misses = [(result.graph, miss) for result in results for miss in result.entry["refusals"]]
+    misses.sort(key=lambda item: -item[1]["matched"] / (item[1]["of"] or 1))  # close to a match first
+    groups = collections.defaultdict(list)
+    for graph, miss in misses:
+        progress = f"{miss['matched']} of {miss['of']} nodes matched" if miss["of"] else "near miss"
+        pattern = f" [{miss['pattern']}]" if miss["pattern"] else ""
+        reason = re.sub(rf"(?<![\w.]){re.escape(miss['node'])}(?![\w.])", "it", miss["reason"])
+        groups[f"\n{progress}, then: {reason}{pattern}"].append(f"{miss['node']} ({graph})")
+    for heading, nodes in groups.items():
+        lines += [heading, f"  at {_listed(nodes)}"]
     if not misses and not fired:
         lines.append("No near misses: nothing in the graphs looks like what it replaces.")
     if fired:
@@ -224,41 +225,9 @@ def why_text(manifest: Mapping[str, Any], name: str, dumped: Run | None = None) 
     return "\n".join(lines) + "\n"
 
 
-def _fired_lines(fired: Sequence[_Run], dumped: Run | None) -> Iterator[str]:
-    """Where a pass fired, and the first of its diffs."""
-    files = [path for run in fired if (path := run.diff(dumped)) is not None]
-    for run in fired:
-        result, path = run.result, run.diff(dumped)
-        places = f" at {_listed(result['matches'])}" if result["matches"] else ""
-        undone = f", and was undone: {result['undone']}" if result["undone"] else ""
-        times = f"{result['fired']} time{'s' * (result['fired'] != 1)}{places}{undone}"
-        nodes = f"{result['nodes_before']} nodes before and {result['nodes_after']} after"
-        yield f"  {run.graph}: {times}, {nodes}" + (f"; {short_path(str(path))}" if path else "")
-    if files:
-        diff = files[0].read_text(encoding="utf-8").splitlines()
-        yield "\n" + "\n".join(diff[:_MOST_LINES])
-        if len(diff) > _MOST_LINES:
-            yield f"... {len(diff) - _MOST_LINES} more lines in {short_path(str(files[0]))}"
-
-
-def _fired_as_json(run: _Run, dumped: Run) -> dict[str, object]:
-    keys = ("fired", "nodes_before", "nodes_after", "matches", "undone")
-    path = run.diff(dumped)
-    return {"graph": run.graph, **{key: run.result[key] for key in keys}, "diff": str(path) if path else None}
-
-
-_MOST_LINES = 40
-"""Of a diff that are shown."""
-
-_LISTED = 6
-"""How many nodes of a graph are named in a group of near misses."""
-
-
-def _share(miss: Mapping[str, Any]) -> float:
-    """How much of a pattern matched; nothing, where its nodes are not counted."""
-    return miss["matched"] / miss["of"] if miss["of"] else 0.0
+def _times(number: int) -> str:
+    return f"{number} time{'s' * (number != 1)}"
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
+    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..tables import fit_table
-from .common import add_graph_arguments, for_each_graph, try_next
+from .common import add_graph_arguments, for_each_graph, say, try_again, try_next
 
 if TYPE_CHECKING:
     from ..dumps.precision import RegionPrecision, ResultError
@@ -39,19 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     return for_each_graph(
         arguments,
-        lambda graph: find_precision(graph, strict=arguments.strict, progress=_say),
+        lambda graph: find_precision(graph, strict=arguments.strict, progress=say),
         text=lambda graph, regions: _text(graph, regions, arguments),
         is_wrong=lambda regions: any(item.outcome not in ("ok", "not low") for item in regions),
     )
 
 
-def _say(said: str) -> None:
-    sys.stderr.write(said + "\n")
-
-
 def _text(graph: DumpedGraph, regions: Sequence[RegionPrecision], arguments: argparse.Namespace) -> str:
-    if not regions:
-        return f"{graph.name}: nothing of it ran on ONNX Runtime\n"
     if all(item.outcome == "not low" for item in regions):
         return f"{graph.name}: nothing of it is in float16 or bfloat16 on ONNX Runtime\n"
     return "\n".join(_region(graph, item, arguments) for item in regions if item.outcome != "not low")
@@ -60,22 +53,14 @@ def _text(graph: DumpedGraph, regions: Sequence[RegionPrecision], arguments: arg
 def _region(graph: DumpedGraph, found: RegionPrecision, arguments: argparse.Namespace) -> str:
     where = f"{graph.name}, region_{found.region}"
     if found.outcome == "ok":
-        command = try_next(arguments, "precision", graph.reference, "--strict", note="without eager's excuse")
-        hint = "" if arguments.strict else f"\n{command}"
+        hint = "" if arguments.strict else "\n" + try_again(arguments, "--strict")
         return f"{where}: the verdict is ok as it is, {found.candidates} nodes are in low precision{hint}\n"
-    lines = []
     if found.outcome == "not precision":
-        lines.append(
-            f"{where}: precision does not explain it: with all {found.candidates} nodes in float32 the results are "
-            "still wrong"
-        )
+        lines = [f"{where}: precision does not explain it: the results are wrong with all nodes in float32"]
     else:
-        least = (
-            "; there may be a smaller set" if found.outcome == "unfinished" else ", and none of them can be left out"
-        )
-        lines.append(
-            f"{where}: {len(found.nodes)} of {found.candidates} nodes must stay in float32{least} ({found.tried} tried)"
-        )
+        least = "there may be a smaller set" if found.outcome == "unfinished" else "and none of them can be left out"
+        number = f"{len(found.nodes)} of {found.candidates}"
+        lines = [f"{where}: {number} nodes must stay in float32, {least} ({found.tried} tried)"]
         rows = [(item.fx_node, item.operator.removeprefix("aten."), item.module, item.source) for item in found.nodes]
         lines += ["", fit_table(rows, ["node", "operator", "module", "source"])]
     lines += ["", _errors(found.before, found.after, found.reference), ""]

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from ..dumps.operator_times import GroupTime, OperatorTime, RegionTimes
     from ..dumps.reading import DumpedGraph
 
-_FX_NODES = 4
-"""Of a fused node that are named in the table; --json has all."""
-
 
 DESCRIPTION = (
     "Runs the regions of a dumped graph on their recorded inputs under ONNX Runtime's profiler, and "
@@ -44,8 +41,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _text(graph: DumpedGraph, times: Sequence[RegionTimes], arguments: argparse.Namespace) -> str:
     from ..dumps.operator_times import by_module, by_operator
 
-    if not times:
-        return f"{graph.name}: nothing of it ran on ONNX Runtime\n"
     rows = [row for item in times for row in item.rows]
     threads, regions = times[0].threads, len(times)
     text = (
@@ -64,11 +59,7 @@ def _text(graph: DumpedGraph, times: Sequence[RegionTimes], arguments: argparse.
     text += f"\n{_title('by operator', len(operators), top)}{_groups(operators[:top], 'operator')}\n"
     text += f"\n{_title(without, len(modules), top)}{_groups(modules[:top], 'module')}\n"
     text += f"\n{_title('by node', len(slowest), top)}{_nodes(slowest[:top])}\n\n"
-    known = next((row for row in slowest if row.fx_nodes), None)
-    if known is not None:
-        note = f"the slowest is {known.fx_nodes[-1]}"
-        text += try_next(arguments, "show", graph.reference, "--stage", "aten", note=note) + "\n"
-    return text
+    return text + try_next(arguments, "show", graph.reference, "--stage", "aten") + "\n"
 
 
 def _title(text: str, rows: int, top: int) -> str:
@@ -89,17 +80,10 @@ def _nodes(rows: Sequence[OperatorTime]) -> str:
             f"{row.milliseconds:.3f}",
             f"{row.share:.1%}",
             row.operator.removeprefix("com.microsoft."),
-            _named(row),
+            ", ".join(row.fx_nodes) or "(not attributed)",
             row.module,
             row.sources[-1] if row.sources else "",
         )
         for row in rows
     ]
     return fit_table(table, ["ms", "share", "operator", "stands for", "module", "source"])
-
-
-def _named(row: OperatorTime) -> str:
-    if not row.fx_nodes:
-        return "(not attributed)"
-    more = len(row.fx_nodes) - _FX_NODES
-    return ", ".join(row.fx_nodes[-_FX_NODES:]) + (f" and {more} before" if more > 0 else "")

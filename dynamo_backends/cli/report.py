@@ -1,18 +1,11 @@
-"""``dynamo-backends report``: a run of ``onnx_debug`` as one HTML file to look at.
-
-::
-
-    dynamo-backends report --open       # writes report.html into the latest run under ./onnx_debug, and opens it
-    dynamo-backends report dump -o run.html
-"""
+"""``dynamo-backends report``: a run of ``onnx_debug`` as one HTML file to look at."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from .common import add_dump_arguments, print_json, short_path, try_next
+from .common import add_dump_arguments, print_json, say, short_path, try_again
 
 DESCRIPTION = (
     "Writes report.html: the graphs of a run with their stages, what ran where and why, the comparison "
@@ -42,27 +35,23 @@ def run(arguments: argparse.Namespace) -> int:
     dumped = find_run(arguments.dump)
     report = gather(dumped, times=arguments.times)
     path = arguments.output or dumped.folder / "report.html"
-    try:
-        write_page(report, path)
-    except OSError as error:
-        raise OSError(f"{path} cannot be written: {error.strerror}; -o FILE names another file") from error
+    write_page(report, path)
     if arguments.open:
         import webbrowser
 
         if not webbrowser.open(path.resolve().as_uri()):
             raise OSError(f"there is no browser to open {path} with")
     wrong = [graph for graph in report.overview["graphs"] if graph["state"] == "wrong"]
-    damaged = report.notices
     if arguments.json:
-        print_json({"report": str(path), "diverging": [graph["reference"] for graph in wrong], "damaged": damaged})
+        print_json(
+            {"report": str(path), "diverging": [graph["reference"] for graph in wrong], "damaged": report.notices}
+        )
     else:
         print(short_path(str(path)))
         for graph in wrong:
             print(f"{graph['name']}: {graph['verdict']}")
-        for notice in damaged:
-            sys.stderr.write(f"dynamo-backends report: not shown: {notice}\n")
+        for notice in report.notices:
+            say(f"dynamo-backends report: not shown: {notice}")
         if not arguments.open:
-            same = [] if arguments.output is None else ["-o", str(arguments.output)]
-            same += [] if arguments.times else ["--no-times"]
-            print("\n" + try_next(arguments, "report", "--open", *same))
+            print("\n" + try_again(arguments, "--open"))
     return 1 if wrong else 0

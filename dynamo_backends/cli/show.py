@@ -1,10 +1,4 @@
-"""``dynamo-backends show``: the graph of a stage, with the lines of the user's code.
-
-::
-
-    dynamo-backends show 0                          # the stages, and the last FX graph
-    dynamo-backends show 0/forward --stage onnx     # the ONNX models of its regions
-"""
+"""``dynamo-backends show``: the graph of a stage, with the lines of the user's code."""
 
 from __future__ import annotations
 
@@ -13,16 +7,9 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-from ..dumps.reading import DumpedGraph, Run
 from ..dumps.stage_graphs import FX_STAGES, STAGES, Stage, StageGraph, stage_graphs, stages_of
 from ..tables import fit_table
-from .common import (
-    add_graph_arguments,
-    is_coloured,
-    print_json,
-    run_with,
-    try_next,
-)
+from .common import add_graph_arguments, is_coloured, print_json, run_with, try_next
 
 DESCRIPTION = (
     "Shows the graph of a stage: FX graphs as Python, ONNX models as text, with types and the lines of "
@@ -38,54 +25,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the graphs. Exit code 2 if there is no such graph or stage."""
-    run, stage = run_with(arguments, arguments.graph), arguments.stage
-    shown = [_shown(run, graph, stage) for graph in run.graphs_of(arguments.graph)]
-    if arguments.json:
-        print_json([_as_json(item) for item in shown])
-        return 0
-    is_first = True
+    run = run_with(arguments, arguments.graph)
+    found: list[dict[str, object]] = []
+    texts: list[str] = []
+    hints: list[str] = []
     seen: set[str] = set()
-    for item in shown:
-        if stage is None:
-            print(("" if is_first else "\n") + item.graph.reference)
-            print(_stages_text(item.stages))
-        for graph in item.graphs:
-            if graph.file not in seen:  # a forward and its backward share Dynamo's graph
-                seen.add(graph.file)
-                print(("" if is_first and stage is not None else "\n") + _heading(item, graph))
-                sys.stdout.write(coloured(graph.text))
-                is_first = False
-    pair = _neighbours(shown[0])
-    if pair is not None:
-        print("\n" + try_next(arguments, "diff", shown[0].graph.short_reference, *pair))
+    for graph in run.graphs_of(arguments.graph):
+        stages = stages_of(run, graph)
+        stage = arguments.stage or [item.name for item in stages if item.name in FX_STAGES][-1]
+        shown = stage_graphs(run, graph, stage)
+        found.append(
+            {
+                "graph": graph.reference,
+                "stages": [dataclasses.asdict(item) for item in stages],
+                "stage": stage,
+                "graphs": [
+                    {
+                        "file": item.file,
+                        "region": item.region,
+                        "nodes": [dataclasses.asdict(node) for node in item.nodes],
+                    }
+                    for item in shown
+                ],
+            }
+        )
+        if arguments.stage is None:
+            texts.append(f"{graph.reference}\n{_stages_text(stages)}\n")
+        for item in shown:
+            if item.file not in seen:  # a forward and its backward share Dynamo's graph
+                seen.add(item.file)
+                texts.append(f"{_heading(stage, item)}\n{coloured(item.text)}")
+        pair = _neighbours(stages, stage)
+        hints += [try_next(arguments, "diff", graph.short_reference, *pair)] * bool(pair)
+    if arguments.json:
+        print_json(found)
+    else:
+        print("\n".join([*texts, *hints[:1]]))
     return 0
 
 
-@dataclasses.dataclass(frozen=True)
-class _Shown:
-    """What is shown of a graph."""
-
-    graph: DumpedGraph
-    stages: Sequence[Stage]
-    stage: str
-    graphs: Sequence[StageGraph]
-
-
-def _shown(run: Run, graph: DumpedGraph, stage: str | None) -> _Shown:
-    stages = stages_of(run, graph)
-    if stage is None:
-        stage = [item.name for item in stages if item.name in FX_STAGES][-1]
-    return _Shown(graph, stages, stage, stage_graphs(run, graph, stage))
-
-
-def _neighbours(item: _Shown) -> tuple[str, str] | None:
-    """The stage that is shown and the one before it, of those that changed something; of the first, the one after."""
-    (same_as,) = [other.same_as or other.name for other in item.stages if other.name == item.stage]
-    names = [other.name for other in item.stages if other.file is not None]
-    if len(names) < 2:
-        return None
-    where = max(names.index(same_as), 1)
-    return names[where - 1], names[where]
+def _neighbours(stages: Sequence[Stage], stage: str) -> Sequence[str]:
+    """A stage and the one before it, of those that changed something; of the first, the one after."""
+    (same_as,) = [item.same_as or item.name for item in stages if item.name == stage]
+    names = [item.name for item in stages if item.file is not None]
+    last = max(names.index(same_as), 1)
+    return names[last - 1 : last + 1] if len(names) > 1 else []
 
 
 def _stages_text(stages: Sequence[Stage]) -> str:
@@ -95,22 +79,10 @@ def _stages_text(stages: Sequence[Stage]) -> str:
     return fit_table(rows, ("stage", "nodes", "file"))
 
 
-def _heading(item: _Shown, graph: StageGraph) -> str:
+def _heading(stage: str, graph: StageGraph) -> str:
     number = graph.operators
     region = f", region {graph.region}" if graph.region is not None else ""
-    return f"{item.stage}{region}: {number} node{'s' * (number != 1)}  {graph.file}"
-
-
-def _as_json(item: _Shown) -> dict[str, object]:
-    return {
-        "graph": item.graph.reference,
-        "stages": [dataclasses.asdict(stage) for stage in item.stages],
-        "stage": item.stage,
-        "graphs": [
-            {"file": graph.file, "region": graph.region, "nodes": [dataclasses.asdict(node) for node in graph.nodes]}
-            for graph in item.graphs
-        ],
-    }
+    return f"{stage}{region}: {number} node{'s' * (number != 1)}  {graph.file}"
 
 
 def coloured(text: str) -> str:

@@ -1,11 +1,4 @@
-"""``dynamo-backends trace``: one model as TorchScript, ``torch.export`` and Dynamo see it.
-
-::
-
-    dynamo-backends trace mlp --method trace --precision bfloat16
-    dynamo-backends trace bert --method compile                      # Dynamo's graphs, as tables
-    dynamo-backends trace resnet50 --method export --onnx model.onnx
-"""
+"""``dynamo-backends trace``: one model as TorchScript, ``torch.export`` and Dynamo see it."""
 
 from __future__ import annotations
 
@@ -67,26 +60,25 @@ def run(arguments: argparse.Namespace) -> int:
     from ..tracing import TracingError, dtypes_of, export_model, said, trace
 
     loaded = load(Case(arguments.model))
-    model = moved(loaded.model, arguments.device, arguments.precision)
-    inputs = loaded.inputs[0]
-    call = (
-        moved(inputs.args, arguments.device, arguments.precision),
-        moved(inputs.kwargs, arguments.device, arguments.precision),
-    )
     try:
+        model, args, kwargs = (
+            moved(value, arguments.device, arguments.precision)
+            for value in (loaded.model, loaded.inputs[0].args, loaded.inputs[0].kwargs)
+        )
         with torch.no_grad():
-            model(*call[0], **call[1])
-    except (RuntimeError, NotImplementedError) as error:
+            model(*args, **kwargs)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(
             f"PyTorch does not run {arguments.model} in {arguments.precision} on {arguments.device}: {said(error)}"
         ) from error
 
+    call = (args, kwargs)
     found: dict[str, Any] = {"model": arguments.model, "method": arguments.method}
     code = 0
     with torch.no_grad():
         try:
             traced = trace(arguments.method, model, call)
-            found |= {"dtypes": dtypes_of(traced.run(*call[0], **call[1])), "graphs": list(traced.graphs)}
+            found |= {"dtypes": dtypes_of(traced.run(*args, **kwargs)), "graphs": list(traced.graphs)}
         except TracingError as error:
             code = 1
             others = [method for method in METHODS if method != arguments.method and _leads(method, model, call)]
@@ -106,27 +98,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def moved(value: Any, device: str, precision: str) -> Any:
-    """A module, or arguments, with its floating-point tensors in another precision, and all on another device.
-
-    Raises:
-        ValueError: there is no such device here.
-    """
+    """A module, or arguments, with its floating-point tensors in another precision, and all on another device."""
     import torch
     from torch.utils import _pytree as pytree
 
     dtype = getattr(torch, precision)
+    if isinstance(value, torch.nn.Module):
+        return value.to(device, dtype)
 
-    def move(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
+    def move(leaf: torch.Tensor) -> torch.Tensor:
         return leaf.to(device, dtype if leaf.is_floating_point() else None)
 
-    try:
-        if isinstance(value, torch.nn.Module):
-            return value.to(device, dtype)
-        return pytree.tree_map(move, value)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device {device!r} is not on this machine: {str(error).splitlines()[0]}") from error
+    return pytree.tree_map_only(torch.Tensor, move, value)
 
 
 def _leads(method: str, model: Any, call: Any) -> bool:

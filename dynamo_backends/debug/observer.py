@@ -35,7 +35,7 @@ from ..runtime.arena import ARENA
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.kernels import serialized
 from ..safety_net import caught, net
-from ..stage_log import present_compile, trace
+from ..stage_log import trace
 from ..watchers import unseen
 from .captured import Call, Captured, Finding, JointGraphs
 from .choice import Choice, ChosenRun, Sizes, SizesByName, Uncompared
@@ -247,7 +247,7 @@ class DebugObserver(Observer):
             return graph.run if self._records is None else RecordObserver(self._records).runner(graph)
         self._folder.write_text(f"{graph_folder(graph.name)}/regions.txt", regions_text(graph))
         has_captured = self._judges[graph.name].captured is not None
-        self._compiles[graph.name] = present_compile()
+        self._compiles[graph.name] = CompileContext.try_get()
         self._manifest.add_graph(
             graph, self._options, reference=f"{'Dynamo' if has_captured else 'AOTAutograd'}'s graph"
         )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ..cache.graphs import CachedGraphs
+from ..cache.store import Record
 from .search import Outcome
 
 _PROCESSES = 20
@@ -56,12 +56,13 @@ class Outcomes:
         self._kept.keep_fact(self._question, answer)
 
 
-def _read(answer: Any) -> tuple[Outcome, int]:
+def _read(record: Record) -> tuple[Outcome, int]:
     """What was kept.
 
     Raises:
         TypeError, ValueError, LookupError, AttributeError: it is no outcome.
     """
+    answer = record.header
     milliseconds = {tuple(map(str, engines)): float(time) for engines, time in answer["milliseconds"]}
     rejected = {str(engine): str(why) for engine, why in answer["rejected"].items()}
     return Outcome(tuple(map(str, answer["winner"])), milliseconds, rejected), int(answer["processes"])

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..dumps.listing import DynamoGraphSummary, dynamo_graphs_of_run
 from ..dumps.operator_times import GroupTime, by_module, by_operator, operator_times
-from ..dumps.reading import MANIFEST, DumpedGraph, DumpError, Run
-from ..dumps.stage_diff import diff_graphs
+from ..dumps.reading import DumpedGraph, DumpError, Run
+from ..dumps.stage_diff import StageDiff, diff_graphs
 from ..dumps.stage_graphs import ONNX_STAGES, StageGraph, stage_graphs
-from .differences import change_lines
 
 Json = Any
 """What ``json`` reads and writes. What it has of a dump is checked where it is read."""
@@ -30,21 +30,16 @@ MEASURES = ("max_abs", "max_rel", "rmse", "max_ulp", "nonfinite", "scale")
 DISTANCES = ("onnx", "eager", "session", "local_onnx", "local_eager", "in_model_onnx", "in_model_eager")
 """The distances of a row, see ``debug.rows.Row``."""
 
-FIELDS = (
-    *("name", "user_name", "operator", "module", "source", "dtype"),
-    *("shape", "region", "is_output", "mark", "complaint"),
-    *DISTANCES,
-    *("stack", "inputs"),
-)
+_TEXTS = ("name", "user_name", "operator", "module", "source", "dtype")
+
+FIELDS = (*_TEXTS, "shape", "region", "is_output", "mark", "complaint", *DISTANCES, "stack", "inputs")
 """What the page has of a row, in this order. ``stack`` are indices of ``frames``; ``inputs`` of rows."""
 
 _RUNS = 10
 """How often the models run to tell where the time goes."""
 
-_NAME = re.compile(r"[A-Za-z_]\w*")
-
 _DAMAGE = (OSError, KeyError, IndexError, TypeError, ValueError, AttributeError)
-"""What reading a file or a value that is not as we write it raises; ``DumpError`` is a ``ValueError``."""
+"""What reading a file or a value that is not as we write it raises, ``DumpError`` among them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,44 +68,34 @@ def gather(run: Run, *, times: bool = True) -> Report:
         run: the run.
         times: whether the models are run on their recorded inputs, to tell where the time goes.
     """
-    manifest = run.manifest
     parts: dict[str, Json] = {}
     summaries = []
-    dynamo_graphs, notice = _guarded({}, _dynamo_graphs, manifest)
-    notices = [f"{MANIFEST}, dynamo_graphs: {notice}"] if notice else []
-    entries = manifest.get("graphs")
-    if not isinstance(entries, list):
-        notices.append(f"{MANIFEST} is damaged: it has no list of graphs")
-        entries = []
-    for entry in entries:
-        # Each by itself: one that is damaged does not hide the others.
-        alone = Run(run.folder, {**manifest, "graphs": [entry]})
+    dynamo_graphs, notice = _guarded([], dynamo_graphs_of_run, run)
+    notices = [notice] if notice else []
+    for entry in run.manifest["graphs"]:
+        alone = Run(run.folder, {**run.manifest, "graphs": [entry]})  # one that is damaged does not hide the others
         graphs, notice = _guarded([], lambda run: run.graphs, alone)
         if notice:
-            notices.append(f"graph {_label(entry)} cannot be shown: {notice}")
+            notices.append(f"a graph cannot be shown: {notice}")
         for graph in graphs:
-            dynamo = dynamo_graphs.get(graph.index, {})
-            made, missing = {}, []
-            for name, make in {**_PARTS, **({} if times else {"time": _time_recorded})}.items():
-                made[name], notice = _guarded(None, make, run, graph, dynamo)
-                if notice:
-                    missing.append(notice)
-                parts[f"{graph.reference}/{name}"] = made[name] if not notice else {"notice": notice}
-            summary, notice = _guarded({}, _summary, graph, dynamo, made["comparison"])
-            if notice:
-                notices.append(f"{graph.name} cannot be shown: {notice}")
-            else:
-                summaries.append({**summary, "notices": missing})
+            made = {}
+            missing = []
+            makers = {**_PARTS, "time": _time if times else _recorded_time}
+            for name, make in makers.items():
+                made[name], notice = _guarded({}, make, run, graph)
+                parts[f"{graph.reference}/{name}"] = {"notice": notice} if notice else made[name]
+                missing += [notice] if notice else []
+            dynamo = next((item for item in dynamo_graphs if item.index == graph.index), None)
+            culprit = made["comparison"].get("culprit")
+            summaries.append({**_summary(graph, dynamo), "culprit": culprit, "notices": missing})
     return Report(
         {
             "run": run.folder.resolve().name,
             "folder": str(run.folder.resolve()),
-            "started": str(manifest.get("started") or ""),
-            "forked_from": str(manifest.get("forked_from") or ""),
-            "versions": _pairs(manifest.get("versions")),
-            "options": _pairs(manifest.get("options")),
-            "counters": _pairs(manifest.get("counters")),
-            "given_up": _given_up(dynamo_graphs.values()),
+            "started": run.manifest.get("started", ""),
+            "forked_from": run.manifest.get("forked_from") or "",
+            **{name: _pairs(run.manifest[name]) for name in ("versions", "options", "counters")},
+            "given_up": _given_up(dynamo_graphs),
             "graphs": summaries,
             "notices": notices,
             "fields": FIELDS,
@@ -124,64 +109,46 @@ def _guarded(otherwise: Any, make: Callable[..., Any], *arguments: Any) -> tuple
     """What ``make`` makes and ``""``; or ``otherwise`` and what is the matter, where the dump is damaged."""
     try:
         return make(*arguments), ""
-    except DumpError as error:
-        return otherwise, str(error)
     except _DAMAGE as error:
-        return otherwise, f"the dump is damaged: {type(error).__name__}: {error}"
+        return otherwise, str(error) if isinstance(error, DumpError) else f"{type(error).__name__}: {error}"
 
 
-def _dynamo_graphs(manifest: Mapping[str, Json]) -> dict[int, Mapping[str, Json]]:
-    return {int(item["index"]): item for item in manifest["dynamo_graphs"]}
+def _pairs(values: Mapping[str, Json]) -> list[list[str]]:
+    return [[key, item if isinstance(item, str) else json.dumps(item)] for key, item in values.items()]
 
 
-def _label(entry: object) -> str:
-    if not isinstance(entry, Mapping):
-        return repr(entry)[:80]
-    return f"{entry.get('index')} {entry.get('direction')}"
-
-
-def _pairs(values: object) -> list[list[str]]:
-    if not isinstance(values, Mapping):
-        return []
-    return [[str(key), item if isinstance(item, str) else json.dumps(item)] for key, item in values.items()]
-
-
-def _given_up(dynamo_graphs: Iterable[Mapping[str, Json]]) -> list[str]:
+def _given_up(dynamo_graphs: Iterable[DynamoGraphSummary]) -> list[str]:
     said = []
     for item in dynamo_graphs:
-        if item.get("given_up"):
-            said.append(f"Dynamo gave up graph {item['index']}: {item['given_up']}")
-        failed: Mapping[str, Json] = item.get("not_compiled") or {}
-        said.extend(f"graph {item['index']} {direction}: {why}" for direction, why in failed.items())
+        if item.given_up:
+            said.append(f"Dynamo gave up graph {item.index}: {item.given_up}")
+        said += [f"graph {item.index} {direction}: {why}" for direction, why in item.not_compiled.items()]
     return said
 
 
-def _summary(graph: DumpedGraph, dynamo: Mapping[str, Json], comparison: Json) -> Json:
+def _summary(graph: DumpedGraph, dynamo: DynamoGraphSummary | None) -> dict[str, Json]:
     entry = graph.entry
     worst = entry["worst"]
-    verdict = graph.verdict
+    begin = {"function": dynamo.function, "source": dynamo.begins} if dynamo else {"function": "", "source": ""}
     return {
         "reference": graph.reference,
         "name": graph.name,
         "index": graph.index,
         "direction": graph.direction,
-        "where": _place(dynamo.get("where")),
-        "end": {"reason": str(dynamo["end"].get("reason", "")), **_place(dynamo["end"])} if dynamo.get("end") else None,
-        "nodes": int(entry["nodes"]),
-        "nodes_on_onnx": int(entry["nodes_on_onnx"]),
-        "share": float(entry["share_on_onnx"]),
+        "where": begin,
+        "end": {"reason": dynamo.reason, "source": dynamo.ends} if dynamo and dynamo.reason else None,
+        "nodes": entry["nodes"],
+        "nodes_on_onnx": entry["nodes_on_onnx"],
+        "share": entry["share_on_onnx"],
         "regions": len(graph.regions),
-        "runs": int(entry["runs"]),
-        "seconds": sum(_seconds(entry).values()),
-        "worst": {"value": str(worst["value"]), **{side: _distance(worst.get(side)) for side in ("onnx", "eager")}}
-        if worst
-        else None,
-        "verdict": str(verdict) if verdict is not None else "",
-        "state": _state(verdict),
-        "note": str(entry["note"]),
-        "culprit": comparison["culprit"] if comparison else None,
-        "unchecked": [str(item) for item in entry["unchecked"]],
-        "reference_kind": str(entry["reference"]),
+        "runs": entry["runs"],
+        "seconds": sum(entry["seconds"].values()),
+        "worst": worst and {"value": worst["value"], **{side: _distance(worst[side]) for side in ("onnx", "eager")}},
+        "verdict": graph.verdict or "",
+        "state": _state(graph.verdict),
+        "note": entry["note"],
+        "unchecked": entry["unchecked"],
+        "reference_kind": entry["reference"],
     }
 
 
@@ -194,82 +161,40 @@ def _state(verdict: str | None) -> str:
     return "wrong" if verdict.startswith("diverges") else "unknown"
 
 
-def _place(place: Json) -> dict[str, Json]:
-    if not place:
-        return {"function": "", "source": ""}
-    file, line = place.get("file") or "", place.get("line")
-    said = place.get("place") or (f"{file}:{line}" if file and line else file)
-    return {"function": str(place.get("function") or ""), "source": str(said)}
-
-
-def _seconds(entry: Mapping[str, Json]) -> dict[str, float]:
-    return {str(stage): float(seconds) for stage, seconds in entry.get("seconds", {}).items()}
-
-
 # Comparison: the rows, and who reads whom.
 
 
-def _comparison(run: Run, graph: DumpedGraph, dynamo: Mapping[str, Json]) -> Json:
-    rows = _rows(graph)
-    frames: dict[tuple[str, int, str, str, bool], int] = {}
-    index = {str(row["name"]): i for i, row in enumerate(rows)}
-    inputs, notice = _guarded({}, _inputs, run, graph, index)
+def _comparison(run: Run, graph: DumpedGraph) -> dict[str, Json]:
+    is_compared = graph.verdict is not None or (graph.folder / "side_by_side.json").exists()
+    rows = graph.rows() if is_compared else []
+    frames: dict[tuple[Json, ...], int] = {}
+    index = {row["name"]: i for i, row in enumerate(rows)}
     return {
-        "rows": [_row(row, inputs.get(i, ()), frames) for i, row in enumerate(rows)],
+        "rows": [_row(row, index, frames) for row in rows],
         "frames": [list(frame) for frame in frames],
-        "culprit": _culprit(graph.entry, rows),
-        "picture_notice": notice,
+        "culprit": _culprit(graph.entry, list(index)),
     }
 
 
-def _rows(graph: DumpedGraph) -> list[Mapping[str, Json]]:
-    """The rows of a comparison in execution order; none if no run was compared.
-
-    Raises:
-        DumpError: the file is damaged.
-    """
-    if graph.verdict is None and not (graph.folder / "side_by_side.json").exists():
-        return []
-    return list(graph.rows())
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines()
-
-
-def _row(row: Mapping[str, Json], inputs: Sequence[int], frames: dict[tuple[str, int, str, str, bool], int]) -> Json:
-    stack = [
-        frames.setdefault(
-            (
-                str(frame["file"]),
-                int(frame["line"]),
-                str(frame.get("function") or ""),
-                str(frame.get("code") or ""),
-                bool(frame.get("user")),
-            ),
-            len(frames),
-        )
-        for frame in row.get("stack") or ()
-    ]
-    region = row["region"]
+def _row(row: Mapping[str, Json], index: Mapping[str, int], frames: dict[tuple[Json, ...], int]) -> Json:
+    keys = ("file", "line", "function", "code", "user")
+    stack = [tuple(frame.get(key) for key in keys) for frame in row["stack"]]
     return [
-        *(str(row.get(key) or "") for key in ("name", "user_name", "operator", "module", "source", "dtype")),
+        *(row[key] for key in _TEXTS),
         "x".join(map(str, row["shape"])),
-        None if region is None else int(region),
-        bool(row["is_output"]),
-        str(row["mark"]),
-        str(row["complaint"]),
+        row["region"],
+        row["is_output"],
+        row["mark"],
+        row["complaint"],
         *(_distance(row.get(key)) for key in DISTANCES),
-        stack,
-        list(inputs),
+        [frames.setdefault(frame, len(frames)) for frame in stack],
+        [index[name] for name in row["inputs"] if name in index],
     ]
 
 
 def _distance(distance: Json) -> list[float | None] | None:
     """The figures of a distance with as many digits as are shown; ``None`` for one that is NaN or infinite."""
-    if distance is None:
-        return None
-    return [_shortened(distance[key]) for key in MEASURES]
+    return None if distance is None else [_shortened(distance[key]) for key in MEASURES]
 
 
 def _shortened(value: Json) -> float | None:
@@ -278,65 +203,32 @@ def _shortened(value: Json) -> float | None:
     return value if isinstance(value, int) else float(f"{value:.4g}")
 
 
-def _culprit(entry: Mapping[str, Json], rows: Sequence[Mapping[str, Json]]) -> int | None:
-    """The row that the verdict names; none if it is no value of this graph."""
-    name = str(entry["blame"]["value"]) if entry["blame"] else ""
-    names = [str(row["name"]) for row in rows]
-    if name in names:
-        return names.index(name)
-    results = re.compile(re.escape(name) + r"__\d+")
-    return next((i for i, other in enumerate(names) if results.fullmatch(other)), None)
-
-
-def _inputs(run: Run, graph: DumpedGraph, index: Mapping[str, int]) -> dict[int, list[int]]:
-    """By row, the rows that its node reads."""
-    (stage,) = stage_graphs(run, graph, "post_grad")
-    made_of: dict[str, list[int]] = {}
-    found: dict[int, list[int]] = {}
-    for node in stage.nodes:
-        names = dict.fromkeys(name for argument in node.arguments for name in _NAME.findall(argument))
-        read = list(dict.fromkeys(row for name in names for row in made_of.get(name, ())))
-        rows = _rows_of(node.name, index)
-        if not rows:  # no value of its own, such as an element of a result: it stands for what it is made of
-            element = index.get("__".join(node.arguments)) if node.operator == "getitem" else None
-            made_of[node.name] = read if element is None else [element]
-            continue
-        made_of[node.name] = rows
-        found.update(dict.fromkeys(rows, read))
-    return found
-
-
-def _rows_of(name: str, index: Mapping[str, int]) -> list[int]:
-    """The rows of a node: that of its name, or those of its results, ``name__0``, ``name__1``."""
-    if name in index:
-        return [index[name]]
-    rows: list[int] = []
-    while f"{name}__{len(rows)}" in index:
-        rows.append(index[f"{name}__{len(rows)}"])
-    return rows
+def _culprit(entry: Mapping[str, Json], names: Sequence[str]) -> int | None:
+    """The row that the verdict names, or the first result of the node; none if it is no value of this graph."""
+    name = entry["blame"]["value"] if entry["blame"] else ""
+    value = re.compile(rf"{re.escape(name)}(__\d+)?")
+    return next((i for i, other in enumerate(names) if value.fullmatch(other)), None)
 
 
 # Stages: their texts, and what changed from one to the next.
 
 
-def _stages(run: Run, graph: DumpedGraph, dynamo: Mapping[str, Json]) -> Json:
+def _stages(run: Run, graph: DumpedGraph) -> dict[str, Json]:
     shown: list[dict[str, Json]] = []
     before: list[StageGraph] = []  # of the last stage that can be read
     after = ""
-    files = {str(item["name"]): item for entry in (dynamo, graph.entry) for item in entry.get("stages", ())}
+    dynamo = [item for item in run.dynamo_graphs if item["index"] == graph.index]
+    files = {item["name"]: item for entry in (*dynamo, graph.entry) for item in entry["stages"]}
     for name in [*files, *(ONNX_STAGES if graph.regions else ())]:
-        same_as = str(files.get(name, {}).get("same_as") or "")
+        same_as = files.get(name, {}).get("same_as") or ""
         graphs, notice = _guarded([], stage_graphs, run, graph, name)
-        entry = _NO_STAGE
+        stage: dict[str, Json] = {"nodes": None, "lines": [], "difference": []}
         if not notice:
-            entry, notice = _guarded(_NO_STAGE, _stage, graph, before, graphs, same_as)
-        shown.append({**entry, "name": name, "same_as": same_as, "after": after, "notice": notice})
+            stage, notice = _guarded(stage, _stage, graph, before, graphs, same_as)
+        shown.append({**stage, "name": name, "same_as": same_as, "after": after, "notice": notice})
         if not notice:
             before, after = graphs, name
     return {"stages": shown}
-
-
-_NO_STAGE: dict[str, Json] = {"nodes": None, "lines": [], "difference": []}
 
 
 def _stage(graph: DumpedGraph, before: list[StageGraph], graphs: list[StageGraph], same_as: str) -> dict[str, Json]:
@@ -344,7 +236,7 @@ def _stage(graph: DumpedGraph, before: list[StageGraph], graphs: list[StageGraph
     for item in graphs:
         lines += [f"# region_{item.region}"] if len(graphs) > 1 else []
         lines += item.text.splitlines()
-    is_same = bool(before) and [item.path for item in before] == [item.path for item in graphs]
+    is_same = [item.path for item in before] == [item.path for item in graphs]
     return {
         "nodes": sum(item.operators for item in graphs),
         "lines": [] if same_as else lines,
@@ -352,34 +244,58 @@ def _stage(graph: DumpedGraph, before: list[StageGraph], graphs: list[StageGraph
     }
 
 
+def change_lines(diffs: Iterable[StageDiff]) -> list[str]:
+    """What changed between two stages: under each line of the user's code its nodes, before and after.
+
+    Args:
+        diffs: one, or one for each region.
+
+    Returns:
+        Lines that begin with ``@@`` (the line of code), ``-`` or ``+``; nothing if nothing changed.
+    """
+    lines: list[str] = []
+    for diff in diffs:
+        header = ""
+        for change in diff.changes:
+            code = next((node.code for node in (change.after, change.before) if node is not None and node.code), "")
+            region = "" if diff.region is None else f"region_{diff.region} "
+            group = f"@@ {region}{change.source or change.node.kind}  {code}".rstrip()
+            lines += [group] if group != header else []
+            header = group
+            note = f"  ({change.note})" if change.note else ""
+            lines += [f"-{change.before.text}{note}"] if change.before else []
+            lines += [f"+{change.after.text}{note}"] if change.after else []
+    return lines
+
+
 # What went to ONNX and what did not.
 
 
-def _placement(run: Run, graph: DumpedGraph, dynamo: Mapping[str, Json]) -> Json:
+def _placement(run: Run, graph: DumpedGraph) -> dict[str, Json]:
     entry = graph.entry
     text, notice = _guarded([], _lines, run.file_of(graph, f"{entry['folder']}/regions.txt"))
+    keys = ("index", "nodes", "onnx_nodes", "onnx_nodes_optimized")
     return {
-        "in_pytorch": [
-            [str(item[key] or "") for key in ("node", "operator", "reason", "source")] for item in entry["in_pytorch"]
-        ],
-        "regions": [
-            [int(item["index"]), int(item["nodes"]), int(item["onnx_nodes"]), int(item["onnx_nodes_optimized"])]
-            for item in entry["regions"]
-        ],
+        "in_pytorch": [[item[key] for key in ("node", "operator", "reason", "source")] for item in entry["in_pytorch"]],
+        "regions": [[item[key] for key in keys] for item in entry["regions"]],
         "text": text,
         "notice_of_text": notice,
     }
 
 
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
 # Time: compiling by stage, the compared run by region, and operators.
 
 
-def _time_recorded(run: Run, graph: DumpedGraph, dynamo: Mapping[str, Json]) -> Json:
+def _recorded_time(run: Run, graph: DumpedGraph) -> dict[str, Json]:
     cost = graph.entry.get("cost") or {}
     return {
-        "seconds": list(_seconds(graph.entry).items()),
-        "regions": [[str(index), float(ms)] for index, ms in cost.get("region_milliseconds", {}).items()],
-        "pytorch": _shortened(cost.get("pytorch_milliseconds")),
+        "seconds": list(graph.entry["seconds"].items()),
+        "regions": list(cost.get("region_milliseconds", {}).items()),
+        "pytorch": cost.get("pytorch_milliseconds"),
         "crossing_tensors": cost.get("crossing_tensors"),
         "crossing_bytes": cost.get("crossing_bytes"),
         "operators": [],
@@ -389,11 +305,10 @@ def _time_recorded(run: Run, graph: DumpedGraph, dynamo: Mapping[str, Json]) -> 
     }
 
 
-def _time(run: Run, graph: DumpedGraph, dynamo: Mapping[str, Json]) -> Json:
-    recorded = _time_recorded(run, graph, dynamo)
+def _time(run: Run, graph: DumpedGraph) -> dict[str, Json]:
     times, notice = _guarded([], lambda: operator_times(graph, runs=_RUNS))
     return {
-        **recorded,
+        **_recorded_time(run, graph),
         "operators": [
             [
                 row.node,
@@ -421,29 +336,22 @@ def _group(group: GroupTime) -> Json:
 # Passes: what each did.
 
 
-def _passes(run: Run, graph: DumpedGraph, dynamo: Mapping[str, Json]) -> Json:
-    of = [("", dynamo.get("passes", ())), ("", graph.entry["passes"])]
-    of += [(f"region_{region.index}", region.entry["passes"]) for region in graph.regions]
-    places = {"": [graph.folder.parent / "passes", graph.folder / "passes"]}
-    places.update({f"region_{region.index}": [region.folder / "passes"] for region in graph.regions})
+def _passes(run: Run, graph: DumpedGraph) -> dict[str, Json]:
+    owners = [("", graph.folder.parent, item) for item in run.dynamo_graphs if item["index"] == graph.index]
+    owners += [("", graph.folder, graph.entry)]
+    owners += [(f"region_{region.index}", region.folder, region.entry) for region in graph.regions]
     rows = []
-    for where, results in of:
-        for result in results:
-            name = str(result["name"])
-            paths = [place / f"{name}.diff" for place in places[where]]
-            path = next((item for item in paths if item.is_file()), None)
-            lines: list[str] = []
-            notice = ""
-            if path is not None:
-                lines, notice = _guarded([], _lines, path)
+    for where, folder, entry in owners:
+        for result in entry["passes"]:
+            path = folder / "passes" / f"{result['name']}.diff"
+            lines, notice = _guarded([], _lines, path) if path.is_file() else ([], "")
             rows.append(
                 {
-                    "name": name,
+                    "name": result["name"],
                     "where": where,
-                    **{key: int(result[key]) for key in ("fired", "nodes_before", "nodes_after")},
-                    "milliseconds": float(result["milliseconds"]),
+                    **{key: result[key] for key in ("fired", "nodes_before", "nodes_after", "milliseconds")},
                     "near_misses": len(result["refusals"]),
-                    "said": str(result["undone"] or result["note"] or notice),
+                    "said": result["undone"] or result["note"] or notice,
                     "undone": bool(result["undone"]),
                     "difference": lines[2:],  # after the names of before and after
                 }
@@ -451,7 +359,7 @@ def _passes(run: Run, graph: DumpedGraph, dynamo: Mapping[str, Json]) -> Json:
     return {"passes": rows}
 
 
-_PARTS: dict[str, Callable[[Run, DumpedGraph, Mapping[str, Json]], Json]] = {
+_PARTS: dict[str, Callable[[Run, DumpedGraph], dict[str, Json]]] = {
     "comparison": _comparison,
     "stages": _stages,
     "placement": _placement,

@@ -27,11 +27,7 @@ _ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u20
 
 
 def render(report: Report) -> str:
-    """The page.
-
-    Args:
-        report: what is to be seen.
-    """
+    """The page of a report."""
     return page(report.overview["run"], _SCRIPTS, report.overview, report.parts, has_graphs=True)
 
 
@@ -39,8 +35,7 @@ def page(title: str, scripts: Sequence[str], overview: object, parts: Mapping[st
     """A page of ours.
 
     Args:
-        title: of the document.
-        scripts: in the order they are in the page.
+        title, scripts: of the document.
         overview: what is read when it opens, for JSON.
         parts: by name, what is read when it is looked at.
         has_graphs: whether there is a list of graphs, and keys to explain.
@@ -60,14 +55,7 @@ def page(title: str, scripts: Sequence[str], overview: object, parts: Mapping[st
 
 
 def write_page(report: Report, path: Path) -> Path:
-    """Writes the page; the file is whole or not there.
-
-    Returns:
-        Its path.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes the page, as ``write_text``."""
     return write_text(render(report), path)
 
 

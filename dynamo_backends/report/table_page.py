@@ -32,19 +32,11 @@ class TablePage:
 
 
 def write_table_page(table: TablePage, path: Path) -> Path:
-    """Writes the page; the file is whole or not there.
-
-    Returns:
-        Its path.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    data = dataclasses.asdict(table) | {"rows": [[_finite(cell) for cell in row] for row in table.rows]}
+    """Writes the page, as ``write_text``."""
+    rows = [
+        [str(cell) if isinstance(cell, float) and not math.isfinite(cell) else cell for cell in row]
+        for row in table.rows  # JSON has no NaN or infinity
+    ]
+    data = dataclasses.asdict(table) | {"rows": rows}
     text = page(table.title, ("elements.js", "grid.js", "table.js"), data, {}, has_graphs=False)
     return write_text(text, path)
-
-
-def _finite(cell: Cell) -> Cell:
-    """JSON has no NaN or infinity."""
-    return str(cell) if isinstance(cell, float) and not math.isfinite(cell) else cell

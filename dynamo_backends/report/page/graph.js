@@ -191,7 +191,7 @@ class GraphPage {
       figures.length ? element("div", {class: "measures"}, element("h3", {}, "Error to float64"),
         plainTable(["", "absolute", "relative", "RMSE", "ulp", "NaN/Inf", "scale"], figures)) : element("div", {}),
       element("div", {class: "stack"}, element("h3", {}, "Call stack"), row.stack.length ? stackOf(row.stack.map((i) => frames[i])) : element("p", {}, row.source || "no line is known")),
-      this.part("comparison").picture_notice ? null : this.pictureAround(row, 12));
+      this.pictureAround(row, 12));
   }
 
   close() {
@@ -233,8 +233,6 @@ class GraphPage {
   }
 
   picture() {
-    const missing = this.part("comparison").picture_notice;
-    if (missing) return {elements: [notice(`Who reads whom is not known: ${missing}`)]};
     const rows = this.rows();
     if (!rows.length) return {elements: [notice("The graph has no value.")]};
     const nodes = new Set(rows.map((row) => this.first(row))).size;
