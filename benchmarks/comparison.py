@@ -124,15 +124,15 @@ class Phases:
 def _watch_comparison(phases: Phases) -> None:
     """All that a compared call does more than another."""
     from dynamo_backends.debug import captured, compare, first_node, judge, observer, repeat, replay, stages, watched
-    from dynamo_backends.numerics import differences
+    from dynamo_backends.numerics import differences, execution
 
-    phases.watch(captured.Captured, "compared", "the call itself")
+    phases.watch(captured.Captured, "called", "the call itself")
     phases.watch(observer, "watch", "the call itself")
     phases.watch(watched, "repeat_region", "run again")
     phases.watch(captured.Call, "__init__", "copies of the arguments")
     phases.watch(judge, "compare_run", "node by node: the rest")
-    phases.watch(compare, "run_eager", "node by node: eager")
-    phases.watch(compare, "run_exact", "node by node: float64")
+    phases.watch(execution, "run_eager", "node by node: eager")
+    phases.watch(execution, "run_exact", "node by node: float64")
     phases.watch(replay.Replay, "node_values", "node by node: nodes alone")
     phases.watch(replay.Replay, "_node_session", "node by node: sessions of nodes")
     phases.watch(replay.Replay, "region_values", "node by node: in the model")
@@ -140,7 +140,6 @@ def _watch_comparison(phases: Phases) -> None:
     phases.watch(replay.Replay, "repeat_node", "node by node: nodes again")
     phases.watch(captured.Call, "judge_forward", "captured graph")
     phases.watch(captured.Call, "judge_backward", "captured graph")
-    phases.watch(captured.Call, "differentiate", "captured graph")
     phases.watch(captured.Call, "_wrong_decomposition", "decompositions")
     phases.watch(captured.Call, "judge_joint", "stage joint")
     phases.watch(judge.Judge, "_post_grad", "stage post_grad")
@@ -148,7 +147,7 @@ def _watch_comparison(phases: Phases) -> None:
     phases.watch(stages, "first_wrong_node_in_float64", "stages node by node")
     phases.watch(observer.DebugObserver, "_write_test_data", "writing")
     phases.watch(observer.DebugObserver, "conclude", "writing")
-    for module in (captured, compare, differences, first_node, repeat, stages):
+    for module in (compare, differences, first_node, repeat, stages):
         phases.watch(module, "distance", "distances")
 
 

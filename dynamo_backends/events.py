@@ -45,7 +45,6 @@ EVENTS = {
     "strides_asked": "operators that were run once, without values, to know the strides of their results",
     "strides_not_known": "operators that could not be run so; their results have the strides of PyTorch's fake tensors",
     "compared_runs": "runs that onnx_debug compared",
-    "stages_compared_in_full": "stages whose nodes could not be computed beside those of the stage before",
     "unchecked_values": "values that could not be compared, or only with eager",
 }
 """Every event and what is counted; a word in capitals stands for a name."""

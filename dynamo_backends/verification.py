@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 import torch
@@ -27,11 +27,11 @@ from .errors import SessionError
 from .events import count
 from .exporter.locations import where
 from .first_call import synthetic
-from .numerics.differences import same_number
-from .numerics.distance import Distance, distance, is_explained
-from .numerics.exact import Environment, attribute, run_eager, run_exact, widen
-from .numerics.randomness import PrivateRandomness
+from .numerics.differences import value_difference
+from .numerics.exact import widen
+from .numerics.execution import FxExecution
 from .runtime.binding import BoundSession, InputSpec, OutputSpec
+from .runtime.exposing import common_values
 from .runtime.session import Session
 from .runtime.settings import SessionSettings
 
@@ -41,12 +41,19 @@ _SEED = 0
 """Random operators draw the same numbers in each run of a check."""
 
 
-class Evaluation:
-    """A graph's values on real arguments: eager's, and if asked for float64's.
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No fake tensors, and no gradients."""
+    with _disable_current_modes(), torch.no_grad():
+        yield
+
+
+class Evaluation(FxExecution):
+    """A graph's values on real arguments, with no gradients and on copies of the arguments; none is dropped.
 
     Args:
-        module: a graph of any stage; it is run in PyTorch, on copies of the arguments.
-        arguments: one real value for each placeholder.
+        module: a graph of any stage; it is run in PyTorch.
+        arguments: one real value for each placeholder; numbers may be symbolic.
         exact: whether float64 runs beside it.
         state: of PyTorch's generator on the CPU, if random operators are to go on from there.
     """
@@ -54,33 +61,14 @@ class Evaluation:
     def __init__(
         self, module: fx.GraphModule, arguments: Sequence[object], *, exact: bool, state: torch.Tensor | None = None
     ) -> None:
-        self.eager: Environment = {}
-        self.exact: Environment = {}
-        values = iter(arguments)
-        randomness = PrivateRandomness(torch.Generator().manual_seed(_SEED).get_state() if state is None else state)
+        start = torch.Generator().manual_seed(_SEED).get_state() if state is None else state
         with _undisturbed():
+            super().__init__(module, [pytree.tree_map(_copy, item) for item in arguments], start, exact=exact)
             for node in module.graph.nodes:
-                if node.op == "output":
-                    continue
-                if node.op in ("placeholder", "get_attr"):
-                    value = next(values) if node.op == "placeholder" else attribute(module, str(node.target))
-                    self.eager[node] = pytree.tree_map(_copy, value)
-                    self.exact[node] = pytree.tree_map(widen, self.eager[node]) if exact else None
-                    continue
-                draws = randomness.draws
-                with randomness:
-                    self.eager[node] = run_eager(node, self.eager)
-                if exact:
-                    is_random = randomness.draws > draws
-                    eager = self.eager[node]
-                    self.exact[node] = (
-                        pytree.tree_map(widen, eager) if is_random else run_exact(node, self.exact, eager)
-                    )
-
-    @staticmethod
-    def named(environment: Environment) -> dict[str, list[object]]:
-        """The results of each node, by its name."""
-        return {node.name: pytree.tree_leaves(value) for node, value in environment.items()}
+                if node.op != "output":
+                    self.run(node)
+                    if exact:
+                        self.exact_of(node)
 
 
 def can_be_verified(module: fx.GraphModule) -> bool:
@@ -98,14 +86,11 @@ class GraphChecker:
     def __init__(self, arguments: Sequence[object]) -> None:
         self._arguments = arguments
 
+    @_undisturbed()
     def problem(self, before: fx.GraphModule, after: fx.GraphModule) -> str | None:
         """What a pass changed, see ``passes.engine.manager.Checker``; nothing where the graph must not run again."""
         if not can_be_verified(before):
             return None
-        with _undisturbed():
-            return self._problem(before, after)
-
-    def _problem(self, before: fx.GraphModule, after: fx.GraphModule) -> str | None:
         old = Evaluation(before, self._arguments, exact=True)
         try:
             new = Evaluation(after, self._arguments, exact=False)
@@ -141,12 +126,8 @@ class GraphChecker:
 class ModelChecker:
     """The check of the passes on one region's ONNX model; the runtime's own optimizations are off in it.
 
-    Args:
-        evaluation: of the graph the region is a part of.
-        arguments: the nodes of the model's inputs.
-        results: the nodes of its outputs.
-        inputs, outputs: how they are bound.
-        settings: of the region's session.
+    ``evaluation`` is of the graph the region is a part of; ``arguments`` and ``results`` are the nodes of the model's
+    inputs and outputs.
     """
 
     def __init__(
@@ -164,15 +145,12 @@ class ModelChecker:
         self._inputs, self._outputs = inputs, outputs
         self._settings = dataclasses.replace(settings, optimize=False)
 
+    @_undisturbed()
     def problem(self, before: ir.Model, after: ir.Model) -> str | None:
         """What a pass changed, see ``passes.engine.manager.Checker``."""
-        with _undisturbed():
-            return self._problem(before, after)
-
-    def _problem(self, before: ir.Model, after: ir.Model) -> str | None:
-        old = self._run(before, self._outputs)
+        old = self._bound(before)(self._arguments)
         try:
-            new = self._run(after, self._outputs)
+            new = self._bound(after)(self._arguments)
         except SessionError as error:
             return f"ONNX Runtime refuses the model: {error}"
         for node, ours, theirs in zip(self._results, new, old, strict=True):
@@ -183,91 +161,39 @@ class ModelChecker:
 
     def _first_value(self, before: ir.Model, after: ir.Model) -> str | None:
         """The first value that both models name and compute differently, in words."""
-        known = set(_observable(before))
-        common = {name: spec for name, spec in _observable(after).items() if name in known}
-        specs = list(common.values())
         try:
-            old, new = (self._run(_exposing(model, list(common)), specs) for model in (before, after))
+            for value, theirs, ours in common_values(self._bound(after), before, after, self._arguments):
+                said = _first_difference(theirs, widen(theirs), ours)
+                if said is not None:
+                    node = value.producer()
+                    source = node.metadata_props.get("source") if node is not None else None
+                    return f"{value.name}{f' ({source})' if source else ''}: {said}"
         except SessionError:  # refused with its values exposed: the outputs are named instead
-            return None
-        for name, theirs, ours in zip(common, old, new, strict=True):
-            said = _first_difference(theirs, widen(theirs), ours)
-            if said is not None:
-                return f"{name}{_source_of(after, name)}: {said}"
+            pass
         return None
 
-    def _run(self, model: ir.Model, outputs: Sequence[OutputSpec]) -> list[object]:
-        bound = BoundSession(Session(model, self._settings), self._inputs, outputs)
-        return list(bound(self._arguments))
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """No fake tensors, and no gradients."""
-    with _disable_current_modes(), torch.no_grad():
-        yield
+    def _bound(self, model: ir.Model) -> BoundSession:
+        return BoundSession(Session(model, self._settings), self._inputs, self._outputs)
 
 
 def _first_difference(before: object, exact: object, after: object) -> str | None:
     """In words, the first of the tensors of a result that a pass made worse; ``None`` if there is none."""
     leaves = (pytree.tree_leaves(item) for item in (before, exact, after))
     for old, reference, new in zip(*leaves, strict=False):
-        if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
-            if not same_number(old, new):
-                return f"{new} instead of {old}"
-            continue
-        if old.dtype != new.dtype or old.shape != new.shape:
-            return f"{new.dtype} {tuple(new.shape)} instead of {old.dtype} {tuple(old.shape)}"
-        if torch.equal(old, new):
-            continue
-        before_distance, after_distance = distance(old, reference), distance(new, reference)
-        if not is_explained(after_distance, before_distance, old.dtype):
-            return _error(after_distance, before_distance)
+        if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and old.dtype != new.dtype:
+            return f"dtype {new.dtype} instead of {old.dtype}"
+        said = value_difference(old, reference, new)
+        if said:
+            return said
     return None
-
-
-def _error(after: Distance, before: Distance) -> str:
-    if after.nonfinite > before.nonfinite:
-        return f"{after.nonfinite} elements are NaN or infinite and should not be, {before.nonfinite} before the pass"
-    return f"off float64 by {after.max_abs:.3g}, {before.max_abs:.3g} before the pass"
 
 
 def _at(node: fx.Node, said: str) -> str:
     return f"{node.name} ({where(node) or 'no source line'}): {said}"
 
 
-def _source_of(model: ir.Model, name: str) -> str:
-    for node in model.graph:
-        if any(value.name == name for value in node.outputs):
-            source = node.metadata_props.get("source")
-            return f" ({source})" if source else ""
-    return ""
-
-
 def _results(module: fx.GraphModule) -> list[object]:
     return pytree.tree_leaves(module.graph.output_node().args[0])
-
-
-def _observable(model: ir.Model) -> dict[str, OutputSpec]:
-    """The values of a model that could be outputs, in execution order."""
-    return {
-        str(value.name): OutputSpec(str(value.name), ir.tensor_adapters.to_torch_dtype(value.dtype))
-        for value in _values(model)
-        if value.dtype is not None
-    }
-
-
-def _values(model: ir.Model) -> Iterator[ir.Value]:
-    for node in model.graph:
-        yield from (value for value in node.outputs if value.name)
-
-
-def _exposing(model: ir.Model, names: Sequence[str]) -> ir.Model:
-    copy = model.clone()
-    values: Mapping[str, ir.Value] = {str(value.name): value for value in _values(copy)}
-    copy.graph.outputs.clear()
-    copy.graph.outputs.extend(values[name] for name in names)
-    return copy
 
 
 def _copy(value: object) -> object:

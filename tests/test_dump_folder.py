@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import errno
 import logging
 import os
@@ -85,14 +84,14 @@ def test_unwritable_folder_warns_once_and_names_cause_and_remedy(
         assert expected in record.getMessage()
 
 
-@pytest.mark.parametrize("function", ["replace", "open"])
+@pytest.mark.parametrize("function", ["replace", "write_bytes"])
 def test_full_disk_warns_once_and_leaves_no_half_written_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, function: str
 ) -> None:
     folder = DumpFolder(tmp_path)
     assert folder.write_text("whole.txt", "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(os if function == "replace" else builtins, function, _disk_full)
+        patch.setattr(os if function == "replace" else Path, function, _disk_full)
         assert not folder.write_text("half.txt", "half")
         assert not folder.write_text("other.txt", "other")
     assert folder.location is not None

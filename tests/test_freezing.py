@@ -8,7 +8,7 @@ import gc
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -25,13 +25,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dynamo_backends import decomposition_table, frozen, onnx_compiler
 from dynamo_backends.artifacts import RunnableRegion
-from dynamo_backends.debug import watched
 from dynamo_backends.errors import SessionError
 from dynamo_backends.frozen import FREE_REFRESHES, WORTH_CALLS
 from dynamo_backends.runtime import constants as constants_module
 from dynamo_backends.runtime import heap
 from dynamo_backends.runtime import session as session_module
-from dynamo_backends.runtime.binding import BoundSession
 from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.ort_internals import PublicCalls
 from dynamo_backends.runtime.watch import CALLS, WHOLE, Watch
@@ -607,14 +605,15 @@ def test_onnx_debug_repeats_the_weights_that_ran(tmp_path: Path, monkeypatch: py
     for layer in model.layers:
         layer.compile(backend="onnx_debug", options={"dump_dir": str(tmp_path), "compare": "every"})
     calls: list[object] = []
-    repeat = watched.repeat_region
+    run = RunnableRegion.run_to_compare
 
-    def after_another_call(region: RunnableRegion, bound: BoundSession, args: object, outputs: object) -> object:
+    def and_another_call(self: RunnableRegion, args: Sequence[object]) -> object:
+        found = run(self, args)
         calls.append(args)
-        region.session(calls[max(0, len(calls) - 2)])
-        return repeat(region, bound, args, outputs)
+        self.session(calls[max(0, len(calls) - 2)])
+        return found
 
-    monkeypatch.setattr(watched, "repeat_region", after_another_call)
+    monkeypatch.setattr(RunnableRegion, "run_to_compare", and_another_call)
     with torch.no_grad():
         for _ in range(3):
             model(TOKENS)

@@ -10,11 +10,10 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends.debug.captured import Finding, WrongResult
 from dynamo_backends.debug.first_node import first_wrong_node, first_wrong_node_in_float64
 from dynamo_backends.debug.repeat import Instability
-from dynamo_backends.debug.rows import Blame, GraphComparison, Row
-from dynamo_backends.debug.stages import Culprit, StageGraphs, changed, copy_of, difference, name_of_result
+from dynamo_backends.debug.rows import Blame, Error, Finding, GraphComparison, Row
+from dynamo_backends.debug.stages import StageGraphs, changed, copy_of, difference, name_of_result
 from dynamo_backends.debug.verdict import conclude
 from dynamo_backends.dumps.blame import Cause, Kind
 from dynamo_backends.numerics.differences import Deviation
@@ -105,15 +104,14 @@ def test_the_first_wrong_pass_of_a_stage() -> None:
     graphs = stage(("post_grad", right), ("undone", more), ("right", as_right), ("bad", wrong), ("later", more))
     culprit, first = graphs.culprit([X], torch.get_rng_state())
     assert culprit is not None
-    assert (culprit.node, str(culprit.cause)) == ("sin", "pass bad")
+    assert (culprit.value, culprit.cause, culprit.source) == ("sin", Cause(Kind.PASS, "bad"), "")
     assert [node_of(graph, "exp").target for graph in (graphs.first, graphs.last)] == [
         aten.exp.default,
         aten.neg.default,
     ]
-    assert culprit.verdict == "diverges at sin (no source line): pass bad"
     torch.testing.assert_close(first.eager[0], X.sin() * 2)
-    second, first = graphs.culprit([X], torch.get_rng_state(), [1])
-    assert second is not None and (second.node, str(second.cause)) == ("exp", "pass later")
+    second, first = graphs.culprit([X], torch.get_rng_state(), {1: 0})
+    assert second is not None and (second.value, second.cause.name) == ("exp", "later")
     torch.testing.assert_close(first.eager, {0: X.exp()})
     assert stage(("post_grad", right), ("right", as_right)).culprit([X], torch.get_rng_state())[0] is None
     assert stage(("post_grad", right)).culprit([X], torch.get_rng_state())[0] is None
@@ -143,7 +141,7 @@ def test_names_of_results() -> None:
     assert name_of_result(module, 0) == ("sin", "")
     assert name_of_result(module, 2) == ("result 2", "")
     assert name_of_result(module, ("input", 1))[0] == f"the input {list(module.graph.nodes)[1].name}"
-    assert name_of_result(module, ("gradient", 0))[0] == f"the gradient of {list(module.graph.nodes)[0].name}"
+    assert name_of_result(module, ("gradient", 0))[0] == f"grad of {list(module.graph.nodes)[0].name}"
 
 
 # The first wrong node
@@ -377,80 +375,75 @@ def test_the_worst_output_is_that_of_the_largest_share() -> None:
         output("inside", error=9.0, scale=1.0, is_output=False),
         row(is_output=True),
     ]
-    comparison = GraphComparison("ok", rows=rows)
-    expected = {"value": "small", "onnx": rows[1].onnx.as_json(), "eager": RIGHT.as_json()}  # type: ignore[union-attr]
-    assert comparison.worst_as_json() == expected
+    comparison = GraphComparison(rows=rows)
+    assert comparison.worst == Error("small", rows[1].onnx, RIGHT)  # type: ignore[arg-type]
     rows.append(output("session", error=0.0, scale=1.0, session=Distance(0.2, 0.2, 0.2, 1.0, 0, 1.0)))
-    found = comparison.worst_as_json() or {}
-    assert found["value"] == "session" and found["onnx"]["max_abs"] == 0.2 and found["eager"] is None  # type: ignore[index]
+    found = comparison.worst
+    assert found is not None and (found.value, found.onnx.max_abs, found.eager) == ("session", 0.2, None)
     rows.append(output("infinite", error=0.0, scale=1.0, nonfinite=1))
-    assert (comparison.worst_as_json() or {})["value"] == "infinite"
-    assert GraphComparison("ok", rows=rows[3:5]).worst_as_json() is None
+    assert comparison.worst is not None and comparison.worst.value == "infinite"
+    assert GraphComparison(rows=rows[3:5]).worst is None
 
 
 def test_the_worst_error_of_what_diverges_is_a_fault() -> None:
     """A small error of the outputs says nothing of a pass that is wrong."""
     rows = [row(is_output=True, onnx=RIGHT, eager=RIGHT), row(onnx=WRONG, eager=RIGHT)]
     rows[0].name, rows[1].name = "y", "x"
-    by_a_pass = Finding(Culprit("z", "", Cause(Kind.PASS, "joint.bad"), Deviation("off", WRONG, RIGHT)))
-    of_a_result = Finding(wrong=[WrongResult("y", "", Deviation("off", WRONG, RIGHT))])
-    of_dtype = Finding(wrong=[WrongResult("y", "", Deviation("dtype torch.int64 instead of torch.int32"))])
+    by_a_pass = Finding(Blame("z", BAD, said=Deviation("off", WRONG, RIGHT)))
+    of_a_result = Finding(wrong=[result("y", Deviation("off", WRONG, RIGHT))])
+    of_dtype = Finding(wrong=[result("y", Deviation("dtype torch.int64 instead of torch.int32"))])
     for finding, value in ((by_a_pass, "z"), (of_a_result, "y"), (of_dtype, None)):
-        worst = conclude(GraphComparison("ok", rows=rows), [finding], {}).worst
+        worst = conclude(GraphComparison(rows=rows), [finding], {}).worst
         assert (worst and worst.value) == value and (worst is None or worst.onnx == WRONG)
-    blamed = GraphComparison("diverges at x (a.py:3)", rows=rows, blame=Blame("x", Cause(Kind.NODE)))
+    blamed = GraphComparison(Blame("x", Cause(Kind.NODE), source="a.py:3"), rows=rows)
     assert blamed.worst is not None and blamed.worst.value == "x"
 
 
 # The conclusion
 
-DIVERGES = "diverges at mul (a.py:3)"
-OFF = WrongResult("sin", "a.py:7", Deviation("off"))
+BAD = Cause(Kind.PASS, "joint.bad")
+MUL = Blame("mul", Cause(Kind.NODE), source="a.py:3")
+
+
+def result(name: str, said: Deviation = Deviation("off")) -> Blame:  # noqa: B008
+    return Blame(name, Cause(Kind.RESULT), source="a.py:7", said=said)
+
+
+OFF = result("sin")
 
 
 def culprit(node: str) -> Finding:
-    return Finding(Culprit(node, "a.py:7", Cause(Kind.PASS, "joint.bad"), Deviation("off by a lot")))
+    return Finding(Blame(node, BAD, source="a.py:7", said=Deviation("off by a lot")))
 
 
 @pytest.mark.parametrize(
-    ("verdict", "findings", "expected", "note"),
+    ("blame", "findings", "expected", "note"),
     [
-        ("ok", [], "ok", "as it was"),
-        ("ok", [Finding()], "ok", "as it was"),
-        (DIVERGES, [Finding()], DIVERGES, "as it was"),
-        ("ok", [Finding(), culprit("sin")], "diverges at sin (a.py:7): pass joint.bad", "off by a lot"),
-        ("ok", [culprit("sin"), culprit("cos")], "diverges at sin (a.py:7): pass joint.bad", "off by a lot"),
-        (
-            DIVERGES,
-            [culprit("sin")],
-            "diverges at sin (a.py:7): pass joint.bad",
-            f"off by a lot; the graph after it {DIVERGES}",
-        ),
-        (
-            "ok",
-            [Finding(wrong=[OFF, WrongResult("cos", "a.py:8", Deviation("off"))])],
-            "diverges at sin (a.py:7): off",
-            "no stage, no pass and no node by itself explains it",
-        ),
-        (
-            "ok",
-            [Finding(wrong=[OFF]), Finding(because="its forward diverges")],
-            "diverges at sin (a.py:7): off",
-            "its forward diverges",
-        ),
-        (DIVERGES, [Finding(wrong=[OFF])], DIVERGES, "as it was"),
+        (None, [], None, "as it was"),
+        (None, [Finding()], None, "as it was"),
+        (MUL, [Finding()], MUL, "as it was"),
+        (None, [Finding(), culprit("sin")], ("sin", BAD), "off by a lot"),
+        (None, [culprit("sin"), culprit("cos")], ("sin", BAD), "off by a lot"),
+        (MUL, [culprit("sin")], ("sin", BAD), "mul (a.py:3)"),
+        (None, [Finding(wrong=[OFF, result("cos")])], OFF, ""),
+        (None, [Finding(wrong=[OFF]), Finding(because="its forward diverges")], OFF, "its forward diverges"),
+        (MUL, [Finding(wrong=[OFF])], MUL, "as it was"),
     ],
 )
-def test_the_earliest_fault_is_the_verdict(verdict: str, findings: Sequence[Finding], expected: str, note: str) -> None:
-    found = conclude(GraphComparison(verdict, "as it was"), findings, {})
-    assert (found.verdict, found.note, found.unchecked) == (expected, note, [])
+def test_the_earliest_fault_is_the_verdict(
+    blame: Blame | None, findings: Sequence[Finding], expected: Blame | tuple[str, Cause] | None, note: str
+) -> None:
+    found = conclude(GraphComparison(blame, note="as it was"), findings, {})
+    assert found.unchecked == [] and note in found.note and found.ok == (expected is None)
+    if isinstance(expected, Blame):
+        expected = (expected.value, expected.cause)
+    assert (found.blame and (found.blame.value, found.blame.cause)) == expected
+    assert found.blame is None or found.verdict.startswith(f"diverges at {found.blame.value} ({found.blame.source})")
 
 
 def test_what_was_not_checked_is_said_of_what_is_ok() -> None:
     findings = [Finding(unchecked=["b"]), Finding(unchecked=["c", "d", "e"])]
-    found = conclude(GraphComparison("ok", unchecked=["a"]), findings, {})
-    assert (found.verdict, found.unchecked) == ("ok", ["a", "b", "c", "d", "e"])
-    assert found.note == "not checked: a; b; c and 2 more"
-    assert conclude(GraphComparison("ok"), findings[1:], {}).note == "not checked: c; d; e"
-    found = conclude(GraphComparison(DIVERGES, "as it was"), findings, {})
+    found = conclude(GraphComparison(unchecked=["a"]), findings, {})
+    assert found.ok and found.unchecked == ["a", "b", "c", "d", "e"] and "a; b; c" in found.note
+    found = conclude(GraphComparison(MUL, note="as it was"), findings, {})
     assert (found.note, found.unchecked) == ("as it was", ["b", "c", "d", "e"])

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,8 @@ from dynamo_backends.artifacts import CompiledGraph, GraphName, Split
 from dynamo_backends.debug import manifest as manifests
 from dynamo_backends.debug.dump_folder import DumpFolder
 from dynamo_backends.debug.manifest import Cost, Manifest
-from dynamo_backends.debug.rows import OK, GraphComparison
+from dynamo_backends.debug.rows import OK, Blame, GraphComparison
+from dynamo_backends.dumps.blame import Cause, Kind
 from dynamo_backends.options import parse_options
 from passes.engine.manager import PassResult
 
@@ -63,10 +63,10 @@ def content(folder: DumpFolder) -> dict:
     return json.loads(folder.path("manifest.json").read_text())
 
 
-def add(manifest: Manifest, index: int, verdict: str = OK) -> None:
+def add(manifest: Manifest, index: int, blame: Blame | None = None) -> None:
     """A graph compiles and runs."""
     manifest.add_graph(graph_of(index), parse_options(), reference="Dynamo's graph")
-    manifest.add_comparison(GraphName(index, "forward"), GraphComparison(verdict), {}, Cost({}, 0.0, 0, 0))
+    manifest.add_comparison(GraphName(index, "forward"), GraphComparison(blame), {}, Cost())
 
 
 def test_a_manifest_of_500_graphs_is_not_written_in_full_for_each(tmp_path: Path, clock: Clock) -> None:
@@ -95,10 +95,10 @@ def test_the_first_fault_is_written_at_once(tmp_path: Path, clock: Clock, monkey
     manifest = Manifest(folder)
     for index in range(20):
         add(manifest, index)
-    add(manifest, 20, verdict="diverges at mm (model.py:3)")
-    assert content(folder)["graphs"][-1]["verdict"] == "diverges at mm (model.py:3)"
+    add(manifest, 20, Blame("mm", Cause(Kind.NODE)))
+    assert content(folder)["graphs"][-1]["blame"]["value"] == "mm"
     written = len(folder.written)
-    add(manifest, 21, verdict="diverges at add (model.py:4)")
+    add(manifest, 21, Blame("add", Cause(Kind.NODE)))
     assert len(folder.written) == written
 
 
@@ -126,17 +126,3 @@ def test_the_rest_is_written_at_exit_and_a_crash_leaves_a_valid_manifest(end: st
         assert [(graph["verdict"], graph["runs"]) for graph in graphs] == [(OK, 2), (OK, 1), (OK, 1), (OK, 1)]
     else:
         assert 1 <= len(graphs) <= 4
-
-
-def test_what_waits_is_written_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifests, "_SMALL", 0)
-    monkeypatch.setattr(manifests, "_TIMES_LONGER", 100)
-    folder = DumpFolder(tmp_path)
-    manifest = Manifest(folder)
-    for index in range(20):
-        add(manifest, index)
-    assert len(content(folder)["graphs"]) < 20
-    deadline = time.monotonic() + 30
-    while len(content(folder)["graphs"]) < 20:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

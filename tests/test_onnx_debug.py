@@ -215,7 +215,7 @@ def test_a_wrong_optimizer_of_the_runtime_is_found(dump: Path, monkeypatch: pyte
         model = optimized_model = None
 
     found = suspects.find_rewrite(Region(), None, [], {}, "y")  # type: ignore[arg-type]
-    assert found == suspects.Rewrite(Cause(Kind.OPTIMIZER, "LayerNormFusionL1"), "y")
+    assert found == (Cause(Kind.OPTIMIZER, "LayerNormFusionL1"), "y")
 
 
 @pytest.mark.parametrize(("compare", "expected"), [("first", 1), ("every", 3), ("never", 0)])

@@ -24,7 +24,6 @@ from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.locations import short_file
 from dynamo_backends.runtime import kernels, oracle
 from dynamo_backends.runtime.session import Session
-from passes import Pass, PassContext, register, unregister
 
 aten = torch.ops.aten
 
@@ -160,23 +159,7 @@ def test_a_session_that_differs_where_no_node_does(tmp_path: Path, other_model: 
     (graph,) = comparison_of(sinh_in_the_middle, tmp_path, torch.randn(50))
     assert graph["verdict"].startswith(f"diverges at cos ({short_file(__file__)}:")
     assert ": not deterministic: aten.cos.default, with 2 threads, run to run" in graph["verdict"]
-    assert (
-        "no node of region_0 by itself gave other results in ten runs: it is ONNX Runtime's optimizers" in graph["note"]
-    )
-
-
-def test_a_pass_that_makes_results_differ_is_told_from_the_runtime(tmp_path: Path) -> None:
-    def add_noise(model: ir.Model, context: PassContext) -> int:
-        sinh_gets_noise(model)
-        return 1
-
-    register(Pass("onnx.noise", "Planted by a test.", add_noise))
-    try:
-        (graph,) = comparison_of(sinh_in_the_middle, tmp_path, torch.randn(50))
-    finally:
-        unregister("onnx.noise")
-    assert ": not deterministic: " in graph["verdict"]
-    assert "it is pass onnx.noise" in graph["note"]
+    assert "no node of region_0" in graph["note"]
 
 
 def test_a_wrong_operator_that_is_always_wrong_is_no_instability(
@@ -284,6 +267,5 @@ class CountedSession:
 def test_one_thread_has_no_races(threads: int, expected: list[int]) -> None:
     calls: list[int] = []
     session: Any = CountedSession(threads, calls)
-    region: Any = None
-    assert not repeat.repeat_region(region, session, [], [torch.ones(3)]).unstable
+    assert not repeat.repeat_region(session, [], [torch.ones(3)]).unstable
     assert calls == expected

@@ -21,7 +21,8 @@ from onnxscript import opset18 as op
 from torch import fx, nn
 
 from dynamo_backends.cli import main
-from dynamo_backends.debug.captured import Call, Finding
+from dynamo_backends.debug.captured import Call
+from dynamo_backends.debug.rows import Finding
 from dynamo_backends.dumps.reading import find_run
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.locations import short_file
@@ -266,7 +267,7 @@ def test_a_gradient_has_the_line_where_its_parameter_is_read(
     monkeypatch.setattr(Call, "judge_backward", tampered)
     function = compiled(Layered(), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
     function(torch.randn(4, 8)).sum().backward()
-    assert_seen(tmp_path, r"the gradient of layers\.0\.weight", line_of("the layer"), capsys)
+    assert_seen(tmp_path, r"grad of layers\.0\.weight", line_of("the layer"), capsys)
     (graph,) = [graph for graph in find_run(tmp_path).graphs if graph.verdict != "ok"]
     assert graph.entry["blame"]["user_name"] == "grad of layers.0.weight"
 

@@ -30,22 +30,13 @@ SizesByName = dict[str, object]
 
 
 class Sizes:
-    """What may be another at each call of a graph, apart from the elements of tensors: sizes, strides, whole numbers.
-
-    Args:
-        module: the graph, of any stage before the split.
-    """
+    """What may be another at each call of a graph, besides the elements of tensors: sizes, strides, whole numbers."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         placeholders = module.graph.find_nodes(op="placeholder")
         values = [node.meta.get("val", node.meta.get("example_value")) for node in placeholders]
         of_tensors = {s for value in values if isinstance(value, torch.Tensor) for s in free_symbols(value)}
-        symbolic = [i for i, value in enumerate(values) if _is_symbolic(value)]
-        numbers = {s for i in symbolic if isinstance(values[i], torch.SymInt) for s in _alone(values[i])}
-        # what numbers among the arguments tell need not be asked of tensors, of which a backward takes hundreds
-        self._telling = [
-            i for i in symbolic if isinstance(values[i], torch.SymInt) or not free_symbols(values[i]) <= numbers
-        ]
+        self._symbolic = symbolic = [i for i, value in enumerate(values) if _is_symbolic(value)]
         self._names = {
             i: user_name(placeholders[i]) or placeholders[i].name
             for i in symbolic
@@ -55,11 +46,11 @@ class Sizes:
     @property
     def is_dynamic(self) -> bool:
         """Whether there is anything of that kind."""
-        return bool(self._telling)
+        return bool(self._symbolic)
 
     def key(self, args: Sequence[object]) -> Hashable:
         """The same for two calls, if and only if their sizes are the same."""
-        return tuple([_extent(args[i]) for i in self._telling])
+        return tuple([_extent(args[i]) for i in self._symbolic])
 
     def named(self, args: Sequence[object]) -> SizesByName:
         """The sizes of a call by argument; numbers that are sizes of an argument are left out."""
@@ -67,11 +58,6 @@ class Sizes:
             name: list(map(_plain, value.shape)) if isinstance(value := args[i], torch.Tensor) else _plain(value)
             for i, name in self._names.items()
         }
-
-
-def _alone(number: torch.SymInt) -> set[object]:
-    """The symbol that a number is, if it is no expression of symbols."""
-    return {number.node.expr} if number.node.expr.is_Symbol else set()
 
 
 def _is_symbolic(value: object) -> bool:
@@ -170,18 +156,16 @@ class Choice:
             return self._how == "first" and is_full and not self._awaiting and not self._running
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Uncompared:
     """Tells the runs of a compiled graph at sizes of which none was compared."""
 
-    def __init__(self, sizes: Sizes) -> None:
-        self._sizes = sizes
-        self._compared: set[Hashable] = set()
+    sizes: Sizes
+    _compared: set[Hashable] = dataclasses.field(default_factory=set)
 
     def ran(self, args: Sequence[object], *, compared: bool) -> bool:
         """Notes a run; whether none at its sizes was compared, though one at others was."""
-        if not self._sizes.is_dynamic:
-            return False
-        key = self._sizes.key(args)
+        key = self.sizes.key(args)
         if compared and len(self._compared) < MOST_SIZES:
             self._compared.add(key)
         return not compared and bool(self._compared) and key not in self._compared

@@ -7,7 +7,7 @@ float64 than the operator itself and rounding explain is the culprit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,18 +22,13 @@ from ..numerics.differences import value_difference
 from ..numerics.exact import REFUSALS
 from ..numerics.randomness import is_random
 from .interpreter import Interpreter
-from .stages import Culprit
+from .rows import Blame
 
 _Table = Mapping[object, Callable[..., Any]]
 
 
 class DecompositionCheck(TorchDispatchMode):
-    """Watches a run; ``culprit`` is the first wrong decomposition, or ``None``.
-
-    Args:
-        table: from an operator to its decomposition.
-        tracker: knows which node of the captured graph runs.
-    """
+    """Watches a run by ``tracker``; ``culprit`` is the first wrong decomposition of the table, or ``None``."""
 
     supports_higher_order_operators = True
 
@@ -41,7 +36,7 @@ class DecompositionCheck(TorchDispatchMode):
         super().__init__()
         self._table = table
         self._tracker = tracker
-        self.culprit: Culprit | None = None
+        self.culprit: Blame | None = None
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         kwargs = kwargs or {}
@@ -65,7 +60,8 @@ class DecompositionCheck(TorchDispatchMode):
             said = value_difference(*values)
             if said:
                 name, source = self._tracker.current()
-                self.culprit = Culprit(name or str(operator), source, Cause(Kind.DECOMPOSITION, str(operator)), said)
+                cause = Cause(Kind.DECOMPOSITION, str(operator))
+                self.culprit = Blame(name or str(operator), cause, source=source, said=said)
                 return
 
 
@@ -112,25 +108,3 @@ class NodeTracker(Interpreter):
             if item is not None and item not in self._by_gradient:
                 self._by_gradient[item] = node
                 waiting += [following for following, _ in item.next_functions]
-
-
-def find_wrong_decomposition(
-    module: fx.GraphModule,
-    table: _Table,
-    arguments: Sequence[object],
-    gradients: Callable[[Sequence[object], Sequence[object]], object],
-) -> Culprit | None:
-    """Runs a captured graph and its backward with every decomposition checked.
-
-    Args:
-        module: the graph.
-        table: the decompositions.
-        arguments: of the graph, its own to write into.
-        gradients: computes the gradients from the arguments and the results; does nothing in inference.
-    """
-    tracker = NodeTracker(module)
-    check = DecompositionCheck(table, tracker)
-    with check:
-        results = pytree.tree_leaves(tracker.run(*arguments, enable_io_processing=False), is_leaf=lambda x: x is None)
-        gradients(arguments, results)
-    return check.culprit

@@ -57,14 +57,14 @@ class DumpFolder:
 
     Relative paths use ``/``. All methods may be called from several threads. None raises ``OSError``: after
     the first one the folder is disabled, which is said once, and all further writes do nothing and return
-    ``False``.
+    ``False``; ``is_enabled`` tells.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).absolute()
         self._lock = threading.RLock()
         self._location: Path | None = None
-        self._is_enabled = True
+        self.is_enabled = True
         self._is_announced = False
         self._by_digest: dict[bytes, str] = {}
         self._digests: dict[str, bytes] = {}
@@ -83,15 +83,10 @@ class DumpFolder:
         self._digests = {}
 
     @property
-    def is_enabled(self) -> bool:
-        """Whether files are still written."""
-        return self._is_enabled
-
-    @property
     def location(self) -> Path | None:
         """The run folder, made if it is not there yet; ``None`` if it cannot be."""
         with self._lock:
-            if self._location is None and self._is_enabled:
+            if self._location is None and self.is_enabled:
                 try:
                     self._location = self._make_run_folder()
                 except OSError as error:
@@ -116,14 +111,9 @@ class DumpFolder:
         """Writes a file, UTF-8 with Unix line ends; returns whether it is there now."""
         return self.write_bytes(relative, text.encode("utf-8"))
 
-    def write_bytes(self, relative: str, data: bytes) -> bool:
+    def write_bytes(self, relative: str, data: bytes | memoryview) -> bool:
         """Writes a file; returns whether it is there now."""
-
-        def write(path: Path) -> None:
-            with open(path, "wb") as file:
-                file.write(data)
-
-        return self.write_with(relative, write)
+        return self.write_with(relative, lambda path: path.write_bytes(data))
 
     def write_once(self, relative: str, data: bytes) -> bool:
         """Writes a file whose bytes another file of the run may have: then both are one file with two names, if the
@@ -162,7 +152,7 @@ class DumpFolder:
         Raises:
             Whatever ``write`` raises, except ``OSError``; the temporary file is removed first.
         """
-        if self.location is None or not self._is_enabled:
+        if self.location is None or not self.is_enabled:
             return False
         target = self.path(relative)
         temporary = target.with_name(f".{target.name}.{next(_temporary_numbers)}.tmp")
@@ -181,7 +171,7 @@ class DumpFolder:
 
     def remove(self, relative: str) -> None:
         """Removes a file, if it is there."""
-        if self._location is not None and self._is_enabled:
+        if self._location is not None and self.is_enabled:
             _remove(self.path(relative))
 
     def _make_run_folder(self) -> Path:
@@ -201,26 +191,19 @@ class DumpFolder:
     def _point_latest_to(self, name: str) -> None:
         """Makes ``latest`` a symbolic link, or where there are none a file that holds the folder's name."""
         temporary = self.root / f".{LATEST}.{name}.tmp"
-
-        def link() -> None:
-            temporary.symlink_to(name, target_is_directory=True)
-
-        def note() -> None:
-            temporary.write_text(name)
-
-        for make in (link, note):
+        try:
             try:
-                make()
-                os.replace(temporary, self.root / LATEST)
-            except OSError as error:
-                _remove(temporary)
-                logger.info("%s: %r does not point to %s: %s", self.root, LATEST, name, error)
-            else:
-                return
+                temporary.symlink_to(name, target_is_directory=True)
+            except OSError:
+                temporary.write_text(name)
+            os.replace(temporary, self.root / LATEST)
+        except OSError as error:
+            _remove(temporary)
+            logger.info("%s: %r does not point to %s: %s", self.root, LATEST, name, error)
 
     def _disable(self, error: OSError) -> None:
         with self._lock:
-            was_enabled, self._is_enabled = self._is_enabled, False
+            was_enabled, self.is_enabled = self.is_enabled, False
         if was_enabled:
             logger.warning(
                 "cannot write the dump folder %s: %s. The model runs on, and nothing more is dumped; give a "

@@ -2,7 +2,8 @@
 
 The file is always whole and valid: it is written anew and then takes the old one's place. A small one is written at
 each change. A large one, of a hundred graphs or more, waits so that no more than a twentieth of the time goes into it;
-a timer writes what waits, or the end of the process. The first verdict that is not ``ok`` never waits.
+what waits is written with a later change, or at the end of the process. The first verdict that is not ``ok`` never
+waits.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from ..forks import renew_in_children
 from ..options import Options
 from .choice import MOST_SIZES
 from .dump_folder import DumpFolder, graph_folder
-from .read_me import README, read_me
+from .read_me import README, TEXT
 from .repeat import RepeatedRegion
-from .rows import OK, GraphComparison
+from .rows import GraphComparison
 from .watched import Cost
 
 _PACKAGES = ("dynamo-backends", "onnx", "onnxruntime", "onnxscript", "onnx-ir", "numpy", "transformers")
@@ -54,44 +55,38 @@ class Manifest:
 
     def __init__(self, folder: DumpFolder) -> None:
         self._folder = folder
-        self._lock = threading.RLock()
-        self._started = _now()
         self._working_folder = working_folder()
-        self._graphs: dict[GraphName, dict[str, object]] = {}
+        self._graphs: dict[GraphName, dict[str, Any]] = {}
         self._options: dict[str, object] = {}
         self._failures: dict[GraphName, str] = {}
         self._dynamo_graphs: dict[int, dict[str, Any]] = {}
         self._stages: dict[GraphName, list[dict[str, object]]] = {}
         self._region_stages: dict[tuple[GraphName, int], list[dict[str, object]]] = {}
-        self._is_behind = False
-        self._next_write = 0.0
-        self._timer: threading.Timer | None = None
+        self._begin()
         _manifests.add(self)
         renew_in_children(self)
 
-    def renew_in_child(self) -> None:
-        """See ``forks.Renewable``. The graphs that the parent compiled are the child's too; their runs are not."""
+    def _begin(self) -> None:
+        """Of this process."""
         self._lock = threading.RLock()
-        self._started = _now()
+        self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self._faulty: set[GraphName] = set()
         self._is_behind = False
         self._next_write = 0.0
-        self._timer = None
+
+    def renew_in_child(self) -> None:
+        """See ``forks.Renewable``. The graphs that the parent compiled are the child's too; their runs are not."""
+        self._begin()
         self._folder.renew_in_child()  # whichever is told of the fork first
         for compiled in (*self._graphs.values(), *self._dynamo_graphs.values()):
             compiled["files_in"] = compiled["files_in"] or self._folder.forked_from
         for entry in self._graphs.values():
-            entry.update(status="compiled", runs=0, compared_runs=0, runs_at_other_sizes=0, compared_sizes=[], sizes={})
-            entry.update(verdict=None, note="", blame=None, worst=None, unchecked=[])
+            entry.update(_not_run())
             for of_a_run in ("cost", "repeated"):
                 entry.pop(of_a_run, None)
 
     def add_stage(self, graph: GraphName, stage: dict[str, object]) -> None:
-        """A stage's graph and file; it is in the file with the next write.
-
-        Args:
-            graph: which graph.
-            stage: from ``StageFiles.write``.
-        """
+        """A stage's graph and file, from ``StageFiles.write``; it is in the file with the next write."""
         with self._lock:
             self._is_behind = True
             self._dynamo_graph(graph.index)
@@ -111,8 +106,8 @@ class Manifest:
             call = call_being_compiled()
             if frame is not None:
                 file, line = short_file(frame.file), frame.line
-                called = str(call) if call is not None and not is_user_file(frame.file) else ""
-                said = place(called, f"{file}:{line}") if called else f"{file}:{line}"
+                here = f"{file}:{line}"
+                said = place(str(call) if call is not None and not is_user_file(frame.file) else here, here)
                 begin = {"function": frame.function, "file": file, "line": line, "place": said}
                 end = {"reason": frame.reason, "file": short_file(frame.end_file), "line": frame.end_line}
                 if frame.details:
@@ -145,26 +140,18 @@ class Manifest:
             self._changed(at_once=True)
 
     def add_failure(self, name: GraphName, why: str) -> None:
-        """What was to be dumped or compared of a graph was not: it is not ``ok`` from now on.
-
-        Args:
-            name: which graph; without a direction, the graphs of all directions.
-            why: what failed.
-        """
+        """What was to be dumped or compared of a graph, or without a direction of all directions, was not, and why."""
         with self._lock:
             self._failures.setdefault(name, why)
             for other, entry in self._graphs.items():
                 self._apply_failure(other, entry)
             self._changed(at_once=True)
 
-    def _failure(self, name: GraphName) -> str | None:
+    def _apply_failure(self, name: GraphName, entry: dict[str, Any]) -> None:
         """The verdict on a graph of which something failed, unless a comparison finds it wrong."""
         why = self._failures.get(name) or self._failures.get(GraphName(name.index))
-        return None if why is None else f"not comparable: {why}"
-
-    def _apply_failure(self, name: GraphName, entry: dict[str, object]) -> None:
-        if entry["verdict"] in (None, OK):
-            entry["verdict"] = self._failure(name) or entry["verdict"]
+        if why is not None and name not in self._faulty:
+            entry["verdict"] = f"not comparable: {why}"
 
     def add_passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
         """What the passes of ``pre_grad`` or ``joint`` did to a Dynamo graph; it is in the file with the next write."""
@@ -178,7 +165,7 @@ class Manifest:
         folder = graph_folder(graph.name)
         placeholders = graph.module.graph.find_nodes(op="placeholder")
         seconds = {"passes": sum(result.milliseconds for result in graph.passes) / 1e3, **graph.seconds}
-        entry: dict[str, object] = {
+        entry: dict[str, Any] = {
             "index": graph.name.index,
             "direction": graph.name.direction,
             "folder": folder,
@@ -208,37 +195,26 @@ class Manifest:
             "stages": self._stages.setdefault(graph.name, []),
             "names": {node.name: name for node in placeholders if (name := user_name(node))},
             "seconds": {stage: round(taken, 4) for stage, taken in seconds.items()},
-            "runs": 0,
-            "compared_runs": 0,
-            "runs_at_other_sizes": 0,
-            "compared_sizes": [],
-            "sizes": {},
             "reference": reference,
-            "status": "compiled",
-            "verdict": None,
-            "note": "",
-            "blame": None,
-            "worst": None,
-            "unchecked": [],
+            **_not_run(),
         }
         with self._lock:
-            self._options = _options_as_json(options)
+            self._options = dataclasses.asdict(options)
             self._graphs[graph.name] = entry
+            self._faulty.discard(graph.name)
             self._apply_failure(graph.name, entry)
             self._changed()
 
     def count_run(self, name: GraphName, *, at_other_sizes: bool) -> None:
         """A run, before it is compared, if it is; it is in the file with the next write.
 
-        Args:
-            name: which graph.
-            at_other_sizes: whether none at its sizes was compared, though one at others was.
+        ``at_other_sizes``: whether none at its sizes was compared, though one at others was.
         """
         with self._lock:
             self._is_behind = True
             entry = self._graphs[name]
-            entry["runs"] = int(entry["runs"]) + 1  # type: ignore[call-overload]
-            entry["runs_at_other_sizes"] = int(entry["runs_at_other_sizes"]) + at_other_sizes  # type: ignore[call-overload]
+            entry["runs"] += 1
+            entry["runs_at_other_sizes"] += at_other_sizes
             if entry["verdict"] is None and self._options["compare"] != "never":
                 entry["unchecked"] = ["its runs: none of them was compared"]
 
@@ -249,19 +225,18 @@ class Manifest:
         with self._lock:
             entry = self._graphs[name]
             entry["status"] = "compared"
-            entry["compared_runs"] = int(entry["compared_runs"]) + 1  # type: ignore[call-overload]
-            sizes: list[object] = entry["compared_sizes"]  # type: ignore[assignment]
+            entry["compared_runs"] += 1
+            sizes = entry["compared_sizes"]
             if comparison.sizes and comparison.sizes not in sizes and len(sizes) < MOST_SIZES:
                 sizes.append(comparison.sizes)
-            is_first_fault = comparison.verdict != OK and all(
-                other["verdict"] in (None, OK) for other in self._graphs.values()
-            )
-            if entry["verdict"] in (None, OK, self._failure(name)):
+            is_first_fault = not comparison.ok and not self._faulty
+            if name not in self._faulty:
+                worst = comparison.worst
                 entry.update(
                     verdict=comparison.verdict,
                     note=comparison.note,
                     blame=comparison.blame.as_json() if comparison.blame is not None else None,
-                    worst=comparison.worst_as_json(),
+                    worst=worst.as_json() if worst is not None else None,
                     unchecked=comparison.unchecked,
                     sizes=comparison.sizes,
                     cost=dataclasses.asdict(cost),
@@ -270,13 +245,15 @@ class Manifest:
                         for index, item in repeated.items()
                     },
                 )
+            if not comparison.ok:
+                self._faulty.add(name)
             self._apply_failure(name, entry)
             self._changed(at_once=is_first_fault)
 
     def has_fault(self, name: GraphName) -> bool:
         """Whether a run of a graph was found wrong."""
         with self._lock:
-            return self._graphs[name]["verdict"] not in (None, OK, self._failure(name))
+            return name in self._faulty
 
     def flush(self) -> None:
         """Writes what the file does not have yet."""
@@ -286,31 +263,19 @@ class Manifest:
 
     def _changed(self, *, at_once: bool = False) -> None:
         self._is_behind = True
-        wait = self._next_write - time.monotonic()
-        if at_once or wait <= 0:
+        if at_once or time.monotonic() >= self._next_write:
             self._write()
-        elif self._timer is None:
-            self._timer = threading.Timer(wait, self.flush)
-            self._timer.daemon = True
-            self._timer.start()
 
     def _write(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         start = time.monotonic()
         text = self._text()
-        self._write_read_me()
+        location = self._folder.location
+        if location is not None and not (location / README).exists():
+            self._folder.write_text(README, TEXT.format(folder=location.name))
         self._folder.write_text(MANIFEST, text)
         self._is_behind = False
         end = time.monotonic()
         self._next_write = end + (end - start) * _TIMES_LONGER if len(text) > _SMALL else end
-
-    def _write_read_me(self) -> None:
-        """Writes ``README.txt`` into a run folder that has none."""
-        location = self._folder.location
-        if location is not None and not (location / README).exists():
-            self._folder.write_text(README, read_me(location.name))
 
     def _text(self) -> str:
         content = {
@@ -337,8 +302,21 @@ def flush_manifests() -> None:
         manifest.flush()
 
 
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+def _not_run() -> dict[str, Any]:
+    """The part of a graph's entry that its runs fill."""
+    return {
+        "status": "compiled",
+        "runs": 0,
+        "compared_runs": 0,
+        "runs_at_other_sizes": 0,
+        "compared_sizes": [],
+        "sizes": {},
+        "verdict": None,
+        "note": "",
+        "blame": None,
+        "worst": None,
+        "unchecked": [],
+    }
 
 
 def _rank(name: GraphName) -> int:
@@ -352,10 +330,6 @@ def _replace(stages: list[dict[str, object]], stage: dict[str, object]) -> None:
 
 def _pass_as_json(result: PassResult) -> dict[str, object]:
     return {**dataclasses.asdict(result), "milliseconds": round(result.milliseconds, 3)}
-
-
-def _options_as_json(options: Options) -> dict[str, object]:
-    return dataclasses.asdict(options)
 
 
 @functools.cache

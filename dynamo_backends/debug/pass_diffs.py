@@ -11,33 +11,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 from torch import fx
 
-from passes.engine.manager import PassResult
+from passes.engine.manager import Listener, PassResult
 
 from ..graph_text import model_text, without_freeing
 from .dump_folder import DumpFolder
 from .stage_files import stage_text
 
 
+@dataclasses.dataclass(eq=False)
 class PassDiffs:
-    """Writes the diffs of one graph's passes; the pass manager tells it of each.
-
-    Args:
-        folder: the run folder.
-        relative: the graph's or the region's folder in it.
+    """Writes the diffs of one graph's passes into a folder of the dump, and tells another listener, the keeper of a
+    stage,
+    of them; the pass manager tells it of each.
     """
 
-    def __init__(self, folder: DumpFolder, relative: str) -> None:
-        self._folder = folder
-        self._relative = relative
-        self._before: list[str] = []
+    folder: DumpFolder
+    relative: str
+    keeper_of: Callable[[str], Listener | None]
+    _keeper: Listener | None = None
+    _before: Sequence[str] = ()
 
     def start(self, stage: str, graph: object) -> None:
         self._before = graph_text(graph).splitlines()
+        self._keeper = self.keeper_of(stage)
+        if self._keeper is not None:
+            self._keeper.start(stage, graph)
 
     def fired(self, result: PassResult, graph: object) -> None:
         after = graph_text(graph).splitlines()
@@ -45,9 +50,11 @@ class PassDiffs:
         if result.undone:
             said += f"; undone: {result.undone}"
         lines = difflib.unified_diff(self._before, after, f"before {result.name}", said, n=3, lineterm="")
-        self._folder.write_text(f"{self._relative}/passes/{result.name}.diff", "\n".join(lines) + "\n")
+        self.folder.write_text(f"{self.relative}/passes/{result.name}.diff", "\n".join(lines) + "\n")
         if not result.undone:
             self._before = after
+        if self._keeper is not None:
+            self._keeper.fired(result, graph)
 
 
 def graph_text(graph: object) -> str:

@@ -36,8 +36,3 @@ may be hard links of each other: change a copy.
     dynamo-backends bisect GRAPH        the smallest model that is still wrong
     dynamo-backends nan GRAPH           the first node with NaN or infinity that its inputs did not have
 """
-
-
-def read_me(folder: str) -> str:
-    """The text for a run folder."""
-    return TEXT.format(folder=folder)

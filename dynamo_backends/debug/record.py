@@ -17,6 +17,7 @@ from ..artifacts import CompiledGraph, Runner
 from ..observer import Observer
 from ..safety_net import net
 from .rows import GraphComparison
+from .watched import are_plain
 
 
 @dataclasses.dataclass
@@ -93,24 +94,31 @@ class Snapshots:
         key = (memory, value.dtype, value.is_neg(), value.is_conj())
         with self._lock:
             last = self._last.get(key)
-            if last is None or not _same_bits(last, value):
+            if last is None or not torch.equal(_bits(last), _bits(value)):
                 last = value.clone(memory_format=torch.preserve_format)
                 self._last[key] = last
             return last
 
 
-def _same_bits(first: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype and shape have the same elements; NaN is NaN, and -0.0 is not 0.0."""
-    return torch.equal(_bits(first), _bits(other))
-
-
 def _bits(value: torch.Tensor) -> torch.Tensor:
-    value = value.resolve_conj().resolve_neg()
-    if value.is_complex():
-        value = torch.view_as_real(value)
-    if not value.is_floating_point():
-        return value
-    return value.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[value.element_size()])
+    """The bytes of the elements: NaN is NaN, and -0.0 is not 0.0."""
+    return value.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def recorded(run_graph: Runner, record: Record, snapshots: Snapshots) -> Runner:
+    """A graph's runner that appends each run to a record."""
+
+    def run(args: list[object]) -> object:
+        inputs: list[object] | None = None
+        with net("a record of the inputs", "The graph runs"):
+            inputs = snapshots.of(args) if are_plain(args) else None
+        outputs = run_graph(args)
+        with net("a record of the outputs", "The graph runs"):
+            if inputs is not None:
+                record.runs.append(Run(inputs, snapshots.of(outputs)))
+        return outputs
+
+    return run
 
 
 class RecordObserver(Observer):
@@ -123,16 +131,4 @@ class RecordObserver(Observer):
     def runner(self, graph: CompiledGraph) -> Runner:
         record = make_record(graph)
         self._records.append(record)
-        run_graph = graph.run
-
-        def run(args: list[object]) -> object:
-            inputs: list[object] | None = None
-            with net("a record of the inputs", "The graph runs"):
-                inputs = self._snapshots.of(args)
-            outputs = run_graph(args)
-            with net("a record of the outputs", "The graph runs"):
-                if inputs is not None:
-                    record.runs.append(Run(inputs, self._snapshots.of(outputs)))
-            return outputs
-
-        return run
+        return recorded(graph.run, record, self._snapshots)

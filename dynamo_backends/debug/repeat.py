@@ -8,17 +8,12 @@ each node alone is repeated too, and the first that differs by itself is the cul
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Iterator, Sequence
 
 import torch
 
-from ..artifacts import RunnableRegion
-from ..errors import SessionError
-from ..numerics.distance import EQUAL, Distance, distance, is_explained
+from ..numerics.distance import EQUAL, Distance, distance, is_explained, same_elements
 from ..runtime.binding import BoundSession
-
-logger = logging.getLogger(__name__)
 
 _NODE_TIMES = 10
 _REGION_TIMES = 4
@@ -51,11 +46,7 @@ class Instability:
         return self.threads == self.other_threads
 
     def is_rounding(self, eager: Distance | None) -> bool:
-        """Whether the difference is no more than rounding and eager's own error account for.
-
-        Args:
-            eager: eager's distance to float64 at this value; ``None`` if it is not known, or should not count.
-        """
+        """Whether the difference is no more than rounding and eager's error, its distance to float64, account for."""
         return is_explained(self.difference, eager or EQUAL, self.dtype)
 
     def __str__(self) -> str:
@@ -88,27 +79,19 @@ class RepeatedRegion:
         return any(not item.is_rounding(None) for item in self.unstable.values())
 
 
-def repeat_region(
-    region: RunnableRegion, bound: BoundSession, args: Sequence[object], outputs: Sequence[object]
-) -> RepeatedRegion:
-    """Runs a region again on the arguments of its call.
+def repeat_region(bound: BoundSession, args: Sequence[object], outputs: Sequence[object]) -> RepeatedRegion:
+    """Runs the session of a region again on the arguments of its call, into which nothing may have written since.
 
-    Args:
-        region: the region.
-        bound: the session that ran.
-        args: what it was called with; nothing may have written into them since.
-        outputs: what it returned.
+    ``outputs`` are what it returned.
     """
     unstable: dict[int, Instability] = {}
     try:
         with torch.no_grad():
             times = _REGION_TIMES if bound.threads > 1 else _TIMES_OF_ONE_THREAD
             for threads, results in _again(bound, args, times=times):
-                for i, found in _differences(outputs, results):
-                    unstable.setdefault(i, Instability(bound.threads, threads, _dtype(outputs[i]), found))
-    except Exception as error:  # no memory for a second session: that must not end the user's run; the note says it
-        if not isinstance(error, SessionError):
-            logger.exception("%s region %d could not run again", region.graph, region.index)
+                for i, found in _differences(outputs, results, bound.threads, threads):
+                    unstable.setdefault(i, found)
+    except Exception as error:  # no memory for a second session: the user's run goes on, and ``unchecked`` says it
         return RepeatedRegion(unstable, f"{type(error).__name__}: {error}")
     return RepeatedRegion(unstable)
 
@@ -123,18 +106,16 @@ def repeat_node(session: BoundSession, args: Sequence[object]) -> dict[int, Inst
     first = session(args)
     worst: dict[int, Instability] = {}
     for threads, results in _again(session, args, times=_NODE_TIMES):
-        for i, found in _differences(first, results):
+        for i, found in _differences(first, results, session.threads, threads):
             known = worst.get(i)
-            other = Instability(session.threads, threads, _dtype(first[i]), found)
-            if known is None or (known.between_runs == other.between_runs and _size(other) > _size(known)):
-                worst[i] = other
+            if known is None or (known.between_runs == found.between_runs and _size(found) > _size(known)):
+                worst[i] = found
     return worst
 
 
 def instability_of(first: torch.Tensor, other: torch.Tensor, threads: int) -> Instability | None:
     """How two runs with the same number of threads differ; ``None`` if they have the same bits."""
-    found = next((item for _, item in _differences([first], [other])), None)
-    return None if found is None else Instability(threads, threads, first.dtype, found)
+    return dict(_differences([first], [other], threads, threads)).get(0)
 
 
 def _again(session: BoundSession, args: Sequence[object], *, times: int) -> list[tuple[int, list[object]]]:
@@ -148,20 +129,12 @@ def _size(instability: Instability) -> tuple[int, float]:
     return instability.difference.nonfinite, instability.difference.max_abs
 
 
-def _differences(first: Sequence[object], other: Sequence[object]) -> Iterator[tuple[int, Distance]]:
+def _differences(
+    first: Sequence[object], other: Sequence[object], threads: int, other_threads: int
+) -> Iterator[tuple[int, Instability]]:
     for i, (before, after) in enumerate(zip(first, other, strict=True)):
         if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
             continue
-        if not _same_bits(before, after):
-            yield i, distance(after, before.double() if before.is_floating_point() else before)
-
-
-def _same_bits(first: torch.Tensor, other: torch.Tensor) -> bool:
-    if torch.equal(first, other):
-        return True
-    return first.is_floating_point() and bool(((first == other) | (first.isnan() & other.isnan())).all())
-
-
-def _dtype(value: object) -> torch.dtype:
-    assert isinstance(value, torch.Tensor)
-    return value.dtype
+        if not same_elements(before, after):
+            found = distance(after, before.double() if before.is_floating_point() else before)
+            yield i, Instability(threads, other_threads, before.dtype, found)

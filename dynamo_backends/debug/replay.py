@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
@@ -17,15 +15,17 @@ from ..exporter.signature import signature
 from ..exporter.translate import fold_constants, translate, value_names
 from ..regions import results_of
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
+from ..runtime.exposing import tensors, values_of_model, values_of_session
 from ..runtime.providers import Provider, as_precise_as_pytorch
-from ..runtime.session import Session, final_session
+from ..runtime.session import Session
 from ..runtime.settings import SessionSettings
 from .repeat import Instability, repeat_node
 
 _MOST_SESSIONS = 1_024
-"""Sessions of one node that are kept, those that were used last; each holds a hundred kilobytes or so."""
+"""Sessions of one node that are kept; each holds a hundred kilobytes or so."""
 
 
+@dataclasses.dataclass(eq=False)
 class Replay:
     """Makes and keeps the sessions; alike nodes share one. ONNX Runtime's optimizations are off in all of them.
 
@@ -35,174 +35,76 @@ class Replay:
         threads: of a session; ``None`` for what PyTorch has at the time of the call.
     """
 
-    def __init__(self, opset: int, providers: Sequence[Provider], threads: int | None = None) -> None:
-        self._opset = opset
-        self._providers = tuple(providers)
-        self._threads = threads
-        self._node_sessions: collections.OrderedDict[object, BoundSession] = collections.OrderedDict()
+    opset: int
+    providers: Sequence[Provider]
+    threads: int | None = None
+    _node_sessions: dict[object, BoundSession] = dataclasses.field(default_factory=dict)
 
-    def region_values(
-        self, compiled: CompiledRegion, args: Sequence[object]
-    ) -> dict[tuple[fx.Node, int | None], object]:
-        """The value of every node of a region in its exported model, nothing optimized.
-
-        Returns:
-            From a node, and the index of the result if it has several, to the value. What was folded to a constant is
-            among them.
+    def region_values(self, compiled: CompiledRegion, args: Sequence[object]) -> dict[str, object]:
+        """The value of every node of a region in its exported model, nothing optimized, by name; what was folded to a
+        constant is among them.
 
         Raises:
             SessionError: the runtime refuses the model with all values exposed.
         """
-        nodes = [node for node in compiled.region.nodes if "val" in node.meta]
-        outputs = {_name(output): output for node in nodes for output in _own_results(node)}
-        specs = [_output_spec(output, name) for name, output in outputs.items()]
-        values = values_of_model(compiled.bound, compiled.bound.session, compiled.model, args, specs)
-        values.update(_folded(compiled.model, specs))
-        return {(outputs[name].node, outputs[name].index): value for name, value in values.items()}
+        specs = _specs_of(compiled)
+        values = values_of_model(compiled.bound, compiled.model, args, specs)
+        for spec in specs:
+            folded = compiled.model.graph.initializers.get(spec.name)
+            if folded is not None and folded.const_value is not None and not spec.is_number:
+                values[spec.name] = _as_torch(folded.const_value)
+        return values
 
     def session_values(
         self, compiled: CompiledRegion, bound: BoundSession, args: Sequence[object]
     ) -> dict[str, torch.Tensor]:
-        """The values inside the session that ran, by name: those of the model that ONNX Runtime made of it.
+        """The tensors inside the session that ran, by name: those of the model that ONNX Runtime made of it.
 
         That model is run with all its values as outputs and nothing left to optimize, so that its fusions stay.
-
-        Args:
-            compiled: the region.
-            bound: the session that ran.
-            args: what it was called with.
 
         Raises:
             SessionError: the runtime does not write the model, or refuses it with all values exposed.
         """
-        nodes = [node for node in compiled.region.nodes if "val" in node.meta]
-        specs = [_output_spec(output, _name(output)) for node in nodes for output in _own_results(node)]
-        specs = [spec for spec in specs if not spec.is_number]
+        specs = [spec for spec in _specs_of(compiled) if not spec.is_number]
         return tensors(values_of_session(bound, bound.session, args, specs))
 
     def node_values(self, node: fx.Node, args: Sequence[object]) -> list[object] | str:
         """A node's results computed by a session of that node alone; in words, why it does not run alone.
 
-        Args:
-            node: a call_function node of a region.
-            args: the values of ``node.all_input_nodes``.
+        ``args`` are the values of ``node.all_input_nodes``.
         """
-        session = self._node_session(node)
-        if isinstance(session, str):
-            return session
         try:
-            return session(args)
-        except SessionError as error:
+            return self._node_session(node)(args)
+        except (SessionError, TranslationError) as error:
             return first_line(str(error))
 
     def repeat_node(self, node: fx.Node, args: Sequence[object]) -> dict[int, Instability]:
         """How a node's results differ from run to run and with other threads, see ``repeat_node`` of ``repeat``."""
-        session = self._node_session(node)
-        if isinstance(session, str):
-            return {}
         try:
-            return repeat_node(session.with_threads(self._threads or torch.get_num_threads()), args)
-        except SessionError:
+            session = self._node_session(node).with_threads(self.threads or torch.get_num_threads())
+            return repeat_node(session, args)
+        except (SessionError, TranslationError):
             return {}
 
-    def _node_session(self, node: fx.Node) -> BoundSession | str:
+    def _node_session(self, node: fx.Node) -> BoundSession:
         key = signature(node)
-        if key in self._node_sessions:
-            self._node_sessions.move_to_end(key)
-            return self._node_sessions[key]
-        try:
-            session = self._bind([node], list(node.all_input_nodes), results_of(node), threads=1)
-        except (SessionError, TranslationError) as error:
-            return first_line(str(error))
-        self._node_sessions[key] = session
-        if len(self._node_sessions) > _MOST_SESSIONS:
-            self._node_sessions.popitem(last=False)
-        return session
+        if key not in self._node_sessions:
+            self._node_sessions[key] = self._bind(node)
+            if len(self._node_sessions) > _MOST_SESSIONS:
+                del self._node_sessions[next(iter(self._node_sessions))]
+        return self._node_sessions[key]
 
-    def _bind(
-        self, nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[Output], *, threads: int | None
-    ) -> BoundSession:
-        model = translate(nodes, [Input(node) for node in inputs], outputs, opset=self._opset, name="replay")
+    def _bind(self, node: fx.Node) -> BoundSession:
+        inputs, outputs = node.all_input_nodes, results_of(node)
+        model = translate([node], [Input(item) for item in inputs], outputs, opset=self.opset, name="replay")
         fold_constants(model)
-        settings = SessionSettings(as_precise_as_pytorch(self._providers), threads, shares_graph=True, optimize=False)
-        session = Session(model, settings)
-        input_specs = [
-            _input_spec(node, str(value.name)) for node, value in zip(inputs, model.graph.inputs, strict=True)
-        ]
-        output_specs = [
-            _output_spec(output, str(value.name)) for output, value in zip(outputs, model.graph.outputs, strict=True)
-        ]
-        return BoundSession(session, input_specs, output_specs)
-
-
-def values_of_session(
-    bound: BoundSession, session: Session, args: Sequence[object], wanted: Sequence[OutputSpec]
-) -> dict[str, object]:
-    """Values inside a session, by name: those that the model ONNX Runtime made of it still has.
-
-    Args:
-        bound: how the arguments are bound.
-        session: the session; it is not run itself.
-        args: of the region.
-        wanted: the values.
-
-    Raises:
-        SessionError: the runtime does not write the model, or refuses it with the values exposed.
-    """
-    model, constants = session.optimized()
-    return _exposed_values(bound, session, model, args, wanted, constants)
-
-
-def values_of_model(
-    bound: BoundSession, session: Session, model: ir.Model, args: Sequence[object], wanted: Sequence[OutputSpec]
-) -> dict[str, object]:
-    """Values inside a model of a region, by name, with nothing optimized; constants are not among them.
-
-    Args:
-        bound: how the arguments are bound.
-        session: of whose settings the model's session is.
-        model: the model; left as it is.
-        args: of the region.
-        wanted: the values.
-
-    Raises:
-        SessionError: the runtime refuses the model with the values exposed.
-    """
-    return _exposed_values(bound, session, model.clone(), args, wanted)
-
-
-def _exposed_values(
-    bound: BoundSession,
-    session: Session,
-    model: ir.Model,
-    args: Sequence[object],
-    wanted: Sequence[OutputSpec],
-    constants: Mapping[str, torch.Tensor] | None = None,
-) -> dict[str, object]:
-    """The values of a model, which is changed; with ``constants`` it is given to ONNX Runtime as it is."""
-    values = {str(value.name): value for node in model.graph for value in node.outputs}
-    specs = [spec for spec in wanted if spec.name in values]
-    if not specs:
-        return {}
-    model.graph.outputs.clear()
-    for spec in specs:
-        value = values[spec.name]
-        value.dtype = ir.tensor_adapters.from_torch_dtype(spec.dtype)
-        model.graph.outputs.append(value)
-    settings = dataclasses.replace(session.settings, optimize=False, shares_graph=True, arena=False)
-    exposed = Session(model, settings) if constants is None else final_session(model, settings, constants)
-    results = BoundSession(exposed, bound.inputs, specs)(args)
-    return {spec.name: value for spec, value in zip(specs, results, strict=True)}
-
-
-def _folded(model: ir.Model, wanted: Sequence[OutputSpec]) -> dict[str, torch.Tensor]:
-    """Those of the wanted values that are constants of a model."""
-    constants = {spec.name: model.graph.initializers.get(spec.name) for spec in wanted if not spec.is_number}
-    return {
-        name: _as_torch(value.const_value)
-        for name, value in constants.items()
-        if value is not None and value.const_value is not None
-    }
+        settings = SessionSettings(as_precise_as_pytorch(self.providers), 1, shares_graph=True, optimize=False)
+        given, returned = model.graph.inputs, model.graph.outputs
+        return BoundSession(
+            Session(model, settings),
+            [_input_spec(item, str(value.name)) for item, value in zip(inputs, given, strict=True)],
+            [_output_spec(item, str(value.name)) for item, value in zip(outputs, returned, strict=True)],
+        )
 
 
 def _as_torch(tensor: ir.TensorProtocol) -> torch.Tensor:
@@ -213,19 +115,11 @@ def _as_torch(tensor: ir.TensorProtocol) -> torch.Tensor:
     return torch.frombuffer(bytearray(tensor.tobytes()), dtype=dtype).reshape(sizes)
 
 
-def tensors(values: Mapping[str, object]) -> dict[str, torch.Tensor]:
-    """Those of the values that are tensors."""
-    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-
-
-def _name(output: Output) -> str:
-    """The name of the ONNX value that holds a result."""
-    return value_names(output.node)[output.index or 0]
-
-
-def _own_results(node: fx.Node) -> list[Output]:
-    """A node's results, unless it only unpacks another's."""
-    return [] if node.target is operator.getitem else results_of(node)
+def _specs_of(compiled: CompiledRegion) -> list[OutputSpec]:
+    """All results of a region's nodes, under the names of the ONNX values that hold them."""
+    nodes = [node for node in compiled.region.operators if "val" in node.meta]
+    outputs = [output for node in nodes for output in results_of(node)]
+    return [_output_spec(output, value_names(output.node)[output.index or 0]) for output in outputs]
 
 
 def _input_spec(node: fx.Node, name: str) -> InputSpec:

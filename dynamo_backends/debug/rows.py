@@ -1,4 +1,4 @@
-"""What a comparison finds: a row for each value, and the verdict on the run."""
+"""What a comparison finds: a row for each value, what is to blame, and the verdict on the run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from collections.abc import Sequence
 
 import torch
 
-from ..dumps.blame import Cause
+from ..dumps.blame import Cause, Kind
 from ..exporter.locations import Frame, place
+from ..numerics.differences import Deviation
 from ..numerics.distance import Distance, is_explained
 from ..numerics.extent import Element, Extent
-from .choice import SizesByName
+from .choice import SizesByName, sizes_text
 from .repeat import Instability
 
 OK = "ok"
+
+_NAMED = 2
+"""How many gradients a verdict names; the manifest has all."""
 
 
 @dataclasses.dataclass
@@ -90,15 +94,9 @@ class Row:
     complaint: str = ""
 
     @property
-    def library_line(self) -> str:
-        """``file:line`` of the innermost call, if it is not of the user's own files; else ``""``."""
-        innermost = str(self.stack[-1]) if self.stack else ""
-        return "" if innermost == self.source else innermost
-
-    @property
     def where(self) -> str:
-        """The line, as it is said: see ``exporter.locations.place``."""
-        return place(self.source, self.library_line)
+        """The line, see ``exporter.locations.place``."""
+        return place(self.source, str(self.stack[-1]) if self.stack else "")
 
     @property
     def is_computed(self) -> bool:
@@ -106,36 +104,43 @@ class Row:
         return self.operator not in ("placeholder", "get_attr")
 
     @property
+    def type(self) -> str:
+        """dtype and shape, for people."""
+        return f"{self.dtype} {'x'.join(map(str, self.shape)) or 'scalar'}"
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         return getattr(torch, self.dtype)
 
     @property
+    def ours(self) -> Distance | None:
+        """The distance to exact of the value as it really was where that is known, else of the propagated one."""
+        return self.session or self.onnx
+
+    def is_explained(self, ours: Distance | None, eager: Distance | None) -> bool:
+        """Whether eager's error and rounding explain one; what was not measured needs no explanation."""
+        return ours is None or eager is None or is_explained(ours, eager, self.torch_dtype, self.beside)
+
+    @property
     def locally_explained(self) -> bool:
         """Whether the node by itself is right: on eager's inputs it is as near to exact as eager."""
-        if self.local_onnx is None or self.local_eager is None:
-            return True
-        return is_explained(self.local_onnx, self.local_eager, self.torch_dtype, self.beside)
+        return self.is_explained(self.local_onnx, self.local_eager)
 
     @property
     def propagated_explained(self) -> bool:
         """Whether the value in the region's model is as near to exact as eager's."""
-        if self.onnx is None or self.eager is None:
-            return True
-        return is_explained(self.onnx, self.eager, self.torch_dtype, self.beside)
+        return self.is_explained(self.onnx, self.eager)
 
     @property
     def in_model_explained(self) -> bool:
         """Whether the node in the region's model is right on what it was given there."""
-        if self.in_model_onnx is None or self.in_model_eager is None:
-            return True
-        return is_explained(self.in_model_onnx, self.in_model_eager, self.torch_dtype, self.beside)
+        return self.is_explained(self.in_model_onnx, self.in_model_eager)
 
     @property
     def jumps(self) -> bool:
         """Whether the error jumps up here: the value is wrong, and what the node was given does not explain it."""
-        if self.complaint:
-            return True
-        return not self.propagated_explained and not (self.in_model_explained and self.locally_explained)
+        is_wrong_here = not (self.in_model_explained and self.locally_explained)
+        return bool(self.complaint) or (not self.propagated_explained and is_wrong_here)
 
     @property
     def unstable_alone(self) -> bool:
@@ -152,33 +157,31 @@ class Row:
     @property
     def explained(self) -> bool:
         """Whether the value, as it really was where that is known, is as near to exact as eager's."""
-        ours = self.session or self.onnx
-        if ours is None or self.eager is None:
-            return not self.complaint
-        return not self.complaint and is_explained(ours, self.eager, self.torch_dtype, self.beside)
+        return not self.complaint and self.is_explained(self.ours, self.eager)
+
+    @property
+    def error(self) -> Error | None:
+        """The value's error as it really was where that is known."""
+        return None if self.ours is None else Error(self.name, self.ours, self.eager)
 
     @property
     def errors(self) -> list[Error]:
         """The distances to exact that rounding does not explain, with eager's."""
+        pairs = (
+            (self.ours, self.eager),
+            (self.local_onnx, self.local_eager),
+            (self.in_model_onnx, self.in_model_eager),
+        )
         found = [
             Error(self.name, ours, eager)
-            for ours, eager in (
-                (self.session or self.onnx, self.eager),
-                (self.local_onnx, self.local_eager),
-                (self.in_model_onnx, self.in_model_eager),
-            )
-            if ours is not None and eager is not None
-            if not is_explained(ours, eager, self.torch_dtype, self.beside)
+            for ours, eager in pairs
+            if ours is not None and not self.is_explained(ours, eager)
         ]
-        unstable = [
-            (item, eager)
-            for item, eager in (
-                (self.session_instability, self.eager),
-                (self.local_instability, self.local_eager),
-            )
-            if item is not None and not item.is_rounding(eager)
-        ]
-        return found + [Error(self.name, item.difference, eager) for item, eager in unstable]
+        if self.unstable_in_session and self.session_instability is not None:
+            found.append(Error(self.name, self.session_instability.difference, self.eager))
+        if self.unstable_alone and self.local_instability is not None:
+            found.append(Error(self.name, self.local_instability.difference, self.local_eager))
+        return found
 
     @property
     def mark(self) -> str:
@@ -193,20 +196,22 @@ class Row:
         return "=" if self.equals_eager else "~"
 
     def as_json(self) -> dict[str, object]:
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        fields = {
-            key: item.as_json() if isinstance(item, (Distance, Instability)) else item for key, item in fields.items()
-        }
-        for name in ("eager_extent", "onnx_extent", "session_extent"):
-            fields[name] = None if fields[name] is None else dataclasses.asdict(fields[name])
-        fields["nonfinite_elements"] = [element.as_json() for element in self.nonfinite_elements]
-        fields["stack"] = [frame.as_json() for frame in self.stack]
+        fields = {field.name: _as_json(getattr(self, field.name)) for field in dataclasses.fields(self)}
         return {**fields, "mark": self.mark, "locally_explained": self.locally_explained}
+
+
+def _as_json(value: object) -> object:
+    if isinstance(value, (list, tuple)):
+        return [_as_json(item) for item in value]
+    return value.as_json() if isinstance(value, (Distance, Extent, Element, Instability, Frame)) else value
+
+
+_SAID_IN_NOTE = (Kind.PASS, Kind.DECOMPOSITION, Kind.TRACE, Kind.STAGE)
 
 
 @dataclasses.dataclass(frozen=True)
 class Blame:
-    """What a verdict names, for programs.
+    """A value that is wrong, and what made it so.
 
     Attributes:
         value: the FX node, with ``__i`` for the i-th of several results; what a result is called that has no row.
@@ -215,6 +220,7 @@ class Blame:
         source: the line, see ``exporter.locations.place``, or ``""``.
         user_name: what the user calls it, ``grad of fc.weight``, or ``""``.
         gradients: in a backward, what the user gets that is computed next of it: ``grad of fc.weight``.
+        said: how it is wrong.
     """
 
     value: str
@@ -223,6 +229,15 @@ class Blame:
     source: str = ""
     user_name: str = ""
     gradients: Sequence[str] = ()
+    said: Deviation = Deviation()
+
+    def __str__(self) -> str:
+        name = self.user_name if self.cause.kind == Kind.RESULT and self.user_name else self.value
+        parts = [f"{name} ({self.source or 'no source line'})", str(self.cause)]
+        parts += [] if self.cause.kind in _SAID_IN_NOTE else [self.said]
+        more = f" and {len(self.gradients) - _NAMED} more" if len(self.gradients) > _NAMED else ""
+        named = f", on the way to {', '.join(self.gradients[:_NAMED])}{more}" if self.gradients else ""
+        return ": ".join(filter(None, parts)) + named
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -258,33 +273,59 @@ class Error:
         return {"value": self.value, "onnx": self.onnx.as_json(), "eager": eager}
 
 
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What a stage, or the captured graph, says of a run.
+
+    Attributes:
+        culprit: the stage, pass or decomposition that is wrong, or ``None``.
+        wrong: the results that are not right though no stage is to blame.
+        because: what explains them, or ``""``.
+        unchecked: what could not be compared, with the reason.
+    """
+
+    culprit: Blame | None = None
+    wrong: list[Blame] = dataclasses.field(default_factory=list)
+    because: str = ""
+    unchecked: list[str] = dataclasses.field(default_factory=list)
+
+
 @dataclasses.dataclass
 class GraphComparison:
     """The outcome for one run of a graph.
 
     Attributes:
-        verdict: ``ok``, ``diverges at NODE (file:line)``, where results are others each time or with other threads
-            followed by ``: not deterministic: ...`` or ``: depends on the number of threads: ...``, or
-            ``not comparable: why``.
+        blame: what is wrong first; ``None`` if nothing is.
+        not_comparable: why the run cannot be compared, or ``""``.
         note: which side is nearer to exact, and what explains a difference that is not a fault.
         rows: every value, in execution order.
         unchecked: what could not be compared or had no float64 to be compared with, each with the reason.
-        blame: what the verdict names; ``None`` if it is ``ok`` or names nothing.
         sizes: of the run, by argument, where they may be others: the shape of a tensor as a list, or a number.
         faults: the errors that the stages, passes and results were found to have, beside those of the rows.
     """
 
-    verdict: str
+    blame: Blame | None = None
+    not_comparable: str = ""
     note: str = ""
     rows: list[Row] = dataclasses.field(default_factory=list)
     unchecked: list[str] = dataclasses.field(default_factory=list)
-    blame: Blame | None = None
     sizes: SizesByName = dataclasses.field(default_factory=dict)
     faults: Sequence[Error] = ()
 
     @property
     def ok(self) -> bool:
-        return self.verdict == OK
+        return self.blame is None and not self.not_comparable
+
+    @property
+    def verdict(self) -> str:
+        """``ok``, ``not comparable: why``, or ``diverges at NODE (file:line)``, the cause, and the sizes of the run."""
+        if self.ok:
+            return OK
+        said = f"diverges at {self.blame}" if self.blame is not None else f"not comparable: {self.not_comparable}"
+        return f"{said}, with {sizes_text(self.sizes)}" if self.sizes else said
+
+    def row_of(self, value: str) -> Row | None:
+        return next((row for row in self.rows if row.name == value), None)
 
     @property
     def worst(self) -> Error | None:
@@ -295,18 +336,9 @@ class GraphComparison:
         them is a matter of size, such as a wrong dtype.
         """
         outputs = [row for row in self.rows if row.is_output]
-        if not self.verdict.startswith("diverges"):
-            found = [Error(row.name, ours, row.eager) for row in outputs if (ours := row.session or row.onnx)]
+        if self.blame is None:
+            found = [error for row in outputs if (error := row.error) is not None]
         else:
-            named = [row for row in self.rows if self.blame is not None and row.name == self.blame.value]
+            named = [row for row in self.rows if row.name == self.blame.value]
             found = [*self.faults, *(error for row in outputs + named for error in row.errors)]
         return max(found, key=lambda error: error.relative, default=None)
-
-    def worst_as_json(self) -> dict[str, object] | None:
-        return self.worst.as_json() if self.worst is not None else None
-
-
-def relative_error(row: Row) -> float:
-    ours = row.session or row.onnx
-    assert ours is not None
-    return Error(row.name, ours, row.eager).relative

@@ -5,6 +5,7 @@ A stage that changed nothing has none.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -116,24 +117,15 @@ def _type(value: object) -> str:
     return f"Sym({value})" if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else ""
 
 
+@dataclasses.dataclass(eq=False)
 class StageFiles:
-    """Writes the graphs of the stages of one run.
+    """Writes the graphs of the stages of one run."""
 
-    Args:
-        folder: the dump.
-    """
-
-    def __init__(self, folder: DumpFolder) -> None:
-        self._folder = folder
-        self._written: dict[tuple[GraphName, str], tuple[str, str]] = {}
+    folder: DumpFolder
+    _written: dict[tuple[GraphName, str], tuple[str, str]] = dataclasses.field(default_factory=dict)
 
     def write(self, stage: str, graph: GraphName, module: fx.GraphModule) -> dict[str, object]:
         """Writes ``<graph>/<stage>.py`` and ``<stage>.json``, unless the stage before it has the same text.
-
-        Args:
-            stage: its name.
-            graph: which graph.
-            module: the graph as it is at ``stage``.
 
         Returns:
             What the manifest says of the stage: ``name``; ``file``, ``None`` if it has none; ``same_as``, the stage
@@ -147,12 +139,12 @@ class StageFiles:
         nodes = sum(node.op in ("call_function", "call_method", "call_module") for node in module.graph.nodes)
         if before == digest:
             for ending in ("py", "json"):  # what is compiled twice may have files of the first time
-                self._folder.remove(f"{path}.{ending}")
+                self.folder.remove(f"{path}.{ending}")
             self._written[graph, stage] = (digest, same)
             return {"name": stage, "file": None, "same_as": same, "nodes": nodes}
         self._written[graph, stage] = (digest, stage)
-        self._folder.write_text(file, text)
-        self._folder.write_text(f"{path}.json", stage_json(module))
+        self.folder.write_text(file, text)
+        self.folder.write_text(f"{path}.json", stage_json(module))
         return {"name": stage, "file": file, "same_as": None, "nodes": nodes}
 
     @staticmethod

@@ -11,7 +11,7 @@ results as they are, but for float64's own rounding. Where they differ by more, 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,30 +28,9 @@ from ..numerics.differences import Deviation, is_discrete, same_number, value_di
 from ..numerics.distance import FLOAT64_ROUNDING, distance
 from ..numerics.exact import REFUSALS, WHATEVER_THE_FAKE_RESULT
 from ..numerics.twice import NotRepeatableError, Results, Twice
-from .beside import Beside, can_read_along, compute
 from .first_node import first_wrong_node, first_wrong_node_in_float64
 from .interpreter import Interpreter
-
-
-@dataclasses.dataclass(frozen=True)
-class Culprit:
-    """What made a graph compute something else.
-
-    Attributes:
-        node: name of the first node that shows it.
-        source: the line of that node, see ``exporter.locations.place``, or ``""``.
-        cause: the pass, the decomposition, the stage.
-        said: by how much.
-    """
-
-    node: str
-    source: str
-    cause: Cause
-    said: Deviation
-
-    @property
-    def verdict(self) -> str:
-        return f"diverges at {self.node} ({self.source or 'no source line'}): {self.cause}"
+from .rows import Blame
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,19 +43,17 @@ class Step:
     matches: Sequence[str] = ()
 
 
+@dataclasses.dataclass(eq=False)
 class StageGraphs:
     """The graphs of one stage, from the one it was given to the one it made; a listener of the pass manager.
 
     Attributes:
         steps: the graphs.
-        gives_gradients: whether the judged results are gradients, all of one backward: see ``beside``.
         unchecked: what the last search for a culprit could not look at, with the reason.
     """
 
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.gives_gradients = False
-        self.unchecked: list[str] = []
+    steps: list[Step] = dataclasses.field(default_factory=list)
+    unchecked: list[str] = dataclasses.field(default_factory=list)
 
     def start(self, stage: str, graph: object) -> None:
         assert isinstance(graph, fx.GraphModule)
@@ -103,88 +80,57 @@ class StageGraphs:
     def last(self) -> fx.GraphModule:
         return self.steps[-1].graph
 
-    def ends(self, arguments: Sequence[object], judged: Sequence[int] | None = None) -> tuple[Beside, Beside] | None:
-        """The stage's first and last graph, to read along with another; ``None`` if they cannot.
-
-        Args:
-            arguments, judged: see ``culprit``.
-        """
-        if not self.steps or not all(map(can_read_along, (self.first, self.last))):
-            return None
-        graphs = [graph if judged is None else _restricted(graph, judged) for graph in (self.first, self.last)]
-        return Beside(graphs[0], arguments), Beside(graphs[1], arguments)
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether no pass fired, and nothing else changed the graph."""
+        return not any(step.is_pass for step in self.steps) and _described(self.first) == _described(self.last)
 
     def culprit(
-        self,
-        arguments: Sequence[object],
-        state: torch.Tensor,
-        judged: Sequence[int] | None = None,
-        ends: tuple[Beside, Beside] | None = None,
-    ) -> tuple[Culprit | None, Results]:
+        self, arguments: Sequence[object], state: torch.Tensor, keys: Mapping[int, object] | None = None
+    ) -> tuple[Blame | None, Results]:
         """The first step that changed the results, and the results of the stage's first graph.
 
         Args:
             arguments: one value for each placeholder.
             state: of the CPU's random numbers.
-            judged: positions of the results that count; by default all.
-            ends: the first and last graph after they read along with another; by default they are computed.
+            keys: of the results that count, by position: gradients of one backward have ``("gradient", j)``, see
+                ``beside``. By default all count, and the position is the key.
         """
         self.unchecked = []
-        read = self._read_along(ends) if ends is not None else self._computed(arguments, state, judged)
-        if read is not None and not self._changed(*read):
-            return None, read[0]
-        run = _runner(arguments, state, judged)
+
+        def run(step: Step) -> Results:
+            module = step.graph if keys is None else _restricted(step.graph, keys)
+            with torch.no_grad():
+                results = Twice(lambda *args: interpret(module, args), arguments, state).outputs
+            return results if keys is None else results.under(dict(enumerate(keys.values())))
+
         start = run(self.steps[0])
-        if all(step.graph is self.first for step in self.steps) or not self._changed(start, run(self.steps[-1])):
+        if self.is_unchanged or not changed(start, run(self.steps[-1])):
             return None, start
-        return self.first_wrong(start, run, arguments, judged), start
-
-    @staticmethod
-    def _read_along(ends: tuple[Beside, Beside]) -> tuple[Results, Results] | None:
-        first, last = (end.results() for end in ends)
-        return None if first is None or last is None else (first, last)
-
-    def _computed(
-        self, arguments: Sequence[object], state: torch.Tensor, judged: Sequence[int] | None
-    ) -> tuple[Results, Results] | None:
-        """The results of the first and the last graph; ``None`` if these cannot be computed side by side."""
-        if not all(map(can_read_along, (self.first, self.last))):
-            return None
-        first, last = (graph if judged is None else _restricted(graph, judged) for graph in (self.first, self.last))
-        other = Beside(last, arguments)
-        with torch.no_grad():
-            results = compute(first, arguments, state, [other])
-        after = other.results()
-        return None if after is None else (results, after)
+        return self.first_wrong(start, run, arguments, keys), start
 
     def first_wrong(
         self,
         start: Results,
         run: Callable[[Step], Results],
         arguments: Sequence[object],
-        judged: Sequence[int] | None = None,
-    ) -> Culprit | None:
+        keys: Mapping[int, object] | None = None,
+    ) -> Blame | None:
         """The first step that made results worse than its predecessor's.
 
         Args:
-            start: the results of the first step.
-            run: the results of a step.
-            arguments: one value for each placeholder.
-            judged: positions of the results that ``run`` gives; by default all.
+            start: the results of the first step; ``run`` gives those of the others.
+            keys: see ``culprit``.
         """
         self.unchecked = []
         before, results = self.steps[0], start
         for step in self.steps[1:]:
             after = run(step)
-            if self._changed(results, after):
-                found = self._compare(before.graph, step, results, after, arguments, judged)
-                if found is not None:
-                    return found
+            found = self._compare(before.graph, step, results, after, arguments, keys)
+            if found is not None:
+                return found
             before, results = step, after
         return None
-
-    def _changed(self, before: Results, after: Results) -> bool:
-        return changed(before, after, gradients=self.gives_gradients)
 
     def _compare(
         self,
@@ -193,48 +139,35 @@ class StageGraphs:
         old: Results,
         new: Results,
         arguments: Sequence[object],
-        judged: Sequence[int] | None,
-    ) -> Culprit | None:
-        """The culprit of a step after which the float64 results are others; ``None`` if nothing is beyond rounding."""
+        keys: Mapping[int, object] | None,
+    ) -> Blame | None:
+        """The culprit of a step, if it changed the float64 results, and something is beyond rounding."""
+        if not changed(old, new):
+            return None
         graphs = (before, step.graph)
-        first, second = graphs if judged is None else (_restricted(graph, judged) for graph in graphs)
+        first, second = graphs if keys is None else (_restricted(graph, keys) for graph in graphs)
         with torch.no_grad():
             node = first_wrong_node(first, second, arguments, torch.get_rng_state())
         if node is not None:
-            name, source, said = node
-            return Culprit(name, source, step.cause, said)
+            return Blame(node[0], step.cause, source=node[1], said=node[2])
         for key in old.eager:
-            said = difference(old, new, key, gradients=self.gives_gradients)
+            said = difference(old, new, key)
             if said:
-                places = [node for node in before.graph.nodes if node.name in step.matches]
-                if places:
-                    return Culprit(places[0].name, where(places[0]), step.cause, said)
-                place = judged[key] if judged is not None and isinstance(key, int) else key
-                return Culprit(*name_of_result(before, place), step.cause, said)
-        return self._in_float64(first, second, step, arguments)
-
-    def _in_float64(
-        self, before: fx.GraphModule, after: fx.GraphModule, step: Step, arguments: Sequence[object]
-    ) -> Culprit | None:
-        """The culprit of a step whose fault is one that rounding might make too."""
-        try:
+                place = next((position for position, item in (keys or {}).items() if item == key), key)
+                places = [(node.name, where(node)) for node in before.graph.nodes if node.name in step.matches]
+                name, source = places[0] if places else name_of_result(before, place)
+                return Blame(name, step.cause, source=source, said=said)
+        try:  # the fault is one that rounding might make too
             with torch.no_grad():
-                node = first_wrong_node_in_float64(before, after, arguments, torch.get_rng_state())
+                node = first_wrong_node_in_float64(first, second, arguments, torch.get_rng_state())
         except REFUSALS as error:  # an operator without float64
             self.unchecked.append(f"{step.cause}: what rounding may do, in float64 alone: {first_line(str(error))}")
             return None
-        return Culprit(node[0], node[1], step.cause, node[2]) if node is not None else None
+        return Blame(node[0], step.cause, source=node[1], said=node[2]) if node is not None else None
 
 
-def _runner(
-    arguments: Sequence[object], state: torch.Tensor, judged: Sequence[int] | None
-) -> Callable[[Step], Results]:
-    def run(step: Step) -> Results:
-        module = step.graph if judged is None else _restricted(step.graph, judged)
-        with torch.no_grad():
-            return Twice(lambda *args: interpret(module, args), arguments, state).outputs
-
-    return run
+def _described(module: fx.GraphModule) -> list[object]:
+    return [(node.op, node.target, repr(node.args), repr(node.kwargs)) for node in module.graph.nodes]
 
 
 def interpret(module: fx.GraphModule, arguments: Sequence[object]) -> list[object]:
@@ -255,8 +188,8 @@ class _Interpreter(Interpreter):
         return super().call_function(WHATEVER_THE_FAKE_RESULT.get(target, target), args, kwargs)
 
 
-def changed(before: Results, after: Results, *, gradients: bool = False) -> bool:
-    """Whether two graphs' results differ by more than float64's rounding; ``gradients``: see ``beside``."""
+def changed(before: Results, after: Results) -> bool:
+    """Whether two graphs' results differ by more than float64's rounding."""
     if before.exact.keys() != after.exact.keys():
         return True
     for key, old in before.exact.items():
@@ -275,12 +208,12 @@ def changed(before: Results, after: Results, *, gradients: bool = False) -> bool
             continue
         found = distance(new, old)
         error = found.max_abs / FLOAT64_ROUNDING
-        if found.nonfinite or (error > (found.scale or 1.0) and error > beside(before, key, gradients=gradients)):
+        if found.nonfinite or (error > (found.scale or 1.0) and error > beside(before, key)):
             return True
     return False
 
 
-def difference(before: Results, after: Results, key: object, *, gradients: bool = False) -> Deviation:
+def difference(before: Results, after: Results, key: object) -> Deviation:
     """In words, why a result is not as near to float64 as the same result before; ``""`` if it is.
 
     Discrete results do not count: rounding may turn a comparison.
@@ -288,19 +221,11 @@ def difference(before: Results, after: Results, key: object, *, gradients: bool 
     if is_discrete(before.eager.get(key)) and is_discrete(after.eager.get(key)):
         return Deviation()
     old, exact, new = before.eager.get(key), before.exact.get(key), after.eager.get(key)
-    return value_difference(old, exact, new, beside(before, key, gradients=gradients))
+    return value_difference(old, exact, new, beside(before, key))
 
 
-def beside(results: Results, key: object, *, gradients: bool = False) -> float:
-    """The largest of the gradients, if a result is one, see ``is_explained``.
-
-    Args:
-        results: the results.
-        key: of the result; ``("gradient", j)`` for a gradient.
-        gradients: whether all results are gradients, whatever their keys.
-    """
-    if gradients:
-        return results.largest
+def beside(results: Results, key: object) -> float:
+    """The largest of the gradients, if a result is one, see ``is_explained``."""
     return results.largest_gradient if isinstance(key, tuple) and key[0] == "gradient" else 0.0
 
 
@@ -320,7 +245,7 @@ def name_of_result(graph: fx.GraphModule, key: object) -> tuple[str, str]:
     placeholder = list(graph.graph.find_nodes(op="placeholder"))[position]
     name = user_name(placeholder) or placeholder.name
     if kind == "gradient":
-        return f"the gradient of {name}", _first_line(placeholder.users)
+        return f"grad of {name}", _first_line(placeholder.users)
     return f"the input {name}", _first_line(reversed([*placeholder.users]))
 
 
@@ -329,7 +254,7 @@ def _first_line(nodes: Iterable[fx.Node]) -> str:
     return next(filter(None, map(where, nodes)), "")
 
 
-def _restricted(graph: fx.GraphModule, judged: Sequence[int]) -> fx.GraphModule:
+def _restricted(graph: fx.GraphModule, judged: Iterable[int]) -> fx.GraphModule:
     """A copy of a graph with some of its results, and what they need."""
     result = copy_of(graph)
     output = result.graph.output_node()
@@ -349,9 +274,7 @@ class _GraphWithoutCode(fx.GraphModule):
 def copy_of(module: fx.GraphModule, kind: type[fx.GraphModule] = _GraphWithoutCode) -> fx.GraphModule:
     """A graph module with nodes of its own, the subgraphs of higher-order operators too; tensors are shared.
 
-    Args:
-        module: what is copied.
-        kind: of the copy; by default one for an interpreter, which cannot be called.
+    By default the copy is for an interpreter, and cannot be called.
     """
     graph = fx.Graph()
     results = graph.graph_copy(module.graph, {})

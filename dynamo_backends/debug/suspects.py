@@ -14,27 +14,15 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
+from passes.engine.manager import PassResult
+
 from ..artifacts import CompiledRegion
 from ..dumps.blame import Cause, Kind
 from ..numerics.differences import discrete_difference, is_discrete
 from ..numerics.distance import EQUAL, distance, is_explained
 from ..runtime.binding import BoundSession, OutputSpec
+from ..runtime.exposing import common_values, tensors, values_of_session
 from ..runtime.optimizers import OPTIMIZERS
-from .repeat import repeat_node
-from .replay import tensors, values_of_model, values_of_session
-
-
-@dataclasses.dataclass(frozen=True)
-class Rewrite:
-    """What made a region's session compute something else than its exported model.
-
-    Attributes:
-        cause: a pass or an optimizer, or the session where no other session shows it.
-        value: name of the first value that it changed.
-    """
-
-    cause: Cause
-    value: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,31 +33,46 @@ class ModelStep:
     model: ir.Model
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class ModelSteps:
+    """Keeps a region's model after each pass that fires; a listener of the pass manager."""
+
+    steps: list[ModelStep]
+
+    def start(self, stage: str, graph: object) -> None:
+        self.steps.clear()
+
+    def fired(self, result: PassResult, graph: object) -> None:
+        assert isinstance(graph, ir.Model)
+        if not result.undone:
+            self.steps.append(ModelStep(result.name, graph.clone()))
+
+
 def find_rewrite(
     compiled: CompiledRegion,
     bound: BoundSession,
     steps: Sequence[ModelStep],
     actual: Mapping[fx.Node, object],
     value: str,
-) -> Rewrite:
-    """Names the rewrite that makes ``value`` wrong.
+) -> tuple[Cause, str]:
+    """Names the rewrite that makes ``value`` wrong: a pass or an optimizer, or the session where no other session shows
+    it; and the first value that it changed.
 
     Args:
-        compiled: the region.
-        bound: its session that ran.
+        compiled, bound: the region, and its session that ran.
         steps: its model after each pass of the stage ``onnx`` that fired, in order.
         actual: the values of the run, by node.
         value: name of a tensor that is wrong in the session that ran, and right in the exported model.
     """
     search = _Search(compiled, bound, actual, value)
     if search.is_right(compiled.optimized_model):
-        return Rewrite(Cause(Kind.SESSION), value)
+        return Cause(Kind.SESSION), value
     before = compiled.model
     for step in [*steps, ModelStep("", compiled.optimized_model)]:
         if search.is_right(step.model, optimize=False) is False:
-            return Rewrite(Cause(Kind.PASS, step.name), search.first_changed(before, step.model) or value)
+            return Cause(Kind.PASS, step.name), search.first_changed(before, step.model) or value
         before = step.model
-    return Rewrite(Cause(Kind.OPTIMIZER, _wrong_optimizer(search, compiled)), value)
+    return Cause(Kind.OPTIMIZER, _wrong_optimizer(search, compiled)), value
 
 
 def _wrong_optimizer(search: _Search, compiled: CompiledRegion) -> str:
@@ -81,31 +84,6 @@ def _wrong_optimizer(search: _Search, compiled: CompiledRegion) -> str:
         half = suspects[: len(suspects) // 2]
         suspects = half if search.is_right(compiled.optimized_model, disabled=half) else suspects[len(half) :]
     return suspects[0] if search.is_right(compiled.optimized_model, disabled=suspects) else ""
-
-
-def find_unstable_rewrite(
-    compiled: CompiledRegion, bound: BoundSession, steps: Sequence[ModelStep], actual: Mapping[fx.Node, object]
-) -> str:
-    """Says where a region's results become others from run to run or with other threads, though those of its nodes do
-    not.
-
-    Args:
-        compiled: the region.
-        bound: its session that ran.
-        steps: its model after each pass of the stage ``onnx`` that fired, in order.
-        actual: the values of the run, by node.
-    """
-    arguments = [actual[item.node] for item in compiled.region.inputs]
-    for model, culprit in (
-        (compiled.model, "the exported model as a whole"),
-        *((step.model, f"pass {step.name}") for step in steps),
-        (compiled.optimized_model, "the passes of the stage onnx"),
-    ):
-        session = bound.session.variant(model, optimize=False)
-        variant = BoundSession(session, bound.inputs, bound.outputs)
-        if any(not found.is_rounding(None) for found in repeat_node(variant, arguments).values()):
-            return culprit
-    return "ONNX Runtime's optimizers, or a race that did not show again"
 
 
 class _Search:
@@ -137,23 +115,8 @@ class _Search:
 
     def first_changed(self, before: ir.Model, after: ir.Model) -> str | None:
         """The first value of ``after``, in execution order, that is not what it is in ``before``."""
-        wanted = [
-            OutputSpec(str(value.name), ir.tensor_adapters.to_torch_dtype(value.dtype))
-            for node in before.graph
-            for value in node.outputs
-            if value.name and value.dtype is not None
-        ]
-        old, new = (
-            tensors(values_of_model(self._bound, self._bound.session, model, self._arguments, wanted))
-            for model in (before, after)
-        )
-        for node in after.graph:
-            for name in (str(value.name) for value in node.outputs):
-                if name not in old or name not in new or old[name].shape != new[name].shape:
-                    continue
-                if _is_changed(new[name], old[name]):
-                    return name
-        return None
+        found = common_values(self._bound, before, after, self._arguments)
+        return next((value.name for value, old, new in found if old.shape == new.shape and _is_changed(new, old)), None)
 
     def _run(self, model: ir.Model, *, optimize: bool = True, disabled: Sequence[str] = ()) -> torch.Tensor | None:
         session = self._bound.session.variant(model, optimize=optimize, also_disabled=disabled)

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import collections
 import json
-from collections.abc import Sequence
-
-import torch
-from torch import fx
 
 from ..artifacts import CompiledGraph, operator_name
 from ..exporter.locations import user_name, where
@@ -30,21 +26,16 @@ source   the line; of a library's also the line of your own files that led there
 """
 
 
-def side_by_side_text(comparison: GraphComparison, taken: Sequence[tuple[str, str, str]]) -> str:
-    """The table of a graph: what was computed, in execution order, and then what the graph takes.
-
-    Args:
-        comparison: the compared run.
-        taken: for each argument of the graph its FX node, the user's name and dtype and shape.
-    """
-    rows = [row for row in comparison.rows if row.is_computed]
+def side_by_side_text(comparison: GraphComparison) -> str:
+    """The table of a graph: what was computed, in execution order, and then what the graph takes and holds."""
+    computed = [row for row in comparison.rows if row.is_computed]
     table = [
         [
             i,
             row.mark,
             row.name + (" >" if row.is_output else "") + (f" ({row.user_name})" if row.user_name else ""),
             row.operator.removeprefix("aten.").removesuffix(".default"),
-            f"{row.dtype} {'x'.join(map(str, row.shape)) or 'scalar'}",
+            row.type,
             _number(row.onnx),
             _number(row.eager),
             _number(row.session),
@@ -54,43 +45,16 @@ def side_by_side_text(comparison: GraphComparison, taken: Sequence[tuple[str, st
             row.module,
             row.where + (f"  {row.complaint}" if row.complaint else ""),
         ]
-        for i, row in enumerate(rows)
+        for i, row in enumerate(computed)
     ]
+    taken = [(row.name, row.user_name, row.type) for row in comparison.rows if not row.is_computed]
     note = f"note: {comparison.note}\n" if comparison.note else ""
-    computed = text_table(table, _HEADERS)
-    arguments = text_table(taken, ["what it takes", "your name", "type"])
-    return f"verdict of the graph: {comparison.verdict}\n{note}{_LEGEND}\n{computed}\n\n{arguments}\n"
+    tables = text_table(table, _HEADERS), text_table(taken, ["what it takes", "your name", "type"])
+    return f"verdict of the graph: {comparison.verdict}\n{note}{_LEGEND}\n{tables[0]}\n\n{tables[1]}\n"
 
 
-_HEADERS = [
-    "#",
-    "mark",
-    "value",
-    "operator",
-    "type",
-    "onnx",
-    "eager",
-    "session",
-    "local",
-    "ulp",
-    "region",
-    "module",
-    "source",
-]
-
-
-def arguments_of(module: fx.GraphModule) -> list[tuple[str, str, str]]:
-    """For each argument of a graph its FX node, the user's name, and dtype and shape."""
-    return [
-        (node.name, user_name(node), _type_of(node.meta.get("val")))
-        for node in module.graph.find_nodes(op="placeholder")
-    ]
-
-
-def _type_of(value: object) -> str:
-    if not isinstance(value, torch.Tensor):
-        return type(value).__name__
-    return f"{str(value.dtype).removeprefix('torch.')} {'x'.join(map(str, value.shape)) or 'scalar'}"
+_MEASURES = ["onnx", "eager", "session", "local", "ulp"]
+_HEADERS = ["#", "mark", "value", "operator", "type", *_MEASURES, "region", "module", "source"]
 
 
 def side_by_side_json(comparison: GraphComparison) -> str:

@@ -10,6 +10,7 @@ import onnx
 import torch
 
 from ..exporter.torch_internals import onnx_dtype
+from ..numerics.extent import extent
 from .dump_folder import DumpFolder
 
 _PROTOBUF_LIMIT = 2**31 - 2**20
@@ -54,17 +55,12 @@ def summary(value: torch.Tensor) -> dict[str, object]:
         "bytes": value.numel() * value.element_size(),
     }
     if value.is_floating_point():
-        finite = value.isfinite()
-        result["nan"] = int(value.isnan().sum())
-        result["inf"] = int(value.isinf().sum())
-        if bool(finite.any()):
-            ordinary = value if bool(finite.all()) else value[finite]
-            result.update(min=float(ordinary.min()), max=float(ordinary.max()), mean=_mean(ordinary))
+        found = extent(value)
+        assert found is not None
+        result.update(nan=found.nan, inf=found.infinite)
+        if found.smallest is not None:
+            mean = float(value[value.isfinite()].mean(dtype=torch.float64))
+            result.update(min=found.smallest, max=found.largest, mean=mean if math.isfinite(mean) else None)
     elif not value.is_complex() and value.numel():
         result.update(min=int(value.min()), max=int(value.max()))
     return result
-
-
-def _mean(value: torch.Tensor) -> float | None:
-    mean = float(value.double().mean()) if value.numel() < 2**28 else float(value.mean(dtype=torch.float32))
-    return mean if math.isfinite(mean) else None

@@ -7,14 +7,15 @@ all that is computed of it, is no fault.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx
 
 from ..exporter.locations import source_line
-from ..numerics.exact import run_eager
-from .rows import OK, GraphComparison
+from ..numerics.execution import value_of
+from .rows import GraphComparison
 
 
 def without_undefined(
@@ -23,90 +24,43 @@ def without_undefined(
     """A verdict that names no value which PyTorch leaves undefined.
 
     A graph that diverges at such a node of the run or behind it is not comparable; what was said of it is in the note.
-
-    Args:
-        comparison: of the run.
-        module: the graph.
-        values: of its nodes, as far as they are known; the others are computed where they are needed.
+    ``values`` has those of the nodes that are known; the others are computed where they are needed.
     """
-    if comparison.verdict == OK or not any(node.target in _WRITES for node in module.graph.nodes):
+    if comparison.ok:
         return comparison
     known = dict(values)
     for node in module.graph.nodes:
-        is_undefined = _is_undefined(node, known)
-        if not is_undefined and comparison.blame is not None and node.name == comparison.blame.value.split("__")[0]:
-            return comparison  # nothing undefined comes before it
-        if is_undefined:
-            where = source_line(node) or "no source line"
-            verdict = (
-                f"not comparable: {node.name} ({where}) writes several values to one place; PyTorch does not say which "
-                "of them stays"
-            )
+        if node.target in _SOURCES and _is_undefined(node, fx.map_arg(node.args, lambda item: value_of(item, known))):
+            why = "writes several values to one place; PyTorch does not say which of them stays"
+            said = f"{node.name} ({source_line(node) or 'no source line'}) {why}"
             note = "; ".join(filter(None, [f"else it {comparison.verdict}", comparison.note]))
-            return dataclasses.replace(comparison, verdict=verdict, note=note, blame=None)
+            return dataclasses.replace(comparison, not_comparable=said, note=note, blame=None)
+        if comparison.blame is not None and node.name == comparison.blame.value.split("__")[0]:
+            return comparison  # nothing undefined comes before it
     return comparison
 
 
-def _is_undefined(node: fx.Node, known: dict[fx.Node, object]) -> bool:
-    repeats = _WRITES.get(node.target)
-    if repeats is None:
-        return False
-    args = fx.map_arg(node.args, lambda item: _value(item, known))
-    return not node.kwargs.get("accumulate", False) and repeats(*args)
-
-
-def _value(node: fx.Node, known: dict[fx.Node, object]) -> object:
-    """The value of a node; one inside a region is computed by PyTorch of those that are known."""
-    waiting = [node]
-    while waiting:
-        unknown = [item for item in waiting[-1].all_input_nodes if item not in known]
-        if waiting[-1] in known:
-            waiting.pop()
-        elif unknown:
-            waiting += unknown
-        else:
-            last = waiting.pop()
-            known[last] = run_eager(last, known)
-    return known[node]
-
-
-def _index_put(
-    into: torch.Tensor, indices: list[torch.Tensor | None], source: torch.Tensor, accumulate: bool = False
-) -> bool:
-    given = [(index, size) for index, size in zip(indices, into.shape, strict=False) if index is not None]
-    if accumulate or source.numel() == 1 or any(index.dtype in (torch.bool, torch.uint8) for index, _ in given):
-        return False  # a mask names each place once
-    places = torch.zeros((), dtype=torch.int64)
-    for index, size in given:
-        places = places * size + index % size
-    return _repeats(places)
-
-
-def _put(into: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False) -> bool:
-    return not accumulate and _repeats(index % into.numel())
-
-
-def _index_copy(into: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> bool:
-    return _repeats(index)
-
-
-def _scatter(into: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> bool:
-    if index.dim() == 0 or not index.numel():
-        return False
-    ordered = index.sort(dim).values
-    return bool((ordered.diff(dim=dim) == 0).any())
-
-
-def _repeats(places: torch.Tensor) -> bool:
-    return places.unique().numel() < places.numel()
-
-
 _aten = torch.ops.aten
-_WRITES: Mapping[object, Callable[..., bool]] = {
-    _aten.index_put.default: _index_put,
-    _aten._unsafe_index_put.default: _index_put,
-    _aten.put.default: _put,
-    _aten.index_copy.default: _index_copy,
-    _aten.scatter.src: _scatter,
+_SOURCES = {
+    _aten.index_put.default: 2,
+    _aten._unsafe_index_put.default: 2,
+    _aten.put.default: 2,
+    _aten.index_copy.default: 3,
+    _aten.scatter.src: 3,
 }
-"""Operators that write, and whether they write to one place more than once."""
+"""Operators that write into their first argument, and the position of what they write."""
+
+
+def _is_undefined(node: fx.Node, args: Sequence[Any]) -> bool:
+    """Whether an operator writes over what it wrote: of different numbers in its source, not all are there then."""
+    if node.kwargs.get("accumulate", args[3] if len(args) > 3 else False) is True:
+        return False
+    position = _SOURCES[node.target]
+    source = args[position]
+    if node.target is _aten.scatter.src:  # it reads no more than the index says
+        source = source[tuple(slice(size) for size in args[2].shape)]
+    numbered = list(args)
+    numbered[0] = torch.full(args[0].shape, -1)
+    numbered[position] = torch.arange(source.numel()).view(source.shape)
+    written = node.target(*numbered)
+    return written[written >= 0].unique().numel() < source.numel()

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 
 import torch
 
-from ..dumps.blame import Cause, Kind
+from ..dumps.blame import Kind
 from ..numerics.distance import is_explained
 from ..runtime.providers import Provider, only_cpu, options_for_float32, provider_name
-from .captured import Finding, WrongResult
-from .choice import SizesByName, sizes_text
-from .rows import OK, Blame, Error, GraphComparison, Row
-
-_NAMED = 2
-"""How many gradients a verdict names; the manifest has all."""
+from .choice import SizesByName
+from .rows import Blame, Error, Finding, GraphComparison, Row
 
 _STEPS = 3
 """In how many steps from the first gradient that is reached those of the same module are."""
@@ -37,51 +34,47 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
         sizes: those of the run that another run of a dynamic graph need not have.
     """
     unchecked = [*comparison.unchecked, *(item for finding in findings for item in finding.unchecked)]
-    culprit = next((finding.culprit for finding in findings if finding.culprit is not None), None)
+    culprits = [finding.culprit for finding in findings if finding.culprit is not None]
     wrong = [item for finding in findings for item in finding.wrong]
-    verdict, notes, blame = comparison.verdict, [comparison.note], comparison.blame
-    if culprit is not None:
-        verdict, notes = culprit.verdict, [culprit.said]
-        row = next((row for row in comparison.rows if row.name == culprit.node), None)
-        blame = Blame(culprit.node, culprit.cause, None, culprit.source, row.user_name if row is not None else "")
+    blame, notes, not_comparable = comparison.blame, [comparison.note], comparison.not_comparable
+    if culprits:
+        row = comparison.row_of(culprits[0].value)
+        blame = dataclasses.replace(culprits[0], user_name=row.user_name if row is not None else "")
+        notes, not_comparable = [blame.said], ""
         if not comparison.ok:
             notes.append(f"the graph after it {comparison.verdict}")
     elif comparison.ok and wrong:
-        verdict = f"diverges at {wrong[0]}"
         because = next((finding.because for finding in findings if finding.because), "")
         notes = [because or "no stage, no pass and no node by itself explains it"]
-        blame = _blame(wrong[0], comparison.rows)
-    notes.extend(_about(row) for row in comparison.rows if blame is not None and row.name == blame.value)
-    if unchecked and verdict == OK:
+        blame = _with_row(wrong[0], comparison.rows)
+    if blame is not None:
+        blame = dataclasses.replace(blame, gradients=_gradients(blame, comparison.rows))
+        row = comparison.row_of(blame.value)
+        notes += [f"{row.name} is {row.user_name}"] if row is not None and row.user_name else []
+    elif unchecked and not not_comparable:
         more = f" and {len(unchecked) - _SHOWN} more" if len(unchecked) > _SHOWN else ""
         notes.append(f"not checked: {'; '.join(unchecked[:_SHOWN])}{more}")
-    note = "; ".join(filter(None, notes))
-    if blame is not None and (named := _gradients(blame, comparison.rows)):
-        blame = dataclasses.replace(blame, gradients=named)
-        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-        verdict = f"{verdict}, on the way to {', '.join(named[:_NAMED])}{more}"
-    if verdict != OK and sizes:
-        verdict = f"{verdict}, with {sizes_text(sizes)}"
-    culprits = [(found.node, found.said) for finding in findings if (found := finding.culprit) is not None]
-    said = [*culprits, *((item.name, item.said) for item in wrong)]
-    faults = [Error(name, by.ours, by.theirs) for name, by in said if by.ours is not None]
+    errors = [(item.value, item.said) for item in (*culprits, *wrong)]
     return dataclasses.replace(
-        comparison, verdict=verdict, note=note, unchecked=unchecked, blame=blame, sizes=sizes, faults=faults
+        comparison,
+        blame=blame,
+        not_comparable=not_comparable,
+        note="; ".join(filter(None, notes)),
+        unchecked=unchecked,
+        sizes=sizes,
+        faults=[Error(name, said.ours, said.theirs) for name, said in errors if said.ours is not None],
     )
 
 
 def with_precision(comparison: GraphComparison, providers: Sequence[Provider]) -> GraphComparison:
-    """A verdict whose note says that an execution provider may have computed float32 with fewer digits, where that
-    would explain the error.
-
-    Args:
-        comparison: what ``conclude`` returned.
-        providers: of the run.
+    """What ``conclude`` returned, with a note that an execution provider may have computed float32 with fewer digits,
+    where
+    that would explain the error.
     """
-    row = next((row for row in comparison.rows if comparison.blame and row.name == comparison.blame.value), None)
+    row = comparison.row_of(comparison.blame.value) if comparison.blame is not None else None
     if row is None or row.region is None or row.dtype != "float32" or only_cpu(providers):
         return comparison
-    pairs = ((row.local_onnx, row.local_eager), (row.session or row.onnx, row.eager))
+    pairs = ((row.local_onnx, row.local_eager), (row.ours, row.eager))
     errors = [(ours, eager) for ours, eager in pairs if ours is not None and eager is not None]
     wrong = [pair for pair in errors if not is_explained(*pair, torch.float32, row.beside)]
     if not wrong or not all(is_explained(*pair, torch.bfloat16, row.beside) for pair in wrong):
@@ -92,13 +85,12 @@ def with_precision(comparison: GraphComparison, providers: Sequence[Provider]) -
     return dataclasses.replace(comparison, note="; ".join(filter(None, [comparison.note, said])))
 
 
-def _blame(wrong: WrongResult, rows: Sequence[Row]) -> Blame:
-    """A result that is wrong; its row, if the graph computes it."""
-    called = f"grad of {wrong.name.removeprefix('the gradient of ')}"
-    row = next((row for row in rows if row.is_output and (wrong.name == row.name or called == row.user_name)), None)
+def _with_row(wrong: Blame, rows: Sequence[Row]) -> Blame:
+    """A result that is wrong, called as its row, if the graph computes it."""
+    row = next((row for row in rows if row.is_output and wrong.value in (row.name, row.user_name)), None)
     if row is None:
-        return Blame(wrong.name, Cause(Kind.RESULT), None, wrong.source)
-    return Blame(row.name, Cause(Kind.RESULT), row.region, wrong.source, row.user_name)
+        return wrong
+    return dataclasses.replace(wrong, value=row.name, region=row.region, user_name=row.user_name)
 
 
 def _gradients(blame: Blame, rows: Sequence[Row]) -> list[str]:
@@ -106,24 +98,18 @@ def _gradients(blame: Blame, rows: Sequence[Row]) -> list[str]:
     its weight and its bias, take one or two steps more or less. None of a result that is called so already."""
     if blame.cause.kind == Kind.RESULT:
         return []
-    readers: dict[str, list[Row]] = {}
+    readers: collections.defaultdict[str, dict[str, Row]] = collections.defaultdict(dict)
     for row in rows:
         for name in row.inputs:
-            readers.setdefault(name, []).append(row)
-    reached = [row for row in rows if row.name == blame.value]
+            readers[name][row.name] = row
+    reached = {row.name: row for row in rows if row.name == blame.value}
     seen: set[str] = set()
     found: list[str] = []
-    steps_left = None
-    while reached and steps_left != 0:
-        found += [row.user_name for row in reached if row.is_output and row.user_name.startswith("grad of ")]
-        if found:
-            steps_left = (_STEPS if steps_left is None else steps_left) - 1
-        seen.update(row.name for row in reached)
-        following = {reader.name: reader for row in reached for reader in readers.get(row.name, ())}
-        reached = [row for name, row in following.items() if name not in seen]
+    steps = 0
+    while reached and steps < _STEPS:
+        found += [row.user_name for row in reached.values() if row.is_output and row.user_name.startswith("grad of ")]
+        steps += bool(found)
+        seen.update(reached)
+        following = {name: reader for row in reached for name, reader in readers[row].items()}
+        reached = {name: reader for name, reader in following.items() if name not in seen}
     return found
-
-
-def _about(row: Row) -> str:
-    """What the user calls a value."""
-    return f"{row.name} is {row.user_name}" if row.user_name else ""

@@ -16,14 +16,15 @@ from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from ..artifacts import CompiledGraph, RunnableRegion
+from ..artifacts import CompiledGraph, CompiledRegion, RunnableRegion
+from ..numerics.twice import written_by
 from ..regions import ORIGINAL
 from ..runtime.binding import BoundSession
 from .interpreter import Interpreter
 from .repeat import RepeatedRegion, repeat_region
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Cost:
     """Where one run spent its time, and what crossed between ONNX Runtime and PyTorch.
 
@@ -34,13 +35,13 @@ class Cost:
         crossing_bytes: their size.
     """
 
-    region_milliseconds: dict[int, float]
-    pytorch_milliseconds: float
-    crossing_tensors: int
-    crossing_bytes: int
+    region_milliseconds: dict[int, float] = dataclasses.field(default_factory=dict)
+    pytorch_milliseconds: float = 0.0
+    crossing_tensors: int = 0
+    crossing_bytes: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class WatchedRun:
     """One run of a graph.
 
@@ -54,37 +55,36 @@ class WatchedRun:
         failure: an exception of what watched the run, if there was one; then the rest is not complete.
     """
 
-    results: Sequence[object]
-    values: dict[fx.Node, object]
-    sessions: dict[int, BoundSession]
-    repeated: dict[int, RepeatedRegion]
-    rescued: dict[int, str]
-    cost: Cost
+    results: Sequence[object] = ()
+    values: dict[fx.Node, object] = dataclasses.field(default_factory=dict)
+    sessions: dict[int, BoundSession] = dataclasses.field(default_factory=dict)
+    repeated: dict[int, RepeatedRegion] = dataclasses.field(default_factory=dict)
+    rescued: dict[int, str] = dataclasses.field(default_factory=dict)
+    cost: Cost = dataclasses.field(default_factory=Cost)
     failure: Exception | None = None
+
+    def session_of(self, region: CompiledRegion) -> BoundSession:
+        """The session of a region that ran; one of it where PyTorch did."""
+        return self.sessions.get(region.region.index, region.bound)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """What is done inside is no part of the run: an exception is kept, and does not end it."""
+        try:
+            yield
+        except Exception as error:
+            self.failure = self.failure or error
 
 
 def watch(graph: CompiledGraph, args: list[object]) -> WatchedRun:
-    """Runs a graph.
-
-    Args:
-        graph: the graph.
-        args: its arguments, boxed; the list is emptied.
-    """
+    """Runs a graph on its arguments, a list that is emptied."""
     interpreter = _RecordingInterpreter(graph.assembled)
-    results = interpreter.run(*args, enable_io_processing=False)
+    watched = interpreter.watched
+    watched.results = interpreter.run(*args, enable_io_processing=False)
     args.clear()
-    cost = Cost({}, 0.0, 0, 0)
-    with interpreter.watching():
-        cost = _measure_cost(graph, interpreter)
-    return WatchedRun(
-        results,
-        interpreter.values,
-        interpreter.sessions,
-        interpreter.repeated,
-        interpreter.rescued,
-        cost,
-        interpreter.failure,
-    )
+    with watched.watching():
+        _measure_crossing(graph, watched)
+    return watched
 
 
 def are_plain(args: Sequence[object]) -> bool:
@@ -98,18 +98,14 @@ def are_plain(args: Sequence[object]) -> bool:
     )
 
 
-def _measure_cost(graph: CompiledGraph, interpreter: _RecordingInterpreter) -> Cost:
-    """What the run that was interpreted spent in regions and in PyTorch, and what went between them."""
+def _measure_crossing(graph: CompiledGraph, run: WatchedRun) -> None:
     region_of = {node: region.region.index for region in graph.regions for node in region.region.nodes}
-    tensors = size = 0
-    for node, value in interpreter.values.items():
+    for node, value in run.values.items():
         if node.op in ("placeholder", "get_attr") or not isinstance(value, torch.Tensor):
             continue
-        home = region_of.get(node)
-        if any(user.op != "output" and region_of.get(user) != home for user in node.users):
-            tensors += 1
-            size += value.numel() * value.element_size()
-    return Cost(interpreter.region_milliseconds, interpreter.pytorch_milliseconds, tensors, size)
+        if any(user.op != "output" and region_of.get(user) != region_of.get(node) for user in node.users):
+            run.cost.crossing_tensors += 1
+            run.cost.crossing_bytes += value.numel() * value.element_size()
 
 
 class _RecordingInterpreter(Interpreter):
@@ -121,25 +117,11 @@ class _RecordingInterpreter(Interpreter):
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
-        self.values: dict[fx.Node, object] = {}
-        self.sessions: dict[int, BoundSession] = {}
-        self.repeated: dict[int, RepeatedRegion] = {}
-        self.rescued: dict[int, str] = {}
-        self.region_milliseconds: dict[int, float] = {}
-        self.pytorch_milliseconds = 0.0
-        self.failure: Exception | None = None
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """What is done inside is no part of the run: an exception is kept, and does not end it."""
-        try:
-            yield
-        except Exception as error:
-            self.failure = self.failure or error
+        self.watched = WatchedRun()
 
     def run_node(self, n: fx.Node) -> object:
         if isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable:
-            with self.watching():
+            with self.watched.watching():
                 self._keep_what_is_overwritten(n)
         start = time.perf_counter()
         if isinstance(n.target, RunnableRegion):
@@ -147,39 +129,34 @@ class _RecordingInterpreter(Interpreter):
             value: object = self._run_region(n.target, args)
         else:
             value = super().run_node(n)
-            self.pytorch_milliseconds += (time.perf_counter() - start) * 1e3
+            self.watched.cost.pytorch_milliseconds += (time.perf_counter() - start) * 1e3
         original = n.meta.get(ORIGINAL)
         if original is not None:
-            self.values[original] = value
+            self.watched.values[original] = value
         return value
 
     def _run_region(self, region: RunnableRegion, args: Sequence[object]) -> Sequence[object]:
-        failures, start = region.failures, time.perf_counter()
+        watched, failures, start = self.watched, region.failures, time.perf_counter()
         results, bound = region.run_to_compare(args)
-        self.region_milliseconds[region.index] = (time.perf_counter() - start) * 1e3
+        watched.cost.region_milliseconds[region.index] = (time.perf_counter() - start) * 1e3
         if region.failures > failures:
-            self.rescued[region.index] = region.last_failure
+            watched.rescued[region.index] = region.last_failure
         if bound is not None:
-            self.sessions[region.index] = bound
-            with self.watching():
-                self.repeated[region.index] = repeat_region(region, bound, args, results)
+            watched.sessions[region.index] = bound
+            with watched.watching():
+                watched.repeated[region.index] = repeat_region(bound, args, results)
         return results
 
     def _keep_what_is_overwritten(self, node: fx.Node) -> None:
         """Copies the kept values in whose memory a node will write."""
         args, kwargs = self.fetch_args_kwargs_from_env(node)
-        given = [*args, *(kwargs.get(item.name) for item in node.target._schema.arguments[len(args) :])]
-        written = {
-            _memory(leaf)
-            for item, value in zip(node.target._schema.arguments, given, strict=True)
-            if item.alias_info is not None and item.alias_info.is_write
-            for leaf in pytree.tree_leaves(value)
-        } - {None}
+        leaves = pytree.tree_leaves(written_by(node.target, args, kwargs))
+        memories = {_memory(leaf) for leaf in leaves} - {None}
 
         def copy(value: object) -> object:
-            return value.detach().clone() if isinstance(value, torch.Tensor) and _memory(value) in written else value
+            return value.detach().clone() if isinstance(value, torch.Tensor) and _memory(value) in memories else value
 
-        self.values = {key: pytree.tree_map(copy, value) for key, value in self.values.items()}
+        self.watched.values = {key: pytree.tree_map(copy, value) for key, value in self.watched.values.items()}
 
 
 def _memory(value: object) -> int | None:

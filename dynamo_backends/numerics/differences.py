@@ -37,12 +37,7 @@ _TIES = 0.01
 
 
 def discrete_difference(old: torch.Tensor, new: torch.Tensor, share: float = _TIES) -> str:
-    """In words, how many elements of two discrete results differ; ``""`` if no more than ``share``.
-
-    Args:
-        old, new: of the same shape.
-        share: of the elements that may differ.
-    """
+    """In words, how many elements of two discrete results differ; ``""`` if no more than ``share`` of them."""
     differing = int((old != new).sum())
     return f"{differing} of {old.numel()} elements differ" if differing > share * old.numel() else ""
 

@@ -90,17 +90,35 @@ def distance(value: torch.Tensor, exact: torch.Tensor) -> Distance:
     return _distance(value, exact, value.dtype)
 
 
-def is_same_in_float64(value: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of float64 and of one shape are equal but for its rounding."""
-    if torch.equal(value, other):
+def same_elements(first: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype have the same shape and elements; NaN is NaN."""
+    if torch.equal(first, other):
         return True
-    found = distance(other, value)
-    return not found.nonfinite and found.max_abs <= FLOAT64_ROUNDING * found.scale
+    is_float = first.is_floating_point() or first.is_complex()
+    return is_float and first.shape == other.shape and bool(((first == other) | (first.isnan() & other.isnan())).all())
+
+
+def _distance(value: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> Distance:
+    """The distance of real values, whose dtype is ``dtype``; measured in parts."""
+    value, exact = value.detach().reshape(-1), exact.detach().reshape(-1)
+    parts = [_measure(*part, dtype) for part in zip(value.split(_CHUNK), exact.split(_CHUNK), strict=True)]
+    scale = max(part.scale for part in parts)
+    return Distance(
+        max_abs=max(max(part.max_abs, part.huge * max(scale, 1.0)) for part in parts),
+        max_rel=max(part.max_rel for part in parts),
+        rmse=math.sqrt(sum(part.squares for part in parts) / max(sum(part.ordinary for part in parts), 1)),
+        max_ulp=max(part.max_ulp for part in parts),
+        nonfinite=sum(part.nonfinite for part in parts),
+        scale=scale,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """The measures of some of a tensor's elements, from which those of all are made."""
+    """The measures of some of a tensor's elements, from which those of all are made.
+
+    ``huge`` is the largest relative error of the values from ``HUGE`` on; the others count as ``ordinary``.
+    """
 
     max_abs: float = 0.0
     max_rel: float = 0.0
@@ -112,87 +130,44 @@ class _Part:
     huge: float = 0.0
 
 
-def _distance(value: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> Distance:
-    value, exact = value.detach().reshape(-1), exact.detach().reshape(-1)
-    parts: list[_Part] = []
-    max_ulp = 0.0
-    memory = torch.empty(4, min(value.numel(), _CHUNK), dtype=torch.float64)
-    for ours, theirs in zip(value.split(_CHUNK), exact.split(_CHUNK), strict=True):
-        part = _measure(ours, theirs, dtype, memory[:, : ours.numel()], max_ulp)
-        max_ulp = max(max_ulp, part.max_ulp)
-        parts.append(part)
-    scale = max(part.scale for part in parts)
-    return Distance(
-        max_abs=max(max(part.max_abs, part.huge * max(scale, 1.0)) for part in parts),
-        max_rel=max(part.max_rel for part in parts),
-        rmse=math.sqrt(sum(part.squares for part in parts) / max(sum(part.ordinary for part in parts), 1)),
-        max_ulp=max_ulp,
-        nonfinite=sum(part.nonfinite for part in parts),
-        scale=scale,
-    )
-
-
-def _measure(
-    value: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, memory: torch.Tensor, known: float = 0.0
-) -> _Part:
-    """The measures of one chunk. Written for few passes and no new memory: all values of a model go through it.
-
-    Args:
-        value, exact: the chunk.
-        dtype: the value's.
-        memory: four rows of float64 to compute in, each as long as the chunk.
-        known: ``max_ulp`` may be left out where it is no larger.
-    """
-    ours, theirs, error, size = memory.unbind()
-    ours.copy_(value)
-    if exact.dtype is not torch.float64:
-        exact = theirs.copy_(exact)
-    torch.sub(ours, exact, out=error)
-    squares = float(torch.dot(error, error))
-    if not math.isfinite(squares):
-        return _measure_with_nonfinite(ours.clone(), exact.clone(), dtype)
-    torch.abs(exact, out=size)
-    largest = float(size.amax())
-    if squares == 0.0 and largest < HUGE:
-        return _Part(ordinary=error.numel(), scale=largest)
-    error.abs_()
-    relative = torch.div(error, size, out=ours)
-    max_rel, max_ulp = float(relative.amax()), 0.0
-    has_zero = not math.isfinite(max_rel)  # a quotient by zero, as a rule
-    if has_zero:
-        max_rel = float(relative.masked_fill_(size == 0, 0.0).amax())
+def _measure(value: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> _Part:
+    """The measures of one chunk, in few passes: all values of a model go through it."""
+    value, exact = value.double(), exact.double()
+    error, size = torch.sub(value, exact).abs_(), exact.abs()
+    max_abs, scale = float(error.amax()), float(size.amax())
+    if not math.isfinite(max_abs):
+        return _measure_with_nonfinite(value, exact, dtype)
+    if max_abs == 0.0 and scale < HUGE:
+        return _Part(ordinary=error.numel(), scale=scale)
+    relative = error / size
+    max_rel = float(relative.amax())
+    if not math.isfinite(max_rel):  # a quotient by zero
+        relative.masked_fill_(size == 0, 0.0)
+        max_rel = float(relative.amax())
     info = torch.finfo(dtype if dtype.is_floating_point else torch.float64)
-    if 2 * max_rel > known * info.eps:  # a unit in the last place is between eps / 2 and eps of the size
-        torch.clamp_min(size, info.tiny, out=theirs)
-        theirs.view(torch.int64).bitwise_and_(_EXPONENT)  # the power of two at or below each magnitude
-        torch.div(error, theirs, out=theirs)
-        if has_zero and max_rel > 0:
-            theirs.masked_fill_(size == 0, 0.0)  # a unit in the last place of zero is no measure of an error
-        max_ulp = float(theirs.amax()) / info.eps
+    unit = size.clamp(min=info.tiny)
+    unit.view(torch.int64).bitwise_and_(_EXPONENT)  # the power of two at or below each magnitude
+    # a unit in the last place of zero is no measure of an error
+    max_ulp = float(torch.div(size, unit, out=unit).mul_(relative).amax()) / info.eps
     huge = 0.0
-    if largest >= HUGE:
+    if scale >= HUGE:
         ordinary = size < HUGE
-        huge = float(relative[~ordinary].max())
+        huge = float(relative[~ordinary].amax())
         error, size = error[ordinary], size[ordinary]
-        if error.numel() == 0:
-            return _Part(max_rel=max_rel, max_ulp=max_ulp, huge=huge)
-        squares, largest = float(torch.dot(error, error)), float(size.max())
-    return _Part(float(error.amax()), max_rel, squares, error.numel(), max_ulp, 0, largest, huge)
+        max_abs, scale = (float(item.amax()) if item.numel() else 0.0 for item in (error, size))
+    return _Part(max_abs, max_rel, float(torch.dot(error, error)), error.numel(), max_ulp, 0, scale, huge)
 
 
 def _measure_with_nonfinite(value: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> _Part:
-    """Counts the elements that only one side cannot represent, and measures the others."""
+    """Counts the elements that only one side can represent, and measures the others."""
     finite = value.isfinite() & exact.isfinite()
+    if bool(finite.all()):  # their difference is not
+        return _Part(max_rel=math.inf, max_ulp=math.inf, huge=math.inf)
     same = (value == exact) | (value.isnan() & exact.isnan())
     nonfinite = int((~finite & ~same & ~_overflows(exact, dtype)).sum())
-    if bool(finite.all()):  # finite values whose squares are not
-        relative = ((value - exact) / exact).abs().nan_to_num(0.0)
-        worst = float(relative.max())
-        return _Part(max_rel=worst, max_ulp=worst / torch.finfo(dtype).eps, huge=worst)
     if not bool(finite.any()):
         return _Part(nonfinite=nonfinite)
-    value, exact = value[finite], exact[finite]
-    return dataclasses.replace(_measure(value, exact, dtype, value.new_empty(4, value.numel())), nonfinite=nonfinite)
+    return dataclasses.replace(_measure(value[finite], exact[finite], dtype), nonfinite=nonfinite)
 
 
 def _overflows(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

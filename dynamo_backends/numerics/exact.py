@@ -9,6 +9,7 @@ bit-casts are taken from eager's run, or a comparison that flips would read as a
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -77,10 +78,7 @@ def widen(value: object) -> object:
 
 def attribute(module: torch.nn.Module, name: str) -> object:
     """What a ``get_attr`` node reads: ``name`` may lead through submodules."""
-    value: object = module
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
+    return operator.attrgetter(name)(module)
 
 
 def arguments(node: fx.Node, environment: Environment) -> tuple[tuple[object, ...], dict[str, object]]:
@@ -124,50 +122,6 @@ def run_eager(node: fx.Node, environment: Environment) -> object:
     return function_of(node)(*args, **kwargs)
 
 
-def call_exact(function: Function, args: Any, kwargs: Any) -> object:
-    """What a function computes in float64, of arguments in float64; float64 decides comparisons too.
-
-    A function made of several operators is called as a whole, so that what it makes in the default dtype is not widened
-    inside; see ``CallAgain`` for one of which that matters.
-
-    Raises:
-        REFUSALS: PyTorch has no float64 of it.
-    """
-    if not _has_float64(function):
-        raise NotImplementedError(f"no float64 of {function}")
-    function = _NARROWING.get(function, function)
-    args, kwargs = pytree.tree_map(_wider_dtype, (args, kwargs))
-    result = function(*args, **kwargs)
-    if _is_narrow(result) and _is_of_pytorch(function):
-        return of_default_dtype(function, args, kwargs, result)
-    return result
-
-
-def call_exact_beside(
-    function: Function, args: Any, kwargs: Any, eager: Callable[[], object], has_float: bool
-) -> tuple[object, str]:
-    """What a function computes in float64, where what is not continuous, and what float64 lacks, is eager's.
-
-    Args:
-        function: of PyTorch.
-        args, kwargs: in float64.
-        eager: gives its result in the model's dtype, where it is needed.
-        has_float: whether that has floating-point values.
-
-    Returns:
-        The result, and why float64 lacks it; ``""`` if it does not.
-    """
-    if not has_float or not _has_float64(function):
-        return pytree.tree_map(widen, eager()), ""
-    try:
-        result = call_exact(function, args, kwargs)
-    except REFUSALS as error:  # a kernel for the low precision only
-        return pytree.tree_map(widen, eager()), f"{type(error).__name__}: {error}".splitlines()[0]
-    if all(leaf is None or _has_float(leaf) for leaf in pytree.tree_leaves(result)):
-        return pytree.tree_map(widen, result), ""
-    return pytree.tree_map(_keep_discrete, result, eager()), ""
-
-
 def run_exact(node: fx.Node, environment: Environment, eager: object, inexact: dict[str, str] | None = None) -> object:
     """What PyTorch computes for a call node in float64.
 
@@ -177,34 +131,22 @@ def run_exact(node: fx.Node, environment: Environment, eager: object, inexact: d
         eager: its result in the model's dtype, kept where float64 would not be the same function.
         inexact: gets the node's name and the reason, where PyTorch has no float64 of it and eager's result is returned.
     """
-    return run_exact_beside(node, environment, lambda: eager, _has_float(eager), inexact)
-
-
-def run_exact_beside(
-    node: fx.Node,
-    environment: Environment,
-    eager: Callable[[], object],
-    has_float: bool | None = None,
-    inexact: dict[str, str] | None = None,
-) -> object:
-    """As ``run_exact``, of an eager result that is computed only if it is needed.
-
-    Args:
-        node, environment, inexact: see ``run_exact``.
-        eager: gives the result in the model's dtype.
-        has_float: whether that has floating-point values; by default what the fake tensors of the graph say.
-    """
-    if has_float is None:
-        has_float = _has_float(node.meta["val"] if "val" in node.meta else eager())
-    args, kwargs = arguments(node, environment)
-    result, lacking = call_exact_beside(function_of(node), args, kwargs, eager, has_float)
-    if lacking and inexact is not None:
-        inexact[node.name] = lacking
-    return result
+    if not _has_float(eager) or not _has_float64(function_of(node)):
+        return pytree.tree_map(widen, eager)
+    try:
+        result = run_only_exact(node, environment)
+    except REFUSALS as error:  # a kernel for the low precision only
+        if inexact is not None:
+            inexact[node.name] = f"{type(error).__name__}: {error}".splitlines()[0]
+        return pytree.tree_map(widen, eager)
+    return pytree.tree_map(_keep_discrete, result, eager)
 
 
 def run_only_exact(node: fx.Node, environment: Environment) -> object:
     """What PyTorch computes for a call node in float64, with no eager run beside it: float64 decides comparisons too.
+
+    A function made of several operators is called as a whole, so that what it makes in the default dtype is not widened
+    inside; see ``CallAgain`` for one of which that matters.
 
     Args:
         node: a call node of any stage.
@@ -213,8 +155,15 @@ def run_only_exact(node: fx.Node, environment: Environment) -> object:
     Raises:
         REFUSALS: PyTorch has no float64 of it.
     """
-    args, kwargs = arguments(node, environment)
-    return pytree.tree_map(widen, call_exact(function_of(node), args, kwargs))
+    function = function_of(node)
+    if not _has_float64(function):
+        raise NotImplementedError(f"no float64 of {function}")
+    function = _NARROWING.get(function, function)
+    args, kwargs = pytree.tree_map(wider_dtype, arguments(node, environment))
+    result = function(*args, **kwargs)
+    if _is_narrow(result) and _is_of_pytorch(function):
+        result = of_default_dtype(function, args, kwargs, result)
+    return pytree.tree_map(widen, result)
 
 
 def _has_float64(function: Function) -> bool:
@@ -242,11 +191,9 @@ _ALSO_OF_TENSORS = dict.fromkeys((aten.where.Scalar, aten.where.ScalarSelf, aten
 
 
 def of_default_dtype(function: Callable[..., object], args: Any, kwargs: dict[str, object], narrow: object) -> object:
-    """The result of a function in float64, which on arguments that are no float tensors returned the default dtype.
+    """The result in float64 of a function that on arguments without float tensors returned the default dtype.
 
-    Args:
-        function, args, kwargs: the call.
-        narrow: what it returned; returned again if no other way of calling it gives float64.
+    ``narrow`` is what it returned; that is returned again if no other way of calling it gives float64.
     """
     function = _ALSO_OF_TENSORS.get(function, function)
     for other_args, other_kwargs in _other_calls(function, args, kwargs):
@@ -294,7 +241,7 @@ def _float_discrete(value: object) -> object:
     return value
 
 
-def _wider_dtype(value: object) -> object:
+def wider_dtype(value: object) -> object:
     return WIDER.get(value, value) if isinstance(value, torch.dtype) else value
 
 
@@ -306,6 +253,5 @@ def _has_float(value: object) -> bool:
 
 
 def _keep_discrete(exact: object, eager: object) -> object:
-    if isinstance(eager, torch.Tensor) and not (eager.is_floating_point() or eager.is_complex()):
-        return eager
-    return widen(exact)
+    is_discrete = isinstance(eager, torch.Tensor) and not (eager.is_floating_point() or eager.is_complex())
+    return eager if is_discrete else exact

@@ -30,6 +30,9 @@ class Extent:
     def is_finite(self) -> bool:
         return not self.nan and not self.infinite
 
+    def as_json(self) -> dict[str, object]:
+        return dataclasses.asdict(self)
+
 
 def extent(value: object) -> Extent | None:
     """The extent of a tensor; ``None`` of anything else, and of integers and booleans, which are all finite."""

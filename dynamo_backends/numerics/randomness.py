@@ -60,11 +60,6 @@ class PrivateRandomness(TorchDispatchMode):
         self._generator.set_state(state)
         self.draws = 0
 
-    @property
-    def state(self) -> torch.Tensor:
-        """What the next numbers are drawn from."""
-        return self._generator.get_state()
-
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.HigherOrderOperator):  # what is inside may draw, or ask for the state

@@ -18,9 +18,8 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch.utils import _pytree as pytree
@@ -28,27 +27,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from ..collectives import is_collective
 from .differences import largest
-from .exact import BIT_CASTS, REFUSALS, WIDER, of_default_dtype, widen
-from .products import Products, SharedProducts
+from .distance import same_elements
+from .exact import BIT_CASTS, REFUSALS, WIDER, of_default_dtype, widen, wider_dtype
 from .randomness import PrivateRandomness, draws_numbers
 
 aten = torch.ops.aten
-
-
-class Deferred(Mapping[object, object]):
-    """Values by key, of which each is computed when it is asked for."""
-
-    def __init__(self, values: Mapping[object, Callable[[], object]]) -> None:
-        self._values = values
-
-    def __getitem__(self, key: object) -> object:
-        return self._values[key]()
-
-    def __iter__(self) -> Iterator[object]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,19 +41,13 @@ class Results:
     eager: Mapping[object, object]
     exact: Mapping[object, object]
 
-    def under(self, keys: Mapping[object, object]) -> Results:
+    def under(self, keys: Mapping[Any, object]) -> Results:
         """Some of the results, by the keys that these are mapped to."""
-        eager = Deferred({new: functools.partial(self.eager.__getitem__, key) for key, new in keys.items()})
-        return Results(eager, {new: self.exact[key] for key, new in keys.items()})
-
-    @functools.cached_property
-    def largest(self) -> float:
-        """The largest magnitude among all of them."""
-        return largest(self.exact.values())
+        return Results(*({new: values[key] for key, new in keys.items()} for values in (self.eager, self.exact)))
 
     @functools.cached_property
     def largest_gradient(self) -> float:
-        """The largest magnitude among those with keys ``("gradient", j)``."""
+        """The largest magnitude among the results with keys ``("gradient", j)``."""
         return largest(value for key, value in self.exact.items() if isinstance(key, tuple) and key[0] == "gradient")
 
 
@@ -83,7 +60,6 @@ class Twice:
             tensors that require gradients do so too.
         generator_state: the state of the CPU's random numbers at the start of each run.
         are_leaves: whether each argument is a leaf for autograd; one that is not may be changed in place.
-        products: of float64 that other computations of the same call have, and are given.
 
     Attributes:
         outputs: the results, by position; ``("input", j)`` is the j-th argument after the run, where it was changed.
@@ -96,9 +72,7 @@ class Twice:
         arguments: Sequence[object],
         generator_state: torch.Tensor,
         are_leaves: Sequence[bool] | None = None,
-        products: Products | None = None,
     ) -> None:
-        self._products = products
         self._recording = Recording()
         self._float64 = Float64(self._recording)
         self._arguments: dict[str, list[object]] = {}
@@ -108,10 +82,10 @@ class Twice:
         for name, mode in self._modes():
             leaves = copies(arguments, wide=mode is self._float64)
             given = [
-                _as_given(leaf, is_leaf)
+                as_given(leaf, is_leaf)
                 for leaf, is_leaf in zip(leaves, are_leaves or [True] * len(leaves), strict=True)
             ]
-            with _from_state(self._state), self._shared(mode), mode:
+            with _from_state(self._state), mode:
                 self._results[name] = list(function(*given))
             self._arguments[name], self._leaves[name] = given, leaves
         changed = [j for j, value in enumerate(arguments) if _is_changed(value, self._arguments["eager"][j])]
@@ -120,11 +94,7 @@ class Twice:
     def decided_in_float64(
         self, function: Callable[..., Sequence[object]], arguments: Sequence[object]
     ) -> Sequence[object]:
-        """The results where float64 makes its own comparisons; random numbers are those of the two runs.
-
-        Args:
-            function, arguments: as given to the two runs.
-        """
+        """The results of the same where float64 makes its own comparisons; random numbers are those of the two runs."""
         given = copies(arguments, wide=True)
         with _from_state(self._state), torch.no_grad(), Float64(self._recording, decides_itself=True):
             return [_detached(value) for value in function(*given)]
@@ -156,7 +126,7 @@ class Twice:
         found: list[dict[object, object]] = []
         draws = self._recording.draws
         for name, mode in self._modes():
-            with _from_state(self._state), torch.enable_grad(), self._shared(mode), mode:
+            with _from_state(self._state), torch.enable_grad(), mode:
                 ends = [self._result(name, key) for key in tangents]
                 grads = [tangent.to(end.dtype) for end, tangent in zip(ends, tangents.values(), strict=True)]
                 leaves = [self._leaves[name][j] for j in of]
@@ -169,11 +139,6 @@ class Twice:
 
     def _modes(self) -> list[tuple[str, TorchDispatchMode]]:
         return [("eager", self._recording), ("exact", self._float64)]
-
-    def _shared(self, mode: TorchDispatchMode) -> contextlib.AbstractContextManager[object]:
-        if self._products is None or mode is not self._float64:
-            return contextlib.nullcontext()
-        return SharedProducts(self._products, adds=True)
 
     def _values_of(self, name: str, changed: Sequence[int]) -> dict[object, object]:
         values: dict[object, object] = dict(enumerate(map(_detached, self._results[name])))
@@ -195,21 +160,12 @@ def _detached(value: object) -> object:
 
 
 def _is_changed(before: object, after: object) -> bool:
-    if isinstance(before, torch.Tensor) and before.is_nested:
-        return False  # PyTorch does not compare them
-    return isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and not _same(before, after)
+    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor) or before.is_nested:
+        return False  # PyTorch does not compare nested ones
+    return before.dtype != after.dtype or not same_elements(before.detach(), after.detach())
 
 
-def _same(first: torch.Tensor, other: torch.Tensor) -> bool:
-    first, other = first.detach(), other.detach()
-    if first.shape != other.shape or first.dtype != other.dtype:
-        return False
-    if torch.equal(first, other):
-        return True
-    return first.is_floating_point() and bool(((first == other) | (first.isnan() & other.isnan())).all())
-
-
-def _as_given(leaf: object, is_leaf: bool) -> object:
+def as_given(leaf: object, is_leaf: bool) -> object:
     """What the function gets for a leaf; where the user's tensor was none, a result, which may be changed in place."""
     if isinstance(leaf, torch.Tensor) and leaf.requires_grad and not is_leaf:
         return leaf.clone()
@@ -217,87 +173,40 @@ def _as_given(leaf: object, is_leaf: bool) -> object:
 
 
 def copies(values: Sequence[object], *, wide: bool = False) -> list[object]:
-    """Copies of tensors, in memory of their own that is shared as theirs is; anything else as it is.
+    """Copies of tensors, whose storages are shared as theirs are, with ``wide`` in float64; anything else as it is."""
+    given = [value.detach() if isinstance(value, torch.Tensor) else value for value in values]
+    given = [_resolved(value) if is_plain(value) else value for value in given]
+    memories: dict[tuple[int, torch.dtype], torch.Tensor] = {}
 
-    Args:
-        values: tensors and other objects.
-        wide: whether floating-point copies are float64.
-    """
-    given = [_resolved(value) if isinstance(value, torch.Tensor) and _is_plain(value) else value for value in values]
-    memories = _Memories([value for value in given if _is_plain(value)], wide=wide)
-
-    def copy(value: object, resolved: object) -> object:
-        if not isinstance(value, torch.Tensor):
-            return value
-        if _is_plain(value):
-            assert isinstance(resolved, torch.Tensor)
-            return memories.copy_of(resolved).requires_grad_(value.requires_grad)
-        other = value.detach().clone()
-        other = other.to(WIDER.get(other.dtype, other.dtype)) if wide else other
-        return other.requires_grad_(value.requires_grad)
+    def copy(value: torch.Tensor) -> torch.Tensor:
+        dtype = WIDER.get(value.dtype, value.dtype) if wide else value.dtype
+        if not is_plain(value):
+            return value.clone().to(dtype)
+        storage = value.untyped_storage()
+        key = storage._cdata, value.dtype
+        if key not in memories:
+            whole = value.new_empty(0).set_(storage, 0, (storage.nbytes() // value.element_size(),), (1,))
+            memories[key] = whole.to(dtype, copy=True)
+        return memories[key].as_strided(value.size(), value.stride(), value.storage_offset()).detach()
 
     with torch.no_grad():
-        return [copy(value, resolved) for value, resolved in zip(values, given, strict=True)]
+        return [
+            copy(item).requires_grad_(value.requires_grad)
+            if isinstance(item, torch.Tensor) and isinstance(value, torch.Tensor)
+            else item
+            for value, item in zip(values, given, strict=True)
+        ]
 
 
 def _resolved(value: torch.Tensor) -> torch.Tensor:
     """A tensor whose memory holds its values: no conjugate and negative bits, and no zero without memory."""
-    value = value.detach().resolve_conj().resolve_neg()
+    value = value.resolve_conj().resolve_neg()
     return value.clone() if value._is_zerotensor() else value
 
 
-def _is_plain(value: object) -> bool:
+def is_plain(value: object) -> TypeGuard[torch.Tensor]:
     """Whether a value is a tensor of strided memory and of no class of its own."""
-    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided  # type: ignore[attr-defined]
-
-
-class _Memories:
-    """Copies of the memory that tensors lie in; what overlaps is one memory, as it is after ``torch.from_numpy``.
-
-    Args:
-        tensors: strided tensors.
-        wide: whether floating-point copies are float64.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor], *, wide: bool) -> None:
-        self._copies: dict[tuple[int, int, torch.dtype], tuple[torch.Tensor, int]] = {}
-        by_kind: dict[object, dict[tuple[int, int], torch.Tensor]] = collections.defaultdict(dict)
-        for tensor in tensors:
-            begin, end, dtype = _extent(tensor)
-            by_kind[tensor.device, dtype, begin % tensor.element_size()][begin, end] = tensor
-        for extents in by_kind.values():
-            cluster: list[tuple[int, int]] = []
-            for extent in [*sorted(extents), (sys.maxsize, sys.maxsize)]:
-                if cluster and extent[0] >= max(end for _, end in cluster):
-                    self._copy(cluster, extents, wide=wide)
-                    cluster = []
-                cluster.append(extent)
-
-    def _copy(
-        self, cluster: Sequence[tuple[int, int]], tensors: Mapping[tuple[int, int], torch.Tensor], *, wide: bool
-    ) -> None:
-        """Copies storages, of which each overlaps another, into one memory."""
-        start = cluster[0][0]
-        first = tensors[cluster[0]]
-        size, dtype = first.element_size(), first.dtype
-        kind = WIDER.get(dtype, dtype) if wide else dtype
-        memory = first.new_empty((max(end for _, end in cluster) - start) // size, dtype=kind)
-        for begin, end in cluster:
-            storage = tensors[begin, end].untyped_storage()
-            whole = first.new_empty(0).set_(storage, 0, (storage.nbytes() // size,), (1,))
-            offset = (begin - start) // size
-            memory[offset : offset + whole.numel()] = whole
-            self._copies[begin, end, dtype] = memory, offset
-
-    def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        memory, offset = self._copies[_extent(tensor)]
-        return memory.as_strided(tensor.size(), tensor.stride(), offset + tensor.storage_offset()).detach()
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int, torch.dtype]:
-    """Where a tensor's storage begins and ends, and as what it is read."""
-    storage = tensor.untyped_storage()
-    return storage.data_ptr(), storage.data_ptr() + storage.nbytes(), tensor.dtype
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and cast(torch.Tensor, value).layout is torch.strided
 
 
 @contextlib.contextmanager
@@ -333,17 +242,16 @@ class _Kept:
     written: Mapping[str, Any]
 
 
-def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def written_by(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that an operator writes, by name."""
     if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:
         return {}
-    found = {}
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            if isinstance(value, torch.Tensor):
-                found[argument.name] = value
-    return found
+    given = {item.name: value for item, value in zip(func._schema.arguments, args, strict=False)} | dict(kwargs)
+    return {
+        item.name: given[item.name]
+        for item in func._schema.arguments
+        if item.alias_info is not None and item.alias_info.is_write and item.name in given
+    }
 
 
 class Recording(TorchDispatchMode):
@@ -375,7 +283,7 @@ class Recording(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self.draws += draws_numbers(func, args, kwargs or {})
         if decides(func, args, kwargs or {}, result):
-            written = {key: _cloned(value) for key, value in _written(func, args, kwargs or {}).items()}
+            written = {key: _cloned(value) for key, value in written_by(func, args, kwargs or {}).items()}
             self.kept[func].append(_Kept(pytree.tree_map(_cloned, result), written))
         return result
 
@@ -415,7 +323,7 @@ class Float64(TorchDispatchMode):
         self._position: collections.Counter[object] = collections.Counter()
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
-        args, kwargs = pytree.tree_map(_wider_dtype, (args, kwargs or {}))
+        args, kwargs = pytree.tree_map(wider_dtype, (args, kwargs or {}))
         if draws_numbers(func, args, kwargs):
             return self._chance(func, args, kwargs)
         result = self._compute(func, args, kwargs)
@@ -443,12 +351,12 @@ class Float64(TorchDispatchMode):
             probability, mask = args[1], kept.result[1]
             scale = 0.0 if probability == 1 else 1 / (1 - probability)
             return args[0] * mask * scale, mask
-        for name, value in _written(func, args, kwargs).items():
+        for name, value in written_by(func, args, kwargs).items():
             with torch.no_grad():
                 value.copy_(kept.written[name])
         returned = func._schema.returns
         if len(returned) == 1 and returned[0].alias_info is not None and returned[0].alias_info.is_write:
-            return next(iter(_written(func, args, kwargs).values()))
+            return next(iter(written_by(func, args, kwargs).values()))
         return _widened(kept.result)
 
     def _compute(self, func: Any, args: Any, kwargs: Any) -> object:
@@ -481,10 +389,6 @@ class Float64(TorchDispatchMode):
 
 def _returns_view(func: torch._ops.OpOverload) -> bool:
     return any(result.alias_info is not None for result in func._schema.returns)
-
-
-def _wider_dtype(value: object) -> object:
-    return WIDER.get(value, value) if isinstance(value, torch.dtype) else value
 
 
 def _widened(value: object) -> Any:
