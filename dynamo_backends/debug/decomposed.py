@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..dumps.blame import Cause, Kind
 from ..exporter.locations import where
-from ..numerics.again import as_float64
 from ..numerics.differences import value_difference
 from ..numerics.exact import REFUSALS
+from ..numerics.execution import as_float64
 from ..numerics.randomness import is_random
 from .interpreter import Interpreter
 from .stages import Culprit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.utils._dtype_abbrs import dtype_abbrs
 
 from ..artifacts import RunnableRegion
 from ..exporter.locations import Frame, function_name, is_user_file
+from ..numerics.execution import named_tensors, version_of
 from .names import may_write
 
 
@@ -28,6 +29,7 @@ class Call:
         number: how many calls of this operator the tool saw before.
         level: ``torch`` or ``aten``.
         has_gradients: whether autograd records the call, so that gradients of the arguments may come.
+        results: after the call, for a tool that sees gradients: the tensors that it gave, see ``results_of``.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Call:
     number: int = 0
     level: str = "torch"
     has_gradients: bool = False
+    results: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def frame(self) -> Frame | None:
@@ -71,35 +74,11 @@ class Call:
         found = {"kwargs[out]"} if self.kwargs.get("out") is not None else set()
         return found | ({"args[0]"} if may_write(self.function, self.kwargs) and not found else set())
 
-    @property
-    def leaf_names(self) -> list[str]:
-        """The names of all arguments, flattened as ``torch.utils._pytree`` does it."""
-        paths, _ = pytree.tree_flatten_with_path((self.args, self.kwargs))
-        return [_name_of(path) for path, _ in paths]
-
     def __str__(self) -> str:
         named = [describe(item) for item in self.args] + [
             f"{key}={describe(item)}" for key, item in self.kwargs.items()
         ]
         return f"{self.name}({', '.join(named)})"
-
-
-def named_tensors(value: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of nested lists, tuples and dictionaries, each with where it is: ``output``, ``output[1]``."""
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from named_tensors(item, f"{name}[{key}]")
-    elif isinstance(value, (list, tuple)):
-        for i, item in enumerate(value):
-            yield from named_tensors(item, f"{name}[{i}]")
-
-
-def _name_of(path: Sequence[Any]) -> str:
-    """The name of a leaf of ``(args, kwargs)``, as ``named_tensors`` gives it."""
-    keys = [getattr(key, "key", getattr(key, "idx", None)) for key in path]
-    return ("kwargs" if keys[0] else "args") + "".join(f"[{key}]" for key in keys[1:])
 
 
 def is_plain(value: object) -> bool:
@@ -190,7 +169,7 @@ def results_of(call: Call, result: object, versions: Sequence[int]) -> dict[str,
     Args:
         call: after it was made.
         result: what it returned.
-        versions: of ``call.tensors`` before it, see ``versions_of``.
+        versions: of ``call.tensors`` before it.
     """
     found = dict(named_tensors(result, "output"))
     returned = {id(value) for value in found.values()}
@@ -199,13 +178,3 @@ def results_of(call: Call, result: object, versions: Sequence[int]) -> dict[str,
         if id(value) not in returned and is_written:
             found[f"{name} after it"] = value
     return found
-
-
-def version_of(value: torch.Tensor) -> int:
-    """How often a tensor was changed in place; 0 for one of inference mode, where PyTorch does not count."""
-    return 0 if value.is_inference() else value._version
-
-
-def versions_of(call: Call) -> list[int]:
-    """Of each of ``call.tensors``."""
-    return [version_of(value) for value in call.tensors.values()]

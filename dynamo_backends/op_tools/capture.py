@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
@@ -10,32 +9,21 @@ import shlex
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from ..captures import FORMAT, as_argument
 from ..tables import fit_table
-from .call import Call, as_json, results_of, versions_of
+from .call import Call, as_json
 from .folder import CaptureFolder, operator_folder
-from .gradients import Edges, Gradients
+from .gradients import Gradients
 from .names import function_of, module_of
 from .stored import encode, why_not_stored
 from .tool import OpTool
 
 logger = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Begun:
-    """What is known of a call before it: its folder, where its gradients will go, its arguments' versions, and the
-    state of the CPU's random numbers."""
-
-    folder: str
-    edges: Edges | None
-    versions: list[int]
-    rng_state: torch.Tensor
 
 
 class OpCapture(OpTool):
@@ -55,6 +43,8 @@ class OpCapture(OpTool):
         min_free_bytes: of the disk; where less is free, nothing more is written, which is said once.
         arguments: of ``OpTool``.
     """
+
+    _sees_gradients = True
 
     def __init__(
         self,
@@ -86,29 +76,29 @@ class OpCapture(OpTool):
         self.folder = CaptureFolder(self._root)
         self._is_full = False
 
-    def _before(self, call: Call) -> _Begun | None:
-        if not self._is_sampled(call):
+    def _before(self, call: Call) -> tuple[str, torch.Tensor] | None:
+        """Writes what the call is given; returns its folder, and the state of the CPU's random numbers."""
+        if call.number % self._every or (self._first is not None and call.number // self._every >= self._first):
             return None
         relative = self.write_call(description_of(call), call.args, call.kwargs)
-        if relative is None:
-            return None
-        return _Begun(relative, self._watches.edges(call), versions_of(call), torch.get_rng_state())
+        return None if relative is None else (relative, torch.get_rng_state())
 
-    def _after(self, call: Call, before: _Begun | None, result: object) -> None:
+    def _after(
+        self, call: Call, before: tuple[str, torch.Tensor] | None, result: object
+    ) -> Callable[[Gradients], None] | None:
         if before is None:
-            return
-        relative = before.folder
-        results = results_of(call, result, before.versions)
-        changed = {name: value for name, value in results.items() if name.endswith(" after it")}
+            return None
+        relative, rng_state = before
+        changed = {name: value for name, value in call.results.items() if name.endswith(" after it")}
         self.save(relative, "output", {"output": result, "changed": changed})
-        if not torch.equal(before.rng_state, torch.get_rng_state()):
-            self.save(relative, "rng_state", {"cpu": before.rng_state})
+        if not torch.equal(rng_state, torch.get_rng_state()):
+            self.save(relative, "rng_state", {"cpu": rng_state})
 
         def finished(gradients: Gradients) -> None:
             self.save(relative, "grad_outputs", gradients.outputs)
             self.save(relative, "grad_inputs", gradients.inputs)
 
-        self._watches.watch(call.name, before.edges, results, finished)
+        return finished
 
     def write_call(self, description: Mapping[str, object], args: object, kwargs: object) -> str | None:
         """Writes what was called with what.
@@ -131,11 +121,6 @@ class OpCapture(OpTool):
         with self._lock:
             self._written[name] += 1
         return relative
-
-    def _is_sampled(self, call: Call) -> bool:
-        if call.number % self._every:
-            return False
-        return self._first is None or call.number // self._every < self._first
 
     def _has_space(self) -> bool:
         location = self.folder.location

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ..captures import CapturedCall, CaptureError
 from ..errors import first_line
-from ..numerics.again import CallAgain, InFloat64
 from ..numerics.distance import distance
+from ..numerics.execution import FLOAT64, CallExecution, Target, named_tensors
 from ..numerics.twice import NotRepeatableError
-from .call import Call, named_tensors
 from .clocks import Clock, device_of
 from .gradients import Gradients
 from .judge import CallJudge, Verdict
 from .modes import aside
-from .names import function_of, may_write, memory_of, why_not_comparable
-from .references import FLOAT64, Reference, on_onnx
+from .names import function_of, why_not_comparable
+from .references import execution_of, on_onnx
 from .stored import NotStoredError, decode
 
 
@@ -124,100 +124,63 @@ def run_call(
     if runtime not in ("torch", "onnx"):
         raise ValueError(f"runtime is 'torch' or 'onnx', not {runtime!r}")
     function = on_onnx(loaded.function) if runtime == "onnx" else loaded.function
-    result = RunCall(loaded.captured, [], [], [], {})
-    found: dict[str, torch.Tensor] = {}
-    gradients = Gradients()
-    for _ in range(runs):
-        found, gradients = _run_once(loaded, function, result, forward_only=forward_only)
-    result.recorded = _differences(loaded, found, gradients)
-    if compare:
-        result.not_compared = why_not_comparable(loaded.function)
-        try:
-            result.verdicts = [] if result.not_compared else _judge(loaded, found, gradients)
-        except Exception as error:  # whatever the operator raises in float64
-            result.not_compared = f"{type(error).__name__}: {first_line(str(error))}"
-    return result
-
-
-def _run_once(
-    loaded: LoadedCall, function: Callable[..., Any], result: RunCall, *, forward_only: bool
-) -> tuple[dict[str, torch.Tensor], Gradients]:
-    args, kwargs, leaves = _fresh(loaded)
-    clock = Clock(device_of(list(leaves.values())))
     has_backward = bool(loaded.grad_outputs) and not forward_only
-    with torch.set_grad_enabled(has_backward), torch.random.fork_rng(devices=[]):
-        if loaded.rng_state is not None:
-            torch.set_rng_state(loaded.rng_state)
-        clock.start()
-        returned = function(*args, **kwargs)
-        clock.stop()
-    result.forward.append(clock.seconds)
-    found = dict(named_tensors(returned, "output"))
-    if not found and isinstance(returned, (bool, int, float)):
-        found["output"] = torch.tensor(returned)
-    gradients = Gradients()
-    ends = {name: value for name, value in found.items() if name in loaded.grad_outputs and value.requires_grad}
-    of = {name: value for name, value in leaves.items() if value.requires_grad}
-    if not has_backward or not ends or not of:
-        return found, gradients
-    gradients.outputs = {name: loaded.grad_outputs[name].detach() for name in ends}
-    clock = Clock(device_of(list(leaves.values()))).start()
-    grads = torch.autograd.grad(
-        list(ends.values()), list(of.values()), list(gradients.outputs.values()), allow_unused=True
-    )
-    clock.stop()
-    result.backward.append(clock.seconds)
-    gradients.inputs = {name: grad for name, grad in zip(of, grads, strict=True) if grad is not None}
-    gradients.alike = {name: [name] for name in gradients.inputs}
-    return found, gradients
+    result = RunCall(loaded.captured, [], [], [], {})
+    clocks: list[Clock] = []
 
+    def timer() -> Clock:
+        clocks.append(Clock(device_of(pytree.tree_leaves((loaded.args, loaded.kwargs)))))
+        return clocks[-1]
 
-def _fresh(loaded: LoadedCall) -> tuple[Any, Any, dict[str, torch.Tensor]]:
-    """Copies of the arguments, and those that are leaves; what a call writes into is given as a result of one."""
-    call = Call(loaded.captured.operator, loaded.function, loaded.args, loaded.kwargs)
-    writes = may_write(loaded.function, loaded.kwargs)
-    leaves = {
-        name: value.detach().clone(memory_format=torch.preserve_format).requires_grad_(value.requires_grad)
-        for name, value in call.tensors.items()
-    }
-    given = {name: leaf.clone() if writes and leaf.requires_grad else leaf for name, leaf in leaves.items()}
-    return _replaced(loaded.args, "args", given), _replaced(loaded.kwargs, "kwargs", given), leaves
-
-
-def _replaced(value: Any, name: str, given: Mapping[str, torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return given[name]
-    if isinstance(value, dict):
-        return {key: _replaced(item, f"{name}[{key}]", given) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_replaced(item, f"{name}[{i}]", given) for i, item in enumerate(value))
-    return value
-
-
-def _judge(loaded: LoadedCall, found: Mapping[str, torch.Tensor], gradients: Gradients) -> list[Verdict]:
-    call = Call(loaded.captured.operator, loaded.function, loaded.args, loaded.kwargs)
-    args, kwargs, _ = _fresh(loaded)
+    target = Target(function=function, timer=timer)
     with aside(), torch.random.fork_rng(devices=[]):
         if loaded.rng_state is not None:
             torch.set_rng_state(loaded.rng_state)
-        again = CallAgain(loaded.function, args, kwargs, InFloat64(), **memory_of(loaded.function, loaded.kwargs))
-        with again.recording():
-            loaded.function(*args, **kwargs)
-        if again.failure:
-            raise NotRepeatableError(again.failure)
-        judge = CallJudge(again, call.leaf_names, Reference(FLOAT64))
-        verdicts = judge.results(found, None)
-        return verdicts + (judge.gradients(gradients) if gradients.inputs else [])
+        execution = execution_of(loaded.function, loaded.args, loaded.kwargs)
+        for _ in range(runs):
+            clocks.clear()
+            run = execution.run(target, with_gradients=has_backward)
+            inputs = run.gradients(loaded.grad_outputs)
+            result.forward.append(clocks[0].seconds)
+            result.backward += [clock.seconds for clock in clocks[1:]]
+        recorded = dict(named_tensors((loaded.output or {}).get("output"), "output"))
+        recorded |= _tensors((loaded.output or {}).get("changed", {}))
+        results = {name: run.results[name] for name in run.results if name in recorded or " after it" not in name}
+        result.recorded = _differences(recorded, results)
+        result.recorded |= {f"gradient of {name}": d for name, d in _differences(loaded.grad_inputs, inputs).items()}
+        if compare:
+            result.not_compared = why_not_comparable(loaded.function)
+            try:
+                if not result.not_compared:
+                    judge = _judge_of(loaded, execution)
+                    result.verdicts, _ = judge.results(results, run.returned)
+                    if inputs:
+                        outputs = {name: value for name, value in loaded.grad_outputs.items() if name in results}
+                        result.verdicts += judge.gradients(
+                            Gradients(outputs, inputs, {name: [name] for name in inputs})
+                        )
+            except Exception as error:  # whatever the operator raises in float64
+                result.not_compared = f"{type(error).__name__}: {first_line(str(error))}"
+    return result
 
 
-def _differences(loaded: LoadedCall, found: Mapping[str, torch.Tensor], gradients: Gradients) -> dict[str, float]:
-    recorded = dict(named_tensors((loaded.output or {}).get("output"), "output"))
-    pairs = [(name, value, found.get(name)) for name, value in recorded.items()]
-    pairs += [(f"gradient of {name}", value, gradients.inputs.get(name)) for name, value in loaded.grad_inputs.items()]
+def _judge_of(loaded: LoadedCall, execution: CallExecution) -> CallJudge:
+    """What judges a call by float64; it is made once more for that, with the same random numbers."""
+    args, kwargs = execution.arguments()
+    torch.set_rng_state(execution.random_state)
+    with execution.recording:
+        loaded.function(*args, **kwargs)
+    if execution.recording.failure:
+        raise NotRepeatableError(execution.recording.failure)
+    return CallJudge(execution, FLOAT64)
+
+
+def _differences(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """The largest difference of each value to that of the same name and shape."""
     return {
         name: distance(ours.detach().cpu(), value.detach().double() if value.is_floating_point() else value).max_abs
-        for name, value, ours in pairs
-        if ours is not None and ours.shape == value.shape
+        for name, value in expected.items()
+        if (ours := found.get(name)) is not None and ours.shape == value.shape
     }
 
 

@@ -16,12 +16,13 @@ import torch
 from ..artifacts import RunnableRegion
 from ..errors import first_line
 from ..report.table_page import TablePage, write_table_page
+from ..tables import fit_table
 from ..watchers import unseen
-from .call import Call
+from .call import Call, results_of
 from .choosing import Choice, Names
-from .gradients import Watches
+from .gradients import Before, Gradients, Hooks
 from .modes import InstalledMode, aside, in_transform
-from .names import dispatcher_name, is_query, name_of
+from .names import is_query, name_of
 
 if TYPE_CHECKING:
     from typing import Self
@@ -50,6 +51,12 @@ class OpTool:
     _computes = True
     """Whether ``_before`` and ``_after`` compute with tensors, and do not only look at what they are."""
 
+    _sees_gradients = False
+    """Whether ``_after`` reads ``call.results``, and may return what is to be done with the call's gradients."""
+
+    _times_gradients = False
+    """Whether the nodes of a call's backward are timed."""
+
     def __init__(
         self,
         *,
@@ -74,7 +81,7 @@ class OpTool:
         self._said: set[tuple[str, str]] = set()
         self._local = threading.local()
         self._threads = 0
-        self._watches = Watches(self._guard)
+        self._hooks = Hooks()
 
     def start(self) -> Self:
         """Applies the tool to what this thread runs from now on.
@@ -88,7 +95,7 @@ class OpTool:
             if not self._threads:
                 self._choice = Choice(type(self).__name__, *self._choosing)
                 self._chosen_names.clear()
-                self._watches.begin()
+                self._hooks.is_on = True
                 self._begin()
             self._threads += 1
         self._local.mode = InstalledMode(self._handle, self.level)
@@ -110,7 +117,7 @@ class OpTool:
             self._threads -= 1
             is_last = not self._threads
         if is_last:
-            self._watches.end()
+            self._hooks.end()
             self._guard("its summary", self._end)
             for text in self._choice.unmatched():
                 logger.warning("%s: %s", type(self).__name__, text)
@@ -148,13 +155,21 @@ class OpTool:
         """Is called when the first thread starts."""
 
     def _end(self) -> None:
-        """Is called when the last thread stops: what has to be said at the end."""
+        """Is called when the last thread stops: prints what was found."""
+        page = self._page()
+        if page.rows:
+            rows = [[f"{cell:.4g}" if isinstance(cell, float) else cell for cell in row] for row in page.rows]
+            self._print("\n" + fit_table(rows, page.headers))
 
     def _before(self, call: Call) -> Any:
         """Is called before a chosen call; what it returns is given to ``_after``. Nothing it computes is seen."""
 
-    def _after(self, call: Call, before: Any, result: Any) -> None:
-        """Is called after a chosen call that returned. Nothing it computes is seen."""
+    def _after(self, call: Call, before: Any, result: Any) -> Callable[[Gradients], None] | None:
+        """Is called after a chosen call that returned. Nothing it computes is seen.
+
+        What it returns is given the gradients of the call, if it has a backward, and must not hold its results, nor
+        arguments that it changed.
+        """
 
     def _execute(self, call: Call, before: Any) -> Any:
         """Makes a chosen call; ``before`` is what ``_before`` returned."""
@@ -184,10 +199,25 @@ class OpTool:
         call = Call(name, function, args, kwargs, number, self.level, has_gradients)
         if self._choice.has_predicate and not self._guard(f"the predicate on {name}", self._choice.takes, call):
             return function(*args, **kwargs)
+        known = self._guard(name, self._aside, Before, call) if self._sees_gradients else None
         before = self._guard(name, self._aside, self._before, call) if self._looks_before else None
         result = self._execute(call, before)
-        self._guard(name, self._aside, self._after, call, before, result)
+        self._guard(name, self._aside, self._finish, call, known, before, result)
         return result
+
+    def _finish(self, call: Call, known: Before | None, before: Any, result: Any) -> None:
+        if known is not None:
+            call.results = results_of(call, result, known.versions)
+        told = self._after(call, before, result)
+        if known is None or told is None:
+            return
+        name = call.name
+
+        def finished(gradients: Gradients) -> None:
+            with aside():
+                self._guard(f"the gradients of {name}", told, gradients)
+
+        self._hooks.watch(known, call.results, finished, with_times=self._times_gradients)
 
     def _chosen_name(self, function: Callable[..., Any]) -> str:
         """The name of an operator to which the tool is applied, as far as names tell; else ``""``."""
@@ -200,7 +230,7 @@ class OpTool:
         if isinstance(function, RunnableRegion):
             graph = function.graph
             return f"onnxruntime.graph_{graph.index:03d}.{graph.direction}.{function.__name__}"
-        return name_of(function) if self.level == "torch" else dispatcher_name(function)
+        return name_of(function) if self.level == "torch" else str(function)
 
     def _pass_by(self, name: str, why: str) -> None:
         """Is called where the tool is not applied to a chosen call: what it would compute is the transform's."""
