@@ -912,6 +912,13 @@ def test_memory_without_values_is_no_overflow(level: str) -> None:
     assert check.found == []
 
 
+def test_zeros_of_autograd_without_memory_are_not_read(tmp_path: Path) -> None:
+    for make in tools(tmp_path).values():
+        with make(level="aten") as tool:
+            torch.randn(3, requires_grad=True).sgn().sum().backward()
+        assert not getattr(tool, "failed", [])
+
+
 def test_numbers_that_are_equal_are_other_signatures() -> None:
     x = torch.ones(2)
     with op_tools.OpObserve(include="torch.Tensor.mul", quiet=True) as observe:

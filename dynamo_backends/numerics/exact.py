@@ -128,7 +128,7 @@ def call_exact(function: Function, args: Any, kwargs: Any) -> object:
     """What a function computes in float64, of arguments in float64; float64 decides comparisons too.
 
     A function made of several operators is called as a whole, so that what it makes in the default dtype is not widened
-    inside; see ``CallAgain`` for one of which that matters.
+    inside; see ``CallExecution`` for one of which that matters.
 
     Raises:
         REFUSALS: PyTorch has no float64 of it.

@@ -83,12 +83,12 @@ class Call:
 
 def is_plain(value: object) -> bool:
     """Whether a value is no tensor, or a tensor with values that can be read: no fake one, none of a transform of
-    ``torch.func``, none of a class of its own."""
+    ``torch.func``, none of a class of its own, no zero of autograd's that has no memory."""
     if not isinstance(value, torch.Tensor):
         return True
     if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or value.is_meta:
         return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return not (torch._C._functorch.is_functorch_wrapped_tensor(value) or value._is_zerotensor())
 
 
 def are_plain(values: object) -> bool:
@@ -171,7 +171,7 @@ def results_of(call: Call, result: object, versions: Sequence[int]) -> dict[str,
         result: what it returned.
         versions: of ``call.tensors`` before it.
     """
-    found = dict(named_tensors(result, "output"))
+    found = {name: value for name, value in named_tensors(result, "output") if not value._is_zerotensor()}
     returned = {id(value) for value in found.values()}
     for (name, value), version in zip(call.tensors.items(), versions, strict=True):
         is_written = version_of(value) != version or name in call.written
