@@ -76,6 +76,14 @@ class Ended:
     timed_out: bool
 
 
+def how_it_ended(code: int) -> str:
+    """In words, how a process ended that has this exit code."""
+    if code >= 0:
+        return f"exit code {code}"
+    known = {item.value: item.name for item in signal.Signals}
+    return f"the process ended by signal {-code}" + (f" ({known[-code]})" if -code in known else "")
+
+
 class Worker:
     """A process that answers lines with lines; it starts at the first question, and anew after it ended.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import statistics
 import tempfile
 import time
@@ -383,9 +382,7 @@ def geometric_means(results: Sequence[CaseResult], backends: Sequence[str]) -> d
     """
     found: dict[str, dict[str, Json]] = {}
     for backend in backends:
-        for other in backends:
-            if backend == other:
-                continue
+        for other in (name for name in backends if name != backend):
             ratios = [
                 (ratio, result.case.label)
                 for result in results
@@ -393,9 +390,8 @@ def geometric_means(results: Sequence[CaseResult], backends: Sequence[str]) -> d
             ]
             if ratios:
                 worst, label = min(ratios)
-                mean = math.exp(statistics.fmean(math.log(ratio) for ratio, _ in ratios))
                 found.setdefault(backend, {})[other] = {
-                    "geometric_mean": mean,
+                    "geometric_mean": statistics.geometric_mean(ratio for ratio, _ in ratios),
                     "worst": worst,
                     "worst_case": label,
                     "cases": len(ratios),

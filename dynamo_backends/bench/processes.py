@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..python_process import Ended, Worker, WorkerStartError
+from ..python_process import Ended, Worker, WorkerStartError, how_it_ended
 
 
 class WorkerError(Exception):
@@ -52,16 +51,14 @@ class Process:
             self._end = WorkerError("crashed", str(error))
             raise self._end from None
         if isinstance(line, Ended):
-            said = last_error(self.errors)
-            self._end = (
-                WorkerError("timed out", f"took longer than {self._timeout:g} s")
-                if line.timed_out
-                else WorkerError("crashed", f"{_exit(line.code)}{': ' if said else ''}{said}")
-            )
+            said = ": ".join(filter(None, (how_it_ended(line.code), last_error(self.errors))))
+            self._end = WorkerError("crashed", said)
+            if line.timed_out:
+                self._end = WorkerError("timed out", f"took longer than {self._timeout:g} s")
             raise self._end
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise WorkerError(answer["error"]["kind"], answer["error"]["message"])
+            raise WorkerError(**answer["error"])
         found: dict[str, Any] = answer["ok"]
         return found
 
@@ -96,13 +93,3 @@ def last_error(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed)\w*: ", line)]
     return (named or lines)[-1][:400]
-
-
-def _exit(code: int) -> str:
-    """How a process ended, in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"ended by signal {-code}"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from ..python_process import Ended, Worker, WorkerStartError
+from ..python_process import Ended, Worker, WorkerStartError, how_it_ended
 from .execution import Settings, array_of, bits_of
 from .reading import DumpError
 
@@ -128,16 +127,8 @@ class Runner:
         return Outcome("ran", "", dict(zip(answer["names"], read_arrays(*answer["outputs"]), strict=True)))
 
 
-def how_it_ended(code: int) -> str:
-    """In words, how a process ended that has this exit code."""
-    if code >= 0:
-        return f"exit code {code}"
-    known = {item.value: item.name for item in signal.Signals}
-    return f"the process ended by signal {-code}" + (f" ({known[-code]})" if -code in known else "")
-
-
 def did_not_end() -> str:
-    """The same of one that was stopped."""
+    """How a process ended that was stopped."""
     return f"it did not end in {LONGEST:g} seconds"
 
 

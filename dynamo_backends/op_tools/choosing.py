@@ -41,7 +41,8 @@ class Choice:
         """Whether calls of an operator are taken, as far as its name tells."""
         decided = self._decided.get(name)
         if decided is None:
-            decided = self._includes(name) and not _matches(name, self._exclude)
+            included = self._include is None or _matches(name, self._include)
+            decided = included and not _matches(name, self._exclude)
             self._decided[name] = decided
             logger.info("%s %s on %s", "apply" if decided else "skip", self._tool, name)
         return decided
@@ -49,11 +50,6 @@ class Choice:
     def takes(self, call: Call) -> bool:
         """Whether a call, whose name is taken, is taken."""
         return self._predicate is None or bool(self._predicate(call))
-
-    @property
-    def has_predicate(self) -> bool:
-        """Whether calls are asked about, besides names."""
-        return self._predicate is not None
 
     def names_query(self, name: str) -> bool:
         """Whether a function that computes nothing was asked for by name."""
@@ -67,9 +63,6 @@ class Choice:
                 near = difflib.get_close_matches(pattern, list(self._decided), n=1)
                 said.append(f"no operator {pattern!r} was called" + (f"; {near[0]!r} was" if near else ""))
         return said
-
-    def _includes(self, name: str) -> bool:
-        return self._include is None or _matches(name, self._include)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -88,8 +81,5 @@ def _patterns(names: Names) -> list[str] | None:
 
 def _variable(tool: str, ending: str) -> str | None:
     words = re.findall("[A-Z][a-z]*", tool.removeprefix("Op"))
-    for joined in ("_".join(words), "".join(words)):
-        value = os.environ.get(f"OP_{joined.upper()}_{ending}")
-        if value is not None:
-            return value
-    return None
+    names = (f"OP_{joined.upper()}_{ending}" for joined in ("_".join(words), "".join(words)))
+    return next((os.environ[name] for name in names if name in os.environ), None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ class LoadedCall:
         captured: where it is.
         function: the operator.
         args, kwargs: of the call.
-        output: what it returned, as it is stored; ``None`` if it did not return.
+        results: the tensors that it gave, by name.
         grad_outputs: the gradients of its results, by name; empty if there was no backward.
         grad_inputs: what it added to the gradients of its arguments, by name.
         rng_state: of the CPU's random numbers before it, if it drew any.
@@ -43,7 +42,7 @@ class LoadedCall:
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    output: Mapping[str, Any] | None
+    results: Mapping[str, torch.Tensor]
     grad_outputs: Mapping[str, torch.Tensor]
     grad_inputs: Mapping[str, torch.Tensor]
     rng_state: torch.Tensor | None
@@ -55,27 +54,23 @@ def load_call(captured: CapturedCall) -> LoadedCall:
     Raises:
         CaptureError: a file is missing or no capture's, a value was not stored, or there is no such operator here.
     """
-    given = _read(captured.folder / "input.pth")
-    if not isinstance(given, dict) or not {"args", "kwargs"} <= given.keys():
-        raise CaptureError(f"{captured.folder / 'input.pth'} holds no arguments")
+
+    def tensors(what: str) -> dict[str, torch.Tensor]:
+        return _tensors(_read(captured, what)) if what in captured.files else {}
+
+    given = _read(captured, "input")
     try:
-        args, kwargs = decode(given["args"]), decode(given["kwargs"])
+        args, kwargs = decode(given.get("args")), decode(given.get("kwargs"))
         function = function_of(captured.operator)
     except (NotStoredError, LookupError) as error:
         raise CaptureError(f"{captured.folder}: {error}") from error
     if not isinstance(args, tuple) or not isinstance(kwargs, dict):
         raise CaptureError(f"{captured.folder / 'input.pth'} holds no arguments")
-    state = _read_if_there(captured.folder / "rng_state.pth").get("cpu")
-    return LoadedCall(
-        captured,
-        function,
-        args,
-        kwargs,
-        _read_if_there(captured.folder / "output.pth") or None,
-        _tensors(_read_if_there(captured.folder / "grad_outputs.pth")),
-        _tensors(_read_if_there(captured.folder / "grad_inputs.pth")),
-        state if isinstance(state, torch.Tensor) else None,
-    )
+    output = _read(captured, "output") if "output" in captured.files else {}
+    results = dict(named_tensors(output.get("output"), "output")) | _tensors(output.get("changed", {}))
+    has_state = (captured.folder / "rng_state.pth").exists()
+    state = _tensors(_read(captured, "rng_state")).get("cpu") if has_state else None
+    return LoadedCall(captured, function, args, kwargs, results, tensors("grad_outputs"), tensors("grad_inputs"), state)
 
 
 @dataclasses.dataclass
@@ -91,10 +86,10 @@ class RunCall:
     """
 
     captured: CapturedCall
-    forward: list[float]
-    backward: list[float]
-    verdicts: list[Verdict]
-    recorded: dict[str, float]
+    forward: list[float] = dataclasses.field(default_factory=list)
+    backward: list[float] = dataclasses.field(default_factory=list)
+    verdicts: list[Verdict] = dataclasses.field(default_factory=list)
+    recorded: dict[str, float] = dataclasses.field(default_factory=dict)
     not_compared: str = ""
 
     @property
@@ -110,22 +105,17 @@ def run_call(
 
     Args:
         loaded: the call.
-        runs: how often.
+        runs: how often, at least once.
         forward_only: whether its backward is left out.
         compare: whether the results of the last run are compared with float64.
         runtime: ``torch``, or ``onnx`` for ONNX Runtime.
 
     Raises:
-        ValueError: there is no such runtime, or no run.
         SessionError, UnsupportedOperatorError, ...: whatever the operator or the runtime raises.
     """
-    if runs < 1:
-        raise ValueError(f"runs is 1 or more, not {runs}")
-    if runtime not in ("torch", "onnx"):
-        raise ValueError(f"runtime is 'torch' or 'onnx', not {runtime!r}")
     function = on_onnx(loaded.function) if runtime == "onnx" else loaded.function
     has_backward = bool(loaded.grad_outputs) and not forward_only
-    result = RunCall(loaded.captured, [], [], [], {})
+    result = RunCall(loaded.captured)
     clocks: list[Clock] = []
 
     def timer() -> Clock:
@@ -143,10 +133,10 @@ def run_call(
             inputs = run.gradients(loaded.grad_outputs)
             result.forward.append(clocks[0].seconds)
             result.backward += [clock.seconds for clock in clocks[1:]]
-        recorded = dict(named_tensors((loaded.output or {}).get("output"), "output"))
-        recorded |= _tensors((loaded.output or {}).get("changed", {}))
-        results = {name: run.results[name] for name in run.results if name in recorded or " after it" not in name}
-        result.recorded = _differences(recorded, results)
+        results = {
+            name: value for name, value in run.results.items() if name in loaded.results or " after it" not in name
+        }
+        result.recorded = _differences(loaded.results, results)
         result.recorded |= {f"gradient of {name}": d for name, d in _differences(loaded.grad_inputs, inputs).items()}
         if compare:
             result.not_compared = why_not_comparable(loaded.function)
@@ -184,22 +174,15 @@ def _differences(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch
     }
 
 
-def _read(path: Path) -> Any:
+def _read(captured: CapturedCall, what: str) -> Mapping[str, Any]:
+    path = captured.folder / f"{what}.pth"
     try:
-        return torch.load(path, weights_only=True, map_location="cpu")
-    except FileNotFoundError:
-        raise CaptureError(f"{path} is missing") from None
+        found = torch.load(path, weights_only=True, map_location="cpu")
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, OSError) as error:
-        raise CaptureError(f"{path} is no file of a capture, or damaged: {type(error).__name__}") from error
-
-
-def _read_if_there(path: Path) -> Mapping[str, Any]:
-    if not path.exists():
-        return {}
-    value = _read(path)
-    if not isinstance(value, dict):
+        raise CaptureError(f"{path} is missing, no file of a capture or damaged: {type(error).__name__}") from error
+    if not isinstance(found, dict):
         raise CaptureError(f"{path} is no file of a capture")
-    return value
+    return found
 
 
 def _tensors(values: Mapping[str, Any]) -> dict[str, torch.Tensor]:

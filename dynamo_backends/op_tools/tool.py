@@ -77,7 +77,6 @@ class OpTool:
         self._lock = threading.RLock()
         self._counts: Counter[str] = Counter()
         self._chosen_names: dict[Callable[..., Any], str] = {}
-        self._looks_before = type(self)._before is not OpTool._before
         self._said: set[tuple[str, str]] = set()
         self._local = threading.local()
         self._threads = 0
@@ -172,7 +171,7 @@ class OpTool:
         """
 
     def _execute(self, call: Call, before: Any) -> Any:
-        """Makes a chosen call; ``before`` is what ``_before`` returned."""
+        """Makes a chosen call; ``before`` is what ``_before`` returned, ``None`` if it failed."""
         return call.function(*call.args, **call.kwargs)
 
     # How it comes to do it
@@ -197,10 +196,10 @@ class OpTool:
             self._counts[name] = number + 1
         has_gradients = self.level == "torch" and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         call = Call(name, function, args, kwargs, number, self.level, has_gradients)
-        if self._choice.has_predicate and not self._guard(f"the predicate on {name}", self._choice.takes, call):
+        if not self._guard(f"the predicate on {name}", self._choice.takes, call):
             return function(*args, **kwargs)
         known = self._guard(name, self._aside, Before, call) if self._sees_gradients else None
-        before = self._guard(name, self._aside, self._before, call) if self._looks_before else None
+        before = self._guard(name, self._aside, self._before, call)
         result = self._execute(call, before)
         self._guard(name, self._aside, self._finish, call, known, before, result)
         return result
