@@ -25,7 +25,7 @@ from dynamo_backends.bench.measuring import Bench, CaseResult, Row, Settings, ge
 from dynamo_backends.bench.processes import Process, WorkerError
 from dynamo_backends.bench.reference import Reference, beams_difference, text_difference
 from dynamo_backends.bench.steps import Steps, loss_of
-from dynamo_backends.bench.worker import NotSupportedError, Worker
+from dynamo_backends.bench.worker import Worker
 from dynamo_backends.cli import main
 from dynamo_backends.cli.bench import exit_code
 
@@ -167,8 +167,6 @@ class InProcess:
             answer = getattr(self._worker, what)(**json.loads(json.dumps(arguments)))
         except UsageError as error:
             raise WorkerError("usage", str(error)) from None
-        except NotSupportedError as error:
-            raise WorkerError("not supported", str(error)) from None
         found: dict[str, Any] = json.loads(json.dumps(answer))
         return found
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from conftest import assert_same_values
 
-from dynamo_backends.numerics.execution import as_float64
 from dynamo_backends.numerics.differences import discrete_difference, is_discrete, largest, value_difference
 from dynamo_backends.numerics.distance import EQUAL, Distance, distance, is_carried, is_explained, nearer
 from dynamo_backends.numerics.exact import widen
+from dynamo_backends.numerics.execution import as_float64
 from dynamo_backends.numerics.randomness import PrivateRandomness, is_random
 from dynamo_backends.numerics.twice import NotRepeatableError, Twice, copies
 
