@@ -156,10 +156,9 @@ class InProcess:
 
     asked: list[tuple[str, dict[str, str]]] = []
 
-    def __init__(self, timeout: float, environment: dict[str, str]) -> None:
+    def __init__(self, timeout: float, environment: dict[str, str], keep: Callable[[str], None]) -> None:
         self._worker = Worker()
         self._environment = environment
-        self.errors = ""
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
         self.asked.append((what, self._environment))
@@ -635,8 +634,8 @@ def test_bad_arguments(arguments: list[str], message: str, capsys: pytest.Captur
     ("arguments", "message"),
     [
         (["{file}:linera"], "Did you mean 'linear'"),
-        (["{file}:not_a_pair"], "returned Linear; expected (model, inputs)"),
-        (["{file}:inputs_of_a_kind"], "inputs of type str"),
+        (["{file}:not_a_pair"], "expected (model, inputs)"),
+        (["{file}:inputs_of_a_kind"], "expected (model, inputs)"),
         (["json:dumps2"], "json has no such function"),
         (["no_such_module:make"], "cannot be imported: No module named 'no_such_module'"),
         (["{file}:linear", "--dynamic"], "--dynamic needs several sizes"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,13 @@ class Process:
     Args:
         timeout: seconds after which it is ended, for each thing asked.
         environment: variables it has besides those of this process.
+        keep: told at its end what the process wrote to standard error.
     """
 
-    def __init__(self, timeout: float, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, timeout: float, environment: Mapping[str, str], keep: Callable[[str], None] = lambda errors: None
+    ) -> None:
+        self._keep = keep
         self._timeout = timeout
         self._worker = Worker(f"{__package__}.worker", environment)
         self._end: WorkerError | None = None
@@ -51,7 +55,7 @@ class Process:
             self._end = WorkerError("crashed", str(error))
             raise self._end from None
         if isinstance(line, Ended):
-            said = ": ".join(filter(None, (how_it_ended(line.code), last_error(self.errors))))
+            said = ": ".join(filter(None, (how_it_ended(line.code), last_error(self._worker.errors))))
             self._end = WorkerError("crashed", said)
             if line.timed_out:
                 self._end = WorkerError("timed out", f"took longer than {self._timeout:g} s")
@@ -62,13 +66,9 @@ class Process:
         found: dict[str, Any] = answer["ok"]
         return found
 
-    @property
-    def errors(self) -> str:
-        """What the process wrote to standard error."""
-        return self._worker.errors
-
     def close(self) -> None:
         """Ends the process, and what it started."""
+        self._keep(self._worker.errors)
         self._worker.stop()
 
 
