@@ -105,13 +105,20 @@ def _vectors(size: Size) -> Inputs:
 
 
 def _transformer(model: str, **settings: Any) -> Callable[[], torch.nn.Module]:
-    """Builds a model of ``transformers`` from the name of its class and settings of its configuration."""
+    """Builds a model of ``transformers`` from the name of its class and settings of its configuration.
+
+    Without dropout: what it draws differs between compilers, and then nothing can be said of their gradients.
+    """
 
     def build() -> torch.nn.Module:
         import transformers
 
         kind = getattr(transformers, model)
-        made: torch.nn.Module = kind(kind.config_class(**settings))
+        config = kind.config_class(**settings)
+        for name, value in vars(config).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(config, name, 0.0)
+        made: torch.nn.Module = kind(config)
         return made
 
     return build
@@ -172,8 +179,6 @@ _BART_LIKE = {
     "encoder_ffn_dim": 1024,
     "decoder_ffn_dim": 1024,
 }
-_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-"""What a dropout draws differs between compilers, and then nothing can be said of their gradients."""
 
 MODELS: dict[str, Entry] = {
     "mlp": Entry("two linear layers of 64", _mlp, _vectors, ((8, 64), (16, 64), (32, 64)), needs_transformers=False),
@@ -200,16 +205,7 @@ MODELS: dict[str, Entry] = {
         **_sizes(2, 256, 8, 512, num_key_value_heads=2, num_local_experts=4),
     ),
     "gpt2": _decoder_entry(
-        "GPT-2, 4 layers of 256",
-        "GPT2LMHeadModel",
-        **_WORDS,
-        n_layer=4,
-        n_embd=256,
-        n_head=4,
-        n_positions=512,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
+        "GPT-2, 4 layers of 256", "GPT2LMHeadModel", **_WORDS, n_layer=4, n_embd=256, n_head=4, n_positions=512
     ),
     "gpt-neox": _decoder_entry("GPT-NeoX, 6 layers of 256", "GPTNeoXForCausalLM", **_WORDS, **_sizes(6, 256, 4, 1024)),
     "t5": Entry(
@@ -222,7 +218,6 @@ MODELS: dict[str, Entry] = {
             d_ff=1024,
             num_layers=3,
             num_heads=4,
-            dropout_rate=0.0,
             decoder_start_token_id=0,
         ),
         _text_to_text,
@@ -231,19 +226,15 @@ MODELS: dict[str, Entry] = {
     ),
     "bart": Entry(
         "BART, 3 + 3 layers of 256",
-        _transformer("BartForConditionalGeneration", dropout=0.0, **_BART_LIKE),
+        _transformer("BartForConditionalGeneration", **_BART_LIKE),
         _text_to_text,
         _TEXTS,
         prompt=_prompt,
     ),
-    "bert": _text_entry("BERT, 4 layers of 256", "BertForMaskedLM", **_WORDS, **_sizes(4, 256, 4, 1024), **_NO_DROPOUT),
-    "bert-base": _text_entry("BERT base, whole", "BertForMaskedLM", **_NO_DROPOUT),
-    "roberta": _text_entry(
-        "RoBERTa, 6 layers of 384", "RobertaForMaskedLM", **_WORDS, **_sizes(6, 384, 6, 1536), **_NO_DROPOUT
-    ),
-    "electra": _text_entry(
-        "ELECTRA, 4 layers of 256", "ElectraForMaskedLM", **_WORDS, **_sizes(4, 256, 4, 1024), **_NO_DROPOUT
-    ),
+    "bert": _text_entry("BERT, 4 layers of 256", "BertForMaskedLM", **_WORDS, **_sizes(4, 256, 4, 1024)),
+    "bert-base": _text_entry("BERT base, whole", "BertForMaskedLM"),
+    "roberta": _text_entry("RoBERTa, 6 layers of 384", "RobertaForMaskedLM", **_WORDS, **_sizes(6, 384, 6, 1536)),
+    "electra": _text_entry("ELECTRA, 4 layers of 256", "ElectraForMaskedLM", **_WORDS, **_sizes(4, 256, 4, 1024)),
     "vit": _image_entry("ViT, 4 layers of 256", "ViTForImageClassification", **_sizes(4, 256, 4, 1024)),
     "deit": _image_entry("DeiT, 8 layers of 192", "DeiTForImageClassification", **_sizes(8, 192, 3, 768)),
     "swin": _image_entry(
@@ -253,7 +244,6 @@ MODELS: dict[str, Entry] = {
         embed_dim=64,
         depths=[2, 2, 2, 2],
         num_heads=[2, 4, 8, 16],
-        drop_path_rate=0.0,
     ),
     "convnext": _image_entry(
         "ConvNeXt, 2 + 2 + 2 + 2 layers from 48",
@@ -285,17 +275,7 @@ MODELS: dict[str, Entry] = {
     "wav2vec2": Entry(
         "Wav2Vec2, 4 layers of 256, two seconds",
         _transformer(
-            "Wav2Vec2ForCTC",
-            vocab_size=32,
-            conv_dim=(128,) * 7,
-            hidden_dropout=0.0,
-            attention_dropout=0.0,
-            activation_dropout=0.0,
-            feat_proj_dropout=0.0,
-            final_dropout=0.0,
-            layerdrop=0.0,
-            mask_time_prob=0.0,
-            **_sizes(4, 256, 4, 1024),
+            "Wav2Vec2ForCTC", vocab_size=32, conv_dim=(128,) * 7, mask_time_prob=0.0, **_sizes(4, 256, 4, 1024)
         ),
         _sound,
         _SOUNDS,
@@ -307,7 +287,6 @@ MODELS: dict[str, Entry] = {
             num_mel_bins=80,
             max_source_positions=250,
             max_target_positions=64,
-            dropout=0.0,
             pad_token_id=0,
             bos_token_id=1,
             eos_token_id=2,

@@ -73,7 +73,6 @@ class OpAutoCompare(OpTool):
 
     Attributes:
         compared: every comparison, in the order in which they were made.
-        unchecked: for each operator that could not be compared, once at least, why.
     """
 
     _sees_gradients = True
@@ -96,7 +95,11 @@ class OpAutoCompare(OpTool):
         self._capture_first = capture_first
         self._captured: Counter[str] = Counter()
         self.compared: list[Compared] = []
-        self.unchecked: dict[str, str] = {}
+
+    @property
+    def unchecked(self) -> dict[str, str]:
+        """For each operator that could not be compared, once at least, why."""
+        return dict(self._skipped)
 
     @property
     def failed(self) -> list[Compared]:
@@ -133,9 +136,6 @@ class OpAutoCompare(OpTool):
         notices = [f"{name} was not compared: {why}" for name, why in self.unchecked.items()]
         return TablePage(title, headers, rows, [i for i, item in enumerate(items) if not item.allclose], notices)
 
-    def _pass_by(self, name: str, why: str) -> None:
-        self.unchecked.setdefault(name, why)
-
     def _begin(self) -> None:
         if self._capture is not None:
             self._capture._begin()
@@ -145,7 +145,7 @@ class OpAutoCompare(OpTool):
         if not are_plain((call.args, call.kwargs)):
             why_not = "its arguments are no plain tensors"
         if why_not:
-            self.unchecked.setdefault(call.name, why_not)
+            self._skip(call.name, why_not)
             return None
         return execution_of(call.in_pytorch, call.args, call.kwargs)
 
@@ -157,60 +157,57 @@ class OpAutoCompare(OpTool):
         if execution is None:
             return None
         if execution.recording.failure:
-            self.unchecked.setdefault(call.name, execution.recording.failure)
+            self._skip(call.name, execution.recording.failure)
             return None
         judge = CallJudge(execution, self._reference.target(call))
+        description = {**description_of(call), "call": str(call)}
+        name = call.name
         try:
             verdicts, exact = judge.results(call.results, result)
         except Exception as error:  # whatever the user's operator raises in float64, or a runtime that lacks it
-            self.unchecked.setdefault(call.name, _why_not(error))
+            self._skip(name, _why_not(error))
             return None
-        description = {**description_of(call), "call": str(call)}
-        if self._note(description, verdicts):
-            self._write(description, execution, output={"output": result}, reference=exact)
+        self._note(description, execution, verdicts, output={"output": result}, reference=exact)
 
         def finished(gradients: Gradients) -> None:
-            name = f"{description['operator']} backward"
             if gradients.are_mixed:
-                self.unchecked.setdefault(name, "the gradient of one result contains another's")
+                self._skip(f"{name} backward", "the gradient of one result contains another's")
                 return
             try:
                 verdicts = judge.gradients(gradients)
                 if self._numerical and not has_other_gradient(execution.function):
                     verdicts += judge.numerical_gradient(gradients)
-            except ChangedSinceError as error:
-                self.unchecked.setdefault(name, str(error))
             except Exception as error:  # as in the forward
-                self.unchecked.setdefault(name, _why_not(error))
-            else:
-                if self._note(description, verdicts):
-                    self._write(description, execution, grad_outputs=gradients.outputs, grad_inputs=gradients.inputs)
+                self._skip(f"{name} backward", _why_not(error))
+                return
+            files = {"grad_outputs": gradients.outputs, "grad_inputs": gradients.inputs}
+            self._note(description, execution, verdicts, **files)
 
         return finished
 
-    def _note(self, description: Mapping[str, Any], verdicts: Sequence[Verdict]) -> bool:
-        """Keeps and prints what was found of a call; returns whether any of it failed."""
+    def _note(
+        self,
+        description: Mapping[str, Any],
+        execution: CallExecution,
+        verdicts: Sequence[Verdict],
+        **files: Mapping[str, object],
+    ) -> None:
+        """Keeps and prints what was found of a call, and captures it if any of that failed."""
         name, number, call, source = (description[key] for key in ("operator", "number", "call", "source"))
         found = [Compared(**vars(item), name=name, number=number, call=call, source=source) for item in verdicts]
         with self._lock:
             self.compared += found
         for item in found:
             self._print(str(item))
-        failed = any(not item.allclose for item in found)
-        if failed:
-            self._print(f"OpAutoCompare: {name:60} input: {call}  {source}".rstrip())
-        return failed
-
-    def _write(self, description: Mapping[str, Any], execution: CallExecution, **files: Mapping[str, object]) -> None:
-        """Captures a call that failed, where that is asked for and the disk has space."""
-        name = description["operator"]
-        if self._capture is None or self._captured[name] >= self._capture_first:
+        if all(item.allclose for item in found):
             return
-        self._captured[name] += 1
-        folder = self._capture.write_call(description, *execution.arguments())
-        if folder is not None:
-            for what, value in files.items():
-                self._capture.save(folder, what, value)
+        self._print(f"OpAutoCompare: {name:60} input: {call}  {source}".rstrip())
+        if self._capture is not None and self._captured[name] < self._capture_first:
+            self._captured[name] += 1
+            folder = self._capture.write_call(description, *execution.arguments())
+            if folder is not None:
+                for what, value in files.items():
+                    self._capture.save(folder, what, value)
 
     def _end(self) -> None:
         self._print("\n" + self.table())
@@ -242,11 +239,13 @@ class OpAutoCompare(OpTool):
         headers = ["operator", "calls", "failed", "max_diff", "allowed", "of", "where"]
         text = fit_table(rows, headers) if rows else "no operator was compared"
         if self.unchecked:
-            text += "\n\nnot compared:\n" + fit_table(list(self.unchecked.items()), ["operator", "why"])
+            text += "\n\nnot compared:\n" + fit_table(self.unchecked.items(), ["operator", "why"])
         return text
 
 
 def _why_not(error: Exception) -> str:
+    if isinstance(error, ChangedSinceError):
+        return str(error)
     while error.__cause__ is not None or getattr(error, "inner_exception", None) is not None:  # Dynamo's says nothing
         error = getattr(error, "inner_exception", None) or error.__cause__  # type: ignore[assignment]
     return f"the reference cannot: {type(error).__name__}: {first_line(str(error))}"

@@ -33,7 +33,6 @@ class _Conversion(OpTool):
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._converted: Counter[str] = Counter()
-        self._left: dict[str, str] = {}
         self._dtypes: dict[object, list[torch.dtype]] = {}
 
     @property
@@ -44,7 +43,7 @@ class _Conversion(OpTool):
     @property
     def left_alone(self) -> dict[str, str]:
         """For each chosen operator that was not converted, once at least, why."""
-        return dict(self._left)
+        return dict(self._skipped)
 
     def _convert(self, leaf: Any) -> Any:
         """What the converted call gets for a tensor or another argument; the same object where nothing changes."""
@@ -57,7 +56,7 @@ class _Conversion(OpTool):
     def _execute(self, call: Call, before: object) -> Any:
         why = self._why_not(call)
         if why:
-            self._leave(call.name, why)
+            self._skip(call.name, why)
             return call.function(*call.args, **call.kwargs)
         is_copied = False
         try:
@@ -70,7 +69,7 @@ class _Conversion(OpTool):
         except Exception as error:
             if may_write(call.function, call.kwargs) and not is_copied:
                 raise  # it may have done half of its work
-            self._leave(call.name, f"it fails so: {first_line(str(error))}")
+            self._skip(call.name, f"it fails so: {first_line(str(error))}")
             return call.function(*call.args, **call.kwargs)
         for (name, original, copy), version in zip(converted, versions, strict=True):
             is_updated = id(copy) in statistics and not torch.equal(copy, statistics[id(copy)])
@@ -127,14 +126,9 @@ class _Conversion(OpTool):
             return "it changes the shape of its argument"
         return ""
 
-    def _leave(self, name: str, why: str) -> None:
-        if name not in self._left:
-            self._left[name] = why
-            logger.info("%s leaves %s as it is: %s", type(self).__name__, name, why)
-
     def _page(self) -> TablePage:
         rows = [(name, count, "") for name, count in self._converted.most_common()]
-        rows += [(name, 0, why) for name, why in self._left.items() if name not in self._converted]
+        rows += [(name, 0, why) for name, why in self._skipped.items() if name not in self._converted]
         title = f"{type(self).__name__}: {sum(self._converted.values())} calls"
         return TablePage(title, ["operator", "converted", "why not"], rows)
 

@@ -115,11 +115,9 @@ class OpOverflowCheck(OpTool):
         return finished
 
     def _note(self, overflow: Overflow) -> None:
-        with self._lock:
-            is_new = overflow.name not in {other.name for other in self.found}
-            self.found.append(overflow)
-        if is_new:
+        if overflow.name not in {other.name for other in self.found}:
             self._print(str(overflow))
+        self.found.append(overflow)
 
     def _handle(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         before = len(self.found)

@@ -78,6 +78,7 @@ class OpTool:
         self._counts: Counter[str] = Counter()
         self._chosen_names: dict[Callable[..., Any], str] = {}
         self._said: set[tuple[str, str]] = set()
+        self._skipped: dict[str, str] = {}
         self._local = threading.local()
         self._threads = 0
         self._hooks = Hooks()
@@ -189,7 +190,7 @@ class OpTool:
         if not name:
             return function(*args, **kwargs)
         if self._computes and in_transform():
-            self._pass_by(name, "it is called inside a transform of torch.func or forward-mode AD")
+            self._skip(name, "it is called inside a transform of torch.func or forward-mode AD")
             return function(*args, **kwargs)
         with self._lock:
             number = self._counts[name]
@@ -231,11 +232,11 @@ class OpTool:
             return f"onnxruntime.graph_{graph.index:03d}.{graph.direction}.{function.__name__}"
         return name_of(function) if self.level == "torch" else str(function)
 
-    def _pass_by(self, name: str, why: str) -> None:
-        """Is called where the tool is not applied to a chosen call: what it would compute is the transform's."""
-        if (name, why) not in self._said:
-            self._said.add((name, why))
-            logger.info("%s passes %s by: %s", type(self).__name__, name, why)
+    def _skip(self, name: str, why: str) -> None:
+        """Notes, and says in the log once, why the tool was not applied to a call of an operator."""
+        if name not in self._skipped:
+            self._skipped[name] = why
+            logger.info("%s skips a call of %s: %s", type(self).__name__, name, why)
 
     def _aside(self, work: Callable[..., Any], *arguments: Any) -> Any:
         if not self._computes:
