@@ -45,12 +45,10 @@ class Loaded:
     inputs: Sequence[Inputs]
 
     @property
-    def tensors(self) -> Iterable[torch.Tensor]:
+    def tensors(self) -> list[torch.Tensor]:
         """Parameters, buffers and inputs."""
-        yield from self.model.parameters()
-        yield from self.model.buffers()
-        for inputs in self.inputs:
-            yield from inputs.tensors
+        inputs = [tensor for inputs in self.inputs for tensor in inputs.tensors]
+        return [*self.model.parameters(), *self.model.buffers(), *inputs]
 
     @property
     def parameters(self) -> int:

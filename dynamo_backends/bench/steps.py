@@ -49,8 +49,8 @@ class Steps:
         self.trained = [tensor for tensor in loaded.tensors if tensor.requires_grad]
         self._optimizer = _optimizer_of(case, self.trained)
         self._step = self._optimizer.step if self._optimizer is not None else None
-        changing = [*loaded.model.buffers(), *(tensor for inputs in loaded.inputs for tensor in inputs.tensors)]
-        changing += self.trained if self._optimizer is not None else []
+        fixed = {id(tensor) for tensor in loaded.model.parameters() if self._optimizer is None}
+        changing = [tensor for tensor in loaded.tensors if id(tensor) not in fixed]
         self._first_values = [(tensor, tensor.detach().clone()) for tensor in changing]
         if case.mode == "decode":
             self._prepare_generation(loaded.model)

@@ -20,7 +20,7 @@ from .call import Call, as_json
 from .folder import CaptureFolder, operator_folder
 from .gradients import Gradients
 from .names import function_of, module_of
-from .stored import encode, why_not_stored
+from .stored import NotStoredError, decode, encode
 from .tool import OpTool
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,11 @@ class OpCapture(OpTool):
         name = str(description["operator"])
         relative = f"{operator_folder(name)}/{description['number']}"
         stored = encode({"args": args, "kwargs": kwargs}, self._max_bytes)
-        not_again = description["not_again"] or why_not_stored(stored)
+        not_again = description["not_again"]
+        try:
+            decode(stored)
+        except NotStoredError as error:
+            not_again = not_again or str(error)
         self.folder.write_text(f"{relative}/call.json", json.dumps({**description, "not_again": not_again}, indent=1))
         self._save(relative, "input", stored)
         with self._lock:

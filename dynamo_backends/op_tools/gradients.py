@@ -8,7 +8,8 @@ of an argument is told from what others add, and the graph stays as it is.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -134,49 +135,43 @@ class _Watch:
         nodes, leaving, self._are_mixed = _nodes_of(entries, before)
         for node in nodes:
             if node in entries or with_times:
-                self.handles.append(node.register_prehook(self._enter(entries.get(node, {}))))
+                self.handles.append(node.register_prehook(functools.partial(self._enter, entries.get(node, {}))))
             if node in leaving or with_times:
-                self.handles.append(node.register_hook(self._leave(leaving.get(node, {}))))
+                self.handles.append(node.register_hook(functools.partial(self._leave, leaving.get(node, {}))))
 
-    def _enter(self, names: Mapping[int, str]) -> Callable[..., None]:
-        def hook(gradients: tuple[torch.Tensor | None, ...]) -> None:
-            if not self._hooks.is_on:
-                return
-            record = self._record()
-            for position, name in names.items():
-                if (gradient := gradients[position]) is not None:
-                    record.outputs[name] = gradient.detach()
-            if self._with_times:
-                self._clock = Clock(device_of(gradients)).__enter__()
-            self._count(record)
+    def _enter(self, names: Mapping[int, str], gradients: Sequence[torch.Tensor | None]) -> None:
+        if not self._hooks.is_on:
+            return
+        record = self._record()
+        for position, name in names.items():
+            if (gradient := gradients[position]) is not None:
+                record.outputs[name] = gradient.detach()
+        if self._with_times:
+            self._clock = Clock(device_of(gradients)).__enter__()
+        self._count(record)
 
-        return hook
-
-    def _leave(self, names: Mapping[int, list[str]]) -> Callable[..., None]:
-        def hook(gradients: tuple[torch.Tensor | None, ...], _: object) -> None:
-            if not self._hooks.is_on:
-                return
-            record = self._record()
-            if self._clock is not None:
-                self._clock.__exit__()
-                record.clocks.append(self._clock)
-                self._clock = None
-            for position, alike in names.items():
-                if (gradient := gradients[position]) is not None:
-                    record.alike[alike[0]] = alike
-                    with aside():
-                        known = record.inputs.get(alike[0])
-                        record.inputs[alike[0]] = gradient.detach() if known is None else known + gradient.detach()
-            self._count(record)
-
-        return hook
+    def _leave(self, names: Mapping[int, list[str]], gradients: Sequence[torch.Tensor | None], entered: object) -> None:
+        if not self._hooks.is_on:
+            return
+        record = self._record()
+        if self._clock is not None:
+            self._clock.__exit__()
+            record.clocks.append(self._clock)
+            self._clock = None
+        for position, alike in names.items():
+            if (gradient := gradients[position]) is not None:
+                record.alike[alike[0]] = alike
+                with aside():
+                    known = record.inputs.get(alike[0])
+                    record.inputs[alike[0]] = gradient.detach() if known is None else known + gradient.detach()
+        self._count(record)
 
     def _record(self) -> Gradients:
         """The gradients of the backward that runs; the first hook of it asks for its end to be told."""
         if self._current is None:
             record = self._current = Gradients(are_mixed=self._are_mixed)
             self._missing = len(self.handles)
-            Variable._execution_engine.queue_callback(lambda: self._end(record))
+            Variable._execution_engine.queue_callback(functools.partial(self._end, record))
         return self._current
 
     def _count(self, record: Gradients) -> None:

@@ -86,12 +86,6 @@ def is_query(function: Callable[..., object]) -> bool:
     return parts[:2] in (["torch", "_C"], ["torch", "autograd"], ["torch", "jit"])
 
 
-def has_other_gradient(function: Callable[..., object]) -> bool:
-    """Whether the gradient is on purpose not the derivative of the results: of log-probabilities, that of what they
-    were normalized from."""
-    return "ctc_loss" in name_of(function)
-
-
 def is_of_pytorch(function: Callable[..., object]) -> bool:
     """Whether a function is PyTorch's own, which only computes; an operator of the user's may do more."""
     if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):

@@ -53,15 +53,6 @@ def encode(value: Any, most_bytes: int) -> Any:
     return {_TYPE: _DESCRIBED, "value": f"{type(value).__name__}: {value!r}"[:200]}
 
 
-def why_not_stored(value: Any) -> str:
-    """Why ``decode`` would not give back a value that ``encode`` gave; ``""`` if it would."""
-    try:
-        decode(value)
-    except NotStoredError as error:
-        return str(error)
-    return ""
-
-
 def decode(value: Any) -> Any:
     """The value that was stored.
 
