@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from ..artifacts import RunnableRegion
 from ..exporter.locations import Frame, function_name, is_user_file
 from ..numerics.execution import named_tensors, version_of
 from .names import may_write
+
+_OWN = __name__.partition(".")[0]
 
 
 @dataclasses.dataclass(eq=False)
@@ -42,19 +45,18 @@ class Call:
     results: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
-    def frame(self) -> Frame | None:
-        """Where in the user's code; ``None`` outside of it. To be asked for while the call is made."""
-        return user_frame()
+    def source(self) -> str:
+        """The innermost of the user's lines, ``model.py:12``, or ``""``. To be asked for while the call is made."""
+        for frame, line in traceback.walk_stack(sys._getframe()):
+            own = str(frame.f_globals.get("__name__", "")).partition(".")[0] == _OWN
+            if is_user_file(frame.f_code.co_filename) and not own:
+                return str(Frame(frame.f_code.co_filename, line, function_name(frame.f_code.co_name), ""))
+        return ""
 
     @property
     def in_pytorch(self) -> Callable[..., Any]:
         """What computes the same in PyTorch: the function, or the code of a region."""
         return self.function.in_pytorch if isinstance(self.function, RunnableRegion) else self.function
-
-    @property
-    def source(self) -> str:
-        """``model.py:12``, or ``""``."""
-        return str(self.frame) if self.frame is not None else ""
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -75,10 +77,8 @@ class Call:
         return found | ({"args[0]"} if may_write(self.function, self.kwargs) and not found else set())
 
     def __str__(self) -> str:
-        named = [describe(item) for item in self.args] + [
-            f"{key}={describe(item)}" for key, item in self.kwargs.items()
-        ]
-        return f"{self.name}({', '.join(named)})"
+        named = [f"{key}={describe(item)}" for key, item in self.kwargs.items()]
+        return f"{self.name}({', '.join([*map(describe, self.args), *named])})"
 
 
 def is_plain(value: object) -> bool:
@@ -147,20 +147,6 @@ def as_json(value: object) -> object:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     return repr(value)
-
-
-_OWN = __name__.partition(".")[0]
-
-
-def user_frame() -> Frame | None:
-    """The innermost frame in the user's own files of the code that runs now, as ``onnx_debug`` names a line."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if is_user_file(file) and not str(frame.f_globals.get("__name__", "")).startswith(_OWN):
-            return Frame(file, frame.f_lineno, function_name(frame.f_code.co_name), "")
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
 
 
 def results_of(call: Call, result: object, versions: Sequence[int]) -> dict[str, torch.Tensor]:
