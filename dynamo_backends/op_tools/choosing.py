@@ -1,4 +1,4 @@
-"""Which operators a tool is applied to: names with wildcards, a predicate, and environment variables."""
+"""Which operators a tool is applied to: names with wildcards, and environment variables."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import fnmatch
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
-
-from .call import Call
+from collections.abc import Iterable, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -17,24 +15,20 @@ Names = str | Iterable[str] | None
 
 
 class Choice:
-    """Decides about calls, and says in the log once for each operator what was decided.
+    """Decides about operators, and says in the log once for each what was decided.
 
     Args:
         tool: the tool's class name, ``OpCapture``; the variables are ``OP_CAPTURE_LIST`` and
             ``OP_CAPTURE_DISABLE_LIST``. ``OP_AUTO_COMPARE_LIST`` and ``OP_AUTOCOMPARE_LIST`` are the same.
         include: patterns of names, as ``fnmatch`` has them; ``None`` for all. A variable that is set takes its place.
         exclude: patterns of names that are left out whatever ``include`` says; a variable adds to them.
-        predicate: is asked about each call whose name is included.
     """
 
-    def __init__(
-        self, tool: str, include: Names = None, exclude: Names = None, predicate: Callable[[Call], bool] | None = None
-    ) -> None:
+    def __init__(self, tool: str, include: Names, exclude: Names) -> None:
         self._tool = tool
         chosen = _variable(tool, "LIST")
         self._include = _patterns(include if chosen is None else chosen)
         self._exclude = [*(_patterns(exclude) or []), *(_patterns(_variable(tool, "DISABLE_LIST")) or [])]
-        self._predicate = predicate
         self._decided: dict[str, bool] = {}
 
     def takes_name(self, name: str) -> bool:
@@ -46,10 +40,6 @@ class Choice:
             self._decided[name] = decided
             logger.info("%s %s on %s", "apply" if decided else "skip", self._tool, name)
         return decided
-
-    def takes(self, call: Call) -> bool:
-        """Whether a call, whose name is taken, is taken."""
-        return self._predicate is None or bool(self._predicate(call))
 
     def names_query(self, name: str) -> bool:
         """Whether a function that computes nothing was asked for by name."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import os
 import sys
@@ -70,7 +72,8 @@ class OpTool:
         if level not in ("torch", "aten"):
             raise ValueError(f"level is 'torch' or 'aten', not {level!r}")
         self.level = level
-        self._choosing = (include, exclude, predicate)
+        self._choosing = (include, exclude)
+        self._predicate = predicate
         self._choice = Choice(type(self).__name__, *self._choosing)
         self._stream = stream
         self._quiet = quiet
@@ -178,10 +181,9 @@ class OpTool:
     # How it comes to do it
 
     def _handle(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if type(function) is RunnableRegion:
-            with unseen():  # of a region only the whole is a call, not how its results get their memory
-                return self._watched(function, args, kwargs)
-        return self._watched(function, args, kwargs)
+        # Of a region only the whole is a call, not how its results get their memory
+        with unseen() if type(function) is RunnableRegion else contextlib.nullcontext():
+            return self._watched(function, args, kwargs)
 
     def _watched(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = self._chosen_names.get(function)
@@ -197,12 +199,12 @@ class OpTool:
             self._counts[name] = number + 1
         has_gradients = self.level == "torch" and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         call = Call(name, function, args, kwargs, number, self.level, has_gradients)
-        if not self._guard(f"the predicate on {name}", self._choice.takes, call):
+        if self._predicate is not None and not self._guard(f"the predicate on {name}", self._predicate, call):
             return function(*args, **kwargs)
-        known = self._guard(name, self._aside, Before, call) if self._sees_gradients else None
-        before = self._guard(name, self._aside, self._before, call)
+        known = self._guard(name, Before, call) if self._sees_gradients else None
+        before = self._guard(name, self._before, call)
         result = self._execute(call, before)
-        self._guard(name, self._aside, self._finish, call, known, before, result)
+        self._guard(name, self._finish, call, known, before, result)
         return result
 
     def _finish(self, call: Call, known: Before | None, before: Any, result: Any) -> None:
@@ -211,12 +213,7 @@ class OpTool:
         told = self._after(call, before, result)
         if known is None or told is None:
             return
-        name = call.name
-
-        def finished(gradients: Gradients) -> None:
-            with aside():
-                self._guard(f"the gradients of {name}", told, gradients)
-
+        finished = functools.partial(self._guard, f"the gradients of {call.name}", told)
         self._hooks.watch(known, call.results, finished, with_times=self._times_gradients)
 
     def _chosen_name(self, function: Callable[..., Any]) -> str:
@@ -238,16 +235,11 @@ class OpTool:
             self._skipped[name] = why
             logger.info("%s skips a call of %s: %s", type(self).__name__, name, why)
 
-    def _aside(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        if not self._computes:
-            return work(*arguments)
-        with aside():
-            return work(*arguments)
-
     def _guard(self, what: str, work: Callable[..., Any], *arguments: Any) -> Any:
         """Does a part of the tool's work. What goes wrong in it must not end the model: it is said, once."""
         try:
-            return work(*arguments)
+            with aside() if self._computes else contextlib.nullcontext():
+                return work(*arguments)
         except Exception as error:
             said = f"{type(error).__name__}: {first_line(str(error))}"
             if (what, said) not in self._said:
