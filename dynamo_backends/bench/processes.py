@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -50,17 +49,16 @@ class Process:
         if self._end is not None:
             raise self._end
         try:
-            line = self._worker.ask(json.dumps({"do": what, **arguments}), self._timeout)
+            answer = self._worker.ask({"do": what, **arguments}, self._timeout)
         except WorkerStartError as error:
             self._end = WorkerError("crashed", str(error))
             raise self._end from None
-        if isinstance(line, Ended):
-            said = ": ".join(filter(None, (how_it_ended(line.code), last_error(self._worker.errors))))
+        if isinstance(answer, Ended):
+            said = ": ".join(filter(None, (how_it_ended(answer.code), last_error(self._worker.errors))))
             self._end = WorkerError("crashed", said)
-            if line.timed_out:
+            if answer.timed_out:
                 self._end = WorkerError("timed out", f"took longer than {self._timeout:g} s")
             raise self._end
-        answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise WorkerError(**answer["error"])
         found: dict[str, Any] = answer["ok"]

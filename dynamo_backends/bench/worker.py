@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import json
 import re
 import sys
 import time
@@ -207,8 +206,7 @@ def main() -> None:
     """Answers line by line until standard input ends."""
     worker = Worker()
 
-    def answer(line: str) -> dict[str, object]:
-        asked = json.loads(line)
+    def answer(asked: dict[str, Any]) -> dict[str, object]:
         try:
             return {"ok": getattr(worker, asked.pop("do"))(**asked)}
         except UsageError as error:
@@ -220,4 +218,4 @@ def main() -> None:
             kind, message = "failed", _said(error)
         return {"error": {"kind": kind, "message": message}}
 
-    answer_requests(lambda line: json.dumps(answer(line)))
+    answer_requests(answer)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -116,12 +115,11 @@ class Runner:
 
     def _ask(self, request: dict[str, Any]) -> Outcome:
         try:
-            line = self._worker.ask(json.dumps(request), LONGEST)
+            answer = self._worker.ask(request, LONGEST)
         except WorkerStartError as error:  # nothing that a model could be blamed for
             raise DumpError(str(error)) from error
-        if isinstance(line, Ended):
-            return Outcome("crashed", did_not_end() if line.timed_out else how_it_ended(line.code))
-        answer = json.loads(line)
+        if isinstance(answer, Ended):
+            return Outcome("crashed", did_not_end() if answer.timed_out else how_it_ended(answer.code))
         if answer["kind"] != "ran":
             return Outcome(answer["kind"], answer["message"])
         return Outcome("ran", "", dict(zip(answer["names"], read_arrays(*answer["outputs"]), strict=True)))

@@ -5,7 +5,6 @@ It reads a request a line, JSON, from standard input, and answers with a line of
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from .models import OnnxModel
 
 def main() -> None:
     """Answers requests until there are no more."""
-    answer_requests(lambda line: json.dumps(_answer(json.loads(line))))
+    answer_requests(_answer)
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
