@@ -26,10 +26,7 @@ RIGHT = "right"
 result is right), ``wrong``, and what ``WorkerError.kind`` says."""
 
 NOT_CHECKED = "not checked"
-WRONG = "wrong"
 TIMED = (RIGHT, NOT_CHECKED)
-OVERHEAD_MODEL = "mlp"
-_ROUNDS_OF_OVERHEAD = 9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,11 +210,9 @@ class Bench:
         }
 
     def _as_json(self, result: CaseResult) -> Json:
-        names = self.settings.backends
         ratios = {
-            backend: {other: result.times_as_fast(backend, other) for other in names if other != backend}
-            for backend in names
-            if result.rows
+            backend: {other: result.times_as_fast(backend, other) for other in result.rows if other != backend}
+            for backend in result.rows
         }
         return {"label": result.case.label, **dataclasses.asdict(result), "times_as_fast": ratios}
 
@@ -304,9 +299,9 @@ class Bench:
             UsageError: as ``measure``.
         """
         backends = list(dict.fromkeys([DYNAMO_EAGER, *self.settings.backends]))
-        settings = Settings(backends, rounds=_ROUNDS_OF_OVERHEAD, timeout=self.settings.timeout)
+        settings = Settings(backends, timeout=self.settings.timeout)
         after = case.model if ":" in case.model else ""
-        small = Case(OVERHEAD_MODEL, threads=case.threads, options=case.options, after=after)
+        small = Case("mlp", threads=case.threads, options=case.options, after=after)
         rows = Bench(settings, self._say, keep=self._keep).measure(small, "overhead of a call").rows
         found: dict[str, Json] = {}
         for backend in self.settings.backends:
@@ -336,7 +331,7 @@ class Bench:
             row.status, row.message = NOT_CHECKED, f"the process that judges: {error.kind}: {error}"
             return
         if wrong and not unchecked:
-            raise WorkerError(WRONG, wrong)
+            raise WorkerError("wrong", wrong)
         if wrong:
             row.status, row.message = NOT_CHECKED, f"{unchecked}; {wrong}"
 

@@ -56,8 +56,7 @@ class Reference:
         if not self._expected:
             return "nothing to compare it with"
         for size, (expected, actual) in enumerate(zip(self._expected, results, strict=True)):
-            said = self._difference(expected, actual)
-            if said:
+            if said := self._difference(expected, actual):
                 return f"size {size + 1}: {said}" if len(self._expected) > 1 else said
         return ""
 
@@ -65,12 +64,10 @@ class Reference:
         if len(actual) != len(expected.eager):
             return f"{len(actual)} results instead of {len(expected.eager)}"
         if self._steps.case.mode == "decode":
-            if self._steps.case.beams > 1:
-                return beams_difference(expected.eager, expected.exact, actual)
-            return text_difference(expected.eager, expected.exact, actual)
+            text = text_difference if self._steps.case.beams == 1 else beams_difference
+            return text(expected.eager, expected.exact, actual)
         for position, values in enumerate(zip(expected.eager, expected.exact, actual, strict=True)):
-            said = strict_difference(*values)
-            if said:
+            if said := strict_difference(*values):
                 return f"result {position}: {said}"
         return ""
 

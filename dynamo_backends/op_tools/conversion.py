@@ -101,7 +101,15 @@ class _Conversion(OpTool):
         autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
         key = (call.name, signature(call.args), signature(call.kwargs), *autocast)
         if key not in self._dtypes:
-            self._dtypes[key] = _dtypes_of(call)
+            self._dtypes[key] = []
+            try:
+                with unseen(), torch.no_grad(), torch.random.fork_rng(devices=[]):  # on copies, it may write
+                    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (call.args, call.kwargs))
+                    result = call.function(*args, **kwargs)
+            except Exception as error:  # it is perhaps why the operator is to run elsewhere
+                logger.debug("%s does not run where it is: %s", call, error)
+            else:
+                self._dtypes[key] = [_dtype(leaf) for leaf in pytree.tree_leaves(result)]
         return self._dtypes[key]
 
     def _arguments(self, call: Call) -> tuple[Any, list[tuple[str, torch.Tensor, torch.Tensor]]]:
@@ -212,17 +220,6 @@ def _statistics(call: Call, converted: Sequence[tuple[str, torch.Tensor, torch.T
     if "_norm" not in call.name:
         return {}
     return {id(copy): copy.detach().clone() for _, _, copy in converted if copy.dim() == 1 and not copy.requires_grad}
-
-
-def _dtypes_of(call: Call) -> list[torch.dtype]:
-    """The dtypes of a call's results, which is made for that on copies: running statistics are written to."""
-    try:
-        with unseen(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (call.args, call.kwargs))
-            return [_dtype(leaf) for leaf in pytree.tree_leaves(call.function(*args, **kwargs))]
-    except Exception as error:  # it is perhaps why the operator is to run elsewhere
-        logger.debug("%s does not run where it is: %s", call, error)
-        return []
 
 
 def _told(call: Call, kind: type) -> Any:

@@ -169,24 +169,33 @@ def _last_name(function: Callable[..., object]) -> str:
     return parts[-2] if parts[-1] == "__get__" else parts[-1]
 
 
-def _schemas(function: Callable[..., object]) -> list[Any]:
-    """The schemas of an operator, of all its overloads, or of the overloads of ATen's operator of the same name."""
+def _overloads(function: Callable[..., object]) -> list[torch._ops.OpOverload]:
+    """An operator, all overloads of one, or those of ATen's operator of the same name."""
     if isinstance(function, torch._ops.OpOverload):
-        return [function._schema]
+        return [function]
     packet: Any = function
     if not isinstance(function, torch._ops.OpOverloadPacket):
         last = _last_name(function)
         packet = getattr(torch.ops.aten, _VIEWS.get(last, last), None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return []
-    return [getattr(packet, overload)._schema for overload in packet.overloads()]
+    return [getattr(packet, overload) for overload in packet.overloads()]
 
 
 @functools.cache
 def returns_view(function: Callable[..., object]) -> bool:
     """Whether an operator may return a view of its input: some overload of that name in ATen does."""
-    results = [result for schema in _schemas(function) for result in schema.returns]
+    results = [result for overload in _overloads(function) for result in overload._schema.returns]
     return any(result.alias_info is not None and not result.alias_info.is_write for result in results)
+
+
+@functools.cache
+def changes_shape(function: Callable[..., object]) -> bool:
+    """Whether an operator gives its argument another shape or other strides in place: ``t_``, ``resize_``."""
+    return any(
+        torch.Tag.inplace_view in overload.tags or "resize" in overload._schema.name
+        for overload in _overloads(function)
+    )
 
 
 @functools.cache
@@ -218,19 +227,6 @@ _NOT_UNIQUE = {
 """Eigenvectors and singular vectors have a sign or a phase that nothing decides."""
 
 
-@functools.cache
-def changes_shape(function: Callable[..., object]) -> bool:
-    """Whether an operator gives its argument another shape or other strides in place: ``t_``, ``resize_``."""
-    last = _last_name(function)
-    return "resize" in last or (last.endswith("_") and _is_inplace_view(last))
-
-
-def _is_inplace_view(name: str) -> bool:
-    packet = getattr(torch.ops.aten, name, None)
-    overloads = packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else []
-    return any(torch.Tag.inplace_view in getattr(packet, overload).tags for overload in overloads)
-
-
 def may_write(function: Callable[..., object], kwargs: Mapping[str, object]) -> bool:
     """Whether a call may change its arguments, as far as that can be told before it."""
     return kwargs.get("out") is not None or kwargs.get("inplace") is True or _is_in_place(function)
@@ -239,7 +235,7 @@ def may_write(function: Callable[..., object], kwargs: Mapping[str, object]) -> 
 @functools.cache
 def _is_in_place(function: Callable[..., object]) -> bool:
     if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        return any(schema.is_mutable for schema in _schemas(function))
+        return any(overload._schema.is_mutable for overload in _overloads(function))
     last = name_of(function).split(".")[-1]
     if last.startswith("__"):
         return last == "__setitem__" or (last.startswith("__i") and last not in ("__invert__", "__index__", "__int__"))
