@@ -65,11 +65,10 @@ def explain(
     load_libraries(checked.custom_op_libraries)
 
     def explained(*args: Any, **kwargs: Any) -> Explanation:
+        torch._dynamo.reset()
         listener = _Listener()
         lowering = _SplitLowering(Support(checked.opset, checked.providers))
         pipeline = Pipeline(checked, listener, lowering)
-        torch._dynamo.reset()
-        listener.hear()  # what was said before
         try:
             run = aot.compiled_with_guards(function, pipeline.compile_dynamo_graph, dynamic, listener.guards.extend)
             results = run(*args, **kwargs)

@@ -31,7 +31,7 @@ from dynamo_backends.captures import find_calls
 from dynamo_backends.cli import main
 from dynamo_backends.numerics.distance import EQUAL, Distance, is_explained
 from dynamo_backends.op_tools import judge
-from dynamo_backends.op_tools.folder import operator_folder
+from dynamo_backends.op_tools.capture import operator_folder
 from dynamo_backends.op_tools.names import function_of, is_query, name_of
 
 ROOT = Path(__file__).resolve().parent.parent
