@@ -466,6 +466,18 @@ class TestCompare:
             torch.ops.op_tools_test.gone(torch.ones(2, requires_grad=True)).sum().backward()
         assert "no float64 here" in tool.unchecked["torch.ops.op_tools_test.gone backward"]
 
+    def test_results_that_feed_each_others_gradients_are_not_judged_on_them(self) -> None:
+        @torch.overrides.wrap_torch_function(lambda x: (x,))
+        def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            first = x.sin()
+            return first, first * 2
+
+        with op_tools.OpAutoCompare(capture=None, quiet=True) as tool:
+            first, second = both(torch.randn(3, requires_grad=True))
+            (first + second).sum().backward()
+        (name,) = {item.name for item in tool.compared if "both" in item.name}
+        assert f"{name} backward" in tool.unchecked and not tool.failed
+
     def test_a_gradient_is_not_judged_on_changed_arguments(self) -> None:
         x, y = torch.randn(3, requires_grad=True), torch.randn(3)
         with op_tools.OpAutoCompare(capture=None, quiet=True) as tool:
