@@ -124,15 +124,15 @@ class Phases:
 def _watch_comparison(phases: Phases) -> None:
     """All that a compared call does more than another."""
     from dynamo_backends.debug import captured, compare, first_node, judge, observer, repeat, replay, stages, watched
-    from dynamo_backends.numerics import differences, execution
+    from dynamo_backends.numerics import differences, graph_execution
 
     phases.watch(captured.Captured, "called", "the call itself")
     phases.watch(observer, "watch", "the call itself")
     phases.watch(watched, "repeat_region", "run again")
     phases.watch(captured.Call, "__init__", "copies of the arguments")
     phases.watch(judge, "compare_run", "node by node: the rest")
-    phases.watch(execution, "run_eager", "node by node: eager")
-    phases.watch(execution, "run_exact", "node by node: float64")
+    phases.watch(graph_execution, "run_eager", "node by node: eager")
+    phases.watch(graph_execution, "run_exact", "node by node: float64")
     phases.watch(replay.Replay, "node_values", "node by node: nodes alone")
     phases.watch(replay.Replay, "_node_session", "node by node: sessions of nodes")
     phases.watch(replay.Replay, "region_values", "node by node: in the model")

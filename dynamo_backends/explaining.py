@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -65,11 +65,10 @@ def explain(
     load_libraries(checked.custom_op_libraries)
 
     def explained(*args: Any, **kwargs: Any) -> Explanation:
+        torch._dynamo.reset()
         listener = _Listener()
         lowering = _SplitLowering(Support(checked.opset, checked.providers))
         pipeline = Pipeline(checked, listener, lowering)
-        torch._dynamo.reset()
-        listener.hear()  # what was said before
         try:
             run = aot.compiled_with_guards(function, pipeline.compile_dynamo_graph, dynamic, listener.guards.extend)
             results = run(*args, **kwargs)
@@ -101,10 +100,6 @@ def coverage(
     """
     explained = explain(function, options=options, dynamic=dynamic)
     return lambda *args, **kwargs: explained(*args, **kwargs).as_json()
-
-
-_LEFT_TO_PYTHON = ("graph_break", "unimplemented")
-"""Dynamo's counters of what it does not trace."""
 
 
 class _Listener(Observer):
@@ -154,7 +149,7 @@ class _Listener(Observer):
 
 def _said_by_dynamo() -> collections.Counter[str]:
     """All that Dynamo has said in this process of what it does not trace, with how often."""
-    return sum((collections.Counter(counters[key]) for key in _LEFT_TO_PYTHON), collections.Counter[str]())
+    return collections.Counter(counters["graph_break"]) + collections.Counter(counters["unimplemented"])
 
 
 class _SplitLowering(Lowering):
@@ -170,10 +165,17 @@ class _SplitLowering(Lowering):
 
 
 def _aten_graph(name: GraphName, split: Split) -> AtenGraph:
+    on_onnx = collections.Counter(str(node.target) for region in split.regions for node in region.operators)
+    fallbacks = sorted(fallbacks_of(split), key=lambda item: (item.by_design, -item.number))
+    return AtenGraph(f"{name.index}/{name.direction}", len(split.regions), dict(on_onnx.most_common()), fallbacks)
+
+
+def fallbacks_of(split: Split) -> list[Fallback]:
+    """The operators of a graph that run in PyTorch, by what they are and why."""
     lines: dict[tuple[str, Reason], list[str]] = {}
     for node, reason in split.coverage.in_pytorch.items():
         lines.setdefault((operator_name(node), reason), []).append(where(node))
-    fallbacks = [
+    return [
         Fallback(
             operator,
             len(found),
@@ -185,9 +187,6 @@ def _aten_graph(name: GraphName, split: Split) -> AtenGraph:
         )
         for (operator, reason), found in lines.items()
     ]
-    fallbacks.sort(key=lambda item: (item.by_design, -item.number))
-    on_onnx = collections.Counter(str(node.target) for region in split.regions for node in region.operators)
-    return AtenGraph(f"{name.index}/{name.direction}", len(split.regions), dict(on_onnx.most_common()), fallbacks)
 
 
 def _called(node: fx.Node) -> str:
@@ -198,25 +197,19 @@ def _called(node: fx.Node) -> str:
 
 def _run_backward(results: object) -> None:
     """Runs the backward of all results that have one, for its graphs; the gradients are let go."""
-    trained = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-    trained = [leaf for leaf in trained if leaf.grad_fn is not None]
-    leaves = list(_leaves(leaf.grad_fn for leaf in trained))
-    if trained and leaves:
-        ones = [torch.ones_like(leaf) for leaf in trained]
-        torch.autograd.grad(trained, leaves, ones, allow_unused=True)
-
-
-def _leaves(functions: Iterable[Any]) -> Iterable[torch.Tensor]:
-    """The tensors that gradients would arrive at."""
-    seen, waiting = set(), list(functions)
-    while waiting:
-        function = waiting.pop()
-        if function is None or function in seen:
-            continue
-        seen.add(function)
+    leaves = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+    ends = [leaf for leaf in leaves if leaf.grad_fn is not None]
+    starts: list[torch.Tensor] = []
+    functions: list[Any] = [end.grad_fn for end in ends]
+    seen = set(functions)
+    for function in functions:
         if hasattr(function, "variable"):
-            yield function.variable
-        waiting.extend(following for following, _ in function.next_functions)
+            starts.append(function.variable)
+        following = {other for other, _ in function.next_functions if other is not None} - seen
+        seen |= following
+        functions += following
+    if starts:
+        torch.autograd.grad(ends, starts, [torch.ones_like(end) for end in ends], allow_unused=True)
 
 
 def _guard(guard: Any) -> Guard:

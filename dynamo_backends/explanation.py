@@ -157,51 +157,35 @@ def _lines(explanation: Explanation) -> Iterator[str]:
     number = sum(sum(graph.operators.values()) for graph in graphs)
     yield f"{_counted(len(graphs), 'graph')}, {_counted(breaks, 'graph break')}, {_counted(number, 'operator')}"
     for graph in graphs:
-        yield ""
-        yield f"graph {graph.index}: {graph.function}, {graph.line}"
+        yield f"\ngraph {graph.index}: {graph.function}, {graph.line}"
         yield _wrapped(f"  calls {_named(graph.operators)}")
-        yield f"  ends with {graph.ends if not graph.breaks else 'a graph break'}" + (
-            f" at {graph.ends_at}" if graph.ends_at else ""
-        )
+        place = f" at {graph.ends_at}" if graph.ends_at else ""
+        yield f"  ends with {'a graph break' if graph.breaks else graph.ends}{place}"
         if graph.breaks:
             yield textwrap.indent(_without_developers(graph.details), "    ")
         for part in graph.graphs:
-            yield from _of_part(part)
+            share = f"{100 * part.share_on_onnx:.0f} %"
+            yield f"  {part.name}: {share} of the operators on ONNX Runtime, in {_counted(part.regions, 'region')}"
+            if part.on_onnx:
+                yield _wrapped(f"    there: {_named(part.on_onnx)}")
+            if part.in_pytorch:
+                yield textwrap.indent(_table_of(part.in_pytorch), "    ")
     for said, times in explanation.unused.items():
-        yield ""
-        yield f"left to Python ({_counted(times, 'time')}), as Dynamo cannot trace it:"
+        yield f"\nleft to Python ({_counted(times, 'time')}), as Dynamo cannot trace it:"
         yield textwrap.indent(_without_developers(said), "    ")
-    yield ""
-    yield from _of_guards(explanation.guards)
-
-
-def _of_part(part: AtenGraph) -> Iterator[str]:
-    share = f"{100 * part.share_on_onnx:.0f} %"
-    yield f"  {part.name}: {share} of the operators on ONNX Runtime, in {_counted(part.regions, 'region')}"
-    if part.on_onnx:
-        yield _wrapped(f"    there: {_named(part.on_onnx)}")
-    if not part.in_pytorch:
-        return
-    rows = [
-        (
-            item.operator,
-            item.number,
-            item.reason,
-            item.remedy,
-            ", ".join(item.lines[:3]) + ", …" * (len(item.lines) > 3),
-        )
-        for item in part.in_pytorch
-    ]
-    table = fit_table(rows, ("in PyTorch", "number", "why", "what would change that", "where"))
-    yield textwrap.indent(table, "    ")
-
-
-def _of_guards(guards: Sequence[Guard]) -> Iterator[str]:
-    own = [guard for guard in guards if guard.name.startswith("L[")]
-    yield f"{_counted(len(guards), 'guard')}, {len(own)} of them on arguments and local variables"
+    own = [guard for guard in explanation.guards if guard.name.startswith("L[")]
+    yield f"\n{_counted(len(explanation.guards), 'guard')}, {len(own)} of them on arguments and local variables"
     if own:
-        rows = list(dict.fromkeys((guard.name, guard.kind, _condition(guard), guard.line) for guard in own))
+        rows = dict.fromkeys((guard.name, guard.kind, _condition(guard), guard.line) for guard in own)
         yield textwrap.indent(fit_table(rows, ("guard", "kind", "condition", "where")), "  ")
+
+
+def _table_of(fallbacks: Sequence[Fallback]) -> str:
+    rows = []
+    for item in fallbacks:
+        places = ", ".join(item.lines[:3]) + ", …" * (len(item.lines) > 3)
+        rows.append((item.operator, item.number, item.reason, item.remedy, places))
+    return fit_table(rows, ("in PyTorch", "number", "why", "what would change that", "where"))
 
 
 def _condition(guard: Guard) -> str:

@@ -7,7 +7,7 @@ relative to the current folder.
 ::
 
     worker = Worker("dynamo_backends.dumps.candidates")
-    worker.ask('{"model": "model.onnx"}', longest=600)     # a line, or an ``Ended``
+    worker.ask({"model": "model.onnx"}, longest=600)     # the answer, or an ``Ended``
     worker.stop()
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -24,7 +25,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO
+from typing import IO, Any
 
 _ROOT = str(Path(__file__).parents[1])
 
@@ -76,8 +77,16 @@ class Ended:
     timed_out: bool
 
 
+def how_it_ended(code: int) -> str:
+    """In words, how a process ended that has this exit code."""
+    if code >= 0:
+        return f"exit code {code}"
+    known = {item.value: item.name for item in signal.Signals}
+    return f"the process ended by signal {-code}" + (f" ({known[-code]})" if -code in known else "")
+
+
 class Worker:
-    """A process that answers lines with lines; it starts at the first question, and anew after it ended.
+    """A process that answers requests, a line of JSON each; it starts at the first question, and anew after it ended.
 
     Args:
         module: its ``main`` calls ``answer_requests``.
@@ -98,11 +107,11 @@ class Worker:
         self._errors.seek(0)
         return self._errors.read()
 
-    def ask(self, request: str, longest: float) -> str | Ended:
-        """The answer to a line.
+    def ask(self, request: object, longest: float) -> Any:
+        """The answer to a request; an ``Ended`` if there is none.
 
         Args:
-            request: without a newline in it.
+            request: what JSON can hold.
             longest: seconds after which the worker is killed.
 
         Raises:
@@ -110,9 +119,9 @@ class Worker:
         """
         if self._process is None or self._process.poll() is not None:
             self._process = self._started()
-        line, timed_out = _exchange(self._process, request, longest)
+        line, timed_out = _exchange(self._process, json.dumps(request), longest)
         if line:
-            return line
+            return json.loads(line)
         process, self._process = self._process, None
         return Ended(_finished(process), timed_out)
 
@@ -149,8 +158,8 @@ class Worker:
         raise WorkerStartError(f"the subprocess {self._module} does not start: {why}")
 
 
-def answer_requests(answer: Callable[[str], str]) -> None:
-    """Answers each line of standard input with a line, until there are no more: the ``main`` of a worker.
+def answer_requests(answer: Callable[[Any], object]) -> None:
+    """Answers each request on standard input until there are no more: the ``main`` of a worker.
 
     What libraries print is no answer, and goes to standard error.
     """
@@ -159,7 +168,7 @@ def answer_requests(answer: Callable[[str], str]) -> None:
     answers.write(_READY)
     answers.flush()
     for line in sys.stdin:
-        answers.write(answer(line) + "\n")
+        answers.write(json.dumps(answer(json.loads(line))) + "\n")
         answers.flush()
 
 

@@ -17,9 +17,10 @@ from onnx_ir import tensor_adapters
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from .artifacts import GraphName, Region, Split, operator_name
+from .artifacts import GraphName, Region
 from .errors import TranslationError
-from .exporter.locations import user_name, where
+from .explaining import fallbacks_of
+from .exporter.locations import user_name
 from .exporter.translate import fold_constants, translate
 from .frozen import Weight
 from .fx_table import graph_table
@@ -27,7 +28,6 @@ from .lowering import Lowering
 from .observer import Observer
 from .options import Options
 from .pipeline import Pipeline
-from .reasons import Reason
 from .regions import Support, split_graph
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -170,7 +170,11 @@ class _ModelLowering(Lowering):
     def look(self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]) -> None:
         split = split_graph(module, self._support, {})
         if split.coverage.in_pytorch or len(split.regions) != 1:
-            self.missing.append(_what_is_missing(split))
+            texts = [
+                f"{item.operator} at {next(iter(item.lines), 'an unknown line')}: {item.reason}"
+                for item in fallbacks_of(split)
+            ]
+            self.missing.append("; ".join(texts or ["it has no operators"]))
         else:
             self.models.append(self._model(split.regions[0], weights))
 
@@ -188,11 +192,3 @@ class _ModelLowering(Lowering):
                 model.graph.inputs.remove(value)
                 model.graph.register_initializer(value)
         return fold_constants(model)
-
-
-def _what_is_missing(split: Split) -> str:
-    reasons: dict[tuple[str, Reason], str] = {}
-    for node, reason in split.coverage.in_pytorch.items():
-        reasons.setdefault((operator_name(node), reason), where(node))
-    texts = [f"{target} at {line or 'an unknown line'}: {reason}" for (target, reason), line in reasons.items()]
-    return "; ".join(texts or ["it has no operators"])

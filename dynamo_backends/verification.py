@@ -29,7 +29,7 @@ from .exporter.locations import where
 from .first_call import synthetic
 from .numerics.differences import value_difference
 from .numerics.exact import widen
-from .numerics.execution import FxExecution
+from .numerics.graph_execution import FxExecution
 from .runtime.binding import BoundSession, InputSpec, OutputSpec
 from .runtime.exposing import common_values
 from .runtime.session import Session

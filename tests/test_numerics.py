@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import assert_same_values
 
-from dynamo_backends.numerics.again import as_float64
+from dynamo_backends.numerics.call_execution import as_float64
 from dynamo_backends.numerics.differences import discrete_difference, is_discrete, largest, value_difference
 from dynamo_backends.numerics.distance import EQUAL, Distance, distance, is_carried, is_explained, nearer
 from dynamo_backends.numerics.exact import widen

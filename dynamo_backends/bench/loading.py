@@ -45,12 +45,10 @@ class Loaded:
     inputs: Sequence[Inputs]
 
     @property
-    def tensors(self) -> Iterable[torch.Tensor]:
+    def tensors(self) -> list[torch.Tensor]:
         """Parameters, buffers and inputs."""
-        yield from self.model.parameters()
-        yield from self.model.buffers()
-        for inputs in self.inputs:
-            yield from inputs.tensors
+        inputs = [tensor for inputs in self.inputs for tensor in inputs.tensors]
+        return [*self.model.parameters(), *self.model.buffers(), *inputs]
 
     @property
     def parameters(self) -> int:
@@ -117,37 +115,25 @@ def _from_list(case: Case) -> Loaded:
 
 
 def _from_function(case: Case) -> Loaded:
-    function = from_place(case.model, "MODEL")
-    made = function()
-    if not isinstance(made, tuple) or len(made) < 2 or not isinstance(made[0], torch.nn.Module):
+    made = from_place(case.model, "MODEL")()
+    model, *sizes = made if isinstance(made, tuple) else (made,)
+    kinds = torch.Tensor | Mapping | tuple | list
+    if not isinstance(model, torch.nn.Module) or not sizes or not all(isinstance(size, kinds) for size in sizes):
+        returned = f"({', '.join(type(item).__name__ for item in (model, *sizes))})"
         raise UsageError(
-            f"MODEL {case.model!r} returned {_kind(made)}; expected (model, inputs): a torch.nn.Module, and a tensor, "
-            "a tuple of positional or a dict of keyword arguments; with --dynamic (model, inputs, inputs, ...), one "
-            "for each size"
+            f"MODEL {case.model!r} returned {returned}; expected (model, inputs): a torch.nn.Module, and a tensor, a "
+            "tuple of positional or a dict of keyword arguments; with --dynamic (model, inputs, inputs, ...), one for "
+            "each size"
         )
-    model, *sizes = made
     if case.dynamic and len(sizes) < 2:
         raise UsageError(f"--dynamic needs several sizes: let {case.model!r} return (model, inputs, inputs, ...)")
-    return Loaded(model, [_as_inputs(size, case.model) for size in sizes])
+    return Loaded(model, [_as_inputs(size) for size in sizes])
 
 
-def _as_inputs(value: object, model: str) -> Inputs:
-    if isinstance(value, torch.Tensor):
-        return Inputs((value,), {})
+def _as_inputs(value: Any) -> Inputs:
     if isinstance(value, Mapping):
         return Inputs((), dict(value))
-    if isinstance(value, (tuple, list)):
-        return Inputs(tuple(value), {})
-    raise UsageError(
-        f"MODEL {model!r} returned inputs of type {_kind(value)}; expected a tensor, a tuple of positional or a dict "
-        "of keyword arguments"
-    )
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, tuple):
-        return f"a tuple of {', '.join(type(item).__name__ for item in value) or 'nothing'}"
-    return type(value).__name__
+    return Inputs((value,) if isinstance(value, torch.Tensor) else tuple(value), {})
 
 
 def from_place(text: str, what: str) -> Callable[..., Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import math
 import statistics
 import tempfile
 import time
@@ -28,10 +26,7 @@ RIGHT = "right"
 result is right), ``wrong``, and what ``WorkerError.kind`` says."""
 
 NOT_CHECKED = "not checked"
-WRONG = "wrong"
 TIMED = (RIGHT, NOT_CHECKED)
-OVERHEAD_MODEL = "mlp"
-_ROUNDS_OF_OVERHEAD = 9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +92,22 @@ class Row:
     def is_timed(self) -> bool:
         return self.status in TIMED
 
-    def without_times(self, status: str, message: str) -> Row:
-        """A row of which nothing that was measured stands."""
-        return Row(status, message, graphs=self.graphs, graph_breaks=self.graph_breaks, events=self.events)
+    def fill(self, found: Json) -> None:
+        """Sets fields to what a process measured."""
+        vars(self).update(found)
+
+    def fail(self, status: str, message: str) -> None:
+        """Nothing that was measured stands."""
+        failed = Row(status, message, graphs=self.graphs, graph_breaks=self.graph_breaks, events=self.events)
+        self.fill(vars(failed))
+
+    def sum_up(self, tokens: int | None) -> None:
+        """Sets the medians; ``tokens`` are those that a call generates."""
+        if self.is_timed and self.rounds:
+            self.first_seconds = statistics.median(self.first_each)
+            self.milliseconds = statistics.median(self.rounds)
+            self.spread = spread(self.rounds)
+            self.tokens_per_second = None if tokens is None else tokens / self.milliseconds * 1e3
 
 
 @dataclasses.dataclass
@@ -202,11 +210,9 @@ class Bench:
         }
 
     def _as_json(self, result: CaseResult) -> Json:
-        names = self.settings.backends
         ratios = {
-            backend: {other: result.times_as_fast(backend, other) for other in names if other != backend}
-            for backend in names
-            if result.rows
+            backend: {other: result.times_as_fast(backend, other) for other in result.rows if other != backend}
+            for backend in result.rows
         }
         return {"label": result.case.label, **dataclasses.asdict(result), "times_as_fast": ratios}
 
@@ -230,67 +236,58 @@ class Bench:
                 if error.kind == "usage":
                     raise UsageError(str(error)) from None
                 return dataclasses.replace(result, message=f"{error.kind}: {error}")
-            judged = functools.partial(self._judge, judge, unchecked)
-            result.rows = {backend: Row() for backend in self.settings.backends}
+            rows = result.rows = {backend: Row() for backend in self.settings.backends}
             workers: dict[str, Process] = {}
+
+            @contextlib.contextmanager
+            def in_process(backend: str) -> Iterator[tuple[Row, Process]]:
+                """What goes wrong in a backend's process goes into its row; the process ends."""
+                try:
+                    yield rows[backend], workers[backend]
+                except WorkerError as error:
+                    rows[backend].fail(error.kind, str(error))
+                    workers[backend].close()
+
+            def still_timed() -> list[str]:
+                return [backend for backend, row in rows.items() if row.is_timed]
+
+            asked = dataclasses.asdict(case)
             for number in range(self.settings.starts):
-                is_last = number == self.settings.starts - 1
-                for backend, row in result.rows.items():
-                    if not row.is_timed:
-                        continue
+                for backend in still_timed():
                     self._say(f"{label}: {backend}, first result")
-                    worker = stack.enter_context(self._process(backend, folder / f"{backend_file(backend)}_{number}"))
-                    with self._row(result.rows, backend, worker):
-                        self._first(worker, case, backend, row, fingerprint, folder / "first.pt")
-                        judged(row, folder / "first.pt")
-                        workers[backend] = worker
-                    if not is_last:
-                        worker.close()
-            if self.settings.again:
-                for backend, row in result.rows.items():
-                    if row.is_timed:
-                        self._say(f"{label}: {backend}, first result with the caches of before")
-                        self._again(case, backend, row, folder)
-            self._rounds(label, result.rows, workers)
-            for backend, row in result.rows.items():
-                if not row.is_timed:
-                    continue
-                with self._row(result.rows, backend, workers[backend]):
-                    found = workers[backend].ask("finish", results=str(folder / "last.pt"))
-                    _set(row, found)
-                    judged(row, folder / "last.pt")
-        for backend, row in result.rows.items():
-            result.rows[backend] = _summed_up(result, row)
+                    if backend in workers:
+                        workers[backend].close()
+                    process = self._process(backend, folder / f"{backend_file(backend)}_{number}")
+                    workers[backend] = stack.enter_context(process)
+                    with in_process(backend) as (row, worker):
+                        if worker.ask("load", case=asked, backend=backend)["fingerprint"] != fingerprint:
+                            said = "its process built other weights or inputs than the one it is compared with"
+                            raise WorkerError("failed", f"{said}: seed all random numbers in {case.model}")
+                        found = worker.ask("first", results=str(folder / "first.pt"))
+                        row.first_each.append(found.pop("seconds"))
+                        row.fill(found)
+                        self._judge(judge, unchecked, row, folder / "first.pt")
+            for backend in still_timed() if self.settings.again else ():
+                self._say(f"{label}: {backend}, first result with the caches of before")
+                with self._process(backend, folder / f"{backend_file(backend)}_0") as worker:
+                    try:
+                        worker.ask("load", case=asked, backend=backend)
+                        found = worker.ask("first", results=str(folder / "again.pt"))
+                        rows[backend].again_seconds = found["seconds"]
+                    except WorkerError as error:
+                        rows[backend].message = f"with the caches of another process: {error.kind}: {error}"
+            for number in range(self.settings.rounds):
+                self._say(f"{label}: round {number + 1} of {self.settings.rounds}")
+                for backend in still_timed():
+                    with in_process(backend) as (row, worker):
+                        row.rounds.append(worker.ask("turn")["milliseconds"])
+            for backend in still_timed():
+                with in_process(backend) as (row, worker):
+                    row.fill(worker.ask("finish", results=str(folder / "last.pt")))
+                    self._judge(judge, unchecked, row, folder / "last.pt")
+        for row in rows.values():
+            row.sum_up(case.tokens * result.batch if case.mode == "decode" else None)
         return result
-
-    def _rounds(self, label: str, rows: dict[str, Row], workers: dict[str, Process]) -> None:
-        for number in range(self.settings.rounds):
-            self._say(f"{label}: round {number + 1} of {self.settings.rounds}")
-            for backend, row in rows.items():
-                if row.is_timed:
-                    with self._row(rows, backend, workers[backend]):
-                        row.rounds.append(workers[backend].ask("turn")["milliseconds"])
-
-    def _first(self, worker: Process, case: Case, backend: str, row: Row, fingerprint: str, results: Path) -> None:
-        known = worker.ask("load", case=dataclasses.asdict(case), backend=backend)
-        if known["fingerprint"] != fingerprint:
-            raise WorkerError(
-                "failed",
-                "its process built other weights or inputs than the one it is compared with: seed all random numbers "
-                f"in {case.model}",
-            )
-        found = worker.ask("first", results=str(results))
-        row.first_each.append(found.pop("seconds"))
-        _set(row, found)
-
-    def _again(self, case: Case, backend: str, row: Row, folder: Path) -> None:
-        """The first result of a process with the caches of the first."""
-        with self._process(backend, folder / f"{backend_file(backend)}_0") as worker:
-            try:
-                worker.ask("load", case=dataclasses.asdict(case), backend=backend)
-                row.again_seconds = worker.ask("first", results=str(folder / "again.pt"))["seconds"]
-            except WorkerError as error:
-                row.message = f"with the caches of another process: {error.kind}: {error}"
 
     def overhead(self, case: Case) -> dict[str, Json]:
         """The overhead of a call of each backend: microseconds and standard error, or ``message``.
@@ -302,9 +299,9 @@ class Bench:
             UsageError: as ``measure``.
         """
         backends = list(dict.fromkeys([DYNAMO_EAGER, *self.settings.backends]))
-        settings = Settings(backends, rounds=_ROUNDS_OF_OVERHEAD, timeout=self.settings.timeout)
+        settings = Settings(backends, timeout=self.settings.timeout)
         after = case.model if ":" in case.model else ""
-        small = Case(OVERHEAD_MODEL, threads=case.threads, options=case.options, after=after)
+        small = Case("mlp", threads=case.threads, options=case.options, after=after)
         rows = Bench(settings, self._say, keep=self._keep).measure(small, "overhead of a call").rows
         found: dict[str, Json] = {}
         for backend in self.settings.backends:
@@ -319,22 +316,11 @@ class Bench:
     @contextlib.contextmanager
     def _process(self, name: str, caches: Path) -> Iterator[Process]:
         caches.mkdir(parents=True, exist_ok=True)
-        process = Process(self.settings.timeout, fresh_caches(str(caches)))
+        process = Process(self.settings.timeout, fresh_caches(str(caches)), lambda errors: self._keep(name, errors))
         try:
             yield process
         finally:
-            self._keep(name, process.errors)
             process.close()
-
-    @contextlib.contextmanager
-    def _row(self, rows: dict[str, Row], backend: str, worker: Process) -> Iterator[None]:
-        """What goes wrong in a backend's process goes into its row; the process ends."""
-        try:
-            yield
-        except WorkerError as error:
-            rows[backend] = rows[backend].without_times(error.kind, str(error))
-            self._keep(backend, worker.errors)
-            worker.close()
 
     @staticmethod
     def _judge(judge: Process, unchecked: str, row: Row, results: Path) -> None:
@@ -345,7 +331,7 @@ class Bench:
             row.status, row.message = NOT_CHECKED, f"the process that judges: {error.kind}: {error}"
             return
         if wrong and not unchecked:
-            raise WorkerError(WRONG, wrong)
+            raise WorkerError("wrong", wrong)
         if wrong:
             row.status, row.message = NOT_CHECKED, f"{unchecked}; {wrong}"
 
@@ -353,26 +339,6 @@ class Bench:
 def backend_file(backend: str) -> str:
     """A backend's name as that of a folder."""
     return "".join(letter if letter.isalnum() else "_" for letter in backend)
-
-
-def _set(row: Row, found: Json) -> None:
-    for name, value in found.items():
-        setattr(row, name, value)
-
-
-def _summed_up(result: CaseResult, row: Row) -> Row:
-    """A row with its medians."""
-    if not row.is_timed or not row.rounds:
-        return row
-    milliseconds = statistics.median(row.rounds)
-    tokens = result.case.tokens * result.batch
-    return dataclasses.replace(
-        row,
-        first_seconds=statistics.median(row.first_each),
-        milliseconds=milliseconds,
-        spread=spread(row.rounds),
-        tokens_per_second=tokens / milliseconds * 1e3 if result.case.mode == "decode" else None,
-    )
 
 
 def geometric_means(results: Sequence[CaseResult], backends: Sequence[str]) -> dict[str, dict[str, Json]]:
@@ -383,9 +349,7 @@ def geometric_means(results: Sequence[CaseResult], backends: Sequence[str]) -> d
     """
     found: dict[str, dict[str, Json]] = {}
     for backend in backends:
-        for other in backends:
-            if backend == other:
-                continue
+        for other in (name for name in backends if name != backend):
             ratios = [
                 (ratio, result.case.label)
                 for result in results
@@ -393,9 +357,8 @@ def geometric_means(results: Sequence[CaseResult], backends: Sequence[str]) -> d
             ]
             if ratios:
                 worst, label = min(ratios)
-                mean = math.exp(statistics.fmean(math.log(ratio) for ratio, _ in ratios))
                 found.setdefault(backend, {})[other] = {
-                    "geometric_mean": mean,
+                    "geometric_mean": statistics.geometric_mean(ratio for ratio, _ in ratios),
                     "worst": worst,
                     "worst_case": label,
                     "cases": len(ratios),

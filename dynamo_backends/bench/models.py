@@ -104,13 +104,21 @@ def _vectors(size: Size) -> Inputs:
     return {"input": torch.randn(size)}
 
 
-def _transformer(model: str, config: str, **settings: Any) -> Callable[[], torch.nn.Module]:
-    """Builds a model of ``transformers`` from the names of its class and of its configuration's."""
+def _transformer(model: str, **settings: Any) -> Callable[[], torch.nn.Module]:
+    """Builds a model of ``transformers`` from the name of its class and settings of its configuration.
+
+    Without dropout: what it draws differs between compilers, and then nothing can be said of their gradients.
+    """
 
     def build() -> torch.nn.Module:
         import transformers
 
-        made: torch.nn.Module = getattr(transformers, model)(getattr(transformers, config)(**settings))
+        kind = getattr(transformers, model)
+        config = kind.config_class(**settings)
+        for name, value in vars(config).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(config, name, 0.0)
+        made: torch.nn.Module = kind(config)
         return made
 
     return build
@@ -149,16 +157,16 @@ def _mlp() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8))
 
 
-def _text_entry(summary: str, model: str, config: str, **settings: Any) -> Entry:
-    return Entry(summary, _transformer(model, config, **settings), _text, _TEXTS)
+def _text_entry(summary: str, model: str, **settings: Any) -> Entry:
+    return Entry(summary, _transformer(model, **settings), _text, _TEXTS)
 
 
-def _decoder_entry(summary: str, model: str, config: str, **settings: Any) -> Entry:
-    return Entry(summary, _transformer(model, config, **settings), _text, _TEXTS, prompt=_prompt)
+def _decoder_entry(summary: str, model: str, **settings: Any) -> Entry:
+    return Entry(summary, _transformer(model, **settings), _text, _TEXTS, prompt=_prompt)
 
 
-def _image_entry(summary: str, model: str, config: str, **settings: Any) -> Entry:
-    return Entry(summary, _transformer(model, config, **settings), _image, _IMAGES)
+def _image_entry(summary: str, model: str, **settings: Any) -> Entry:
+    return Entry(summary, _transformer(model, **settings), _image, _IMAGES)
 
 
 _BART_LIKE = {
@@ -171,8 +179,6 @@ _BART_LIKE = {
     "encoder_ffn_dim": 1024,
     "decoder_ffn_dim": 1024,
 }
-_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-"""What a dropout draws differs between compilers, and then nothing can be said of their gradients."""
 
 MODELS: dict[str, Entry] = {
     "mlp": Entry("two linear layers of 64", _mlp, _vectors, ((8, 64), (16, 64), (32, 64)), needs_transformers=False),
@@ -182,55 +188,36 @@ MODELS: dict[str, Entry] = {
     "llama": _decoder_entry(
         "Llama, 4 layers of 256, grouped heads",
         "LlamaForCausalLM",
-        "LlamaConfig",
         **_WORDS,
         **_sizes(4, 256, 8, 704, num_key_value_heads=2),
     ),
-    "llama-ungrouped": _decoder_entry(
-        "Llama, 4 layers of 256", "LlamaForCausalLM", "LlamaConfig", **_WORDS, **_sizes(4, 256, 4, 704)
-    ),
+    "llama-ungrouped": _decoder_entry("Llama, 4 layers of 256", "LlamaForCausalLM", **_WORDS, **_sizes(4, 256, 4, 704)),
     "qwen2": _decoder_entry(
         "Qwen2, 6 layers of 384, grouped heads",
         "Qwen2ForCausalLM",
-        "Qwen2Config",
         **_WORDS,
         **_sizes(6, 384, 6, 1024, num_key_value_heads=2),
     ),
     "mixtral": _decoder_entry(
         "Mixtral, 2 layers of 256, 4 experts",
         "MixtralForCausalLM",
-        "MixtralConfig",
         **_WORDS,
         **_sizes(2, 256, 8, 512, num_key_value_heads=2, num_local_experts=4),
     ),
     "gpt2": _decoder_entry(
-        "GPT-2, 4 layers of 256",
-        "GPT2LMHeadModel",
-        "GPT2Config",
-        **_WORDS,
-        n_layer=4,
-        n_embd=256,
-        n_head=4,
-        n_positions=512,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
+        "GPT-2, 4 layers of 256", "GPT2LMHeadModel", **_WORDS, n_layer=4, n_embd=256, n_head=4, n_positions=512
     ),
-    "gpt-neox": _decoder_entry(
-        "GPT-NeoX, 6 layers of 256", "GPTNeoXForCausalLM", "GPTNeoXConfig", **_WORDS, **_sizes(6, 256, 4, 1024)
-    ),
+    "gpt-neox": _decoder_entry("GPT-NeoX, 6 layers of 256", "GPTNeoXForCausalLM", **_WORDS, **_sizes(6, 256, 4, 1024)),
     "t5": Entry(
         "T5, 3 + 3 layers of 256",
         _transformer(
             "T5ForConditionalGeneration",
-            "T5Config",
             vocab_size=VOCABULARY,
             d_model=256,
             d_kv=64,
             d_ff=1024,
             num_layers=3,
             num_heads=4,
-            dropout_rate=0.0,
             decoder_start_token_id=0,
         ),
         _text_to_text,
@@ -239,66 +226,45 @@ MODELS: dict[str, Entry] = {
     ),
     "bart": Entry(
         "BART, 3 + 3 layers of 256",
-        _transformer("BartForConditionalGeneration", "BartConfig", dropout=0.0, **_BART_LIKE),
+        _transformer("BartForConditionalGeneration", **_BART_LIKE),
         _text_to_text,
         _TEXTS,
         prompt=_prompt,
     ),
-    "bert": _text_entry(
-        "BERT, 4 layers of 256", "BertForMaskedLM", "BertConfig", **_WORDS, **_sizes(4, 256, 4, 1024), **_NO_DROPOUT
-    ),
-    "bert-base": _text_entry("BERT base, whole", "BertForMaskedLM", "BertConfig", **_NO_DROPOUT),
-    "roberta": _text_entry(
-        "RoBERTa, 6 layers of 384",
-        "RobertaForMaskedLM",
-        "RobertaConfig",
-        **_WORDS,
-        **_sizes(6, 384, 6, 1536),
-        **_NO_DROPOUT,
-    ),
-    "electra": _text_entry(
-        "ELECTRA, 4 layers of 256",
-        "ElectraForMaskedLM",
-        "ElectraConfig",
-        **_WORDS,
-        **_sizes(4, 256, 4, 1024),
-        **_NO_DROPOUT,
-    ),
-    "vit": _image_entry("ViT, 4 layers of 256", "ViTForImageClassification", "ViTConfig", **_sizes(4, 256, 4, 1024)),
-    "deit": _image_entry("DeiT, 8 layers of 192", "DeiTForImageClassification", "DeiTConfig", **_sizes(8, 192, 3, 768)),
+    "bert": _text_entry("BERT, 4 layers of 256", "BertForMaskedLM", **_WORDS, **_sizes(4, 256, 4, 1024)),
+    "bert-base": _text_entry("BERT base, whole", "BertForMaskedLM"),
+    "roberta": _text_entry("RoBERTa, 6 layers of 384", "RobertaForMaskedLM", **_WORDS, **_sizes(6, 384, 6, 1536)),
+    "electra": _text_entry("ELECTRA, 4 layers of 256", "ElectraForMaskedLM", **_WORDS, **_sizes(4, 256, 4, 1024)),
+    "vit": _image_entry("ViT, 4 layers of 256", "ViTForImageClassification", **_sizes(4, 256, 4, 1024)),
+    "deit": _image_entry("DeiT, 8 layers of 192", "DeiTForImageClassification", **_sizes(8, 192, 3, 768)),
     "swin": _image_entry(
         "Swin, 2 + 2 + 2 + 2 layers from 64",
         "SwinForImageClassification",
-        "SwinConfig",
         image_size=224,
         embed_dim=64,
         depths=[2, 2, 2, 2],
         num_heads=[2, 4, 8, 16],
-        drop_path_rate=0.0,
     ),
     "convnext": _image_entry(
         "ConvNeXt, 2 + 2 + 2 + 2 layers from 48",
         "ConvNextForImageClassification",
-        "ConvNextConfig",
         hidden_sizes=[48, 96, 192, 384],
         depths=[2, 2, 2, 2],
     ),
-    "mobilenetv2": _image_entry("MobileNetV2, whole", "MobileNetV2ForImageClassification", "MobileNetV2Config"),
+    "mobilenetv2": _image_entry("MobileNetV2, whole", "MobileNetV2ForImageClassification"),
     "regnet": _image_entry(
         "RegNet, 1 + 2 + 4 + 1 layers from 32",
         "RegNetForImageClassification",
-        "RegNetConfig",
         embedding_size=32,
         hidden_sizes=[32, 64, 160, 384],
         depths=[1, 2, 4, 1],
         groups_width=16,
     ),
-    "resnet50": _image_entry("ResNet-50, whole", "ResNetForImageClassification", "ResNetConfig"),
+    "resnet50": _image_entry("ResNet-50, whole", "ResNetForImageClassification"),
     "clip": Entry(
         "CLIP, 4 + 4 layers of 256",
         _transformer(
             "CLIPModel",
-            "CLIPConfig",
             text_config=dict(_sizes(4, 256, 4, 1024), vocab_size=VOCABULARY, eos_token_id=2, projection_dim=256),
             vision_config=dict(_sizes(4, 256, 4, 1024), patch_size=32, projection_dim=256),
             projection_dim=256,
@@ -309,18 +275,7 @@ MODELS: dict[str, Entry] = {
     "wav2vec2": Entry(
         "Wav2Vec2, 4 layers of 256, two seconds",
         _transformer(
-            "Wav2Vec2ForCTC",
-            "Wav2Vec2Config",
-            vocab_size=32,
-            conv_dim=(128,) * 7,
-            hidden_dropout=0.0,
-            attention_dropout=0.0,
-            activation_dropout=0.0,
-            feat_proj_dropout=0.0,
-            final_dropout=0.0,
-            layerdrop=0.0,
-            mask_time_prob=0.0,
-            **_sizes(4, 256, 4, 1024),
+            "Wav2Vec2ForCTC", vocab_size=32, conv_dim=(128,) * 7, mask_time_prob=0.0, **_sizes(4, 256, 4, 1024)
         ),
         _sound,
         _SOUNDS,
@@ -329,11 +284,9 @@ MODELS: dict[str, Entry] = {
         "Whisper, 3 + 3 layers of 256, five seconds",
         _transformer(
             "WhisperForConditionalGeneration",
-            "WhisperConfig",
             num_mel_bins=80,
             max_source_positions=250,
             max_target_positions=64,
-            dropout=0.0,
             pad_token_id=0,
             bos_token_id=1,
             eos_token_id=2,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..python_process import Ended, Worker, WorkerStartError
+from ..python_process import Ended, Worker, WorkerStartError, how_it_ended
 
 
 class WorkerError(Exception):
@@ -31,9 +29,13 @@ class Process:
     Args:
         timeout: seconds after which it is ended, for each thing asked.
         environment: variables it has besides those of this process.
+        keep: told at its end what the process wrote to standard error.
     """
 
-    def __init__(self, timeout: float, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, timeout: float, environment: Mapping[str, str], keep: Callable[[str], None] = lambda errors: None
+    ) -> None:
+        self._keep = keep
         self._timeout = timeout
         self._worker = Worker(f"{__package__}.worker", environment)
         self._end: WorkerError | None = None
@@ -47,31 +49,24 @@ class Process:
         if self._end is not None:
             raise self._end
         try:
-            line = self._worker.ask(json.dumps({"do": what, **arguments}), self._timeout)
+            answer = self._worker.ask({"do": what, **arguments}, self._timeout)
         except WorkerStartError as error:
             self._end = WorkerError("crashed", str(error))
             raise self._end from None
-        if isinstance(line, Ended):
-            said = last_error(self.errors)
-            self._end = (
-                WorkerError("timed out", f"took longer than {self._timeout:g} s")
-                if line.timed_out
-                else WorkerError("crashed", f"{_exit(line.code)}{': ' if said else ''}{said}")
-            )
+        if isinstance(answer, Ended):
+            said = ": ".join(filter(None, (how_it_ended(answer.code), last_error(self._worker.errors))))
+            self._end = WorkerError("crashed", said)
+            if answer.timed_out:
+                self._end = WorkerError("timed out", f"took longer than {self._timeout:g} s")
             raise self._end
-        answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise WorkerError(answer["error"]["kind"], answer["error"]["message"])
+            raise WorkerError(**answer["error"])
         found: dict[str, Any] = answer["ok"]
         return found
 
-    @property
-    def errors(self) -> str:
-        """What the process wrote to standard error."""
-        return self._worker.errors
-
     def close(self) -> None:
         """Ends the process, and what it started."""
+        self._keep(self._worker.errors)
         self._worker.stop()
 
 
@@ -96,13 +91,3 @@ def last_error(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed)\w*: ", line)]
     return (named or lines)[-1][:400]
-
-
-def _exit(code: int) -> str:
-    """How a process ended, in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"ended by signal {-code}"

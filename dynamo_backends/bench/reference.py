@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.func import functional_call
@@ -55,8 +56,7 @@ class Reference:
         if not self._expected:
             return "nothing to compare it with"
         for size, (expected, actual) in enumerate(zip(self._expected, results, strict=True)):
-            said = self._difference(expected, actual)
-            if said:
+            if said := self._difference(expected, actual):
                 return f"size {size + 1}: {said}" if len(self._expected) > 1 else said
         return ""
 
@@ -64,12 +64,10 @@ class Reference:
         if len(actual) != len(expected.eager):
             return f"{len(actual)} results instead of {len(expected.eager)}"
         if self._steps.case.mode == "decode":
-            if self._steps.case.beams > 1:
-                return beams_difference(expected.eager, expected.exact, actual)
-            return text_difference(expected.eager, expected.exact, actual)
+            text = text_difference if self._steps.case.beams == 1 else beams_difference
+            return text(expected.eager, expected.exact, actual)
         for position, values in enumerate(zip(expected.eager, expected.exact, actual, strict=True)):
-            said = strict_difference(*values)
-            if said:
+            if said := strict_difference(*values):
                 return f"result {position}: {said}"
         return ""
 
@@ -94,26 +92,18 @@ class Reference:
             twice = Twice(run, arguments, torch.get_rng_state())
         if twice.draws:
             self.unchecked = "the model draws random numbers"
-        count = sum(isinstance(key, int) for key in twice.outputs.eager)
-        eager, exact = ([side[i] for i in range(count)] for side in (twice.outputs.eager, twice.outputs.exact))
+        sides: Sequence[Mapping[object, Any]] = (twice.outputs.eager, twice.outputs.exact)
+        eager, exact = ([side[key] for key in side if isinstance(key, int)] for side in sides)
         if not is_trained:
             return Expected(eager, exact)
-        gradients = self._gradients(twice, arguments)
-        return Expected([*eager[1:], *gradients.eager], [*exact[1:], *gradients.exact])
-
-    def _gradients(self, twice: Twice, arguments: Sequence[object]) -> Expected:
-        of = {
-            id(value): i for i, value in enumerate(arguments) if isinstance(value, torch.Tensor) and value.requires_grad
-        }
-        positions = [of[id(tensor)] for tensor in self._steps.trained if id(tensor) in of]
-        loss = twice.outputs.eager[0]
-        assert isinstance(loss, torch.Tensor)
+        position = {id(value): i for i, value in enumerate(arguments)}
+        of = [position[id(tensor)] for tensor in steps.trained if id(tensor) in position]
         try:
-            found = twice.gradients({0: torch.ones_like(loss)}, positions)
+            found = twice.gradients({0: torch.ones_like(eager[0])}, of)
         except NotRepeatableError as error:
             self.unchecked = str(error)
-            return Expected([], [])
-        return Expected(*([side[i] for i in positions] for side in (found.eager, found.exact)))
+            return Expected(eager[1:], exact[1:])
+        return Expected([*eager[1:], *(found.eager[i] for i in of)], [*exact[1:], *(found.exact[i] for i in of)])
 
 
 class _Generating(torch.nn.Module):
@@ -125,7 +115,7 @@ class _Generating(torch.nn.Module):
         self._steps = steps
 
     def forward(self, *args: object, **kwargs: object) -> list[object]:
-        output = self._steps.generate(Inputs(args, kwargs), self.model, judged=True, cache="dynamic")
+        output = self._steps.generate(Inputs(args, kwargs), judged=True, cache="dynamic")
         return generated(output, self._steps.case.beams)
 
 
@@ -138,7 +128,7 @@ def strict_difference(eager: object, exact: object, actual: object) -> str:
     return value_difference(eager, exact, actual)
 
 
-def text_difference(eager: Sequence[object], exact: Sequence[object], actual: Sequence[object]) -> str:
+def text_difference(eager: Sequence[Any], exact: Sequence[Any], actual: Sequence[Any]) -> str:
     """In words, why a text, with its logits, is not one that eager might as well have written; ``""`` if it is.
 
     Up to the first token that differs, both continued the same text, so that their logits are compared there. After it
@@ -148,11 +138,9 @@ def text_difference(eager: Sequence[object], exact: Sequence[object], actual: Se
         eager, exact, actual: the tokens (rows, steps) and the logits (steps, rows, vocabulary); ``exact`` are the
             float64 logits of eager's text.
     """
-    tokens, our_tokens = eager[0], actual[0]
-    logits, exact_logits, our_logits = eager[1], exact[1], actual[1]
-    assert isinstance(tokens, torch.Tensor) and isinstance(our_tokens, torch.Tensor)
-    assert isinstance(logits, torch.Tensor) and isinstance(our_logits, torch.Tensor)
-    assert isinstance(exact_logits, torch.Tensor)
+    tokens, logits = eager
+    our_tokens, our_logits = actual
+    exact_logits = exact[1]
     if tokens.shape != our_tokens.shape or logits.shape != our_logits.shape:
         return f"tokens {tuple(our_tokens.shape)} instead of {tuple(tokens.shape)}"
     for row, (theirs, ours) in enumerate(zip(tokens, our_tokens, strict=True)):

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 _MOST_CALLS = 20
 _SECONDS = 0.5
@@ -41,25 +42,20 @@ def _timed_runs() -> Iterator[list[float]]:
     from ..runtime.ort_internals import native_session  # not before: it loads ONNX Runtime
 
     inside: list[float] = []
-    kind: Any = native_session()
-    originals = {name: item for name, item in vars(kind).items() if name.startswith("run") and name != "run_async"}
-    for name in originals:
-        setattr(kind, name, _timed(getattr(kind, name), inside))
-    try:
+
+    def timed(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                inside.append(time.perf_counter() - start)
+
+        return run
+
+    kind = native_session()
+    with contextlib.ExitStack() as stack:
+        for name in list(vars(kind)):
+            if name.startswith("run") and name != "run_async":
+                stack.enter_context(mock.patch.object(kind, name, timed(getattr(kind, name))))
         yield inside
-    finally:
-        for name, original in originals.items():
-            setattr(kind, name, original)
-
-
-def _timed(original: Callable[..., Any], inside: list[float]) -> Callable[..., Any]:
-    clock = time.perf_counter
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        start = clock()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            inside.append(clock() - start)
-
-    return run

@@ -47,12 +47,11 @@ class Steps:
         self.case = case
         self.loaded = loaded
         self.trained = [tensor for tensor in loaded.tensors if tensor.requires_grad]
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in loaded.model.buffers()]
-        self._given = [(tensor, tensor.detach().clone()) for inputs in loaded.inputs for tensor in inputs.tensors]
         self._optimizer = _optimizer_of(case, self.trained)
         self._step = self._optimizer.step if self._optimizer is not None else None
-        if self._optimizer is not None:
-            self._given += [(tensor, tensor.detach().clone()) for tensor in self.trained]
+        fixed = {id(tensor) for tensor in loaded.model.parameters() if self._optimizer is None}
+        changing = [tensor for tensor in loaded.tensors if id(tensor) not in fixed]
+        self._first_values = [(tensor, tensor.detach().clone()) for tensor in changing]
         if case.mode == "decode":
             self._prepare_generation(loaded.model)
 
@@ -66,14 +65,13 @@ class Steps:
             config.pad_token_id = 0
 
     def calls(self, forward: Forward) -> list[Callable[[], object]]:
-        """One call for each size."""
-        return [functools.partial(self._call, forward, inputs) for inputs in self.loaded.inputs]
+        """One call for each size; in inference with nothing of ours between the clock and the model."""
+        return [self._call(forward, inputs) for inputs in self.loaded.inputs]
 
     def timed(self, forward: Forward) -> Callable[[], object]:
         """What is timed: a call, or a call of each size in turn."""
-        calls = self.calls(forward)
-        if self.case.mode == "inference":  # nothing of ours between the clock and the model
-            calls = [_plain_call(forward, inputs) for inputs in self.loaded.inputs]
+        bound = getattr(forward, "bound", None)
+        calls = self.calls(forward) if bound is None else [bound(inputs) for inputs in self.loaded.inputs]
         if len(calls) == 1:
             return calls[0]
 
@@ -83,12 +81,12 @@ class Steps:
 
         return each_size
 
-    def _call(self, forward: Forward, inputs: Inputs) -> object:
+    def _call(self, forward: Forward, inputs: Inputs) -> Callable[[], object]:
         if self.case.mode == "decode":
-            return self.generate(inputs)
-        if self.case.mode == "inference":
-            return forward(*inputs.args, **inputs.kwargs)
-        return self._train(forward, inputs)
+            return functools.partial(self.generate, inputs)
+        if self.case.mode == "train":
+            return functools.partial(self._train, forward, inputs)
+        return functools.partial(forward, *inputs.args, **inputs.kwargs)
 
     def _train(self, forward: Forward, inputs: Inputs) -> object:
         for tensor in self.trained:
@@ -104,16 +102,15 @@ class Steps:
         if self._optimizer is not None:
             self._step = torch.compile(self._optimizer.step, **settings)
 
-    def generate(self, inputs: Inputs, model: Any = None, *, judged: bool = False, cache: str | None = None) -> Any:
+    def generate(self, inputs: Inputs, *, judged: bool = False, cache: str | None = None) -> Any:
         """The text that the model continues; its ``forward`` is the compiled one.
 
         Args:
             inputs: the prompt.
-            model: another than the loaded one.
             judged: whether the scores come too, beside the tokens.
             cache: another kind than the case's.
         """
-        model = self.loaded.model if model is None else model
+        model: Any = self.loaded.model
         settings: dict[str, Any] = {
             "max_new_tokens": self.case.tokens,
             "do_sample": False,
@@ -149,7 +146,7 @@ class Steps:
     def restore(self) -> None:
         """Makes buffers, inputs, and weights that an optimizer changes, what they were at first."""
         with torch.no_grad():
-            for tensor, value in (*self._buffers, *self._given):
+            for tensor, value in self._first_values:
                 if not torch.equal(tensor, value):
                     tensor.copy_(value)
 
@@ -158,11 +155,6 @@ def _optimizer_of(case: Case, trained: list[torch.Tensor]) -> torch.optim.Optimi
     """With so small a rate that many steps change no result by much."""
     kinds = {"sgd": functools.partial(torch.optim.SGD, momentum=0.9), "adamw": torch.optim.AdamW}
     return kinds[case.optimizer](trained, lr=1e-6) if case.optimizer else None
-
-
-def _plain_call(forward: Forward, inputs: Inputs) -> Callable[[], object]:
-    bound = getattr(forward, "bound", None)
-    return functools.partial(forward, *inputs.args, **inputs.kwargs) if bound is None else bound(inputs)
 
 
 def leaves_of(output: object) -> list[object]:

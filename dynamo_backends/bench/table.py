@@ -44,23 +44,29 @@ def _case(case: Json, backends: Sequence[str]) -> str:
     if case["message"]:
         return _wrapped(f"{case['label']}: {case['message']}")
     title = f"{case['label']} ({case['parameters'] / 1e6:.3g} million parameters; inputs {'; '.join(case['sizes'])})"
-    decodes = case["case"]["mode"] == "decode"
-    with_sessions = any(row["microseconds_outside_sessions"] is not None for row in case["rows"].values())
-    again = any(row["again_seconds"] is not None for row in case["rows"].values())
+    rows = case["rows"]
     base = backends[0]
-    headers = ["backend", "tokens/s" if decodes else "ms a call", f"x {base}", "first s"]
-    headers += ["again s"] * again + ["peak MB", "steady MB"] + ["outside us"] * with_sessions + ["result"]
-    rows = []
-    for name, row in case["rows"].items():
-        ratio = 1.0 if name == base and row["rounds"] else case["times_as_fast"][name].get(base)
-        cells = [name, _speed(row, decodes), _number(ratio, 2), _seconds(row["first_seconds"])]
-        cells += [_seconds(row["again_seconds"])] * again
-        cells += [_megabytes(row["peak_bytes"]), _megabytes(row["steady_bytes"])]
-        cells += [_number(row["microseconds_outside_sessions"], 0)] * with_sessions + [row["status"]]
-        rows.append(cells)
-    text = text_table(rows, headers)
-    told = ((name, row) for name, row in case["rows"].items() if row["message"])
-    notes = [_wrapped(f"{name}: {row['status']}: {row['message']}") for name, row in told]
+    decodes = case["case"]["mode"] == "decode"
+    ratios = {
+        name: 1.0 if name == base and row["rounds"] else case["times_as_fast"][name].get(base)
+        for name, row in rows.items()
+    }
+    columns = {
+        "backend": list(rows),
+        "tokens/s" if decodes else "ms a call": [_speed(row, decodes) for row in rows.values()],
+        f"x {base}": [_number(ratio, 2) for ratio in ratios.values()],
+        "first s": [_seconds(row["first_seconds"]) for row in rows.values()],
+        "again s": [_seconds(row["again_seconds"]) for row in rows.values()],
+        "peak MB": [_number(row["peak_bytes"], 0, 2**20) for row in rows.values()],
+        "steady MB": [_number(row["steady_bytes"], 0, 2**20) for row in rows.values()],
+        "outside us": [_number(row["microseconds_outside_sessions"], 0) for row in rows.values()],
+        "result": [row["status"] for row in rows.values()],
+    }
+    for optional in ("again s", "outside us"):
+        if set(columns[optional]) == {"-"}:
+            del columns[optional]
+    text = text_table(zip(*columns.values(), strict=True), list(columns))
+    notes = [_wrapped(f"{name}: {row['status']}: {row['message']}") for name, row in rows.items() if row["message"]]
     return "\n".join([_wrapped(title), text, *notes])
 
 
@@ -68,27 +74,17 @@ def _speed(row: Json, decodes: bool) -> str:
     """Milliseconds, or tokens a second, with the distance between the quartiles."""
     if row["milliseconds"] is None:
         return "-"
-    spread = row["spread"] / row["milliseconds"]
     value = row["tokens_per_second"] if decodes else row["milliseconds"]
-    return f"{_digits(value)} ± {_digits(spread * value, of=value)}"
+    decimals = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 4
+    return f"{value:.{decimals}f} ± {row['spread'] / row['milliseconds'] * value:.{decimals}f}"
 
 
-def _digits(value: float, *, of: float | None = None) -> str:
-    """Three digits of a number, or as many decimals as another has then."""
-    size = value if of is None else of
-    return f"{value:.{0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 4}f}"
-
-
-def _number(value: float | None, decimals: int) -> str:
-    return "-" if value is None else f"{value:.{decimals}f}"
+def _number(value: float | None, decimals: int, unit: float = 1) -> str:
+    return "-" if value is None else f"{value / unit:.{decimals}f}"
 
 
 def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.{2 if value >= 0.1 else 4}f}"
-
-
-def _megabytes(value: int | None) -> str:
-    return "-" if value is None else f"{value / 2**20:.0f}"
+    return _number(value, 2 if value is None or value >= 0.1 else 4)
 
 
 def _means(found: Json) -> str:

@@ -15,8 +15,8 @@ What fails is ``{"error": {"kind": "failed", "message": "..."}}``. What the mode
 
 from __future__ import annotations
 
+import functools
 import gc
-import json
 import re
 import sys
 import time
@@ -24,33 +24,23 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from ..python_process import answer_requests
 from . import memory, timing
 from .case import EAGER, EXPORT, OURS, Case, UsageError, parted
-from .timing import Turn, turn_of
+from .loading import check_registered, load, registered
+from .processes import WorkerError
+from .steps import Steps
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class NotSupportedError(Exception):
-    """A backend is not made for a case; the message says for which it is."""
-
-
 class Worker:
-    """What the lines ask for."""
-
-    def __init__(self) -> None:
-        self._timed: Callable[[], object] | None = None
-        self._turn: Turn | None = None
-        self._forward: Callable[..., Any] | None = None
+    """What the lines ask for, in this order; nothing of a compiler is imported before ``first``."""
 
     def load(self, case: Mapping[str, Any], backend: str) -> dict[str, object]:
         """Builds the model."""
-        import torch
-
-        from .loading import load
-        from .steps import Steps
-
         self.case, self.backend = Case(**case), backend
         if self.case.threads is not None:
             torch.set_num_threads(self.case.threads)
@@ -68,7 +58,6 @@ class Worker:
 
     def expect(self, backends: list[str]) -> dict[str, object]:
         """Checks that the backends are there, and runs the model in eager and in float64."""
-        from .loading import check_registered
         from .reference import Reference
 
         check_registered(backends)
@@ -78,14 +67,12 @@ class Worker:
 
     def judge(self, results: str) -> dict[str, object]:
         """Whether what another process wrote is right."""
-        import torch
-
         return {"wrong": self.reference.difference(torch.load(results, weights_only=True))}
 
     def first(self, results: str) -> dict[str, object]:
         """Compiles, and calls once with each size; then writes the results that are judged."""
         gc.collect()
-        before = memory.resident()
+        self._before = memory.resident()
         is_reset = memory.forget_highest()
         seconds = []
         start = time.perf_counter()
@@ -94,18 +81,20 @@ class Worker:
             call()
             seconds.append(time.perf_counter() - start)
             start = time.perf_counter()
-        peak = memory.highest() if is_reset else None
-        self._before = before
-        self._write(results)
-        return {"seconds": seconds[0], "other_sizes_seconds": seconds[1:], "peak_bytes": _above(peak, before)}
+        peak = self._above(memory.highest()) if is_reset else None
+        torch.save(self.steps.results(self._forward), results)
+        return {"seconds": seconds[0], "other_sizes_seconds": seconds[1:], "peak_bytes": peak}
+
+    @functools.cached_property
+    def _timed(self) -> Callable[[], object]:
+        return self.steps.timed(self._forward)
+
+    @functools.cached_property
+    def _turn(self) -> timing.Turn:
+        return timing.turn_of(self._timed)
 
     def turn(self) -> dict[str, object]:
         """A turn of the rounds."""
-        assert self._forward is not None
-        if self._timed is None:
-            self._timed = self.steps.timed(self._forward)
-            self._turn = turn_of(self._timed)
-        assert self._turn is not None
         milliseconds = self._turn.milliseconds(self._timed) / len(self.loaded.inputs)
         timing.wait_until_quiet()
         return {"milliseconds": milliseconds}
@@ -114,15 +103,13 @@ class Worker:
         """What is known after all rounds."""
         from .sessions import microseconds_outside
 
-        assert self._forward is not None
-        if self.case.mode == "train":
-            for tensor in self.steps.trained:
-                tensor.grad = None
+        for tensor in self.steps.trained:
+            tensor.grad = None
         gc.collect()
-        steady = _above(memory.resident(), self._before)
-        outside = microseconds_outside(self._timed or self.steps.timed(self._forward))
+        steady = self._above(memory.resident())
+        outside = microseconds_outside(self._timed)
         calls = len(self.loaded.inputs) * (self.case.tokens if self.case.mode == "decode" else 1)
-        self._write(results)
+        torch.save(self.steps.results(self._forward), results)
         return {
             "steady_bytes": steady,
             "microseconds_outside_sessions": None if outside is None else outside / calls,
@@ -135,14 +122,10 @@ class Worker:
             return model
         if self.backend == EXPORT:
             if case.mode != "inference":
-                raise NotSupportedError("inference only")
+                raise WorkerError("not supported", "inference only")
             from .exported import Exported
 
             return Exported(self.loaded)
-        import torch
-
-        from .loading import registered
-
         name, mode = parted(self.backend)
         settings: dict[str, Any] = {"backend": registered(name), "dynamic": case.dynamic or None}
         if mode:
@@ -156,12 +139,9 @@ class Worker:
         model.forward = torch.compile(model.forward, **settings)
         return model
 
-    def _write(self, path: str) -> None:
-        """What is judged, to a file."""
-        import torch
-
-        assert self._forward is not None
-        torch.save(self.steps.results(self._forward), path)
+    def _above(self, value: int | None) -> int | None:
+        """Bytes above what was resident before the first call."""
+        return None if value is None or self._before is None else value - self._before
 
 
 def _options_of_ours(case: Case) -> dict[str, object]:
@@ -181,16 +161,12 @@ def _options_of_ours(case: Case) -> dict[str, object]:
         raise UsageError(str(error)) from None
 
 
-def _described(tensors: list[Any]) -> str:
+def _described(tensors: list[torch.Tensor]) -> str:
     return " ".join("x".join(map(str, tensor.shape)) or "1" for tensor in tensors)
 
 
-def _batch(tensors: list[Any]) -> int:
+def _batch(tensors: list[torch.Tensor]) -> int:
     return int(tensors[0].shape[0]) if tensors and tensors[0].dim() else 1
-
-
-def _above(value: int | None, before: int | None) -> int | None:
-    return None if value is None or before is None else value - before
 
 
 def _counted() -> dict[str, object]:
@@ -230,20 +206,16 @@ def main() -> None:
     """Answers line by line until standard input ends."""
     worker = Worker()
 
-    def answer(line: str) -> dict[str, object]:
-        asked = json.loads(line)
+    def answer(asked: dict[str, Any]) -> dict[str, object]:
         try:
             return {"ok": getattr(worker, asked.pop("do"))(**asked)}
         except UsageError as error:
-            return _error("usage", str(error))
-        except NotSupportedError as error:
-            return _error("not supported", str(error))
+            kind, message = "usage", str(error)
+        except WorkerError as error:
+            kind, message = error.kind, str(error)
         except Exception as error:  # whatever a model or a backend raises is a row of the table
             traceback.print_exc()
-            return _error("failed", _said(error))
+            kind, message = "failed", _said(error)
+        return {"error": {"kind": kind, "message": message}}
 
-    answer_requests(lambda line: json.dumps(answer(line)))
-
-
-def _error(kind: str, message: str) -> dict[str, object]:
-    return {"error": {"kind": kind, "message": message}}
+    answer_requests(answer)

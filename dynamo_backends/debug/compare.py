@@ -34,8 +34,8 @@ from ..exporter.translate import value_names
 from ..numerics.differences import Deviation, largest
 from ..numerics.distance import EQUAL, dense, distance, is_carried, is_explained, nearer
 from ..numerics.exact import Environment, run_eager, run_exact, widen
-from ..numerics.execution import FxExecution
 from ..numerics.extent import extent, nonfinite_elements
+from ..numerics.graph_execution import FxExecution
 from ..regions import is_ordered
 from .repeat import Instability, instability_of
 from .replay import Replay

@@ -13,7 +13,7 @@ from ..artifacts import CompiledRegion
 from ..exporter.translate import value_names
 from ..numerics.distance import dense
 from ..numerics.exact import Environment, run_eager, run_exact, widen
-from ..numerics.execution import value_of
+from ..numerics.graph_execution import value_of
 from .replay import Replay
 
 

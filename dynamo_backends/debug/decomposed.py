@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..dumps.blame import Cause, Kind
 from ..exporter.locations import where
-from ..numerics.again import as_float64
+from ..numerics.call_execution import as_float64
 from ..numerics.differences import value_difference
 from ..numerics.exact import REFUSALS
 from ..numerics.randomness import is_random

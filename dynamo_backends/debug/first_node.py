@@ -24,7 +24,7 @@ from ..exporter.locations import where
 from ..numerics.differences import Deviation, discrete_difference, is_discrete, largest, value_difference
 from ..numerics.distance import dense, distance
 from ..numerics.exact import attribute
-from ..numerics.execution import FxExecution
+from ..numerics.graph_execution import FxExecution
 from ..numerics.twice import copies
 
 _UNITS = 4.0

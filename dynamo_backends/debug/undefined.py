@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from ..exporter.locations import source_line
-from ..numerics.execution import value_of
+from ..numerics.graph_execution import value_of
 from .rows import GraphComparison
 
 

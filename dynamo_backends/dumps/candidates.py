@@ -12,9 +12,7 @@ The subprocess runs ``main()`` of this module. A request is a line of JSON; tens
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
-import signal
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +22,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from ..python_process import Ended, Worker, WorkerStartError, answer_requests
+from ..python_process import Ended, Worker, WorkerStartError, answer_requests, how_it_ended
 from .execution import PLAIN, ExecutionError, Session, Settings
 from .models import OnnxModel
 from .reading import DATA_SET, DumpError, read_data_set, write_data_set
@@ -86,13 +84,12 @@ class Runner:
                 write_data_set(folder / DATA_SET, "input", feeds)
                 request["data"] = str(folder / DATA_SET)
             try:
-                line = self._worker.ask(json.dumps(request), LONGEST)
+                answer = self._worker.ask(request, LONGEST)
             except WorkerStartError as error:  # nothing that a model could be blamed for
                 raise DumpError(str(error)) from error
-            if isinstance(line, Ended):
+            if isinstance(answer, Ended):
                 too_long = f"it did not end in {LONGEST:g} seconds"
-                return Outcome("crashed", too_long if line.timed_out else how_it_ended(line.code))
-            answer = json.loads(line)
+                return Outcome("crashed", too_long if answer.timed_out else how_it_ended(answer.code))
             return Outcome(answer["kind"], answer["message"], dict(read_data_set(folder / DATA_SET, "output")))
 
     def exact(self, model: ir.Model, feeds: Feeds) -> Feeds | None:
@@ -118,7 +115,7 @@ class Runner:
 
 def main() -> None:
     """Answers the requests of a ``Runner`` until there are no more."""
-    answer_requests(lambda line: json.dumps(_answer(json.loads(line))))
+    answer_requests(_answer)
 
 
 def _answer(request: dict[str, Any]) -> dict[str, str]:
@@ -137,14 +134,6 @@ def _answer(request: dict[str, Any]) -> dict[str, str]:
     tensors = {name: value for name, value in outputs.items() if isinstance(value, np.ndarray)}
     write_data_set(Path(request["data"]), "output", tensors)
     return {"kind": "ran", "message": ""}
-
-
-def how_it_ended(code: int) -> str:
-    """In words, how a process ended that has this exit code."""
-    if code >= 0:
-        return f"exit code {code}"
-    known = {item.value: item.name for item in signal.Signals}
-    return f"the process ended by signal {-code}" + (f" ({known[-code]})" if -code in known else "")
 
 
 def write_model(model: ir.Model, folder: Path, name: str = "model.onnx", *, whole: bool = False) -> Path:

@@ -15,9 +15,9 @@ import onnx
 import onnx_ir as ir
 
 from ..numerics.rounding import rounding_units
-from ..python_process import worker_environment
+from ..python_process import how_it_ended, worker_environment
 from ..runtime.custom_operators import libraries_of_environment
-from .candidates import LONGEST, Feeds, Outcome, how_it_ended, write_model
+from .candidates import LONGEST, Feeds, Outcome, write_model
 from .differences import epsilon, finfo
 from .execution import Settings
 from .reading import DATA_SET, MANIFEST, SCHEMA_VERSION, write_data_set

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,10 @@ from torch.utils._dtype_abbrs import dtype_abbrs
 
 from ..artifacts import RunnableRegion
 from ..exporter.locations import Frame, function_name, is_user_file
+from ..numerics.call_execution import named_tensors, version_of
 from .names import may_write
+
+_OWN = __name__.partition(".")[0]
 
 
 @dataclasses.dataclass(eq=False)
@@ -28,6 +32,7 @@ class Call:
         number: how many calls of this operator the tool saw before.
         level: ``torch`` or ``aten``.
         has_gradients: whether autograd records the call, so that gradients of the arguments may come.
+        results: after the call, for a tool that sees gradients: the tensors that it gave, see ``results_of``.
     """
 
     name: str
@@ -37,21 +42,21 @@ class Call:
     number: int = 0
     level: str = "torch"
     has_gradients: bool = False
+    results: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
-    def frame(self) -> Frame | None:
-        """Where in the user's code; ``None`` outside of it. To be asked for while the call is made."""
-        return user_frame()
+    def source(self) -> str:
+        """The innermost of the user's lines, ``model.py:12``, or ``""``. To be asked for while the call is made."""
+        for frame, line in traceback.walk_stack(sys._getframe()):
+            own = str(frame.f_globals.get("__name__", "")).partition(".")[0] == _OWN
+            if is_user_file(frame.f_code.co_filename) and not own:
+                return str(Frame(frame.f_code.co_filename, line, function_name(frame.f_code.co_name), ""))
+        return ""
 
     @property
     def in_pytorch(self) -> Callable[..., Any]:
         """What computes the same in PyTorch: the function, or the code of a region."""
         return self.function.in_pytorch if isinstance(self.function, RunnableRegion) else self.function
-
-    @property
-    def source(self) -> str:
-        """``model.py:12``, or ``""``."""
-        return str(self.frame) if self.frame is not None else ""
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -71,45 +76,19 @@ class Call:
         found = {"kwargs[out]"} if self.kwargs.get("out") is not None else set()
         return found | ({"args[0]"} if may_write(self.function, self.kwargs) and not found else set())
 
-    @property
-    def leaf_names(self) -> list[str]:
-        """The names of all arguments, flattened as ``torch.utils._pytree`` does it."""
-        paths, _ = pytree.tree_flatten_with_path((self.args, self.kwargs))
-        return [_name_of(path) for path, _ in paths]
-
     def __str__(self) -> str:
-        named = [describe(item) for item in self.args] + [
-            f"{key}={describe(item)}" for key, item in self.kwargs.items()
-        ]
-        return f"{self.name}({', '.join(named)})"
-
-
-def named_tensors(value: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of nested lists, tuples and dictionaries, each with where it is: ``output``, ``output[1]``."""
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from named_tensors(item, f"{name}[{key}]")
-    elif isinstance(value, (list, tuple)):
-        for i, item in enumerate(value):
-            yield from named_tensors(item, f"{name}[{i}]")
-
-
-def _name_of(path: Sequence[Any]) -> str:
-    """The name of a leaf of ``(args, kwargs)``, as ``named_tensors`` gives it."""
-    keys = [getattr(key, "key", getattr(key, "idx", None)) for key in path]
-    return ("kwargs" if keys[0] else "args") + "".join(f"[{key}]" for key in keys[1:])
+        named = [f"{key}={describe(item)}" for key, item in self.kwargs.items()]
+        return f"{self.name}({', '.join([*map(describe, self.args), *named])})"
 
 
 def is_plain(value: object) -> bool:
     """Whether a value is no tensor, or a tensor with values that can be read: no fake one, none of a transform of
-    ``torch.func``, none of a class of its own."""
+    ``torch.func``, none of a class of its own, no zero of autograd's that has no memory."""
     if not isinstance(value, torch.Tensor):
         return True
     if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or value.is_meta:
         return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return not (torch._C._functorch.is_functorch_wrapped_tensor(value) or value._is_zerotensor())
 
 
 def are_plain(values: object) -> bool:
@@ -170,42 +149,18 @@ def as_json(value: object) -> object:
     return repr(value)
 
 
-_OWN = __name__.partition(".")[0]
-
-
-def user_frame() -> Frame | None:
-    """The innermost frame in the user's own files of the code that runs now, as ``onnx_debug`` names a line."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if is_user_file(file) and not str(frame.f_globals.get("__name__", "")).startswith(_OWN):
-            return Frame(file, frame.f_lineno, function_name(frame.f_code.co_name), "")
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
-
-
 def results_of(call: Call, result: object, versions: Sequence[int]) -> dict[str, torch.Tensor]:
     """The tensors that a call gave: what it returned, and the arguments that it changed and did not return.
 
     Args:
         call: after it was made.
         result: what it returned.
-        versions: of ``call.tensors`` before it, see ``versions_of``.
+        versions: of ``call.tensors`` before it.
     """
-    found = dict(named_tensors(result, "output"))
+    found = {name: value for name, value in named_tensors(result, "output") if not value._is_zerotensor()}
     returned = {id(value) for value in found.values()}
     for (name, value), version in zip(call.tensors.items(), versions, strict=True):
         is_written = version_of(value) != version or name in call.written
         if id(value) not in returned and is_written:
             found[f"{name} after it"] = value
     return found
-
-
-def version_of(value: torch.Tensor) -> int:
-    """How often a tensor was changed in place; 0 for one of inference mode, where PyTorch does not count."""
-    return 0 if value.is_inference() else value._version
-
-
-def versions_of(call: Call) -> list[int]:
-    """Of each of ``call.tensors``."""
-    return [version_of(value) for value in call.tensors.values()]

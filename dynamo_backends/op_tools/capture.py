@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
+import itertools
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..captures import FORMAT, as_argument
+from ..debug.dump_folder import DumpFolder, rank
 from ..tables import fit_table
-from .call import Call, as_json, results_of, versions_of
-from .folder import CaptureFolder, operator_folder
-from .gradients import Edges, Gradients
+from .call import Call, as_json
+from .gradients import Gradients
 from .names import function_of, module_of
-from .stored import encode, why_not_stored
+from .stored import NotStoredError, decode, encode
 from .tool import OpTool
 
 logger = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Begun:
-    """What is known of a call before it: its folder, where its gradients will go, its arguments' versions, and the
-    state of the CPU's random numbers."""
-
-    folder: str
-    edges: Edges | None
-    versions: list[int]
-    rng_state: torch.Tensor
 
 
 class OpCapture(OpTool):
@@ -55,6 +47,8 @@ class OpCapture(OpTool):
         min_free_bytes: of the disk; where less is free, nothing more is written, which is said once.
         arguments: of ``OpTool``.
     """
+
+    _sees_gradients = True
 
     def __init__(
         self,
@@ -86,29 +80,29 @@ class OpCapture(OpTool):
         self.folder = CaptureFolder(self._root)
         self._is_full = False
 
-    def _before(self, call: Call) -> _Begun | None:
-        if not self._is_sampled(call):
+    def _before(self, call: Call) -> tuple[str, torch.Tensor] | None:
+        """Writes what the call is given; returns its folder, and the state of the CPU's random numbers."""
+        if call.number % self._every or (self._first is not None and call.number // self._every >= self._first):
             return None
         relative = self.write_call(description_of(call), call.args, call.kwargs)
-        if relative is None:
-            return None
-        return _Begun(relative, self._watches.edges(call), versions_of(call), torch.get_rng_state())
+        return None if relative is None else (relative, torch.get_rng_state())
 
-    def _after(self, call: Call, before: _Begun | None, result: object) -> None:
+    def _after(
+        self, call: Call, before: tuple[str, torch.Tensor] | None, result: object
+    ) -> Callable[[Gradients], None] | None:
         if before is None:
-            return
-        relative = before.folder
-        results = results_of(call, result, before.versions)
-        changed = {name: value for name, value in results.items() if name.endswith(" after it")}
+            return None
+        relative, rng_state = before
+        changed = {name: value for name, value in call.results.items() if name.endswith(" after it")}
         self.save(relative, "output", {"output": result, "changed": changed})
-        if not torch.equal(before.rng_state, torch.get_rng_state()):
-            self.save(relative, "rng_state", {"cpu": before.rng_state})
+        if not torch.equal(rng_state, torch.get_rng_state()):
+            self.save(relative, "rng_state", {"cpu": rng_state})
 
         def finished(gradients: Gradients) -> None:
             self.save(relative, "grad_outputs", gradients.outputs)
             self.save(relative, "grad_inputs", gradients.inputs)
 
-        self._watches.watch(call.name, before.edges, results, finished)
+        return finished
 
     def write_call(self, description: Mapping[str, object], args: object, kwargs: object) -> str | None:
         """Writes what was called with what.
@@ -125,17 +119,16 @@ class OpCapture(OpTool):
         name = str(description["operator"])
         relative = f"{operator_folder(name)}/{description['number']}"
         stored = encode({"args": args, "kwargs": kwargs}, self._max_bytes)
-        not_again = description["not_again"] or why_not_stored(stored)
+        not_again = description["not_again"]
+        try:
+            decode(stored)
+        except NotStoredError as error:
+            not_again = not_again or str(error)
         self.folder.write_text(f"{relative}/call.json", json.dumps({**description, "not_again": not_again}, indent=1))
         self._save(relative, "input", stored)
         with self._lock:
             self._written[name] += 1
         return relative
-
-    def _is_sampled(self, call: Call) -> bool:
-        if call.number % self._every:
-            return False
-        return self._first is None or call.number // self._every < self._first
 
     def _has_space(self) -> bool:
         location = self.folder.location
@@ -197,3 +190,27 @@ def description_of(call: Call) -> dict[str, object]:
         "module": module,
         "not_again": not_again,
     }
+
+
+class CaptureFolder(DumpFolder):
+    """The folder of one capture of this process; each file is whole or not there, and an error of the file system
+    never ends the model, see ``DumpFolder``."""
+
+    def _make_run_folder(self) -> Path:
+        parent = self.root / (rank() or "0")
+        parent.mkdir(parents=True, exist_ok=True)
+        name = time.strftime("%Y-%m-%d--%H-%M-%S")
+        for number in itertools.count(1):
+            location = parent / (name if number == 1 else f"{name}_{number}")
+            try:
+                location.mkdir()
+            except FileExistsError:
+                continue
+            return location
+        raise AssertionError
+
+
+def operator_folder(name: str) -> str:
+    """An operator's name as that of a folder: names of users' operators may hold anything. Two names have two."""
+    folder = re.sub(r"[^\w.]", "_", name).strip(".")[:150]
+    return folder if folder == name else f"{folder}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -1,4 +1,4 @@
-"""Which operators a tool is applied to: names with wildcards, a predicate, and environment variables."""
+"""Which operators a tool is applied to: names with wildcards, and environment variables."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import fnmatch
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
-
-from .call import Call
+from collections.abc import Iterable, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -17,43 +15,31 @@ Names = str | Iterable[str] | None
 
 
 class Choice:
-    """Decides about calls, and says in the log once for each operator what was decided.
+    """Decides about operators, and says in the log once for each what was decided.
 
     Args:
         tool: the tool's class name, ``OpCapture``; the variables are ``OP_CAPTURE_LIST`` and
             ``OP_CAPTURE_DISABLE_LIST``. ``OP_AUTO_COMPARE_LIST`` and ``OP_AUTOCOMPARE_LIST`` are the same.
         include: patterns of names, as ``fnmatch`` has them; ``None`` for all. A variable that is set takes its place.
         exclude: patterns of names that are left out whatever ``include`` says; a variable adds to them.
-        predicate: is asked about each call whose name is included.
     """
 
-    def __init__(
-        self, tool: str, include: Names = None, exclude: Names = None, predicate: Callable[[Call], bool] | None = None
-    ) -> None:
+    def __init__(self, tool: str, include: Names, exclude: Names) -> None:
         self._tool = tool
         chosen = _variable(tool, "LIST")
         self._include = _patterns(include if chosen is None else chosen)
         self._exclude = [*(_patterns(exclude) or []), *(_patterns(_variable(tool, "DISABLE_LIST")) or [])]
-        self._predicate = predicate
         self._decided: dict[str, bool] = {}
 
     def takes_name(self, name: str) -> bool:
         """Whether calls of an operator are taken, as far as its name tells."""
         decided = self._decided.get(name)
         if decided is None:
-            decided = self._includes(name) and not _matches(name, self._exclude)
+            included = self._include is None or _matches(name, self._include)
+            decided = included and not _matches(name, self._exclude)
             self._decided[name] = decided
             logger.info("%s %s on %s", "apply" if decided else "skip", self._tool, name)
         return decided
-
-    def takes(self, call: Call) -> bool:
-        """Whether a call, whose name is taken, is taken."""
-        return self._predicate is None or bool(self._predicate(call))
-
-    @property
-    def has_predicate(self) -> bool:
-        """Whether calls are asked about, besides names."""
-        return self._predicate is not None
 
     def names_query(self, name: str) -> bool:
         """Whether a function that computes nothing was asked for by name."""
@@ -67,9 +53,6 @@ class Choice:
                 near = difflib.get_close_matches(pattern, list(self._decided), n=1)
                 said.append(f"no operator {pattern!r} was called" + (f"; {near[0]!r} was" if near else ""))
         return said
-
-    def _includes(self, name: str) -> bool:
-        return self._include is None or _matches(name, self._include)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -88,8 +71,5 @@ def _patterns(names: Names) -> list[str] | None:
 
 def _variable(tool: str, ending: str) -> str | None:
     words = re.findall("[A-Z][a-z]*", tool.removeprefix("Op"))
-    for joined in ("_".join(words), "".join(words)):
-        value = os.environ.get(f"OP_{joined.upper()}_{ending}")
-        if value is not None:
-            return value
-    return None
+    names = (f"OP_{joined.upper()}_{ending}" for joined in ("_".join(words), "".join(words)))
+    return next((os.environ[name] for name in names if name in os.environ), None)

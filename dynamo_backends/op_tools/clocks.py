@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ class Clock:
 
     Args:
         device: where the operator runs.
+
+    Attributes:
+        began: seconds on the clock of ``time.perf_counter``.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -21,14 +25,12 @@ class Clock:
         self.began = 0.0
         self._ended = 0.0
 
-    def start(self) -> Clock:
-        """Begins the interval; returns itself."""
+    def __enter__(self) -> Clock:
         self._mark()
         self.began = time.perf_counter()
         return self
 
-    def stop(self) -> None:
-        """Ends it."""
+    def __exit__(self, *exception: object) -> None:
         self._ended = time.perf_counter()
         self._mark()
 
@@ -48,9 +50,7 @@ class Clock:
         self._events.append(event)
 
 
-def device_of(tensors: object) -> torch.device:
+def device_of(values: Iterable[object]) -> torch.device:
     """The device of the first tensor that is not on the CPU; else the CPU."""
-    for value in tensors if isinstance(tensors, (list, tuple)) else ():
-        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-            return value.device
-    return torch.device("cpu")
+    devices = (value.device for value in values if isinstance(value, torch.Tensor))
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))

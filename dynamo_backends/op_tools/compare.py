@@ -8,20 +8,20 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import first_line
-from ..numerics.again import CallAgain, ChangedSinceError
+from ..numerics.call_execution import CallExecution, ChangedSinceError
 from ..report.table_page import TablePage
 from ..tables import fit_table
-from .call import Call, are_plain, results_of, versions_of
+from .call import Call, are_plain
 from .capture import OpCapture, description_of
-from .gradients import Edges, Gradients
+from .gradients import Gradients
 from .judge import CallJudge, Verdict
-from .names import has_other_gradient, why_not_comparable
-from .references import FLOAT64, Reference
+from .names import why_not_comparable
+from .references import Reference, execution_of
 from .tool import OpTool
 
 
@@ -57,14 +57,6 @@ class Compared(Verdict):
         )
 
 
-@dataclasses.dataclass
-class _Begun:
-    again: CallAgain
-    edges: Edges | None
-    versions: list[int]
-    names: list[str]
-
-
 class OpAutoCompare(OpTool):
     """Makes each call again on the reference, and prints how far its results and gradients are from that.
 
@@ -81,13 +73,14 @@ class OpAutoCompare(OpTool):
 
     Attributes:
         compared: every comparison, in the order in which they were made.
-        unchecked: for each operator that could not be compared, once at least, why.
     """
+
+    _sees_gradients = True
 
     def __init__(
         self,
         *,
-        reference: str = FLOAT64,
+        reference: str = "float64",
         numerical_gradients: bool = False,
         capture: str | os.PathLike[str] | None = "op_capture_result",
         capture_first: int = 10,
@@ -102,7 +95,11 @@ class OpAutoCompare(OpTool):
         self._capture_first = capture_first
         self._captured: Counter[str] = Counter()
         self.compared: list[Compared] = []
-        self.unchecked: dict[str, str] = {}
+
+    @property
+    def unchecked(self) -> dict[str, str]:
+        """For each operator that could not be compared, once at least, why."""
+        return dict(self._skipped)
 
     @property
     def failed(self) -> list[Compared]:
@@ -139,90 +136,78 @@ class OpAutoCompare(OpTool):
         notices = [f"{name} was not compared: {why}" for name, why in self.unchecked.items()]
         return TablePage(title, headers, rows, [i for i, item in enumerate(items) if not item.allclose], notices)
 
-    def _pass_by(self, name: str, why: str) -> None:
-        self.unchecked.setdefault(name, why)
-
     def _begin(self) -> None:
         if self._capture is not None:
             self._capture._begin()
 
-    def _before(self, call: Call) -> _Begun | None:
-        if not are_plain((call.args, call.kwargs)):
-            self.unchecked.setdefault(call.name, "its arguments are no plain tensors")
-            return None
+    def _before(self, call: Call) -> CallExecution | None:
         why_not = why_not_comparable(call.in_pytorch)
+        if not are_plain((call.args, call.kwargs)):
+            why_not = "its arguments are no plain tensors"
         if why_not:
-            self.unchecked.setdefault(call.name, why_not)
+            self._skip(call.name, why_not)
             return None
-        again = self._reference.prepare(call)
-        return _Begun(again, self._watches.edges(call), versions_of(call), call.leaf_names)
+        return execution_of(call.in_pytorch, call.args, call.kwargs)
 
-    def _execute(self, call: Call, begun: _Begun | None) -> Any:
-        with begun.again.recording() if begun is not None else contextlib.nullcontext():
+    def _execute(self, call: Call, execution: CallExecution | None) -> Any:
+        with execution.recording if execution is not None else contextlib.nullcontext():
             return call.function(*call.args, **call.kwargs)
 
-    def _after(self, call: Call, begun: _Begun | None, result: object) -> None:
-        if begun is None:
-            return
-        if begun.again.failure:
-            self.unchecked.setdefault(call.name, begun.again.failure)
-            return
-        results = results_of(call, result, begun.versions)
-        judge = CallJudge(begun.again, begun.names, self._reference)
+    def _after(self, call: Call, execution: CallExecution | None, result: object) -> Callable[[Gradients], None] | None:
+        if execution is None:
+            return None
+        if execution.recording.failure:
+            self._skip(call.name, execution.recording.failure)
+            return None
+        judge = CallJudge(execution, self._reference.target(call))
+        description = {**description_of(call), "call": str(call)}
+        name = call.name
         try:
-            verdicts = judge.results(results, result)
+            verdicts, exact = judge.results(call.results, result)
         except Exception as error:  # whatever the user's operator raises in float64, or a runtime that lacks it
-            self.unchecked.setdefault(call.name, _why_not(error))
-            return
-        record = _Record(call.name, call.number, str(call), call.source, description_of(call))
-        if self._note(record, verdicts):
-            self._write(record, begun.again, output={"output": result}, reference=judge.exact)
-        judge.forget_results()
-
-        again = begun.again
+            self._skip(name, _why_not(error))
+            return None
+        self._note(description, execution, verdicts, output={"output": result}, reference=exact)
 
         def finished(gradients: Gradients) -> None:
+            if gradients.are_mixed:
+                self._skip(f"{name} backward", "the gradient of one result contains another's")
+                return
             try:
                 verdicts = judge.gradients(gradients)
-                if self._numerical and not has_other_gradient(again.function):
+                if self._numerical and "ctc_loss" not in name:  # whose gradient is that of what was normalized
                     verdicts += judge.numerical_gradient(gradients)
-            except ChangedSinceError as error:
-                self.unchecked.setdefault(f"{record.name} backward", str(error))
-                return
             except Exception as error:  # as in the forward
-                self.unchecked.setdefault(f"{record.name} backward", _why_not(error))
+                self._skip(f"{name} backward", _why_not(error))
                 return
-            if self._note(record, verdicts):
-                self._write(record, again, grad_outputs=gradients.outputs, grad_inputs=gradients.inputs)
+            files = {"grad_outputs": gradients.outputs, "grad_inputs": gradients.inputs}
+            self._note(description, execution, verdicts, **files)
 
-        watch = self._watches.watch(call.name, begun.edges, results, finished)
-        if watch is not None and watch.results_depend_on_each_other:
-            self.unchecked.setdefault(f"{call.name} backward", "the gradient of one result contains another's")
+        return finished
 
-    def _note(self, record: _Record, verdicts: Sequence[Verdict]) -> bool:
-        """Keeps and prints what was found of a call; returns whether any of it failed."""
-        failed = False
-        for verdict in verdicts:
-            item = Compared(
-                **vars(verdict), name=record.name, number=record.number, call=record.call, source=record.source
-            )
-            failed |= not item.allclose
-            with self._lock:
-                self.compared.append(item)
+    def _note(
+        self,
+        description: Mapping[str, Any],
+        execution: CallExecution,
+        verdicts: Sequence[Verdict],
+        **files: Mapping[str, object],
+    ) -> None:
+        """Keeps and prints what was found of a call, and captures it if any of that failed."""
+        name, number, call, source = (description[key] for key in ("operator", "number", "call", "source"))
+        found = [Compared(**vars(item), name=name, number=number, call=call, source=source) for item in verdicts]
+        with self._lock:
+            self.compared += found
+        for item in found:
             self._print(str(item))
-        if failed:
-            self._print(f"OpAutoCompare: {record.name:60} input: {record.call}  {record.source}".rstrip())
-        return failed
-
-    def _write(self, record: _Record, again: CallAgain, **files: Mapping[str, object]) -> None:
-        """Captures a call that failed, where that is asked for and the disk has space."""
-        if self._capture is None or self._captured[record.name] >= self._capture_first:
+        if all(item.allclose for item in found):
             return
-        self._captured[record.name] += 1
-        folder = self._capture.write_call(record.description, *again.arguments())
-        if folder is not None:
-            for what, value in files.items():
-                self._capture.save(folder, what, value)
+        self._print(f"OpAutoCompare: {name:60} input: {call}  {source}".rstrip())
+        if self._capture is not None and self._captured[name] < self._capture_first:
+            self._captured[name] += 1
+            folder = self._capture.write_call(description, *execution.arguments())
+            if folder is not None:
+                for what, value in files.items():
+                    self._capture.save(folder, what, value)
 
     def _end(self) -> None:
         self._print("\n" + self.table())
@@ -234,44 +219,33 @@ class OpAutoCompare(OpTool):
         by_name: dict[str, list[Compared]] = {}
         for item in self.compared:
             by_name.setdefault(item.name, []).append(item)
-        rows: list[tuple[object, ...]] = []
-        shares: list[tuple[int, float]] = []
+        found = []
         for name, items in by_name.items():
             failed = [item for item in items if not item.allclose]
             worst = max(failed or items, key=lambda item: item.share)
-            rows.append(
-                (
-                    name,
-                    len({item.number for item in items}),
-                    len(failed),
-                    f"{worst.max_diff:.3g}",
-                    "" if worst.allowed is None else f"{worst.allowed:.3g}",
-                    worst.value,
-                    worst.complaint or worst.source,
-                )
+            found.append((len(failed), worst.share, name, len({item.number for item in items}), worst))
+        rows = [
+            (
+                name,
+                calls,
+                failed,
+                f"{worst.max_diff:.3g}",
+                "" if worst.allowed is None else f"{worst.allowed:.3g}",
+                worst.value,
+                worst.complaint or worst.source,
             )
-            shares.append((len(failed), worst.share))
-        order = sorted(range(len(rows)), key=shares.__getitem__, reverse=True)
-        rows = [rows[i] for i in order]
+            for failed, _, name, calls, worst in sorted(found, key=lambda item: item[:2], reverse=True)
+        ]
         headers = ["operator", "calls", "failed", "max_diff", "allowed", "of", "where"]
         text = fit_table(rows, headers) if rows else "no operator was compared"
         if self.unchecked:
-            text += "\n\nnot compared:\n" + fit_table(list(self.unchecked.items()), ["operator", "why"])
+            text += "\n\nnot compared:\n" + fit_table(self.unchecked.items(), ["operator", "why"])
         return text
 
 
 def _why_not(error: Exception) -> str:
+    if isinstance(error, ChangedSinceError):
+        return str(error)
     while error.__cause__ is not None or getattr(error, "inner_exception", None) is not None:  # Dynamo's says nothing
         error = getattr(error, "inner_exception", None) or error.__cause__  # type: ignore[assignment]
     return f"the reference cannot: {type(error).__name__}: {first_line(str(error))}"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Record:
-    """What is said of a call, without its tensors."""
-
-    name: str
-    number: int
-    call: str
-    source: str
-    description: Mapping[str, object]

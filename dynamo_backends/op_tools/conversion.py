@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,9 +13,10 @@ from torch.utils import _pytree as pytree
 from ..artifacts import RunnableRegion
 from ..collectives import is_collective
 from ..errors import first_line
-from ..tables import fit_table
+from ..numerics.call_execution import version_of
+from ..report.table_page import TablePage
 from ..watchers import unseen
-from .call import Call, are_plain, named_tensors, signature, version_of
+from .call import Call, are_plain, signature
 from .names import changes_shape, is_of_pytorch, may_write, returns_view
 from .tool import OpTool, dtype_name, logger
 
@@ -32,7 +33,6 @@ class _Conversion(OpTool):
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._converted: Counter[str] = Counter()
-        self._left: dict[str, str] = {}
         self._dtypes: dict[object, list[torch.dtype]] = {}
 
     @property
@@ -43,49 +43,51 @@ class _Conversion(OpTool):
     @property
     def left_alone(self) -> dict[str, str]:
         """For each chosen operator that was not converted, once at least, why."""
-        return dict(self._left)
+        return dict(self._skipped)
 
-    def _convert(self, value: torch.Tensor) -> torch.Tensor:
+    def _convert(self, leaf: Any) -> Any:
+        """What the converted call gets for a tensor or another argument; the same object where nothing changes."""
         raise NotImplementedError
 
     def _back(self, value: torch.Tensor, call: Call, dtype: torch.dtype) -> torch.Tensor:
-        raise NotImplementedError
-
-    def _other_argument(self, value: object) -> object:
-        """An argument that is no tensor: a dtype, a device."""
-        return value
+        """A result of the converted call as it would have been."""
+        return value.to(dtype)
 
     def _execute(self, call: Call, before: object) -> Any:
         why = self._why_not(call)
         if why:
-            self._leave(call.name, why)
+            self._skip(call.name, why)
             return call.function(*call.args, **call.kwargs)
         is_copied = False
         try:
             own = self._own_dtypes(call)
             (args, kwargs), converted = self._arguments(call)
-            versions = {id(copy): version_of(copy) for _, _, copy in converted}
+            versions = [version_of(copy) for _, _, copy in converted]
             statistics = _statistics(call, converted)
             is_copied = call.written <= {name for name, _, _ in converted}
-            result = self._function(call)(*args, **kwargs)
+            result = call.in_pytorch(*args, **kwargs)
         except Exception as error:
             if may_write(call.function, call.kwargs) and not is_copied:
                 raise  # it may have done half of its work
-            self._leave(call.name, f"it fails so: {first_line(str(error))}")
+            self._skip(call.name, f"it fails so: {first_line(str(error))}")
             return call.function(*call.args, **call.kwargs)
-        originals = {}
-        for name, original, copy in converted:
+        for (name, original, copy), version in zip(converted, versions, strict=True):
             is_updated = id(copy) in statistics and not torch.equal(copy, statistics[id(copy)])
-            if version_of(copy) != versions[id(copy)] or name in call.written or is_updated:
+            if version_of(copy) != version or name in call.written or is_updated:
                 if original.shape != copy.shape:  # ``out=`` of another size
                     original.resize_(copy.shape)
                 original.copy_(copy)
-            originals[id(copy)] = original
         with self._lock:
             self._converted[call.name] += 1
+        originals = {id(copy): original for _, original, copy in converted}
         leaves, spec = pytree.tree_flatten(result)
         dtypes = own if len(own) == len(leaves) else [_promoted(call, _dtype(leaf)) for leaf in leaves]
-        returned = [self._returned(leaf, originals, call, dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
+        returned = [
+            originals.get(id(leaf), self._back(leaf, call, dtype if leaf.is_floating_point() else leaf.dtype))
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+            for leaf, dtype in zip(leaves, dtypes, strict=True)
+        ]
         return pytree.tree_unflatten(returned, spec)
 
     def _own_dtypes(self, call: Call) -> list[torch.dtype]:
@@ -99,32 +101,27 @@ class _Conversion(OpTool):
         autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
         key = (call.name, signature(call.args), signature(call.kwargs), *autocast)
         if key not in self._dtypes:
-            self._dtypes[key] = _dtypes_of(call)
+            self._dtypes[key] = []
+            try:
+                with unseen(), torch.no_grad(), torch.random.fork_rng(devices=[]):  # on copies, it may write
+                    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (call.args, call.kwargs))
+                    result = call.function(*args, **kwargs)
+            except Exception as error:  # it is perhaps why the operator is to run elsewhere
+                logger.debug("%s does not run where it is: %s", call, error)
+            else:
+                self._dtypes[key] = [_dtype(leaf) for leaf in pytree.tree_leaves(result)]
         return self._dtypes[key]
-
-    def _function(self, call: Call) -> Callable[..., Any]:
-        return call.function
-
-    def _returned(self, leaf: object, originals: dict[int, torch.Tensor], call: Call, dtype: torch.dtype) -> object:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        if id(leaf) in originals:
-            return originals[id(leaf)]
-        return self._back(leaf, call, dtype if leaf.is_floating_point() else leaf.dtype)
 
     def _arguments(self, call: Call) -> tuple[Any, list[tuple[str, torch.Tensor, torch.Tensor]]]:
         """The arguments for the converted call, and of each that is another tensor its name, the user's and that."""
-        made: dict[int, torch.Tensor] = {}
-        converted = []
-        for name, value in call.tensors.items():
-            if id(value) not in made:
-                made[id(value)] = self._convert(value)
-                if made[id(value)] is not value:
-                    converted.append((name, value, made[id(value)]))
-        return pytree.tree_map(
-            lambda leaf: made[id(leaf)] if isinstance(leaf, torch.Tensor) else self._other_argument(leaf),
+        made = {id(value): self._convert(value) for value in call.tensors.values()}
+        first = {id(value): (name, value) for name, value in reversed(call.tensors.items())}
+        converted = [(*first[key], copy) for key, copy in made.items() if copy is not first[key][1]]
+        arguments = pytree.tree_map(
+            lambda leaf: made[id(leaf)] if isinstance(leaf, torch.Tensor) else self._convert(leaf),
             (call.args, call.kwargs),
-        ), converted
+        )
+        return arguments, converted
 
     def _why_not(self, call: Call) -> str:
         if is_collective(call.function):
@@ -137,18 +134,11 @@ class _Conversion(OpTool):
             return "it changes the shape of its argument"
         return ""
 
-    def _leave(self, name: str, why: str) -> None:
-        if name not in self._left:
-            self._left[name] = why
-            logger.info("%s leaves %s as it is: %s", type(self).__name__, name, why)
-
-    def _end(self) -> None:
-        rows: list[tuple[object, ...]] = [(name, count, "") for name, count in self._converted.most_common()]
-        rows += [(name, 0, why) for name, why in self._left.items() if name not in self._converted]
-        if rows:
-            self._print(fit_table(rows, ["operator", self._title, "why not"]))
-
-    _title = "converted"
+    def _page(self) -> TablePage:
+        rows = [(name, count, "") for name, count in self._converted.most_common()]
+        rows += [(name, 0, why) for name, why in self._skipped.items() if name not in self._converted]
+        title = f"{type(self).__name__}: {sum(self._converted.values())} calls"
+        return TablePage(title, ["operator", "converted", "why not"], rows)
 
 
 class OpFallback(_Conversion):
@@ -163,8 +153,6 @@ class OpFallback(_Conversion):
         arguments: of ``OpTool``.
     """
 
-    _title = "fell back"
-
     def __init__(
         self, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None, **arguments: Any
     ) -> None:
@@ -172,31 +160,22 @@ class OpFallback(_Conversion):
         self._device = torch.device(device)
         self._dtype = dtype
 
-    def _convert(self, value: torch.Tensor) -> torch.Tensor:
-        is_float = value.is_floating_point()
-        return value.to(self._device, self._dtype if self._dtype is not None and is_float else value.dtype)
+    def _convert(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return leaf.to(self._device, self._dtype if leaf.is_floating_point() else None)
+        return self._device if isinstance(leaf, torch.device) else leaf
 
     def _back(self, value: torch.Tensor, call: Call, dtype: torch.dtype) -> torch.Tensor:
-        tensors = list(call.tensors.values())
-        device = tensors[0].device if tensors else _asked_device(call)
-        return value.to(device, dtype)
+        return value.to(_devices(call)[0], dtype)
 
     def _why_not(self, call: Call) -> str:
         why = super()._why_not(call)
         if why or isinstance(call.function, RunnableRegion):
             return why
-        tensors = list(call.tensors.values())
-        devices = {value.device for value in tensors} or {_asked_device(call)}
-        widens = self._dtype is not None and any(
-            value.is_floating_point() and value.dtype != self._dtype for value in tensors
-        )
-        return f"it is on {self._device} already" if devices == {self._device} and not widens else ""
-
-    def _other_argument(self, value: object) -> object:
-        return self._device if isinstance(value, torch.device) else value
-
-    def _function(self, call: Call) -> Callable[..., Any]:
-        return call.in_pytorch
+        is_there = set(_devices(call)) == {self._device}
+        dtypes = {value.dtype for value in call.tensors.values() if value.is_floating_point()}
+        is_same = self._dtype is None or dtypes <= {self._dtype}
+        return f"it is on {self._device} already" if is_there and is_same else ""
 
 
 class OpDtypeCast(_Conversion):
@@ -209,19 +188,14 @@ class OpDtypeCast(_Conversion):
         arguments: of ``OpTool``.
     """
 
-    _title = "cast"
-
     def __init__(self, *, dtype: torch.dtype = torch.float32, **arguments: Any) -> None:
         super().__init__(**arguments)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise ValueError(f"dtype is a floating-point dtype such as torch.bfloat16, not {dtype!r}")
         self._dtype = dtype
 
-    def _convert(self, value: torch.Tensor) -> torch.Tensor:
-        return value.to(self._dtype) if value.is_floating_point() else value
-
-    def _back(self, value: torch.Tensor, call: Call, dtype: torch.dtype) -> torch.Tensor:
-        return value.to(dtype)
+    def _convert(self, leaf: Any) -> Any:
+        return leaf.to(self._dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
     def _why_not(self, call: Call) -> str:
         if isinstance(call.function, RunnableRegion):
@@ -231,7 +205,7 @@ class OpDtypeCast(_Conversion):
             return "it has no floating-point arguments"
         if dtypes == {self._dtype}:
             return f"its arguments are {dtype_name(self._dtype)}"
-        if isinstance(_dtype_argument(call), torch.dtype):
+        if _told(call, torch.dtype) is not None:
             return "it is told its dtype"
         return super()._why_not(call)
 
@@ -248,34 +222,20 @@ def _statistics(call: Call, converted: Sequence[tuple[str, torch.Tensor, torch.T
     return {id(copy): copy.detach().clone() for _, _, copy in converted if copy.dim() == 1 and not copy.requires_grad}
 
 
-def _own_copy(value: object) -> object:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
-
-
-def _dtypes_of(call: Call) -> list[torch.dtype]:
-    """The dtypes of a call's results, which is made for that."""
-    try:
-        with unseen(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            args, kwargs = pytree.tree_map(_own_copy, (call.args, call.kwargs))  # running statistics are written to
-            return [_dtype(leaf) for leaf in pytree.tree_leaves(call.function(*args, **kwargs))]
-    except Exception as error:  # it is perhaps why the operator is to run elsewhere
-        logger.debug("%s does not run where it is: %s", call, error)
-        return []
-
-
-def _dtype_argument(call: Call) -> object:
-    return next((leaf for leaf in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(leaf, torch.dtype)), None)
+def _told(call: Call, kind: type) -> Any:
+    """The first argument of a kind; ``None`` if there is none."""
+    return next((leaf for leaf in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(leaf, kind)), None)
 
 
 def _promoted(call: Call, made: torch.dtype) -> torch.dtype:
     """The dtype that the floating-point arguments of a call have together; ``made`` if there are none."""
-    told = _dtype_argument(call)
-    if isinstance(told, torch.dtype):
+    told = _told(call, torch.dtype)
+    if told is not None:
         return told if told.is_floating_point else made
-    dtypes = [value.dtype for _, value in named_tensors([call.args, call.kwargs], "") if value.is_floating_point()]
+    dtypes = [value.dtype for value in call.tensors.values() if value.is_floating_point()]
     return functools.reduce(torch.promote_types, dtypes) if dtypes else made
 
 
-def _asked_device(call: Call) -> torch.device:
-    leaves = pytree.tree_leaves((call.args, call.kwargs))
-    return next((leaf for leaf in leaves if isinstance(leaf, torch.device)), torch.device("cpu"))
+def _devices(call: Call) -> list[torch.device]:
+    """The devices of a call's tensors; without any, that of its results."""
+    return [value.device for value in call.tensors.values()] or [_told(call, torch.device) or torch.device("cpu")]

@@ -7,35 +7,49 @@ of an argument is told from what others add, and the graph stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch.autograd import Variable
 
+from ..numerics.call_execution import version_of
 from .call import Call
 from .clocks import Clock, device_of
 from .modes import aside
 
-_Edge = tuple[Any, int]
+_ACCUMULATES = 2**64 - 1
+"""The number of the nodes that accumulate the gradient of a leaf."""
+
+Names: TypeAlias = dict[tuple[Any, int], list[str]]
+"""The names of arguments, by the edge of autograd's graph at which their gradients arrive."""
 
 
-class Edges:
-    """Where the gradients of a call's arguments go; made before the call.
+class Before:
+    """What has to be known of a call's arguments before it is made, for its results and gradients.
 
-    Args:
-        call: the call.
+    Attributes:
+        versions: how often each of ``call.tensors`` was changed in place.
+        edges: where gradients of the arguments go; empty if there is no backward that can be seen.
     """
 
     def __init__(self, call: Call) -> None:
-        self.first_node = torch.autograd._get_sequence_nr()
-        self.names: dict[_Edge, list[str]] = {}
-        for name, value in call.tensors.items():
+        self.versions = [version_of(value) for value in call.tensors.values()]
+        self.edges: Names = {}
+        self._first_node = torch.autograd._get_sequence_nr()
+        for name, value in call.tensors.items() if call.has_gradients else ():
             if value.requires_grad:
                 edge = torch.autograd.graph.get_gradient_edge(value)
-                self.names.setdefault((edge.node, edge.output_nr), []).append(name)
+                self.edges.setdefault((edge.node, edge.output_nr), []).append(name)
+
+    def made_after(self, node: Any) -> bool:
+        """Whether the call made a node of autograd's graph."""
+        return self._first_node <= node._sequence_nr() < _ACCUMULATES
 
 
+@dataclasses.dataclass
 class Gradients:
     """The gradients of one call, as one backward has them.
 
@@ -44,43 +58,69 @@ class Gradients:
         inputs: what the call adds to the gradient of each argument, by its name; of one given twice, by the first.
         alike: for each of these names, all names of that argument.
         clocks: how long each node of the call ran, where that was asked for.
+        are_mixed: whether the gradient of one result contains what another's brings.
     """
+
+    outputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    inputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    alike: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    clocks: list[Clock] = dataclasses.field(default_factory=list)
+    are_mixed: bool = False
+
+
+class Hooks:
+    """The hooks of one tool: made for calls that have a backward, and all taken off when the tool stops."""
 
     def __init__(self) -> None:
-        self.outputs: dict[str, torch.Tensor] = {}
-        self.inputs: dict[str, torch.Tensor] = {}
-        self.alike: dict[str, list[str]] = {}
-        self.clocks: list[Clock] = []
+        self._handles: list[Any] = []
+        self._most = 2_000
+        self.is_on = False
 
+    def end(self) -> None:
+        """Takes the hooks off; no gradients are wanted from now on."""
+        self.is_on = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
 
-class Watch:
-    """Hooks on the nodes of one call.
-
-    What is given to it must not hold the call's results, nor arguments that the call changed: a node that holds its own
-    hooks' tensors is never freed.
-
-    Args:
-        edges: of its arguments.
-        results: the tensors that it gave, by name.
-        is_wanted: whether gradients are still asked for; not after the tool was stopped.
-        finished: is given the gradients of the call as soon as they are all there, or else at the end of the backward.
-        with_times: whether each node of the call is timed.
-
-    Attributes:
-        handles: of the hooks; none if the call has no backward.
-        results_depend_on_each_other: whether the gradient of one result contains what another's brings.
-    """
-
-    def __init__(
+    def watch(
         self,
-        edges: Edges,
+        before: Before,
         results: Mapping[str, torch.Tensor],
-        is_wanted: Callable[[], bool],
         finished: Callable[[Gradients], None],
         *,
         with_times: bool = False,
     ) -> None:
-        self._is_wanted = is_wanted
+        """After a call: puts hooks on its backward, if it has one.
+
+        Args:
+            before: of the call.
+            results: the tensors that it gave, by name; not kept, as a node that holds its own hooks' tensors is never
+                freed.
+            finished: is given the gradients of the call as soon as all are there, or else at the end of the backward.
+            with_times: whether each node of the call is timed.
+        """
+        if not before.edges:
+            return
+        self._handles += _Watch(self, before, results, finished, with_times=with_times).handles
+        if len(self._handles) > self._most:  # those of graphs that are gone
+            self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
+            self._most = max(self._most, 2 * len(self._handles))
+
+
+class _Watch:
+    """Hooks on the nodes of one call."""
+
+    def __init__(
+        self,
+        hooks: Hooks,
+        before: Before,
+        results: Mapping[str, torch.Tensor],
+        finished: Callable[[Gradients], None],
+        *,
+        with_times: bool,
+    ) -> None:
+        self._hooks = hooks
         self._finished = finished
         self._current: Gradients | None = None
         self._missing = 0
@@ -90,55 +130,48 @@ class Watch:
         entries: dict[Any, dict[int, str]] = {}
         for name, value in results.items():
             node = value.grad_fn
-            if node is not None and _is_of_call(node, edges):
+            if node is not None and before.made_after(node):
                 entries.setdefault(node, {})[value.output_nr] = name
-        nodes, leaving, self.results_depend_on_each_other = _nodes_of(entries, edges)
+        nodes, leaving, self._are_mixed = _nodes_of(entries, before)
         for node in nodes:
             if node in entries or with_times:
-                self.handles.append(node.register_prehook(self._enter(entries.get(node, {}))))
+                self.handles.append(node.register_prehook(functools.partial(self._enter, entries.get(node, {}))))
             if node in leaving or with_times:
-                self.handles.append(node.register_hook(self._leave(leaving.get(node, {}))))
+                self.handles.append(node.register_hook(functools.partial(self._leave, leaving.get(node, {}))))
 
-    def _enter(self, names: Mapping[int, str]) -> Callable[..., None]:
-        def hook(gradients: tuple[torch.Tensor | None, ...]) -> None:
-            if not self._is_wanted():
-                return
-            record = self._record()
-            for position, name in names.items():
-                if (gradient := gradients[position]) is not None:
-                    record.outputs[name] = gradient.detach()
-            if self._with_times:
-                self._clock = Clock(device_of(gradients)).start()
-            self._count(record)
+    def _enter(self, names: Mapping[int, str], gradients: Sequence[torch.Tensor | None]) -> None:
+        if not self._hooks.is_on:
+            return
+        record = self._record()
+        for position, name in names.items():
+            if (gradient := gradients[position]) is not None:
+                record.outputs[name] = gradient.detach()
+        if self._with_times:
+            self._clock = Clock(device_of(gradients)).__enter__()
+        self._count(record)
 
-        return hook
-
-    def _leave(self, names: Mapping[int, list[str]]) -> Callable[..., None]:
-        def hook(gradients: tuple[torch.Tensor | None, ...], _: object) -> None:
-            if not self._is_wanted():
-                return
-            record = self._record()
-            if self._clock is not None:
-                self._clock.stop()
-                record.clocks.append(self._clock)
-                self._clock = None
-            for position, alike in names.items():
-                name = alike[0]
-                if (gradient := gradients[position]) is not None:
-                    record.alike[name] = alike
-                    with aside():
-                        known = record.inputs.get(name)
-                        record.inputs[name] = gradient.detach() if known is None else known + gradient.detach()
-            self._count(record)
-
-        return hook
+    def _leave(self, names: Mapping[int, list[str]], gradients: Sequence[torch.Tensor | None], entered: object) -> None:
+        if not self._hooks.is_on:
+            return
+        record = self._record()
+        if self._clock is not None:
+            self._clock.__exit__()
+            record.clocks.append(self._clock)
+            self._clock = None
+        for position, alike in names.items():
+            if (gradient := gradients[position]) is not None:
+                record.alike[alike[0]] = alike
+                with aside():
+                    known = record.inputs.get(alike[0])
+                    record.inputs[alike[0]] = gradient.detach() if known is None else known + gradient.detach()
+        self._count(record)
 
     def _record(self) -> Gradients:
         """The gradients of the backward that runs; the first hook of it asks for its end to be told."""
         if self._current is None:
-            self._current, self._missing = Gradients(), len(self.handles)
-            record = self._current
-            Variable._execution_engine.queue_callback(lambda: self._end(record))
+            record = self._current = Gradients(are_mixed=self._are_mixed)
+            self._missing = len(self.handles)
+            Variable._execution_engine.queue_callback(functools.partial(self._end, record))
         return self._current
 
     def _count(self, record: Gradients) -> None:
@@ -147,21 +180,14 @@ class Watch:
             self._end(record)
 
     def _end(self, record: Gradients) -> None:
-        if record is self._current and self._is_wanted():
+        if record is not self._current:
+            return
+        if self._hooks.is_on:
             self._finished(record)
-        if record is self._current:
-            self._current = None
+        self._current = None
 
 
-def _is_of_call(node: Any, edges: Edges) -> bool:
-    return edges.first_node <= node._sequence_nr() < _ACCUMULATES
-
-
-_ACCUMULATES = 2**64 - 1
-"""The number of the nodes that accumulate the gradient of a leaf."""
-
-
-def _nodes_of(entries: Mapping[Any, object], edges: Edges) -> tuple[list[Any], dict[Any, dict[int, list[str]]], bool]:
+def _nodes_of(entries: Mapping[Any, object], before: Before) -> tuple[list[Any], dict[Any, dict[int, list[str]]], bool]:
     """The nodes that a call made, the positions at which they pass gradients of arguments on, and whether a node that
     a result's gradient enters is reached from another's."""
     found = list(entries)
@@ -173,77 +199,11 @@ def _nodes_of(entries: Mapping[Any, object], edges: Edges) -> tuple[list[Any], d
             following = edge[0]
             if following is None:
                 continue
-            if edge in edges.names:
-                leaving.setdefault(node, {})[position] = edges.names[edge]
+            if edge in before.edges:
+                leaving.setdefault(node, {})[position] = before.edges[edge]
             elif following in entries:
                 entered = True
-            elif following not in seen and _is_of_call(following, edges):
+            elif following not in seen and before.made_after(following):
                 seen.add(following)
                 found.append(following)
     return found, leaving, entered
-
-
-class Watches:
-    """The hooks of one tool: made for calls that have a backward, and all taken off when the tool stops.
-
-    Args:
-        guard: does a part of the tool's work, see ``OpTool``.
-    """
-
-    def __init__(self, guard: Callable[..., Any]) -> None:
-        self._guard = guard
-        self._handles: list[Any] = []
-        self._kept = 1_000
-        self._is_on = False
-
-    def begin(self) -> None:
-        """From now on gradients are wanted."""
-        self._is_on = True
-
-    def end(self) -> None:
-        """Takes the hooks off."""
-        self._is_on = False
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-
-    @staticmethod
-    def edges(call: Call) -> Edges | None:
-        """Before a call: where gradients of its arguments will go; ``None`` if it has no backward that can be seen."""
-        if not call.has_gradients or not any(value.requires_grad for value in call.tensors.values()):
-            return None
-        return Edges(call)
-
-    def watch(
-        self,
-        name: str,
-        edges: Edges | None,
-        results: Mapping[str, torch.Tensor],
-        finished: Callable[[Gradients], None],
-        *,
-        with_times: bool = False,
-    ) -> Watch | None:
-        """After a call: puts hooks on its backward; ``None`` if it has none.
-
-        Args:
-            name: of the call.
-            edges: of its arguments.
-            results: that it gave.
-            finished: see ``Watch``.
-            with_times: see ``Watch``.
-        """
-        if edges is None:
-            return None
-
-        def finish(record: Gradients) -> None:
-            with aside():
-                self._guard(f"the gradients of {name}", finished, record)
-
-        watch = Watch(edges, results, lambda: self._is_on, finish, with_times=with_times)
-        if not watch.handles:
-            return None
-        self._handles.extend(watch.handles)
-        if len(self._handles) > 2 * self._kept:  # those of graphs that are gone
-            self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
-            self._kept = max(self._kept, len(self._handles))
-        return watch

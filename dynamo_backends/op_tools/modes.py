@@ -74,29 +74,23 @@ class InstalledMode:
         Raises:
             RuntimeError: it is not there, as it is just given a call.
         """
+        stack: Callable[[], Sequence[object]] = _python_dispatch._get_current_dispatch_mode_stack
+        pop: Callable[[], Any] = _python_dispatch._pop_mode
+        push: Callable[[Any], object] = _python_dispatch._push_mode
         if isinstance(self._mode, TorchFunctionMode):
-            modes: Sequence[object] = _get_current_function_mode_stack()
-        else:
-            modes = _python_dispatch._get_current_dispatch_mode_stack()
-        if not any(mode is self._mode for mode in modes):
+            stack, pop, push = _get_current_function_mode_stack, _pop_mode, _push_mode
+        if not any(mode is self._mode for mode in stack()):
             raise RuntimeError(
                 "a tool cannot be stopped inside an operator that it sees, such as in a hook of backward(); "
                 "stop it after the call"
             )
         watchers.remove(self._watcher)
-        above: list[Any] = []
-        if isinstance(self._mode, TorchFunctionMode):
-            while (top := _pop_mode()) is not self._mode:
-                above.append(top)
-            for mode in reversed(above):
-                _push_mode(mode)
-            return
-        while (top := _python_dispatch._get_current_dispatch_mode()) is not self._mode:
-            above.append(top)
-            _python_dispatch._pop_mode()
+        above = []
+        while stack()[-1] is not self._mode:
+            above.append(pop())
         self._mode.__exit__(None, None, None)
         for mode in reversed(above):
-            _python_dispatch._push_mode(mode)
+            push(mode)
 
 
 def in_transform() -> bool:
@@ -109,10 +103,5 @@ def in_transform() -> bool:
 def aside() -> Iterator[None]:
     """For a tool's own computing: no mode sees it, no gradients are recorded, nothing is cast, and in inference mode
     tensors are as usual."""
-    with (
-        unseen(),
-        torch._C._DisableAutocast(),
-        torch.inference_mode(False),
-        torch.no_grad(),
-    ):
+    with unseen(), torch._C._DisableAutocast(), torch.inference_mode(False), torch.no_grad():
         yield

@@ -6,7 +6,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 import torch.overrides
@@ -69,11 +69,6 @@ def name_of(function: Callable[..., object]) -> str:
     return f"{module}.{name.removeprefix('_VariableFunctionsClass.')}"
 
 
-def dispatcher_name(function: Any) -> str:
-    """The dispatcher's name of an operator of the ``aten`` level: ``aten.add.Tensor``."""
-    return str(function)
-
-
 @functools.cache
 def is_query(function: Callable[..., object]) -> bool:
     """Whether a function only asks what a tensor is or sets how PyTorch works, and computes nothing."""
@@ -89,12 +84,6 @@ def is_query(function: Callable[..., object]) -> bool:
     if last in _QUERIES or last.startswith(("is_", "_is_", "_has_", "_set_", "__torch_", "_autograd")):
         return last not in ("is_nonzero", "is_same_size")
     return parts[:2] in (["torch", "_C"], ["torch", "autograd"], ["torch", "jit"])
-
-
-def has_other_gradient(function: Callable[..., object]) -> bool:
-    """Whether the gradient is on purpose not the derivative of the results: of log-probabilities, that of what they
-    were normalized from."""
-    return "ctc_loss" in name_of(function)
 
 
 def is_of_pytorch(function: Callable[..., object]) -> bool:
@@ -118,7 +107,7 @@ def function_of(name: str) -> Callable[..., object]:
     """The function of a name; only PyTorch's functions and registered operators are looked at.
 
     Args:
-        name: as ``name_of`` or ``dispatcher_name`` gives it.
+        name: as ``name_of`` gives it, or the dispatcher's, ``aten.add.Tensor``.
 
     Raises:
         LookupError: there is none of this name, or its operator's library was not imported.
@@ -130,19 +119,17 @@ def function_of(name: str) -> Callable[..., object]:
     if callable(native) and not name.startswith(("torch.__", "torch.from_file")) and name.count(".") == 1:
         return native
     parts = name.removeprefix(_OPS).split(".")
-    if (
-        len(parts) in (2, 3)
-        and all(part.isidentifier() for part in parts)
-        and (name.startswith(_OPS) or len(parts) == 3)
-    ):
-        higher = getattr(torch.ops.higher_order, parts[1], None) if parts[0] == "higher_order" else None
-        found = operator_named(*parts) if len(parts) == 3 else packet_named(*parts)
-        if isinstance(higher, torch._ops.HigherOrderOperator):
-            return higher
-        if found is not None:
-            return found
+    found: Callable[..., object] | None = None
+    if parts[0] == "higher_order" and len(parts) == 2:
+        found = getattr(torch.ops.higher_order, parts[1], None)
+        found = found if isinstance(found, torch._ops.HigherOrderOperator) else None
+    elif len(parts) == 3:
+        found = operator_named(*parts)
+    elif len(parts) == 2 and name.startswith(_OPS):
+        found = packet_named(*parts)
+    if found is None:
         raise LookupError(f"no operator {name!r}; a library that registers it must be imported first")
-    raise LookupError(f"{name!r} is no function of PyTorch that can be run again")
+    return found
 
 
 @functools.cache
@@ -170,45 +157,58 @@ def module_of(function: Callable[..., object]) -> str:
     return module
 
 
-@functools.cache
-def returns_view(function: Callable[..., object]) -> bool:
-    """Whether an operator may return a view of its input: some overload of that name in ATen does."""
-    if isinstance(function, torch._ops.OpOverload):
-        return _is_view(function)
-    packet: Any = function
-    if not isinstance(function, torch._ops.OpOverloadPacket):
-        parts = name_of(function).split(".")
-        last = parts[-2] if parts[-1] == "__get__" else parts[-1]
-        packet = getattr(torch.ops.aten, _VIEWS.get(last, last), None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
-        return False
-    return any(_is_view(getattr(packet, overload)) for overload in packet.overloads())
-
-
 _VIEWS = {"T": "numpy_T", "H": "matrix_H", "__getitem__": "select", "__iter__": "unbind", "to": "alias"}
 """What a method is in ATen, where its name is another; an index may be a slice, and ``to`` may do nothing."""
 
 
-def _is_view(overload: torch._ops.OpOverload) -> bool:
-    return any(result.alias_info is not None and not result.alias_info.is_write for result in overload._schema.returns)
+def _last_name(function: Callable[..., object]) -> str:
+    """``add`` of ``torch.Tensor.add`` and of ``aten.add.Tensor``, ``T`` of ``torch.Tensor.T.__get__``."""
+    if isinstance(function, torch._ops.OpOverload):
+        function = function.overloadpacket
+    parts = name_of(function).split(".")
+    return parts[-2] if parts[-1] == "__get__" else parts[-1]
+
+
+def _overloads(function: Callable[..., object]) -> list[torch._ops.OpOverload]:
+    """An operator, all overloads of one, or those of ATen's operator of the same name."""
+    if isinstance(function, torch._ops.OpOverload):
+        return [function]
+    packet: Any = function
+    if not isinstance(function, torch._ops.OpOverloadPacket):
+        last = _last_name(function)
+        packet = getattr(torch.ops.aten, _VIEWS.get(last, last), None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return []
+    return [getattr(packet, overload) for overload in packet.overloads()]
+
+
+@functools.cache
+def returns_view(function: Callable[..., object]) -> bool:
+    """Whether an operator may return a view of its input: some overload of that name in ATen does."""
+    results = [result for overload in _overloads(function) for result in overload._schema.returns]
+    return any(result.alias_info is not None and not result.alias_info.is_write for result in results)
+
+
+@functools.cache
+def changes_shape(function: Callable[..., object]) -> bool:
+    """Whether an operator gives its argument another shape or other strides in place: ``t_``, ``resize_``."""
+    return any(
+        torch.Tag.inplace_view in overload.tags or "resize" in overload._schema.name
+        for overload in _overloads(function)
+    )
 
 
 @functools.cache
 def has_no_values(function: Callable[..., object]) -> bool:
     """Whether an operator returns memory as it is, without values."""
-    last = name_of(function).split(".")
-    words = {last[-1], last[-2] if len(last) > 1 else ""}
-    return bool(words & {target.overloadpacket.__name__ for target in UNINITIALIZED})
+    return _last_name(function) in {target.overloadpacket.__name__ for target in UNINITIALIZED}
 
 
-@functools.cache
 def why_not_comparable(function: Callable[..., object]) -> str:
     """Why the results of a function cannot be compared with those of another call of it; ``""`` if they can."""
-    last = name_of(function).split(".")
-    words = {last[-1], last[-2] if len(last) > 1 else ""}
     if has_no_values(function):
         return "it returns memory as it is, without values"
-    return "its result is not unique" if words & _NOT_UNIQUE else ""
+    return "its result is not unique" if _last_name(function) in _NOT_UNIQUE else ""
 
 
 _NOT_UNIQUE = {
@@ -227,43 +227,15 @@ _NOT_UNIQUE = {
 """Eigenvectors and singular vectors have a sign or a phase that nothing decides."""
 
 
-def changes_shape(function: Callable[..., object]) -> bool:
-    """Whether an operator gives its argument another shape or other strides in place: ``t_``, ``resize_``."""
-    if isinstance(function, torch._ops.OpOverload):
-        return torch.Tag.inplace_view in function.tags or "resize" in function._schema.name
-    last = name_of(function).split(".")[-1]
-    packet = getattr(torch.ops.aten, last, None) if last.endswith("_") and not last.startswith("__") else None
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
-        return False
-    return any(changes_shape(getattr(packet, overload)) for overload in packet.overloads())
-
-
 def may_write(function: Callable[..., object], kwargs: Mapping[str, object]) -> bool:
     """Whether a call may change its arguments, as far as that can be told before it."""
-    if kwargs.get("out") is not None or kwargs.get("inplace") is True:
-        return True
-    return _is_in_place(function)
-
-
-class Memory(TypedDict):
-    """What ``CallAgain`` is to know of a call: whether it may write into its arguments, and whether it reads memory
-    beside their elements."""
-
-    writes: bool
-    in_memory: bool
-
-
-def memory_of(function: Callable[..., object], kwargs: Mapping[str, object]) -> Memory:
-    """What a call does with memory, as far as that can be told before it."""
-    return {"writes": may_write(function, kwargs), "in_memory": "as_strided" in name_of(function)}
+    return kwargs.get("out") is not None or kwargs.get("inplace") is True or _is_in_place(function)
 
 
 @functools.cache
 def _is_in_place(function: Callable[..., object]) -> bool:
-    if isinstance(function, torch._ops.OpOverload):
-        return function._schema.is_mutable
-    if isinstance(function, torch._ops.OpOverloadPacket):
-        return any(getattr(function, overload)._schema.is_mutable for overload in function.overloads())
+    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return any(overload._schema.is_mutable for overload in _overloads(function))
     last = name_of(function).split(".")[-1]
     if last.startswith("__"):
         return last == "__setitem__" or (last.startswith("__i") and last not in ("__invert__", "__index__", "__int__"))

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 from ..report.table_page import TablePage
-from ..tables import fit_table
 from .call import Call, describe, signature
 from .tool import OpTool
 
@@ -57,14 +56,11 @@ class OpObserve(OpTool):
         self._seen[key] = seen
         self._print(f"{seen.call} -> {seen.result}  {seen.source}".rstrip())
 
-    def _end(self) -> None:
-        by_count = sorted(self._seen.values(), key=lambda signature: -signature.count)
-        rows = [(signature.count, signature.call, signature.result, signature.source) for signature in by_count]
-        if rows:
-            self._print("\n" + fit_table(rows, ["calls", "operator", "result", "source"]))
-
     def _page(self) -> TablePage:
-        rows = [(seen.call.split("(")[0], seen.call, seen.result, seen.count, seen.source) for seen in self.signatures]
+        rows = []
+        for seen in sorted(self._seen.values(), key=lambda seen: -seen.count):
+            name, _, arguments = seen.call.partition("(")
+            rows.append((name, f"({arguments}", seen.result, seen.count, seen.source))
         headers = ["operator", "called with", "result", "calls", "line"]
         return TablePage(f"OpObserve: {len(rows)} signatures", headers, rows)
 

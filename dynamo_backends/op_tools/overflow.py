@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from torch.utils import _pytree as pytree
 from ..numerics.extent import Extent, extent
 from ..report.table_page import TablePage
 from ..tables import fit_table
-from .call import Call, is_plain, results_of, versions_of
-from .gradients import Edges, Gradients
+from .call import Call, is_plain
+from .gradients import Gradients
 from .names import has_no_values, may_write
 from .tool import OpTool
 
@@ -68,6 +69,8 @@ class OpOverflowCheck(OpTool):
         found: in the order in which they came.
     """
 
+    _sees_gradients = True
+
     def __init__(self, *, raises: bool = False, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.found: list[Overflow] = []
@@ -88,44 +91,33 @@ class OpOverflowCheck(OpTool):
         """What was found, for programs."""
         return [dataclasses.asdict(overflow) for overflow in self.found]
 
-    def _before(self, call: Call) -> tuple[Edges | None, list[int], bool | None]:
-        is_finite = (
-            _are_finite(call) if may_write(call.function, call.kwargs) else None
-        )  # after it, its argument is its result
-        return self._watches.edges(call), versions_of(call), is_finite
+    def _before(self, call: Call) -> bool | None:
+        """Whether all arguments are finite, of a call after which one may be its result."""
+        return _are_finite(call) if may_write(call.function, call.kwargs) else None
 
-    def _after(self, call: Call, before: tuple[Edges | None, list[int], bool | None], result: object) -> None:
-        edges, versions, was_finite = before
-        results = {} if has_no_values(call.in_pytorch) else results_of(call, result, versions)
-        number = call.number
-        text, source = str(call), call.source
+    def _after(self, call: Call, was_finite: bool | None, result: object) -> Callable[[Gradients], None]:
+        name, number, text, source = call.name, call.number, str(call), call.source
 
         def note(value: str, found: Extent) -> None:
-            overflow = Overflow(
-                call_name, number, value, found.nan, found.infinite, found.smallest, found.largest, text, source
-            )
-            self._note(overflow)
+            counts = found.nan, found.infinite, found.smallest, found.largest
+            self._note(Overflow(name, number, value, *counts, text, source))
 
-        call_name = call.name
-        for value, found in _not_finite(results).items():
-            if was_finite if was_finite is not None else _are_finite(call):
-                note(value, found)
-        if edges is None:
-            return
+        if not has_no_values(call.in_pytorch):
+            for value, found in _not_finite(call.results).items():
+                if was_finite if was_finite is not None else _are_finite(call):
+                    note(value, found)
 
         def finished(gradients: Gradients) -> None:
             if not _not_finite(gradients.outputs):
                 for value, found in _not_finite(gradients.inputs).items():
                     note(f"gradient of {value}", found)
 
-        self._watches.watch(call.name, edges, results, finished)
+        return finished
 
     def _note(self, overflow: Overflow) -> None:
-        with self._lock:
-            is_new = overflow.name not in {other.name for other in self.found}
-            self.found.append(overflow)
-        if is_new:
+        if overflow.name not in {other.name for other in self.found}:
             self._print(str(overflow))
+        self.found.append(overflow)
 
     def _handle(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         before = len(self.found)
@@ -138,11 +130,9 @@ class OpOverflowCheck(OpTool):
         if not self.found:
             self._print("every operator that had finite arguments gave finite results")
             return
-        counts: dict[str, int] = {}
-        for overflow in self.found:
-            counts[overflow.name] = counts.get(overflow.name, 0) + 1
-        rows = list(counts.items())
-        self._print(f"\nfirst: {self.found[0]}\n" + fit_table(rows, ["operator", "calls that made NaN or infinity"]))
+        counts = Counter(overflow.name for overflow in self.found)
+        table = fit_table(counts.items(), ["operator", "calls that made NaN or infinity"])
+        self._print(f"\nfirst: {self.found[0]}\n{table}")
 
 
 def _are_finite(call: Call) -> bool:

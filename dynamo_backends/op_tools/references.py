@@ -2,57 +2,56 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ..numerics.again import AsItIs, CallAgain, How, InFloat64, OnDevice
-from .call import Call, named_tensors, signature
-from .names import memory_of
+from ..numerics.call_execution import FLOAT64, CallExecution, Target
+from .call import Call, signature
+from .names import may_write, name_of
 
-FLOAT64 = "float64"
-ONNX = "onnx"
+ONNX = Target(device=torch.device("cpu"))
 
 
 class Reference:
-    """Makes calls again.
+    """Where calls are made again.
 
     Args:
         kind: ``float64``, ``onnx``, or a device such as ``cuda``.
 
-    Attributes:
-        is_exact: whether its results have no rounding of the model's dtype.
+    Raises:
+        ValueError: there is no such device.
     """
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.is_exact = kind == FLOAT64
         self._compiled: dict[object, Callable[..., Any]] = {}
-        if kind not in (FLOAT64, ONNX):
+        self._target = {"float64": FLOAT64, "onnx": ONNX}.get(kind)
+        if self._target is None:
             try:
-                torch.empty(0, device=kind)
+                self._target = Target(device=torch.empty(0, device=kind).device)
             except (RuntimeError, AssertionError) as error:
                 said = f"reference is 'float64', 'onnx' or a device of this machine, not {kind!r}: {error}"
                 raise ValueError(said) from error
 
-    def how(self, *, decides_itself: bool = False) -> How:
-        """In what calls are made again."""
-        if self.kind == FLOAT64:
-            return InFloat64(decides_itself=decides_itself)
-        return AsItIs() if self.kind == ONNX else OnDevice(self.kind)
+    def target(self, call: Call) -> Target:
+        """In what a call is made again. Each signature is compiled on its own, as Dynamo limits recompilations."""
+        assert self._target is not None
+        if self._target is not ONNX:
+            return self._target
+        gradients = tuple(value.requires_grad for value in call.tensors.values()), call.has_gradients
+        key = (call.function, signature(call.args), signature(call.kwargs), gradients)
+        if key not in self._compiled:
+            self._compiled[key] = on_onnx(call.in_pytorch)
+        return dataclasses.replace(ONNX, function=self._compiled[key])
 
-    def prepare(self, call: Call) -> CallAgain:
-        """Before a call: copies of its arguments."""
-        function = call.in_pytorch
-        if self.kind == ONNX:
-            gradients = tuple(value.requires_grad for value in call.tensors.values()), call.has_gradients
-            key = (call.function, signature(call.args), signature(call.kwargs), gradients)
-            if key not in self._compiled:
-                self._compiled[key] = on_onnx(function)
-            function = self._compiled[key]
-        memory = memory_of(call.function, call.kwargs)
-        return CallAgain(function, call.args, call.kwargs, self.how(), in_pytorch=call.in_pytorch, **memory)
+
+def execution_of(function: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]) -> CallExecution:
+    """What runs a call of an operator again; made before the call."""
+    reads_memory = "as_strided" in name_of(function)
+    return CallExecution(function, args, kwargs, writes=may_write(function, kwargs), reads_memory=reads_memory)
 
 
 def on_onnx(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,13 +62,3 @@ def on_onnx(function: Callable[..., Any]) -> Callable[..., Any]:
 
     call.__code__ = call.__code__.replace()  # Dynamo's limit of compiles is one for all functions of the same code
     return torch.compile(call, backend="onnxrt", fullgraph=True, dynamic=False, options={"fallback": "error"})
-
-
-def named_results(result: object, written: Mapping[int, torch.Tensor], names: Sequence[str]) -> dict[str, object]:
-    """The results of a call made again, named as ``results_of`` names those of the call itself."""
-    found: dict[str, object] = dict(named_tensors(result, "output"))
-    returned = {id(value) for value in found.values()}
-    for position, value in written.items():
-        if id(value) not in returned:
-            found[f"{names[position]} after it"] = value
-    return found

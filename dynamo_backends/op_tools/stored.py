@@ -16,6 +16,8 @@ from .call import is_plain
 
 _TYPE = "__type__"
 _DESCRIBED, _SUMMARY = "described", "summary"
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.device)
+"""What ``torch.load`` reads as it is."""
 
 
 class NotStoredError(ValueError):
@@ -35,7 +37,7 @@ def encode(value: Any, most_bytes: int) -> Any:
         if value.numel() * value.element_size() > most_bytes:
             return {_TYPE: _SUMMARY, "value": summary(value.detach().resolve_conj().resolve_neg())}
         return compact_copy(value)
-    if value is None or type(value) in (bool, int, float, str):
+    if value is None or type(value) in _PLAIN:
         return value
     if isinstance(value, Mapping):
         return {str(key): encode(item, most_bytes) for key, item in value.items()}
@@ -46,23 +48,9 @@ def encode(value: Any, most_bytes: int) -> Any:
         return {_TYPE: "slice", "value": [encode(item, most_bytes) for item in (value.start, value.stop, value.step)]}
     if value is Ellipsis:
         return {_TYPE: "ellipsis"}
-    if isinstance(value, complex):
-        return {_TYPE: "complex", "value": [value.real, value.imag]}
-    for kind in (torch.dtype, torch.layout, torch.memory_format):
-        if isinstance(value, kind):
-            return {_TYPE: "torch", "value": str(value).removeprefix("torch.")}
-    if isinstance(value, torch.device):
-        return {_TYPE: "device", "value": str(value)}
+    if isinstance(value, torch.memory_format):
+        return {_TYPE: "memory_format", "value": str(value).removeprefix("torch.")}
     return {_TYPE: _DESCRIBED, "value": f"{type(value).__name__}: {value!r}"[:200]}
-
-
-def why_not_stored(value: Any) -> str:
-    """Why ``decode`` would not give back a value that ``encode`` gave; ``""`` if it would."""
-    try:
-        decode(value)
-    except NotStoredError as error:
-        return str(error)
-    return ""
 
 
 def decode(value: Any) -> Any:
@@ -77,33 +65,20 @@ def decode(value: Any) -> Any:
         return tuple(decode(item) for item in value)
     if not isinstance(value, dict):
         return value
-    kind = value.get(_TYPE)
+    kind, stored = value.get(_TYPE), value.get("value")
     if kind is None:
         return {key: decode(item) for key, item in value.items()}
+    if kind == "slice" and isinstance(stored, list) and len(stored) == 3:
+        return slice(*map(decode, stored))
+    if kind == "ellipsis":
+        return Ellipsis
+    if kind == "memory_format" and isinstance(found := getattr(torch, str(stored), None), torch.memory_format):
+        return found
     if kind == _DESCRIBED:
-        raise NotStoredError(f"an argument is no plain tensor and was not stored: {value.get('value')}")
+        raise NotStoredError(f"an argument is no plain tensor and was not stored: {stored}")
     if kind == _SUMMARY:
-        raise NotStoredError(f"a tensor was larger than the limit and was not stored: {value.get('value')}")
-    try:
-        return _DECODERS[kind](value.get("value"))
-    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        raise NotStoredError(f"this is no value that was captured: {value!r}") from error
-
-
-def _torch(name: str) -> object:
-    found = getattr(torch, name)
-    if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
-        raise ValueError(name)
-    return found
-
-
-_DECODERS: dict[Any, Any] = {
-    "slice": lambda items: slice(*map(decode, items)),
-    "ellipsis": lambda _: Ellipsis,
-    "complex": lambda parts: complex(*parts),
-    "torch": _torch,
-    "device": torch.device,
-}
+        raise NotStoredError(f"a tensor was larger than the limit and was not stored: {stored}")
+    raise NotStoredError(f"this is no value that was captured: {value!r}")
 
 
 def compact_copy(value: torch.Tensor) -> torch.Tensor:

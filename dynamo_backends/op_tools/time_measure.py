@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import json
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..report.table_page import TablePage
-from ..tables import fit_table
-from .call import Call, results_of, versions_of
+from .call import Call
 from .clocks import Clock, device_of
-from .gradients import Edges, Gradients
+from .gradients import Gradients
 from .tool import OpTool
 
 
@@ -26,18 +28,26 @@ class Timed:
         call: it with its arguments, in words.
         source: the user's line.
         direction: ``forward`` or ``backward``.
-        began: seconds on the clock of ``time.perf_counter``.
-        seconds: how long it took, on its device.
         thread: of the call.
+        clocks: of the call, or of the nodes of its backward; an accelerator is waited for when they are read.
     """
 
     name: str
     call: str
     source: str
     direction: str
-    began: float
-    seconds: float
     thread: int
+    clocks: list[Clock]
+
+    @property
+    def began(self) -> float:
+        """Seconds on the clock of ``time.perf_counter``."""
+        return self.clocks[0].began
+
+    @functools.cached_property
+    def seconds(self) -> float:
+        """How long it took, on its device."""
+        return sum(clock.seconds for clock in self.clocks)
 
 
 @dataclasses.dataclass
@@ -80,22 +90,20 @@ class OpTimeMeasure(OpTool):
     """
 
     _computes = False
+    _sees_gradients = True
+    _times_gradients = True
 
     def __init__(self, *, lines: bool = False, trace: str | os.PathLike[str] | None = None, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._lines = lines
         self._trace = None if trace is None else Path(trace)
-        self._pending: list[tuple[Timed, list[Clock]]] = []
-
-    @property
-    def timed(self) -> list[Timed]:
-        return [self._read(timed, clocks) for timed, clocks in list(self._pending)]
+        self.timed: list[Timed] = []
 
     @property
     def operators(self) -> list[OperatorTime]:
         """The operators, the one with the most time first."""
         found: dict[str, OperatorTime] = {}
-        for timed in self.timed:
+        for timed in list(self.timed):
             operator = found.setdefault(timed.name, OperatorTime(timed.name))
             if timed.direction == "backward":
                 operator.backward += timed.seconds
@@ -133,6 +141,7 @@ class OpTimeMeasure(OpTool):
 
     def _page(self) -> TablePage:
         operators = self.operators
+        total = sum(operator.total for operator in operators)
         rows = [
             (
                 operator.name,
@@ -140,66 +149,48 @@ class OpTimeMeasure(OpTool):
                 operator.forward * 1e3,
                 operator.backward * 1e3,
                 operator.total * 1e3,
+                100 * operator.total / (total or 1.0),
                 operator.slowest_seconds * 1e3,
                 operator.slowest.removeprefix(operator.name),
             )
             for operator in operators
         ]
-        title = f"OpTimeMeasure: {sum(operator.total for operator in operators) * 1e3:.3g} ms"
-        headers = ["operator", "calls", "forward (ms)", "backward (ms)", "total (ms)", "slowest (ms)", "with"]
-        return TablePage(title, headers, rows)
+        headers = [
+            "operator",
+            "calls",
+            "forward (ms)",
+            "backward (ms)",
+            "total (ms)",
+            "share (%)",
+            "slowest (ms)",
+            "with",
+        ]
+        return TablePage(f"OpTimeMeasure: {total * 1e3:.3g} ms", headers, rows)
 
-    def _before(self, call: Call) -> tuple[Edges | None, list[int], Clock]:
-        edges = self._watches.edges(call)
-        versions = versions_of(call) if edges is not None else []
-        return edges, versions, Clock(device_of(list(call.tensors.values()))).start()
+    def _before(self, call: Call) -> Clock:
+        return Clock(device_of(call.tensors.values()))
 
-    def _after(self, call: Call, before: tuple[Edges | None, list[int], Clock], result: object) -> None:
-        edges, versions, clock = before
-        clock.stop()
-        text, source = str(call), call.source
-        self._note(Timed(call.name, text, source, "forward", clock.began, 0.0, threading.get_native_id()), [clock])
-        if edges is None:
-            return
-        name, thread = call.name, threading.get_native_id()
+    def _execute(self, call: Call, clock: Clock | None) -> Any:
+        with clock or contextlib.nullcontext():
+            return call.function(*call.args, **call.kwargs)
+
+    def _after(self, call: Call, clock: Clock, result: object) -> Callable[[Gradients], None]:
+        forward = Timed(call.name, str(call), call.source, "forward", threading.get_native_id(), [clock])
+        self._note(forward)
 
         def finished(gradients: Gradients) -> None:
             if gradients.clocks:
-                began = gradients.clocks[0].began
-                self._note(Timed(name, text, source, "backward", began, 0.0, thread), gradients.clocks)
+                self._note(dataclasses.replace(forward, direction="backward", clocks=gradients.clocks))
 
-        self._watches.watch(name, edges, results_of(call, result, versions), finished, with_times=True)
+        return finished
 
-    def _note(self, timed: Timed, clocks: list[Clock]) -> None:
+    def _note(self, timed: Timed) -> None:
         with self._lock:
-            self._pending.append((timed, clocks))
+            self.timed.append(timed)
         if self._lines:
-            timed = self._read(timed, clocks)
             self._print(f"{timed.name:40} {timed.direction:8} {timed.seconds * 1e3:10.4f} ms  {timed.call}")
 
-    @staticmethod
-    def _read(timed: Timed, clocks: list[Clock]) -> Timed:
-        if not timed.seconds:
-            timed.seconds = sum(clock.seconds for clock in clocks)
-        return timed
-
     def _end(self) -> None:
-        operators = self.operators
-        total = sum(operator.total for operator in operators) or 1.0
-        rows = [
-            (
-                operator.name,
-                operator.calls,
-                f"{operator.forward * 1e3:.3f} ms",
-                f"{operator.backward * 1e3:.3f} ms" if operator.backward else "-",
-                f"{operator.total / total:.1%}",
-                f"{operator.slowest_seconds * 1e3:.3f} ms",
-                operator.slowest,
-            )
-            for operator in operators
-        ]
-        if rows:
-            headers = ["operator", "calls", "forward", "backward", "share", "slowest", "with"]
-            self._print(fit_table(rows, headers))
+        super()._end()
         if self._trace is not None:
             self.write_trace(self._trace)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import os
 import sys
@@ -16,12 +18,13 @@ import torch
 from ..artifacts import RunnableRegion
 from ..errors import first_line
 from ..report.table_page import TablePage, write_table_page
+from ..tables import fit_table
 from ..watchers import unseen
-from .call import Call
+from .call import Call, results_of
 from .choosing import Choice, Names
-from .gradients import Watches
+from .gradients import Before, Gradients, Hooks
 from .modes import InstalledMode, aside, in_transform
-from .names import dispatcher_name, is_query, name_of
+from .names import is_query, name_of
 
 if TYPE_CHECKING:
     from typing import Self
@@ -50,6 +53,12 @@ class OpTool:
     _computes = True
     """Whether ``_before`` and ``_after`` compute with tensors, and do not only look at what they are."""
 
+    _sees_gradients = False
+    """Whether ``_after`` reads ``call.results``, and may return what is to be done with the call's gradients."""
+
+    _times_gradients = False
+    """Whether the nodes of a call's backward are timed."""
+
     def __init__(
         self,
         *,
@@ -63,18 +72,19 @@ class OpTool:
         if level not in ("torch", "aten"):
             raise ValueError(f"level is 'torch' or 'aten', not {level!r}")
         self.level = level
-        self._choosing = (include, exclude, predicate)
+        self._choosing = (include, exclude)
+        self._predicate = predicate
         self._choice = Choice(type(self).__name__, *self._choosing)
         self._stream = stream
         self._quiet = quiet
         self._lock = threading.RLock()
         self._counts: Counter[str] = Counter()
         self._chosen_names: dict[Callable[..., Any], str] = {}
-        self._looks_before = type(self)._before is not OpTool._before
         self._said: set[tuple[str, str]] = set()
+        self._skipped: dict[str, str] = {}
         self._local = threading.local()
         self._threads = 0
-        self._watches = Watches(self._guard)
+        self._hooks = Hooks()
 
     def start(self) -> Self:
         """Applies the tool to what this thread runs from now on.
@@ -88,7 +98,7 @@ class OpTool:
             if not self._threads:
                 self._choice = Choice(type(self).__name__, *self._choosing)
                 self._chosen_names.clear()
-                self._watches.begin()
+                self._hooks.is_on = True
                 self._begin()
             self._threads += 1
         self._local.mode = InstalledMode(self._handle, self.level)
@@ -110,7 +120,7 @@ class OpTool:
             self._threads -= 1
             is_last = not self._threads
         if is_last:
-            self._watches.end()
+            self._hooks.end()
             self._guard("its summary", self._end)
             for text in self._choice.unmatched():
                 logger.warning("%s: %s", type(self).__name__, text)
@@ -148,25 +158,32 @@ class OpTool:
         """Is called when the first thread starts."""
 
     def _end(self) -> None:
-        """Is called when the last thread stops: what has to be said at the end."""
+        """Is called when the last thread stops: prints what was found."""
+        page = self._page()
+        if page.rows:
+            rows = [[f"{cell:.4g}" if isinstance(cell, float) else cell for cell in row] for row in page.rows]
+            self._print("\n" + fit_table(rows, page.headers))
 
     def _before(self, call: Call) -> Any:
         """Is called before a chosen call; what it returns is given to ``_after``. Nothing it computes is seen."""
 
-    def _after(self, call: Call, before: Any, result: Any) -> None:
-        """Is called after a chosen call that returned. Nothing it computes is seen."""
+    def _after(self, call: Call, before: Any, result: Any) -> Callable[[Gradients], None] | None:
+        """Is called after a chosen call that returned. Nothing it computes is seen.
+
+        What it returns is given the gradients of the call, if it has a backward, and must not hold its results, nor
+        arguments that it changed.
+        """
 
     def _execute(self, call: Call, before: Any) -> Any:
-        """Makes a chosen call; ``before`` is what ``_before`` returned."""
+        """Makes a chosen call; ``before`` is what ``_before`` returned, ``None`` if it failed."""
         return call.function(*call.args, **call.kwargs)
 
     # How it comes to do it
 
     def _handle(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if type(function) is RunnableRegion:
-            with unseen():  # of a region only the whole is a call, not how its results get their memory
-                return self._watched(function, args, kwargs)
-        return self._watched(function, args, kwargs)
+        # Of a region only the whole is a call, not how its results get their memory
+        with unseen() if type(function) is RunnableRegion else contextlib.nullcontext():
+            return self._watched(function, args, kwargs)
 
     def _watched(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = self._chosen_names.get(function)
@@ -175,19 +192,29 @@ class OpTool:
         if not name:
             return function(*args, **kwargs)
         if self._computes and in_transform():
-            self._pass_by(name, "it is called inside a transform of torch.func or forward-mode AD")
+            self._skip(name, "it is called inside a transform of torch.func or forward-mode AD")
             return function(*args, **kwargs)
         with self._lock:
             number = self._counts[name]
             self._counts[name] = number + 1
         has_gradients = self.level == "torch" and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         call = Call(name, function, args, kwargs, number, self.level, has_gradients)
-        if self._choice.has_predicate and not self._guard(f"the predicate on {name}", self._choice.takes, call):
+        if self._predicate is not None and not self._guard(f"the predicate on {name}", self._predicate, call):
             return function(*args, **kwargs)
-        before = self._guard(name, self._aside, self._before, call) if self._looks_before else None
+        known = self._guard(name, Before, call) if self._sees_gradients else None
+        before = self._guard(name, self._before, call)
         result = self._execute(call, before)
-        self._guard(name, self._aside, self._after, call, before, result)
+        self._guard(name, self._finish, call, known, before, result)
         return result
+
+    def _finish(self, call: Call, known: Before | None, before: Any, result: Any) -> None:
+        if known is not None:
+            call.results = results_of(call, result, known.versions)
+        told = self._after(call, before, result)
+        if known is None or told is None:
+            return
+        finished = functools.partial(self._guard, f"the gradients of {call.name}", told)
+        self._hooks.watch(known, call.results, finished, with_times=self._times_gradients)
 
     def _chosen_name(self, function: Callable[..., Any]) -> str:
         """The name of an operator to which the tool is applied, as far as names tell; else ``""``."""
@@ -200,24 +227,19 @@ class OpTool:
         if isinstance(function, RunnableRegion):
             graph = function.graph
             return f"onnxruntime.graph_{graph.index:03d}.{graph.direction}.{function.__name__}"
-        return name_of(function) if self.level == "torch" else dispatcher_name(function)
+        return name_of(function) if self.level == "torch" else str(function)
 
-    def _pass_by(self, name: str, why: str) -> None:
-        """Is called where the tool is not applied to a chosen call: what it would compute is the transform's."""
-        if (name, why) not in self._said:
-            self._said.add((name, why))
-            logger.info("%s passes %s by: %s", type(self).__name__, name, why)
-
-    def _aside(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        if not self._computes:
-            return work(*arguments)
-        with aside():
-            return work(*arguments)
+    def _skip(self, name: str, why: str) -> None:
+        """Notes, and says in the log once, why the tool was not applied to a call of an operator."""
+        if name not in self._skipped:
+            self._skipped[name] = why
+            logger.info("%s skips a call of %s: %s", type(self).__name__, name, why)
 
     def _guard(self, what: str, work: Callable[..., Any], *arguments: Any) -> Any:
         """Does a part of the tool's work. What goes wrong in it must not end the model: it is said, once."""
         try:
-            return work(*arguments)
+            with aside() if self._computes else contextlib.nullcontext():
+                return work(*arguments)
         except Exception as error:
             said = f"{type(error).__name__}: {first_line(str(error))}"
             if (what, said) not in self._said:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import base64
-import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -51,17 +50,16 @@ class _Apart:
             if self._does_not_start is not None:
                 return self._does_not_start
             try:
-                line = self._worker.ask(json.dumps(request), LONGEST)
+                answer: str | Ended | None = self._worker.ask(request, LONGEST)
             except WorkerStartError as error:
                 self._does_not_start = str(error)
                 logger.warning("no execution provider but the CPU's is used, as it cannot be checked: %s", error)
                 return self._does_not_start
-        if not isinstance(line, Ended):
-            answer: str | None = json.loads(line)
+        if not isinstance(answer, Ended):
             return answer
-        if line.timed_out:
+        if answer.timed_out:
             return f"no session was made in {LONGEST:.0f} s"
-        return f"the process in which it was tried crashed, exit code {line.code}"
+        return f"the process in which it was tried crashed, exit code {answer.code}"
 
 
 _APART = _Apart()

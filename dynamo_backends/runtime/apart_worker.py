@@ -6,7 +6,6 @@ It reads a request a line, JSON, from standard input, and answers with a line: `
 from __future__ import annotations
 
 import base64
-import json
 import sys
 from typing import Any
 
@@ -33,7 +32,7 @@ of the first call, against float64 (``provider_check.py``)."""
 
 def main() -> None:
     """Answers requests until there are no more."""
-    answer_requests(lambda line: json.dumps(_refusal(json.loads(line))))
+    answer_requests(_refusal)
 
 
 def _refusal(request: dict[str, Any]) -> str | None:

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends.numerics.execution import FxExecution, value_of
+from dynamo_backends.numerics.graph_execution import FxExecution, value_of
 
 X = torch.tensor([0.1, 0.5, 0.9])
 
