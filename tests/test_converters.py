@@ -243,8 +243,10 @@ def test_normalization(norm: torch.nn.Module, dtype: torch.dtype) -> None:
 def test_normalization_of_symbolic_sizes() -> None:
     tolerance = {"rtol": 1e-4, "atol": 1e-5}
     assert_equals_eager(torch.nn.LayerNorm(6), symbolic(randn(4, 5, 6), 0, 1), **tolerance)
-    assert_equals_eager(torch.nn.BatchNorm2d(3), symbolic(randn(4, 3, 5, 6), 0, 2, 3), **tolerance)
-    assert_equals_eager(torch.nn.BatchNorm1d(3), symbolic(randn(4, 3), 0), **tolerance)
+    for norm, x in ((torch.nn.BatchNorm2d(3), randn(4, 3, 5, 6)), (torch.nn.BatchNorm1d(3), randn(4, 3))):
+        # The backward divides by a symbolic float, in PyTorch.
+        assert_same_as_eager(norm, symbolic(x, *(dim for dim in range(x.ndim) if dim != 1)), tolerance=tolerance)
+        assert counted("nodes_on_onnx") > counted("nodes_in_pytorch")
 
 
 # Embeddings
@@ -405,11 +407,3 @@ def test_a_number_below_float32s_is_true() -> None:
 
     mask = torch.tensor([True, False])
     assert torch.equal(compiled(function)(mask), function(mask))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
-def test_truncation_keeps_the_sign_of_a_zero(dtype: torch.dtype) -> None:
-    x = torch.tensor([-0.5, 0.5, -0.0, 0.0, -1.5, float("nan"), float("-inf"), float("inf"), 7.9], dtype=dtype)
-    found = compiled(torch.trunc)(x)
-    torch.testing.assert_close(found, x.trunc(), rtol=0, atol=0, equal_nan=True)
-    assert torch.equal(found.signbit()[:5], x.trunc().signbit()[:5])

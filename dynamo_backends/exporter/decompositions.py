@@ -37,13 +37,19 @@ _DECOMPOSE_ANYWAY = {
     aten._native_batch_norm_legit.default,
     aten._native_batch_norm_legit.no_stats,
     aten.instance_norm.default,
-    # Torchlib's translation is wrong for NaN, infinities, large numbers, or, of glu, far below zero.
+    # Torchlib's translation is wrong for NaN, infinities, large numbers, or, of glu, far below zero, of norms beyond
+    # the digits of float32, of products with a vector where it is a transposed matrix or a long one.
+    aten.addmv.default,
     aten.celu.default,
+    aten.dot.default,
     aten.glu.default,
+    aten.hardtanh_backward.default,
+    aten.linalg_vector_norm.default,
     aten.logaddexp.default,
     aten.logaddexp2.default,
     aten.logit.default,
     aten.logsumexp.default,
+    aten.mv.default,
     aten.sinc.default,
     aten.xlogy.Scalar_Other,
     aten.xlogy.Scalar_Self,
@@ -116,14 +122,6 @@ def native_dropout(input: torch.Tensor, probability: float, train: bool | None) 
     return input * mask * (0.0 if keep == 0 else 1.0 / keep), mask
 
 
-def native_batch_norm_backward(
-    grad_out: torch.Tensor, input: torch.Tensor, *args: Any
-) -> tuple[torch.Tensor | None, ...]:
-    """Whole in training. In evaluation the saved statistics it takes are empty tensors, which no region may read."""
-    train = args[5]
-    return NotImplemented if train else _decomp.decompositions.native_batch_norm_backward(grad_out, input, *args)
-
-
 def index_fill(input: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor | complex) -> torch.Tensor:
     """A copy of a tensor without elements, of which eager takes any index; PyTorch's decomposition raises."""
     if any(statically_known_true(size == 0) for size in input.shape):
@@ -190,7 +188,6 @@ Decompositions = dict[object, Callable[..., object]]
 
 _OURS: Decompositions = {
     aten.native_dropout.default: native_dropout,
-    aten.native_batch_norm_backward.default: native_batch_norm_backward,
     aten.bucketize.Tensor: bucketize,
     aten.nan_to_num.default: nan_to_num,
     aten.index_fill.int_Scalar: index_fill,

@@ -234,14 +234,20 @@ _WRONG_VALUES = {
     aten.diagonal.default,  # multiplies the other elements by zero, infinities too
     aten.diagonal_copy.default,
     aten.erfc.default,  # 1 - erf(x): no digit is left above 4
+    aten.frac.default,  # signs of zeros
     aten.heaviside.default,  # takes NaN for a positive number
+    aten.isneginf.default,  # in float32, where large numbers of float64 are infinite
+    aten.isposinf.default,
+    aten.log10.default,  # divides by float32's log(10), also in float64
+    aten.log2.default,
     aten.logcumsumexp.default,  # NaN, infinities
     aten.signbit.default,  # takes -0.0 for a positive number
     aten.special_erfcx.default,  # overflows
+    aten.trunc.default,  # signs of zeros
 }
 """Operators of which torchlib's translations are wrong, and that models hardly use."""
 
-_POWERS = {aten.pow.Scalar, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor}
+_IN_DOUBLE = {aten.pow.Scalar, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.fmod.Scalar, aten.fmod.Tensor}
 _INTERPOLATIONS = {aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default}
 _CLIPS = {aten.hardtanh.default, aten.relu6.default}
 
@@ -419,8 +425,8 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
     _kernel("topk of equal numbers", {aten.topk.default}, "equal values and NaN come in another order"),
     _kernel(
         "power of integers",
-        _POWERS,
-        "ONNX Runtime computes powers of integers in double precision, and saturates where eager wraps",
+        _IN_DOUBLE,
+        "ONNX Runtime computes it in double precision, and saturates where eager wraps",
         _is_integer,
     ),
     _translation(

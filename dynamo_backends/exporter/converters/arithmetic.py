@@ -107,17 +107,6 @@ def clamp_max(x: ir.Value, high: Operand) -> ir.Value:
     return clamp(x, high=high)
 
 
-@converter(aten.hardtanh_backward.default)
-def hardtanh_backward(gradient: ir.Value, x: ir.Value, low: float, high: float) -> ir.Value:
-    """The gradient where ``x`` is between the bounds; 0 beyond them and on them, whatever the gradient is there.
-
-    Torchlib's multiplies the gradient by 0 or 1, so that of NaN and infinities NaN is left, and by 1 on the bounds.
-    """
-    dtype = _dtype(x)
-    outside = op.Or(op.LessOrEqual(x, constant(low, dtype)), op.GreaterOrEqual(x, constant(high, dtype)))
-    return op.Where(outside, constant(0.0, _dtype(gradient)), gradient)
-
-
 @converter(aten.sigmoid.default)
 def sigmoid(x: ir.Value) -> ir.Value:
     """``1 / (1 + exp(-x))``; ONNX Runtime's ``Sigmoid`` (1.31) of float32 is 17 % off at -15, and 0 from -18 down, of
@@ -197,43 +186,6 @@ def power(x: ir.Value, exponent: float | ir.Value) -> ir.Value:
     return op.Pow(x, constant(exponent, _dtype(x)))
 
 
-@converter(aten.trunc.default)
-def trunc(x: ir.Value) -> ir.Value:
-    """Towards zero, keeping the sign of a zero: torchlib's ``sign(x) * floor(|x|)`` loses that of -0, and ONNX
-    Runtime's (1.31) Where that of any zero that it chooses."""
-    dtype = _dtype(x)
-    if not dtype.is_floating_point():
-        return op.Identity(x)
-    zero = constant(0.0, dtype)
-    is_negative = op.Or(op.Less(x, zero), op.Less(op.Reciprocal(x), zero))  # of -0 it is -infinity
-    return op.Mul(op.Floor(op.Abs(x)), op.Where(is_negative, constant(-1.0, dtype), constant(1.0, dtype)))
-
-
-@converter(aten.log2.default)
-def log2(x: ir.Value) -> ir.Value:
-    """Torchlib's divisor is the float32 nearest to log(2), also in float64."""
-    return _logarithm(x, 2.0)
-
-
-@converter(aten.log10.default)
-def log10(x: ir.Value) -> ir.Value:
-    """Torchlib's divisor is the float32 nearest to log(10), also in float64."""
-    return _logarithm(x, 10.0)
-
-
-def _logarithm(x: ir.Value, base: float) -> ir.Value:
-    dtype = _dtype(x)
-    if not dtype.is_floating_point():
-        raise NotTranslatable("a logarithm of integers")
-    return op.Div(op.Log(x), constant(math.log(base), dtype))
-
-
-@converter(aten.frac.default)
-def frac(x: ir.Value) -> ir.Value:
-    """``x - trunc(x)``."""
-    return op.Sub(x, trunc(x))
-
-
 @converter(aten.sign.default)
 def sign(x: ir.Value) -> ir.Value:
     """``(0 < x) - (x < 0)``, as eager computes it.
@@ -266,58 +218,23 @@ def remainder(x: Operand, divisor: Operand) -> ir.Value:
     return op.Where(add, op.Add(rest, divisor), rest)
 
 
-@converter(aten.fmod.Tensor, aten.fmod.Scalar)
-def fmod(x: ir.Value, divisor: Operand) -> ir.Value:
-    """The C library's ``fmod``; of integers the remainder of the truncated quotient.
-
-    ONNX Runtime (1.31) computes that of integers in double precision.
-    """
-    dtype = _dtype(x, divisor)
-    divisor = _value(divisor, dtype)
-    if dtype.is_floating_point():
-        return op.Mod(x, divisor, fmod=1)
-    return op.Sub(x, op.Mul(op.Div(x, divisor), divisor))
-
-
 @converter(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div(x: ir.Value, divisor: Operand, rounding_mode: str | None = None) -> ir.Value:
-    """``x / divisor``, rounded to zero (``trunc``) or down (``floor``).
-
-    Integers are divided as integers; torchlib divides them in float32.
-    """
+    """``x / divisor``, of integers also rounded to zero (``trunc``) or down (``floor``); torchlib divides integers in
+    float32."""
     dtype = _dtype(x, divisor)
     divisor = _value(divisor, dtype)
     quotient = op.Div(x, divisor)
     if rounding_mode is None:
         return quotient
     if dtype.is_floating_point():
-        return _rounded_down(x, divisor, quotient) if rounding_mode == "floor" else trunc(quotient)
-    if rounding_mode == "trunc":
+        raise NotTranslatable("its translation rounds quotients of integers only")
+    if rounding_mode == "trunc" or not dtype.is_signed():
         return quotient  # ONNX Runtime's Div of integers truncates
-    if not dtype.is_signed():
-        return quotient
     rest = op.Sub(x, op.Mul(quotient, divisor))
     zero = constant(0, dtype)
     below = op.And(op.Not(op.Equal(rest, zero)), op.Xor(op.Less(rest, zero), op.Less(divisor, zero)))
     return op.Sub(quotient, op.Cast(below, to=dtype))
-
-
-def _rounded_down(x: ir.Value, divisor: ir.Value, quotient: ir.Value) -> ir.Value:
-    """``div_floor_floating`` of ``c10/util/generic_math.h``: by ``fmod``, as a rounded quotient may be too large."""
-    dtype = _dtype(quotient)
-    wide = computing_dtype(quotient)
-    x, divisor, quotient = cast(x, wide), cast(divisor, wide), cast(quotient, wide)
-    zero = constant(0.0, wide)
-    rest = op.Mod(x, divisor, fmod=1)
-    exact = op.Div(op.Sub(x, rest), divisor)
-    signs_differ = op.And(op.Not(op.Equal(rest, zero)), op.Xor(op.Less(divisor, zero), op.Less(rest, zero)))
-    exact = op.Sub(exact, op.Cast(signs_differ, to=wide))
-    down = op.Floor(exact)
-    down = op.Add(down, op.Cast(op.Greater(op.Sub(exact, down), constant(0.5, wide)), to=wide))
-    signed_zero = op.Mul(quotient, zero)
-    signed_zero = op.Where(op.IsNaN(signed_zero), zero, signed_zero)
-    down = op.Where(op.Equal(exact, zero), signed_zero, down)
-    return cast(op.Where(op.Equal(divisor, zero), quotient, down), dtype)
 
 
 @converter(aten.floor_divide.default)

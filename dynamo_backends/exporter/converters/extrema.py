@@ -15,7 +15,7 @@ import torch
 from onnxscript.onnx_opset import opset18 as op
 
 from .registry import NotTranslatable, converter
-from .shapes import cast, computing_dtype, constant, rank, reshape
+from .shapes import cast, constant, rank, reshape
 
 aten = torch.ops.aten
 
@@ -108,42 +108,6 @@ def amin(x: ir.Value, dim: Sequence[int] = (), keepdim: bool = False) -> ir.Valu
     return _extremum(x, dim, keepdim, largest=False)
 
 
-@converter(aten.linalg_vector_norm.default)
-def vector_norm(
-    self: ir.Value,
-    ord: float = 2.0,
-    dim: int | Sequence[int] | None = None,
-    keepdim: bool = False,
-    *,
-    dtype: ir.DataType | None = None,
-) -> ir.Value:
-    """The norm of a vector, all dimensions if none are given. Of an infinite order torchlib's loses NaN, and of another
-    than 1 and 2 its root has float32's digits."""
-    x = self if dtype is None else cast(self, dtype)
-    result = x.dtype
-    if result is None or not result.is_floating_point():
-        raise NotTranslatable("its translation is for floating point")
-    x = cast(x, computing_dtype(x))
-    wide = computing_dtype(x)
-    axes = [dim] if isinstance(dim, int) else list(dim or range(rank(self)))
-    if rank(self) == 0:
-        x, axes, keepdim = op.Unsqueeze(x, op.Constant(value_ints=[0])), [0], False
-    if math.isinf(ord):
-        return cast(_extremum(op.Abs(x), axes, keepdim, largest=ord > 0), result)
-    dims, keepdims = op.Constant(value_ints=axes), int(keepdim)
-    if ord == 0:
-        is_zero = op.Cast(op.Equal(x, constant(0.0, wide)), to=wide)
-        norm = op.ReduceSum(op.Sub(constant(1.0, wide), is_zero), dims, keepdims=keepdims)
-    elif ord == 1:
-        norm = op.ReduceL1(x, dims, keepdims=keepdims)
-    elif ord == 2:
-        norm = op.ReduceL2(x, dims, keepdims=keepdims)
-    else:
-        total = op.ReduceSum(op.Pow(op.Abs(x), constant(ord, wide)), dims, keepdims=keepdims)
-        norm = op.Pow(total, constant(1 / ord, wide))
-    return cast(norm, result)
-
-
 @converter(aten.max.default)
 def max_of_all(x: ir.Value) -> ir.Value:
     """The maximum of all elements."""
@@ -180,27 +144,9 @@ def min_over(x: ir.Value, dim: int, keepdim: bool = False) -> tuple[ir.Value, ir
     return _extremum(x, [dim], keepdim, largest=False), _index(x, dim, keepdim, largest=False)
 
 
-def _is_infinite(x: ir.Value, *, positive: bool, negative: bool) -> ir.Value:
-    """IsInf, in the dtype of ``x``: torchlib asks a float64 in float32, where large numbers are infinite."""
-    if not _is_float(x):
-        raise NotTranslatable("an integer is never infinite")
-    known = x if x.dtype == ir.DataType.DOUBLE else cast(x, ir.DataType.FLOAT)
-    return op.IsInf(known, detect_positive=int(positive), detect_negative=int(negative))
-
-
 @converter(aten.isinf.default)
 def isinf(x: ir.Value) -> ir.Value:
-    """Whether an element is an infinity."""
-    return _is_infinite(x, positive=True, negative=True)
-
-
-@converter(aten.isposinf.default)
-def isposinf(x: ir.Value) -> ir.Value:
-    """Whether an element is the positive infinity."""
-    return _is_infinite(x, positive=True, negative=False)
-
-
-@converter(aten.isneginf.default)
-def isneginf(x: ir.Value) -> ir.Value:
-    """Whether an element is the negative infinity."""
-    return _is_infinite(x, positive=False, negative=True)
+    """Whether an element is an infinity; torchlib asks a float64 in float32, where large numbers are infinite."""
+    if not _is_float(x):
+        raise NotTranslatable("an integer is never infinite")
+    return op.IsInf(x if x.dtype == ir.DataType.DOUBLE else cast(x, ir.DataType.FLOAT))
