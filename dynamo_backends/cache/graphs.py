@@ -28,7 +28,7 @@ from ..options import Options
 from ..reasons import Kind
 from ..safety_net import never_fails
 from ..stage_log import cached_model
-from . import answers, environment
+from . import environment
 from .code import CannotStoreError
 from .description import constants, describe, describe_symbols, shape_environment
 from .entry import entry_of, from_record, to_record
@@ -141,15 +141,12 @@ class CachedGraphs:
             logger.info("%s is taken from the cache: %s", name, key)
             return Lookup(found)
         count("cache_misses")
-        answers_key = _digest({"what": "answers", "environment": environment.fixed()})
-        answers.recall(self._store, answers_key)
         symbols = shape_environment(module)
         known = None if symbols is None else describe_symbols(symbols)
 
         @never_fails("keeping a graph in the cache", _NOT_KEPT, lambda: None)
         def keep(graph: CompiledGraph, in_pytorch: Sequence[fx.Graph], ran: Sequence[PassResult]) -> None:
-            if self._keep(key, graph, in_pytorch, ran, originals, symbols, known):
-                answers.keep(self._store, answers_key)
+            self._keep(key, graph, in_pytorch, ran, originals, symbols, known)
 
         return Lookup(keep=keep)
 
@@ -250,8 +247,8 @@ class CachedGraphs:
         originals: Mapping[str, torch.Tensor],
         symbols: ShapeEnv | None,
         known: Mapping[str, Any] | None,
-    ) -> bool:
-        """Keeps a compiled graph, unless it may come out otherwise the next time; whether it was kept."""
+    ) -> None:
+        """Keeps a compiled graph, unless it may come out otherwise the next time."""
         try:
             if any(result.undone for result in ran):
                 raise CannotStoreError("a pass that was undone")
@@ -265,14 +262,12 @@ class CachedGraphs:
             _check(record)
         except CannotStoreError as error:
             _not_cached(graph.name, str(error))
-            return False
+            return
         except OSError:
             _not_cached(graph.name, _SOURCES_CHANGED)
-            return False
-        is_stored = self._store.put(key, record)
-        if is_stored:
+            return
+        if self._store.put(key, record):
             count("cache_stored")
-        return is_stored
 
 
 def _outcome(header: Any) -> Outcome:

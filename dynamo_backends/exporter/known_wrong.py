@@ -7,7 +7,7 @@ an ATen operator tells. Faults that an ONNX node tells are in ``runtime/kernels.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -215,19 +215,6 @@ def _sums_at_indices(node: fx.Node) -> bool:
     return node.target in SUMS_AT_INDICES or bool(accumulates)
 
 
-def _without_weight(node: fx.Node) -> bool:
-    return node.kwargs.get("beta", 1) == 0
-
-
-def _averages(node: fx.Node) -> bool:
-    return node.args[4] == "mean"
-
-
-def _starts_at_largest_number(node: fx.Node) -> bool:
-    included = node.kwargs.get("include_self", node.args[5] if len(node.args) > 5 else True)
-    return node.args[4] in ("amax", "amin") and not included and node.meta["val"].is_floating_point()
-
-
 _WRONG_VALUES = {
     aten.angle.default,  # loses NaN
     aten.atan2.default,  # NaN, signs of zeros
@@ -247,31 +234,10 @@ _WRONG_VALUES = {
 }
 """Operators of which torchlib's translations are wrong, and that models hardly use."""
 
-_IN_DOUBLE = {aten.pow.Scalar, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.fmod.Scalar, aten.fmod.Tensor}
-_INTERPOLATIONS = {aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default}
-_CLIPS = {aten.hardtanh.default, aten.relu6.default}
-
-
-def _has_no_whole_sizes(node: fx.Node) -> bool:
-    value = node.all_input_nodes[0].meta["val"]
-    by_position = dict(enumerate(node.args))
-    factors = [by_position.get(i, node.kwargs.get(name)) for i, name in ((3, "scales_h"), (4, "scales_w"))]
-    sizes = zip(value.shape[-2:], node.meta["val"].shape[-2:], factors, strict=True)
-    return not all(by is None or statically_known_true(new == old * by) for old, new, by in sizes)
-
-
-def _aligns_corners(node: fx.Node) -> bool:
-    return bool(node.args[2])
-
 
 def _is_integer(node: fx.Node) -> bool:
     result = node.meta.get("val")
     return isinstance(result, torch.Tensor) and not result.is_floating_point()
-
-
-def _is_int64(node: fx.Node) -> bool:
-    result = node.meta.get("val")
-    return isinstance(result, torch.Tensor) and result.dtype is torch.int64
 
 
 _EXACT_IN_SUMS = (torch.bool, torch.uint8, torch.int8, torch.int16)
@@ -321,12 +287,6 @@ def _may_be_empty(value: object) -> bool:
     return isinstance(value, torch.Tensor) and not all(statically_known_true(size > 0) for size in value.shape)
 
 
-def _is_tanh_in_double(node: fx.Node) -> bool:
-    if node.kwargs.get("approximate") != "tanh":
-        return False
-    return any(tensor.dtype is torch.float64 for tensor in _tensors(node))
-
-
 def _quantizes_to_a_part(node: fx.Node) -> bool:
     """``quantize_per_tensor(input, scale, zero_point, quant_min, quant_max, dtype)`` with other bounds than its dtype;
     the operator is there only where ``torch.ao.quantization`` was imported."""
@@ -340,43 +300,23 @@ def _quantizes_to_a_part(node: fx.Node) -> bool:
     return node.args[3:5] != (limits.min, limits.max)
 
 
-def _kernel(
-    shown_by: str,
-    operators: set[object],
-    text: str,
-    applies: Callable[[fx.Node], bool] | None = None,
-    *,
-    kind: Kind = Kind.UPSTREAM_FAULT,
-    versions: str = ">=1.24",
-) -> Fault[fx.Node]:
-    """A fault of the CPU provider, seen in ONNX Runtime 1.31 and 1.32, and assumed in all versions that are not known
-    to be mended."""
-    fault: Fault[fx.Node] = Fault(shown_by, frozenset(operators), text, "onnxruntime", versions, kind=kind)
-    return fault if applies is None else dataclasses.replace(fault, applies=applies)
-
-
-def _translation(
-    shown_by: str, operators: set[object], text: str, applies: Callable[[fx.Node], bool] | None = None
-) -> Fault[fx.Node]:
-    """A fault of torchlib, seen in onnxscript 0.7."""
-    fault: Fault[fx.Node] = Fault(shown_by, frozenset(operators), text, "onnxscript", ">=0.7", providers=())
-    return fault if applies is None else dataclasses.replace(fault, applies=applies)
-
+_translation = functools.partial(Fault[fx.Node], library="onnxscript", versions=">=0.7")
+"""A fault of torchlib, seen in onnxscript 0.7."""
 
 FAULTS: tuple[Fault[fx.Node], ...] = (
-    _kernel(
+    Fault(
         "gelu by tanh in double precision",
         {aten.gelu.default},
         "its kernel rounds the constants of a float64 result to float32",
-        _is_tanh_in_double,
+        lambda node: node.kwargs.get("approximate") == "tanh" and node.meta["val"].dtype is torch.float64,
     ),
-    _kernel(
+    Fault(
         "the smallest integer divided by -1",
         _INTEGER_DIVISIONS,
         "an integer division of the smallest integer by -1 ends the process in ONNX Runtime",
         _may_divide_by(-1),
     ),
-    _kernel(
+    Fault(
         "integer division by zero",
         _INTEGER_DIVISIONS,
         "an integer division by zero ends the process in ONNX Runtime",
@@ -385,7 +325,7 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
     ),
     # ``ScatterElements`` is right. It wants an index for each number, and takes 10 ms where PyTorch takes 0.5 (4,096
     # rows of 512 added into 512 rows; AMD EPYC, 4 threads). ``ScatterND`` is in ``runtime/kernels.py``.
-    _kernel(
+    Fault(
         "a sum at repeated indices loses updates",
         {*SUMS_AT_INDICES, *_PUTS},
         "PyTorch adds at repeated indices; of ONNX Runtime's kernels one loses sums and the other is slow",
@@ -406,14 +346,13 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         "product added to NaN without weight",
         {aten.baddbmm.default, aten.addbmm.default, aten.addr.default},
         "its translation multiplies NaN by zero where eager leaves it out",
-        _without_weight,
+        lambda node: node.kwargs.get("beta", 1) == 0,
     ),
-    _translation("mean of scattered numbers", {aten.scatter_reduce.two}, "its translation does not average", _averages),
     _translation(
-        "extrema of scattered infinities",
+        "mean of scattered numbers",
         {aten.scatter_reduce.two},
-        "its translation starts at the largest number, not at infinity",
-        _starts_at_largest_number,
+        "its translation does not average, and of extrema starts at the largest number, not at infinity",
+        lambda node: node.args[4] in ("mean", "amax", "amin"),
     ),
     _translation(
         "quantization to a part of a dtype",
@@ -421,35 +360,27 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         "its translation quantizes to all numbers of the dtype, whatever the bounds are",
         _quantizes_to_a_part,
     ),
-    _kernel("sort of equal numbers", {aten.sort.default}, "equal values come in another order, and NaN before 1.32"),
-    _kernel("topk of equal numbers", {aten.topk.default}, "equal values and NaN come in another order"),
-    _kernel(
+    Fault("sort of equal numbers", {aten.sort.default}, "equal values come in another order, and NaN before 1.32"),
+    Fault("topk of equal numbers", {aten.topk.default}, "equal values and NaN come in another order"),
+    Fault(
         "power of integers",
-        _IN_DOUBLE,
+        {aten.pow.Scalar, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.fmod.Scalar, aten.fmod.Tensor},
         "ONNX Runtime computes it in double precision, and saturates where eager wraps",
         _is_integer,
     ),
     _translation(
         "antialiased interpolation with aligned corners",
-        _INTERPOLATIONS,
-        "its translation takes other weights than eager where corners are aligned",
-        _aligns_corners,
+        {aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default},
+        "its translation takes other weights than eager: of corners, factors and integers",
     ),
-    _translation(
-        "antialiased interpolation by factors that make no whole sizes",
-        _INTERPOLATIONS,
-        "its translation takes other weights than eager, which takes those of the factors",
-        _has_no_whole_sizes,
-    ),
-    _translation("interpolation of bytes", _INTERPOLATIONS, "eager interpolates integers in fixed point", _is_integer),
-    _kernel(
+    Fault(
         "clip of large integers",
-        _CLIPS,
+        {aten.hardtanh.default, aten.relu6.default},
         "ONNX Runtime's Clip compares 32 bits of an int64",
-        _is_int64,
+        _is_integer,
         versions=">=1.24,<1.32",
     ),
-    _kernel(
+    Fault(
         "sum and product of large integers",
         _REDUCTIONS,
         "ONNX Runtime sums and multiplies int32 and int64 in double precision and saturates, where eager wraps",
@@ -457,13 +388,8 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
     ),
     # The mean of nothing is NaN in PyTorch and 0 in ONNX Runtime, ``any`` of nothing is true there, and the sum of the
     # rows of a tensor without rows has the shape of that tensor. Any operator may reduce.
-    _kernel(
-        "reductions of nothing",
-        set(),
-        "ONNX Runtime computes something else of an empty tensor",
-        _reduces_nothing,
-    ),
-    _kernel(
+    Fault("reductions of nothing", set(), "ONNX Runtime computes something else of an empty tensor", _reduces_nothing),
+    Fault(
         "product of empty matrices added with a weight",
         {aten.addmm.default},
         "ONNX Runtime's Gemm of empty matrices leaves out beta",
@@ -471,3 +397,5 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         versions=">=1.24,<1.32",
     ),
 )
+"""Those of ONNX Runtime's CPU provider were seen in 1.31 and 1.32, and are assumed in all versions not known to be
+mended."""
