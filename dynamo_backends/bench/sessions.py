@@ -38,10 +38,10 @@ def microseconds_outside(function: Callable[[], object]) -> float | None:
 @contextlib.contextmanager
 def _timed_runs() -> Iterator[list[float]]:
     """The seconds of each run of a session, as they are made."""
-    from ..runtime.ort_internals import native_session  # not before: it loads ONNX Runtime
+    from ..runtime.ort_internals import CALLS  # not before: it loads ONNX Runtime
 
     inside: list[float] = []
-    kind: Any = native_session()
+    kind: Any = CALLS.session_class
     originals = {name: item for name, item in vars(kind).items() if name.startswith("run") and name != "run_async"}
     for name in originals:
         setattr(kind, name, _timed(getattr(kind, name), inside))

@@ -31,7 +31,7 @@ from .constants import TABLE, Declaration
 from .dtypes import TORCH_DTYPES
 from .expected_shapes import Size, Sizes, differs, follow, written
 from .messages import ORT_ERRORS, session_error
-from .ort_internals import CALLS, Value, Values
+from .ort_internals import CALLS, Value
 from .session import Session
 from .tensors import (
     bool_to_ort,
@@ -158,14 +158,12 @@ class BoundSession:
         self.session = session
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
-        fed = [
-            (i, spec, name)
+        self._converters = [
+            (name, i, _converter(spec))
             for i, spec in enumerate(inputs)
             for name in (spec.name, spec.name + TABLE)
             if name in session.inputs
         ]
-        self._converters = [(i, _converter(spec)) for i, spec, _ in fed]
-        self._input_names = [name for _, _, name in fed]
         self._output_names = [spec.name for spec in outputs]
         self._devices = [ort_device(spec.device) for spec in outputs]
         devices = [spec.device for spec in self.inputs] + [spec.device for spec in self.outputs]
@@ -218,47 +216,42 @@ class BoundSession:
         judgement = self._judged.get(sizes)
         if isinstance(judgement, WrongResultError):
             raise WrongResultError(judgement.result, judgement.what)
-        feeds = CALLS.values()
-        feeds.reserve(len(self._converters))
-        fetches = CALLS.values()
         memories = None if judgement is None else judgement.memories()
         try:
-            for i, convert in self._converters:
-                feeds.push_back(convert(args[i]))
-            for memory, spec in zip(memories or (), self.outputs, strict=False):
-                fetches.push_back(memory_to_ort(memory, spec.dtype))
+            feeds = {name: convert(args[i]) for name, i, convert in self._converters}
+            fetches = [memory_to_ort(memory, o.dtype) for memory, o in zip(memories or (), self.outputs, strict=False)]
         except RuntimeError as error:  # a tensor without memory, as inside vmap; a dtype that DLPack does not have
             raise SessionError(f"a tensor cannot be given to ONNX Runtime: {error}") from error
         if self._asynchronous:
             wait_for_streams(self._asynchronous)
         session = self.session(self.threads)
         try:
-            CALLS.run(session, self._run_options, self._input_names, feeds, self._output_names, fetches, self._devices)
+            results = CALLS.run(session, self._run_options, feeds, fetches, self._output_names, self._devices)
         except ORT_ERRORS as error:
             raise session_error(error, self.session.model) from error
         finally:
             ARENA.used()
         if judgement is None:
-            self._judge(fetches, sizes)
+            self._judge(results, sizes)
         if memories is None:
             try:
-                memories = [memory_from_ort(value, copies=self.session.settings.arena) for value in fetches]
+                memories = [memory_from_ort(value, copies=self.session.settings.arena) for value in results]
             except RuntimeError as error:  # a dtype that DLPack does not have, as float8
                 raise SessionError(f"a result of ONNX Runtime cannot be made a tensor: {error}") from error
         return [_present(memory, spec) for memory, spec in zip(memories, self.outputs, strict=True)]
 
-    def _judge(self, fetches: Values, sizes: tuple[int, ...]) -> None:
+    def _judge(self, results: Sequence[Value], sizes: tuple[int, ...]) -> None:
         """Compares the shapes and dtypes that came out with eager's, and remembers the judgement on these sizes."""
         known = self._sizes.known(sizes)
         are_known = all(follow(spec.sizes, known) for spec in self.outputs)
-        found = (_wrong_result(fetches[i], spec, known) for i, spec in enumerate(self.outputs))
+        found = (_wrong_result(results[i], spec, known) for i, spec in enumerate(self.outputs))
         wrong = next((text for text in found if text is not None), None)
         if len(self._judged) >= _MAXIMUM_JUDGED:
             self._judged.clear()
         if wrong is not None:
             self._judged[sizes] = wrong
             raise wrong
-        shapes = [tuple(value.shape()) for value in fetches]
+        shapes = [tuple(value.shape()) for value in results]
         dtypes = [torch.uint8 if spec.dtype is torch.bool else spec.dtype for spec in self.outputs]
         on_cpu = all(spec.device.type == "cpu" for spec in self.outputs)
         can_be_made = are_known and on_cpu and not any(0 in shape for shape in shapes)  # without elements, no memory
