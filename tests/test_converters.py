@@ -108,10 +108,13 @@ def test_attention_of_symbolic_length(is_causal: bool) -> None:
 def test_convolution_backward(dims: int, transposed: bool, settings: dict[str, int], has_symbolic_sizes: bool) -> None:
     module = getattr(torch.nn, f"Conv{'Transpose' if transposed else ''}{dims}d")(4, 8, (3, 2, 3)[:dims], **settings)
     input = randn(2, 4, *(8, 9, 7)[:dims])
-    if has_symbolic_sizes:
-        symbolic(input, 0, *range(2, 2 + dims))
-    # Weight gradients are float32 sums over all positions, in another order than eager's.
-    assert_equals_eager(module, input, rtol=1e-4, atol=1e-4)
+    tolerance = {"rtol": 1e-4, "atol": 1e-4}  # weight gradients are float32 sums over all positions, in another order
+    if has_symbolic_sizes:  # an output padding must be known: strided ones run in PyTorch
+        assert_same_as_eager(module, symbolic(input, 0, *range(2, 2 + dims)), tolerance=tolerance)
+        in_pytorch = counted("fallback aten.convolution_backward.default") > 0
+        assert in_pytorch == (not transposed and ("stride" in settings or settings.get("padding") == 4))
+    else:
+        assert_equals_eager(module, input, **tolerance)
 
 
 def test_convolution_backward_with_a_large_kernel() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import fx
@@ -26,16 +26,29 @@ from .sums_at_indices import SUMS_AT_INDICES
 aten = torch.ops.aten
 
 RANDOM = Reason(Kind.RANDOM, "random numbers come from PyTorch's generator")
-_UNINITIALIZED = Reason(Kind.UNINITIALIZED, "memory without values has no place in ONNX")
 
 
 def reason_not_to_translate(node: fx.Node) -> Reason | None:
     """Why a node has no place in ONNX although a translation exists, or ``None``."""
-    for rule in _RULES:
-        reason = rule(node)
-        if reason is not None:
-            return reason
-    return None
+    result, tensors = node.meta.get("val"), list(_tensors(node))
+    if is_uninitialized(node):
+        return Reason(Kind.UNINITIALIZED, "memory without values has no place in ONNX")
+    if draws_random_numbers(node):
+        return RANDOM
+    if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+        return Reason(Kind.NOT_IN_ONNX, "it changes an argument in place")
+    for tensor in tensors:
+        if tensor.is_complex():
+            return Reason(Kind.NOT_IN_ONNX, "ONNX Runtime has no complex tensors")
+        if tensor.is_floating_point() and tensor.element_size() == 1:
+            return Reason(Kind.NOT_IN_ONNX, "tensors of float8 do not get into ONNX Runtime, or out")
+        if tensor.layout is not torch.strided:
+            return Reason(Kind.NOT_IN_ONNX, f"{tensor.layout} tensors have no place in ONNX")
+        if tensor.is_quantized:
+            return Reason(Kind.NOT_IN_ONNX, "quantized tensors of PyTorch have no place in ONNX")
+    if any(isinstance(value, (float, torch.SymFloat)) for value in (result, *_arguments(node))):
+        return Reason(Kind.UNKNOWN_SHAPE, "a symbolic float has double precision, which its translation loses")
+    return _number_out_of_range(node, tensors) or _written_number_does_not_fit(node)
 
 
 def faults_of(node: fx.Node) -> Iterator[Fault[fx.Node]]:
@@ -45,9 +58,13 @@ def faults_of(node: fx.Node) -> Iterator[Fault[fx.Node]]:
             yield fault
 
 
+def _arguments(node: fx.Node) -> list[object]:
+    return [arg.meta.get("val") for arg in node.all_input_nodes]
+
+
 def _tensors(node: fx.Node) -> Iterator[torch.Tensor]:
     """The fake tensors a node takes and returns."""
-    for value in [*(arg.meta.get("val") for arg in node.all_input_nodes), node.meta.get("val")]:
+    for value in [*_arguments(node), node.meta.get("val")]:
         items = value if isinstance(value, (tuple, list)) else [value]
         yield from (item for item in items if isinstance(item, torch.Tensor))
 
@@ -74,47 +91,13 @@ def draws_random_numbers(node: fx.Node) -> bool:
     return True
 
 
-def _random_or_impure(node: fx.Node) -> Reason | None:
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return None
-    if draws_random_numbers(node):
-        return RANDOM
-    if node.target._schema.is_mutable:
-        return Reason(Kind.NOT_IN_ONNX, "it changes an argument in place")
-    return None
-
-
-def _dtype_without_place(node: fx.Node) -> Reason | None:
-    if any(tensor.is_complex() for tensor in _tensors(node)):
-        return Reason(Kind.NOT_IN_ONNX, "ONNX Runtime has no complex tensors")
-    if any(tensor.is_floating_point() and tensor.element_size() == 1 for tensor in _tensors(node)):
-        return Reason(Kind.NOT_IN_ONNX, "tensors of float8 do not get into ONNX Runtime, or out")
-    return None
-
-
-def _not_strided(node: fx.Node) -> Reason | None:
-    for tensor in _tensors(node):
-        if tensor.layout is not torch.strided:
-            return Reason(Kind.NOT_IN_ONNX, f"{tensor.layout} tensors have no place in ONNX")
-        if tensor.is_quantized:
-            return Reason(Kind.NOT_IN_ONNX, "quantized tensors of PyTorch have no place in ONNX")
-    return None
-
-
-def _symbolic_float(node: fx.Node) -> Reason | None:
-    values = [node.meta.get("val"), *(arg.meta.get("val") for arg in node.all_input_nodes)]
-    if any(isinstance(value, (float, torch.SymFloat)) for value in values):
-        return Reason(Kind.UNKNOWN_SHAPE, "a symbolic float has double precision, which its translation loses")
-    return None
-
-
-def _number_out_of_range(node: fx.Node) -> Reason | None:
+def _number_out_of_range(node: fx.Node, tensors: Iterable[torch.Tensor]) -> Reason | None:
     """Eager wraps a number around that does not fit the integer dtype an operator computes in (-1 in uint8 is
     255)."""
     result = node.meta.get("val")
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.pointwise not in node.target.tags:
         return None
-    for tensor in _tensors(node):
+    for tensor in tensors:
         if tensor.is_floating_point() or tensor.dtype is torch.bool:
             continue
         if isinstance(result, torch.Tensor) and result.dtype not in (tensor.dtype, torch.bool):
@@ -169,21 +152,6 @@ def _overflows(number: float, dtype: torch.dtype) -> bool:
 def is_uninitialized(node: fx.Node) -> bool:
     """Whether a node returns memory as it is, without values."""
     return node.target in UNINITIALIZED
-
-
-def _uninitialized(node: fx.Node) -> Reason | None:
-    return _UNINITIALIZED if is_uninitialized(node) else None
-
-
-_RULES: tuple[Callable[[fx.Node], Reason | None], ...] = (
-    _uninitialized,
-    _random_or_impure,
-    _dtype_without_place,
-    _not_strided,
-    _symbolic_float,
-    _number_out_of_range,
-    _written_number_does_not_fit,
-)
 
 
 _INTEGER_DIVISIONS = {
