@@ -96,8 +96,6 @@ RARE: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
     "aten.frac.default": (torch.frac, [SPECIAL]),
     "aten.log2.default": (torch.log2, [SPECIAL]),
     "aten.log10.default": (torch.log10, [SPECIAL]),
-    "aten.isposinf.default": (torch.isposinf, [SPECIAL]),
-    "aten.isneginf.default": (torch.isneginf, [SPECIAL]),
     "aten.fmod.Tensor": (torch.fmod, [LARGE, LARGE.flip(0)]),
     "aten.bitwise_left_shift.Tensor": (
         lambda x: torch.bitwise_left_shift(x, SHIFTS),

@@ -26,8 +26,8 @@ from ..kernel_strides import decompositions_as_kernels
 from ..layout import layout_of
 from ..normalizations import as_kernels_normalize
 from ..onnx_versions import MINIMUM_OPSET
+from .indices import SUMS_AT_INDICES
 from .registration import registered_targets
-from .sums_at_indices import SUMS_AT_INDICES
 
 aten = torch.ops.aten
 
@@ -122,26 +122,6 @@ def native_dropout(input: torch.Tensor, probability: float, train: bool | None) 
     return input * mask * (0.0 if keep == 0 else 1.0 / keep), mask
 
 
-def index_fill(input: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor | complex) -> torch.Tensor:
-    """A copy of a tensor without elements, of which eager takes any index; PyTorch's decomposition raises."""
-    if any(statically_known_true(size == 0) for size in input.shape):
-        return input.clone()
-    overload = aten.index_fill.int_Tensor if isinstance(value, torch.Tensor) else aten.index_fill.int_Scalar
-    return _decomp.decomposition_table[overload](input, dim, index, value)
-
-
-def bucketize(
-    input: torch.Tensor, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False
-) -> torch.Tensor:
-    """Integers also without boundaries, where PyTorch's decomposition (2.13) returns the input's dtype."""
-    if any(statically_known_true(tensor.numel() == 0) for tensor in (input, boundaries)):
-        return torch.zeros_like(input, dtype=torch.int32 if out_int32 else torch.int64)
-    result: torch.Tensor = _decomp.decomposition_table[aten.bucketize.Tensor](
-        input, boundaries, out_int32=out_int32, right=right
-    )
-    return result
-
-
 def nan_to_num(input: torch.Tensor, *numbers: float | None, **named: float | None) -> torch.Tensor:
     """Numbers beyond the dtype are infinite, as in the kernel; in PyTorch's decomposition they are an error."""
     if not input.is_floating_point():
@@ -157,19 +137,19 @@ def nan_to_num(input: torch.Tensor, *numbers: float | None, **named: float | Non
 
 
 def in_its_own_memory(function: Callable[..., object]) -> Callable[..., object]:
-    """A decomposition that returns no argument and no view of one, and that takes nothing apart of complex tensors.
+    """A decomposition that returns no argument and no view of one, and leaves operators of complex or empty tensors.
 
     The operator returns new memory, and so may be changed in place, or its argument. Some decompositions return a view
     where there is nothing to compute: ``channel_shuffle`` with one group, ``take`` of the only number.
 
-    What is complex runs in PyTorch, and there whole: some decompositions (``nan_to_num``) refuse it, which eager does
-    not.
+    These run in PyTorch, whole: some decompositions refuse what eager takes (``nan_to_num`` of complex numbers,
+    ``index_fill`` of nothing), or return another dtype (``bucketize`` without boundaries).
     """
 
     @functools.wraps(function)
     def decomposition(*args: Any, **kwargs: Any) -> object:
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if any(tensor.is_complex() for tensor in given):
+        if any(tensor.is_complex() or statically_known_true(tensor.numel() == 0) for tensor in given):
             return NotImplemented
 
         def own(value: object) -> object:
@@ -188,10 +168,7 @@ Decompositions = dict[object, Callable[..., object]]
 
 _OURS: Decompositions = {
     aten.native_dropout.default: native_dropout,
-    aten.bucketize.Tensor: bucketize,
     aten.nan_to_num.default: nan_to_num,
-    aten.index_fill.int_Scalar: index_fill,
-    aten.index_fill.int_Tensor: index_fill,
 }
 
 

@@ -1,7 +1,8 @@
-"""Operators whose index must not be negative: eager raises, ONNX counts from the end.
+"""Operators that take indices: those that add at them, and those whose index must not be negative.
 
-A negative index is made one that is out of range before the translation, so that the runtime fails as it does for an
-index that is too large; PyTorch then runs the region and raises its own error.
+Of a negative index eager raises, and ONNX counts from the end: it is made one that is out of range before the
+translation, so that the runtime fails as it does for one that is too large; PyTorch then runs the region and raises
+its own error.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import torch
 from onnxscript.onnx_opset import opset18 as op
 
 aten = torch.ops.aten
+
+SUMS_AT_INDICES = {aten.index_add.default, aten.embedding_dense_backward.default, aten.unfold_backward.default}
+"""They add several numbers at one place of a tensor that indices choose, as ``index_put`` may."""
 
 INDEX_ARGUMENT: dict[object, int] = {
     aten.embedding.default: 1,

@@ -111,24 +111,6 @@ _MAXIMUM_JUDGED = 1_000
 """How many different sizes of arguments a session remembers the verdict of."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Judgement:
-    """That results are right for some sizes of arguments, and what memory they need.
-
-    Attributes:
-        results: shape and dtype of each result as it lies in memory, booleans as ``uint8``; ``None`` if they do not
-            follow from the sizes of the arguments, or cannot be made before the call.
-    """
-
-    results: list[tuple[tuple[int, ...], torch.dtype]] | None
-
-    def memories(self) -> list[torch.Tensor] | None:
-        """New memory for each result."""
-        if self.results is None:
-            return None
-        return [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in self.results]
-
-
 def _converter(spec: InputSpec) -> Callable[[object], Value]:
     """How arguments of one input become OrtValues; what can be decided before the call is decided here."""
     if spec.dtype is None:
@@ -170,7 +152,9 @@ class BoundSession:
         self._asynchronous = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
         self._run_options = onnxruntime.RunOptions()
         self._sizes = Sizes([spec.sizes for spec in inputs])
-        self._judged: dict[tuple[int, ...], _Judgement | WrongResultError] = {}
+        self._judged: dict[tuple[int, ...], list[tuple[tuple[int, ...], torch.dtype]] | WrongResultError] = {}
+        """For sizes of arguments, shape and dtype of each result as it lies in memory, booleans as ``uint8``; none if
+        they do not follow from the sizes, or cannot be made before the call."""
 
     @property
     def bound(self) -> BoundSession:
@@ -216,10 +200,10 @@ class BoundSession:
         judgement = self._judged.get(sizes)
         if isinstance(judgement, WrongResultError):
             raise WrongResultError(judgement.result, judgement.what)
-        memories = None if judgement is None else judgement.memories()
+        memories = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in judgement or ()]
         try:
             feeds = {name: convert(args[i]) for name, i, convert in self._converters}
-            fetches = [memory_to_ort(memory, o.dtype) for memory, o in zip(memories or (), self.outputs, strict=False)]
+            fetches = [memory_to_ort(memory, o.dtype) for memory, o in zip(memories, self.outputs, strict=False)]
         except RuntimeError as error:  # a tensor without memory, as inside vmap; a dtype that DLPack does not have
             raise SessionError(f"a tensor cannot be given to ONNX Runtime: {error}") from error
         if self._asynchronous:
@@ -233,7 +217,7 @@ class BoundSession:
             ARENA.used()
         if judgement is None:
             self._judge(results, sizes)
-        if memories is None:
+        if not memories:
             try:
                 memories = [memory_from_ort(value, copies=self.session.settings.arena) for value in results]
             except RuntimeError as error:  # a dtype that DLPack does not have, as float8
@@ -255,7 +239,7 @@ class BoundSession:
         dtypes = [torch.uint8 if spec.dtype is torch.bool else spec.dtype for spec in self.outputs]
         on_cpu = all(spec.device.type == "cpu" for spec in self.outputs)
         can_be_made = are_known and on_cpu and not any(0 in shape for shape in shapes)  # without elements, no memory
-        self._judged[sizes] = _Judgement(list(zip(shapes, dtypes, strict=True)) if can_be_made else None)
+        self._judged[sizes] = list(zip(shapes, dtypes, strict=True)) if can_be_made else []
 
 
 def _wrong_result(value: Value, spec: OutputSpec, known: dict[str, int]) -> WrongResultError | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import onnxruntime
 import torch
@@ -19,6 +19,9 @@ import torch
 from .dtypes import ONNX_NUMBERS
 from .ort_internals import CALLS
 from .tensors import to_ort
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 TABLE = ".table"
 """What is added to the name of a constant for an input with the same value. Nodes that only look something up read that
@@ -93,3 +96,19 @@ def give(options: onnxruntime.SessionOptions, constants: Mapping[str, torch.Tens
     if constants:
         values = [CALLS.public(to_ort(tensor)) for tensor in constants.values()]
         options.add_external_initializers(list(constants), values)
+
+
+def computed_from(graph: ir.Graph, constants: Iterable[str]) -> set[str]:
+    """The names of the values that depend on constants and initializers alone, these among them: ONNX Runtime computes
+    them when it makes the session.
+
+    Args:
+        graph: its nodes are in execution order.
+        constants: names of inputs that are constants of the session.
+    """
+    found = {*constants, *graph.initializers}
+    for node in graph:
+        are_known = all(value is None or value.name in found for value in node.inputs)
+        if node.op_type == "Constant" or (node.inputs and are_known):
+            found.update(value.name for value in node.outputs if value.name)
+    return found

@@ -18,8 +18,7 @@ from ..errors import KernelFaultError, SessionError
 from ..faults import Fault
 from ..reasons import Reason
 from .apart import check_apart
-from .constant_values import computed_from
-from .constants import TABLE
+from .constants import TABLE, computed_from
 from .kept_casts import with_kept_casts
 from .long_sums import with_accurate_sums
 from .oracle import ORACLE, model_of, signature

@@ -7,6 +7,7 @@ they compare 32 bits; its TopK compares all.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -144,9 +145,13 @@ def min_over(x: ir.Value, dim: int, keepdim: bool = False) -> tuple[ir.Value, ir
     return _extremum(x, [dim], keepdim, largest=False), _index(x, dim, keepdim, largest=False)
 
 
-@converter(aten.isinf.default)
-def isinf(x: ir.Value) -> ir.Value:
-    """Whether an element is an infinity; torchlib asks a float64 in float32, where large numbers are infinite."""
+def _is_infinite(x: ir.Value, **detected: int) -> ir.Value:
+    """Whether elements are infinities; torchlib asks a float64 in float32, where large numbers are infinite."""
     if not _is_float(x):
         raise NotTranslatable("an integer is never infinite")
-    return op.IsInf(x if x.dtype == ir.DataType.DOUBLE else cast(x, ir.DataType.FLOAT))
+    return op.IsInf(x if x.dtype == ir.DataType.DOUBLE else cast(x, ir.DataType.FLOAT), **detected)
+
+
+converter(aten.isinf.default)(_is_infinite)
+converter(aten.isposinf.default)(functools.partial(_is_infinite, detect_negative=0))
+converter(aten.isneginf.default)(functools.partial(_is_infinite, detect_positive=0))

@@ -1,7 +1,7 @@
 """Linear maps of single dimensions: average pooling, and its gradient.
 
-Each is a constant matrix for each dimension, and so are its gradients, with the matrices transposed. A matrix without
-zeros is applied as a product; else only the elements with a weight are taken, as zero times infinity is NaN.
+Each is a constant matrix for each dimension, and so are its gradients, with the matrices transposed. Only the elements
+with a weight are taken, as zero times infinity is NaN.
 """
 
 from __future__ import annotations
@@ -33,20 +33,9 @@ def apply(value: ir.Value, matrices: Sequence[Matrix]) -> ir.Value:
     sizes = shapes.sizes(value)
     first = len(sizes) - len(matrices)
     for dim, matrix in enumerate(matrices, first):
-        if matrix.shape[0] == matrix.shape[1] and np.array_equal(matrix, np.eye(len(matrix))):
-            continue
-        result = [*sizes[:dim], matrix.shape[0], *sizes[dim + 1 :]]
-        if not matrix.all():
+        if not np.array_equal(matrix, np.eye(*matrix.shape)):
             value = _sum_of_few(value, matrix, dim, sizes)
-        elif dim == len(sizes) - 1:
-            value = op.MatMul(value, _constant(matrix.T, dtype))
-        elif dim == len(sizes) - 2:
-            value = op.MatMul(_constant(matrix, dtype), value)
-        else:
-            rest = shapes.product(sizes[dim + 1 :])
-            product = op.MatMul(_constant(matrix, dtype), shapes.reshape(value, [*sizes[: dim + 1], rest]))
-            value = shapes.reshape(product, result)
-        sizes = result
+            sizes[dim] = matrix.shape[0]
     return value
 
 
