@@ -33,7 +33,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .events import count
-from .layout import order_of
+from .layout import hint_of, order_of
 from .strides import strides_in_order
 
 logger = logging.getLogger(__name__)
@@ -83,27 +83,20 @@ def _is_asked(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 def _is_ambiguous(tensor: torch.Tensor) -> bool:
     """Whether the order of dimensions in memory cannot be told: a size is one, or elements share memory."""
-    return any(_hint(size) == 1 for size in tensor.shape) or any(_hint(stride) == 0 for stride in tensor.stride())
+    return any(hint_of(size) == 1 for size in tensor.shape) or any(hint_of(stride) == 0 for stride in tensor.stride())
 
 
 def _is_row_major(tensor: torch.Tensor) -> bool:
     """Whether strides are exactly those of new row-major memory, in dimensions of size one too."""
     expected = 1
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-        if _hint(stride) != expected:
+        if hint_of(stride) != expected:
             return False
-        size = _hint(size)
+        size = hint_of(size)
         if size is None:
             return False
         expected *= max(size, 1)
     return True
-
-
-def _hint(value: object) -> Any:
-    """What a number is in the first call; ``None`` if only the data will tell."""
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return value.node.hint
-    return value
 
 
 def strides_of_kernel(
@@ -139,11 +132,10 @@ _UNKNOWN = object()
 
 def _described(leaf: object) -> object:
     if isinstance(leaf, torch.Tensor):
-        numbers = tuple(map(_hint, (*leaf.shape, *leaf.stride())))
+        numbers = tuple(map(hint_of, (*leaf.shape, *leaf.stride())))
         return _UNKNOWN if None in numbers else (numbers, leaf.dtype)
-    if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return _UNKNOWN if _hint(leaf) is None else (type(_hint(leaf)), _hint(leaf))
-    return type(leaf), str(leaf)
+    known = hint_of(leaf)
+    return _UNKNOWN if known is None and leaf is not None else (type(known), str(known))
 
 
 def _asked(
@@ -160,7 +152,7 @@ def _asked(
             stack.enter_context(context)
         stack.enter_context(torch.random.fork_rng(devices=(), enabled=random))
         for fill in (_zeros, _numbers):  # a kernel may refuse zeros: a matrix without an inverse
-            real = [fill(leaf) if isinstance(leaf, torch.Tensor) else _hint(leaf) for leaf in leaves]
+            real = [fill(leaf) if isinstance(leaf, torch.Tensor) else hint_of(leaf) for leaf in leaves]
             args, kwargs = pytree.tree_unflatten(real, structure)
             try:
                 results = target(*args, **kwargs)
@@ -173,14 +165,14 @@ def _asked(
 
 def _extent(tensor: torch.Tensor) -> int:
     """How many elements the memory of a tensor has, from its first to its last."""
-    sizes, strides = [_hint(size) for size in tensor.shape], [_hint(stride) for stride in tensor.stride()]
+    sizes, strides = list(map(hint_of, tensor.shape)), list(map(hint_of, tensor.stride()))
     return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) if all(sizes) else 0
 
 
 def _zeros(tensor: torch.Tensor) -> torch.Tensor:
     """Memory that the system has not given yet: it costs nothing to make."""
-    sizes, strides = [_hint(size) for size in tensor.shape], [_hint(stride) for stride in tensor.stride()]
-    return torch.zeros(_extent(tensor), dtype=tensor.dtype).as_strided(sizes, strides)
+    memory = torch.zeros(_extent(tensor), dtype=tensor.dtype)
+    return memory.as_strided(list(map(hint_of, tensor.shape)), list(map(hint_of, tensor.stride())))
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:
@@ -245,12 +237,12 @@ def _relaid(mode: FakeTensorMode, is_view: bool, value: object, strides: Strides
 def _wanted(value: torch.Tensor, strides: Strides) -> Sequence[Any] | None:
     """The strides that a fake tensor should have, symbolic if its sizes are; ``None`` if it has them, or it cannot be
     told how they follow from its sizes."""
-    if [_hint(stride) for stride in value.stride()] == list(strides) or len(strides) != value.ndim:
+    if [hint_of(stride) for stride in value.stride()] == list(strides) or len(strides) != value.ndim:
         return None
     if not any(isinstance(item, torch.SymInt) for item in (*value.shape, *value.stride())):
         return strides
     wanted = strides_in_order(order_of(value, strides), value.shape)
-    return wanted if [_hint(stride) for stride in wanted] == list(strides) else None
+    return wanted if [hint_of(stride) for stride in wanted] == list(strides) else None
 
 
 def decompositions_as_kernels(table: Table) -> dict[Any, Callable[..., Any]]:
@@ -280,8 +272,8 @@ def _copied_to(value: object, strides: Strides | None) -> object:
     """A tensor copied to memory in another order, where its strides would be others."""
     if strides is None or not isinstance(value, torch.Tensor) or len(strides) != value.ndim:
         return value
-    sizes = [_hint(size) for size in value.shape]
-    now = [_hint(stride) for stride in value.stride()]
+    sizes = [hint_of(size) for size in value.shape]
+    now = [hint_of(stride) for stride in value.stride()]
     order = order_of(value, strides)
     addressed = [dim for dim, size in enumerate(sizes) if size != 1]
     if 0 in sizes or now == list(strides):

@@ -38,10 +38,16 @@ _DECOMPOSE_ANYWAY = {
     aten._native_batch_norm_legit.no_stats,
     aten.instance_norm.default,
     # Torchlib's translation is wrong for NaN, infinities, large numbers, or, of glu, far below zero, of norms beyond
-    # the digits of float32, of products with a vector where it is a transposed matrix or a long one.
+    # the digits of float32, of products with a vector where it is a transposed matrix or a long one, of quotients that
+    # are rounded.
     aten.addmv.default,
     aten.celu.default,
+    aten.clamp_max.Tensor,
+    aten.clamp_max.default,
+    aten.clamp_min.Tensor,
+    aten.clamp_min.default,
     aten.dot.default,
+    aten.floor_divide.default,
     aten.glu.default,
     aten.hardtanh_backward.default,
     aten.linalg_vector_norm.default,

@@ -194,7 +194,9 @@ def fault_in(model: ir.Model, providers: Sequence[Provider]) -> tuple[ir.Node, F
         for fault in FAULTS:
             if node.op_type not in fault.operators or not fault.is_installed or not fault.applies(node):
                 continue
-            if fault.is_of(names) or not _first_provider_takes(node, providers, model.opset_imports.get("", 1)):
+            are_known = all(value is None or value.dtype is not None for value in node.inputs)
+            opset = model.opset_imports.get("", 1)
+            if fault.is_of(names) or not are_known or _first_provider_refuses(node, providers, opset) is not None:
                 return node, fault
     return None
 
@@ -307,12 +309,6 @@ def refusal_of_node(node: ir.Node, providers: Sequence[Provider], opset: int) ->
         except SessionError as error:
             return error.reason
     return _first_provider_refuses(node, providers, opset)
-
-
-def _first_provider_takes(node: ir.Node, providers: Sequence[Provider], opset: int) -> bool:
-    if any(value is not None and value.dtype is None for value in node.inputs):
-        return False  # it depends on the types
-    return _first_provider_refuses(node, providers, opset) is None
 
 
 def _first_provider_refuses(node: ir.Node, providers: Sequence[Provider], opset: int) -> Reason | None:

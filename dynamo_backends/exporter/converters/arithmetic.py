@@ -95,18 +95,6 @@ def clamp(x: ir.Value, low: Operand | None = None, high: Operand | None = None) 
     return result
 
 
-@converter(aten.clamp_min.default, aten.clamp_min.Tensor)
-def clamp_min(x: ir.Value, low: Operand) -> ir.Value:
-    """``max(x, low)``, as ``clamp``."""
-    return clamp(x, low=low)
-
-
-@converter(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(x: ir.Value, high: Operand) -> ir.Value:
-    """``min(x, high)``, as ``clamp``."""
-    return clamp(x, high=high)
-
-
 @converter(aten.sigmoid.default)
 def sigmoid(x: ir.Value) -> ir.Value:
     """``1 / (1 + exp(-x))``; ONNX Runtime's ``Sigmoid`` (1.31) of float32 is 17 % off at -15, and 0 from -18 down, of
@@ -235,9 +223,3 @@ def div(x: ir.Value, divisor: Operand, rounding_mode: str | None = None) -> ir.V
     zero = constant(0, dtype)
     below = op.And(op.Not(op.Equal(rest, zero)), op.Xor(op.Less(rest, zero), op.Less(divisor, zero)))
     return op.Sub(quotient, op.Cast(below, to=dtype))
-
-
-@converter(aten.floor_divide.default)
-def floor_divide(x: ir.Value, divisor: Operand) -> ir.Value:
-    """``div`` rounded down."""
-    return div(x, divisor, rounding_mode="floor")

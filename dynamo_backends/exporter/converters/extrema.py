@@ -40,16 +40,16 @@ def _is_float(x: ir.Value) -> bool:
     return x.dtype is not None and x.dtype.is_floating_point()
 
 
-def _extremum(x: ir.Value, dims: Sequence[int], keepdim: bool, *, largest: bool) -> ir.Value:
-    """The maximum or minimum over ``dims`` (all if empty), and NaN where there is one."""
+def _extremum(x: ir.Value, dim: Sequence[int] = (), keepdim: bool = False, *, largest: bool) -> ir.Value:
+    """The maximum or minimum over dimensions, all if none are given; NaN where there is one."""
     _check(x)
     if rank(x) == 0:
         return op.Identity(x)
-    reduced = [dim % rank(x) for dim in dims] or list(range(rank(x)))
+    reduced = [item % rank(x) for item in dim] or list(range(rank(x)))
     axes = op.Constant(value_ints=reduced)
     if x.dtype == ir.DataType.INT64:
-        for dim in reduced:
-            x, _ = _first(x, dim, largest=largest)
+        for item in reduced:
+            x, _ = _first(x, item, largest=largest)
         return x if keepdim else op.Squeeze(x, axes)
     reduce = op.ReduceMax if largest else op.ReduceMin
     result = reduce(x, axes, keepdims=int(keepdim))
@@ -66,7 +66,7 @@ def _first(x: ir.Value, dim: int, *, largest: bool) -> tuple[ir.Value, ir.Value]
     return values, indices
 
 
-def _index(x: ir.Value, dim: int | None, keepdim: bool, *, largest: bool) -> ir.Value:
+def _index(x: ir.Value, dim: int | None = None, keepdim: bool = False, *, largest: bool) -> ir.Value:
     """The place of the first of equal extrema; of the first NaN if there is one.
 
     Without ``dim`` it counts through all elements.
@@ -97,52 +97,17 @@ def _place(x: ir.Value, dim: int, keepdim: bool, *, largest: bool) -> ir.Value:
     return op.Where(op.Cast(found, to=ir.DataType.BOOL), first, index)
 
 
-@converter(aten.amax.default)
-def amax(x: ir.Value, dim: Sequence[int] = (), keepdim: bool = False) -> ir.Value:
-    """The maximum over dimensions, all if none are given."""
-    return _extremum(x, dim, keepdim, largest=True)
+def _both(x: ir.Value, dim: int, keepdim: bool = False, *, largest: bool) -> tuple[ir.Value, ir.Value]:
+    """The extremum over one dimension and its place."""
+    return _extremum(x, [dim], keepdim, largest=largest), _index(x, dim, keepdim, largest=largest)
 
 
-@converter(aten.amin.default)
-def amin(x: ir.Value, dim: Sequence[int] = (), keepdim: bool = False) -> ir.Value:
-    """The minimum over dimensions, all if none are given."""
-    return _extremum(x, dim, keepdim, largest=False)
-
-
-@converter(aten.max.default)
-def max_of_all(x: ir.Value) -> ir.Value:
-    """The maximum of all elements."""
-    return _extremum(x, (), False, largest=True)
-
-
-@converter(aten.min.default)
-def min_of_all(x: ir.Value) -> ir.Value:
-    """The minimum of all elements."""
-    return _extremum(x, (), False, largest=False)
-
-
-@converter(aten.argmax.default)
-def argmax(x: ir.Value, dim: int | None = None, keepdim: bool = False) -> ir.Value:
-    """The index of the maximum."""
-    return _index(x, dim, keepdim, largest=True)
-
-
-@converter(aten.argmin.default)
-def argmin(x: ir.Value, dim: int | None = None, keepdim: bool = False) -> ir.Value:
-    """The index of the minimum."""
-    return _index(x, dim, keepdim, largest=False)
-
-
-@converter(aten.max.dim)
-def max_over(x: ir.Value, dim: int, keepdim: bool = False) -> tuple[ir.Value, ir.Value]:
-    """The maximum over one dimension and its index."""
-    return _extremum(x, [dim], keepdim, largest=True), _index(x, dim, keepdim, largest=True)
-
-
-@converter(aten.min.dim)
-def min_over(x: ir.Value, dim: int, keepdim: bool = False) -> tuple[ir.Value, ir.Value]:
-    """The minimum over one dimension and its index."""
-    return _extremum(x, [dim], keepdim, largest=False), _index(x, dim, keepdim, largest=False)
+converter(aten.amax.default, aten.max.default)(functools.partial(_extremum, largest=True))
+converter(aten.amin.default, aten.min.default)(functools.partial(_extremum, largest=False))
+converter(aten.argmax.default)(functools.partial(_index, largest=True))
+converter(aten.argmin.default)(functools.partial(_index, largest=False))
+converter(aten.max.dim)(functools.partial(_both, largest=True))
+converter(aten.min.dim)(functools.partial(_both, largest=False))
 
 
 def _is_infinite(x: ir.Value, **detected: int) -> ir.Value:
