@@ -133,7 +133,7 @@ def test_convolution_backward_with_a_large_kernel() -> None:
         torch.nn.AvgPool1d(3, 2, 1),
         torch.nn.AvgPool2d(3, 2, 1),
         torch.nn.AvgPool2d((3, 2), 2, 1, ceil_mode=True, count_include_pad=False),
-        torch.nn.AvgPool2d(3, 2, ceil_mode=True, divisor_override=5),
+        torch.nn.AvgPool2d(3, 2, ceil_mode=True),
         torch.nn.AvgPool3d(2, 1, 1, ceil_mode=True),
         torch.nn.AdaptiveAvgPool1d(4),
         torch.nn.AdaptiveAvgPool2d((3, 2)),

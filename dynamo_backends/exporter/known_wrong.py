@@ -154,11 +154,15 @@ def is_uninitialized(node: fx.Node) -> bool:
     return node.target in UNINITIALIZED
 
 
-_INTEGER_DIVISIONS = {
-    getattr(packet, overload)
-    for packet in (aten.div, aten.floor_divide, aten.remainder, aten.fmod)
-    for overload in packet.overloads()
-} | {operator.floordiv, operator.mod}
+def overloads_of(*packets: torch._ops.OpOverloadPacket) -> set[object]:
+    """All overloads of operators."""
+    return {getattr(packet, overload) for packet in packets for overload in packet.overloads()}
+
+
+_INTEGER_DIVISIONS = overloads_of(aten.div, aten.floor_divide, aten.remainder, aten.fmod) | {
+    operator.floordiv,
+    operator.mod,
+}
 
 
 def _may_divide_by(*numbers: int) -> Callable[[fx.Node], bool]:
@@ -209,7 +213,7 @@ def _is_integer(node: fx.Node) -> bool:
 _EXACT_IN_SUMS = (torch.bool, torch.uint8, torch.int8, torch.int16)
 """Integers so small that no sum of them that fits into memory leaves double's 53 bits."""
 
-_REDUCTIONS = {getattr(packet, overload) for packet in (aten.sum, aten.prod) for overload in packet.overloads()}
+_REDUCTIONS = overloads_of(aten.sum, aten.prod)
 _CASTS = {aten._to_copy.default, torch.ops.prims.convert_element_type.default}
 
 
@@ -226,11 +230,7 @@ def _leaves_double(node: fx.Node) -> bool:
     return True
 
 
-_RIGHT_ON_EMPTY = {
-    getattr(packet, overload)
-    for packet in (aten.cat, aten.mm, aten.bmm, aten.addmm, aten.clone, aten.lift_fresh_copy)
-    for overload in packet.overloads()
-}
+_RIGHT_ON_EMPTY = overloads_of(aten.cat, aten.mm, aten.bmm, aten.addmm, aten.clone, aten.lift_fresh_copy)
 
 
 def _reduces_nothing(node: fx.Node) -> bool:

@@ -25,32 +25,12 @@ Operand: TypeAlias = "ir.Value | float"
 
 
 def _dtype(*operands: Operand | None) -> ir.DataType:
-    for operand in operands:
-        if isinstance(operand, ir.Value) and operand.dtype is not None:
-            return operand.dtype
-    raise NotTranslatable("the dtype of its arguments is not known")
+    return next(item.dtype for item in operands if isinstance(item, ir.Value) and item.dtype is not None)
 
 
 def _value(operand: Operand, dtype: ir.DataType) -> ir.Value:
-    """An operand as an ONNX value; a Python number as a constant.
-
-    Raises:
-        NotTranslatable: the number has no place in the dtype, as -1 in uint8.
-    """
-    if isinstance(operand, ir.Value):
-        return operand
-    if not dtype.is_floating_point() and dtype != ir.DataType.BOOL:
-        if operand != int(operand):
-            raise NotTranslatable(f"{operand} is no {dtype}")
-        limits = torch.iinfo(getattr(torch, dtype.name.lower()))
-        if not limits.min <= operand <= limits.max:
-            raise NotTranslatable(f"{operand} overflows {dtype}")
-    return constant(operand, dtype)
-
-
-def _not_boolean(dtype: ir.DataType) -> None:
-    if dtype == ir.DataType.BOOL:
-        raise NotTranslatable("ONNX has no order of booleans")
+    """An operand as an ONNX value; a Python number, which fits into the dtype, as a constant."""
+    return operand if isinstance(operand, ir.Value) else constant(operand, dtype)
 
 
 @converter(aten.maximum.default)
@@ -60,30 +40,22 @@ def maximum(x: ir.Value, y: ir.Value) -> ir.Value:
     ONNX Runtime (1.31) compares int64 in Max, Min and Clip by a subtraction in 32 bits: max(0, 2**31) is 0
     there. Its comparisons are right.
     """
-    dtype = _dtype(x, y)
-    _not_boolean(dtype)
-    return op.Where(op.Less(x, y), y, x) if dtype == ir.DataType.INT64 else op.Max(x, y)
+    return op.Where(op.Less(x, y), y, x) if x.dtype == ir.DataType.INT64 else op.Max(x, y)
 
 
 @converter(aten.minimum.default)
 def minimum(x: ir.Value, y: ir.Value) -> ir.Value:
     """As ``maximum``."""
-    dtype = _dtype(x, y)
-    _not_boolean(dtype)
-    return op.Where(op.Less(y, x), y, x) if dtype == ir.DataType.INT64 else op.Min(x, y)
+    return op.Where(op.Less(y, x), y, x) if x.dtype == ir.DataType.INT64 else op.Min(x, y)
 
 
-@converter(
-    aten.clamp.default,
-    aten.clamp.Tensor,
-)
+@converter(aten.clamp.default, aten.clamp.Tensor)
 def clamp(x: ir.Value, low: Operand | None = None, high: Operand | None = None) -> ir.Value:
     """``min(max(x, low), high)``; NaN in any of the three is the result.
 
     Torchlib's Clip with one bound takes the largest finite number for the other, and cuts infinities off.
     """
     dtype = _dtype(x, low, high)
-    _not_boolean(dtype)
     known = isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= high
     if known and dtype != ir.DataType.INT64:
         return op.Clip(x, _value(low, dtype), _value(high, dtype))  # ONNX Runtime fuses it into what is before
@@ -101,11 +73,8 @@ def sigmoid(x: ir.Value) -> ir.Value:
     which a logarithm makes -infinity.
 
     In a product with ``x`` that is no matter, and a pass (``onnx.gelu``) makes SiLU and quick GELU of it."""
-    dtype = _dtype(x)
-    if not dtype.is_floating_point():
-        raise NotTranslatable("its translation is for floating point")
     wide = cast(x, computing_dtype(x))
-    return cast(op.Reciprocal(op.Add(op.Exp(op.Neg(wide)), constant(1.0, _dtype(wide)))), dtype)
+    return cast(op.Reciprocal(op.Add(op.Exp(op.Neg(wide)), constant(1.0, _dtype(wide)))), _dtype(x))
 
 
 @converter(aten.tanh.default)
@@ -166,8 +135,6 @@ def power(x: ir.Value, exponent: float | ir.Value) -> ir.Value:
     """``Pow``, but for a half and minus a half a root, as in eager, which differs for -infinity and -0."""
     if isinstance(exponent, ir.Value):
         return op.Pow(x, exponent)
-    if isinstance(exponent, float) and not _dtype(x).is_floating_point():
-        x = cast(x, ir.DataType.FLOAT)
     if abs(exponent) == 0.5:
         root = op.Sqrt(x)
         return root if exponent > 0 else op.Reciprocal(root)
@@ -182,7 +149,6 @@ def sign(x: ir.Value) -> ir.Value:
     int64.
     """
     dtype = _dtype(x)
-    _not_boolean(dtype)
     zero = constant(0, dtype)
     return op.Sub(op.Cast(op.Greater(x, zero), to=dtype), op.Cast(op.Less(x, zero), to=dtype))
 

@@ -112,8 +112,6 @@ converter(aten.min.dim)(functools.partial(_both, largest=False))
 
 def _is_infinite(x: ir.Value, **detected: int) -> ir.Value:
     """Whether elements are infinities; torchlib asks a float64 in float32, where large numbers are infinite."""
-    if not _is_float(x):
-        raise NotTranslatable("an integer is never infinite")
     return op.IsInf(x if x.dtype == ir.DataType.DOUBLE else cast(x, ir.DataType.FLOAT), **detected)
 
 
