@@ -22,11 +22,11 @@ from torch.utils import _pytree as pytree
 
 from passes.engine.fx.editing import is_view
 
-from ..kernel_strides import decompositions_as_kernels
+from ..fake_tensors import decompositions_as_kernels
 from ..layout import layout_of
-from ..normalizations import as_kernels_normalize
 from ..onnx_versions import MINIMUM_OPSET
 from .indices import SUMS_AT_INDICES
+from .known_wrong import overloads_of
 from .registration import registered_targets
 
 aten = torch.ops.aten
@@ -62,29 +62,25 @@ _DECOMPOSE_ANYWAY = {
     aten.xlogy.Tensor,
 }
 
-_PRIMS = {
-    getattr(packet, overload)
-    for packet in (
-        aten.digamma,
-        aten.erfinv,
-        aten.fmax,
-        aten.fmin,
-        aten.frexp,
-        aten.gcd,
-        aten.hypot,
-        aten.i0,
-        aten.lgamma,
-        aten.special_bessel_j0,
-        aten.special_bessel_j1,
-        aten.special_i0e,
-        aten.special_i1,
-        aten.special_i1e,
-        aten.special_ndtri,
-        aten.special_spherical_bessel_j0,
-        aten.special_zeta,
-    )
-    for overload in packet.overloads()
-}
+_PRIMS = overloads_of(
+    aten.digamma,
+    aten.erfinv,
+    aten.fmax,
+    aten.fmin,
+    aten.frexp,
+    aten.gcd,
+    aten.hypot,
+    aten.i0,
+    aten.lgamma,
+    aten.special_bessel_j0,
+    aten.special_bessel_j1,
+    aten.special_i0e,
+    aten.special_i1,
+    aten.special_i1e,
+    aten.special_ndtri,
+    aten.special_spherical_bessel_j0,
+    aten.special_zeta,
+)
 """Operators without a translation whose decomposition is one operator of ``prims``, which has none either."""
 
 _NEVER = {
@@ -209,7 +205,7 @@ def _decompositions(translated: frozenset[str]) -> Decompositions:
             if target in _NEVER or target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
                 continue
             table.setdefault(target, function if is_view(target) else in_its_own_memory(function))
-    return decompositions_as_kernels(as_kernels_normalize(table))
+    return decompositions_as_kernels(table)
 
 
 def decomposition_table(opset: int = 23, translated: frozenset[str] | None = None) -> Decompositions:

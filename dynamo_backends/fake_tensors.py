@@ -1,4 +1,4 @@
-"""The strides that PyTorch's kernels return, where its fake tensors have others.
+"""What PyTorch's kernels return where its fake tensors (2.13) say something else: strides, and dtypes of statistics.
 
 A compiled graph presents its results with the strides of its fake tensors. Those come from PyTorch's meta kernels,
 which for some operators do not agree with the real kernels, above all where the order of dimensions in memory is
@@ -9,6 +9,10 @@ So the real kernel is asked: it runs once for each set of sizes and strides, on 
 returns is what the fake tensor gets. ``tests/strides_sweep.py`` runs the whole operator database in many layouts, and
 lists in ``agreeing_operators.json`` the operators whose meta kernel and decomposition were right: of row-major
 arguments, and of arguments without a size of 1. Those are not asked there. Expanded arguments are always ambiguous.
+
+Normalizations save statistics for the gradients. Of a half input with float32 weights, as autocasting leaves them, the
+kernels' statistics are float32, the fake tensors' are half. So a compiler is given the normalization of a float32 input
+between casts, which computes the same; and graphs that PyTorch may run are told the dtype of their statistics.
 
 Example:
 
@@ -23,7 +27,8 @@ import functools
 import importlib.resources
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +42,8 @@ from .layout import hint_of, order_of
 from .strides import strides_in_order
 
 logger = logging.getLogger(__name__)
+
+aten = torch.ops.aten
 
 Strides = tuple[int, ...]
 Table = Mapping[Any, Callable[..., Any]]
@@ -73,7 +80,7 @@ def _is_asked(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return False
     if not all(leaf.device.type == "cpu" for leaf in tensors):
         return False
-    if target is torch.ops.aten.view.default and list(args[0].shape) == list(args[1]):
+    if target is aten.view.default and list(args[0].shape) == list(args[1]):
         return False  # AOTAutograd makes tangents so, which shall have all strides of the results
     name = target.name()  # type: ignore[attr-defined]
     if name in _agreeing()["without_ones"] and not any(map(_is_ambiguous, tensors)):
@@ -251,9 +258,10 @@ def decompositions_as_kernels(table: Table) -> dict[Any, Callable[..., Any]]:
     Args:
         table: from an operator to a function of its arguments, which may return ``NotImplemented``: the operator stays.
     """
+    ours: Table = {target: functools.partial(_normalized, target, table.get(target)) for target in _NORMALIZATIONS}
     return {
         target: functools.partial(_decomposed, target, function) if _may_differ(target) else function
-        for target, function in table.items()
+        for target, function in {**table, **ours}.items()
     }
 
 
@@ -317,3 +325,58 @@ def correct(module: fx.GraphModule) -> int:
 
 def _all_strides(value: object) -> list[Strides | None]:
     return [_strides(leaf) for leaf in pytree.tree_leaves(value)]
+
+
+_NORMALIZATIONS = (
+    aten.native_layer_norm.default,
+    aten.native_group_norm.default,
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit.no_stats,
+    aten._native_batch_norm_legit_no_training.default,
+    aten._batch_norm_with_update_functional.default,
+    aten._batch_norm_no_update.default,
+)
+"""They return the result, two statistics of the input, and some new running statistics."""
+
+_STATISTICS = (1, 2)
+_SAME = (aten.detach.default, aten.alias.default)
+"""What autograd puts between the statistics and where they are saved."""
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _normalized(
+    target: Callable[..., Any], decomposition: Callable[..., Any] | None, input: torch.Tensor, *args: Any
+) -> Any:
+    if not _is_mixed(input, args):
+        return NotImplemented if decomposition is None else decomposition(input, *args)
+    result, *statistics = target(input.float(), *args)
+    return (result.to(input.dtype), *statistics)
+
+
+def _is_mixed(input: torch.Tensor, others: Iterable[object]) -> bool:
+    """Whether a normalization computes its statistics in another dtype than its input's (``is_mixed_type`` of
+    ``aten/src/ATen/native/cpu/mixed_data_type.h``)."""
+    tensors = [other for other in others if isinstance(other, torch.Tensor)]
+    return input.dtype in _HALF and any(other.dtype == torch.float32 for other in tensors)
+
+
+def tell_statistics(module: fx.GraphModule) -> None:
+    """Gives the statistics in a graph in which normalizations are whole, a joint one for instance, the dtype that they
+    have; ``meta["val"]`` of what is not computed from them stays."""
+    for node in module.graph.nodes:
+        if node.target in _NORMALIZATIONS:
+            input, *others = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in node.args]
+            if _is_mixed(input, others):
+                node.meta["val"] = tuple(
+                    _as_float32(value) if i in _STATISTICS else value for i, value in enumerate(node.meta["val"])
+                )
+        elif node.target is operator.getitem and node.args[0].target in _NORMALIZATIONS:
+            node.meta["val"] = node.args[0].meta["val"][node.args[1]]
+        elif node.target in _SAME and node.meta["val"].dtype != node.args[0].meta["val"].dtype:
+            node.meta["val"] = _as_float32(node.meta["val"])
+
+
+def _as_float32(value: FakeTensor) -> torch.Tensor:
+    with value.fake_mode:
+        return value.to(torch.float32)
