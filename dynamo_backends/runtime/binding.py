@@ -194,6 +194,8 @@ class BoundSession:
                 it without running.
             SessionError: ONNX Runtime failed while running.
         """
+        if len(args) != len(self.inputs):
+            raise ValueError(f"{len(args)} arguments where the session takes {len(self.inputs)}")
         sizes = self._sizes.of(args)
         judgement = self._judged.get(sizes)
         if isinstance(judgement, WrongResultError):

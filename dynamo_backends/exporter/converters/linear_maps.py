@@ -129,7 +129,7 @@ def _window(
 ) -> list[tuple[int, int, int]]:
     """Kernel size, stride and padding of each dimension."""
     if divisor is not None:
-        raise NotTranslatable("its translation is for windows that are divided by their sizes")
+        raise NotTranslatable("its translation knows no divisor_override")
     kernel = shapes.for_each(kernel_size, dims)
     strides = shapes.for_each(stride, dims) if stride else kernel
     return list(zip(kernel, strides, shapes.for_each(padding, dims), strict=True))
