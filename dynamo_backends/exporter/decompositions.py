@@ -25,8 +25,6 @@ from passes.engine.fx.editing import is_view
 from ..fake_tensors import decompositions_as_kernels
 from ..layout import layout_of
 from ..onnx_versions import MINIMUM_OPSET
-from .indices import SUMS_AT_INDICES
-from .known_wrong import overloads_of
 from .registration import registered_targets
 
 aten = torch.ops.aten
@@ -61,6 +59,15 @@ _DECOMPOSE_ANYWAY = {
     aten.xlogy.Scalar_Self,
     aten.xlogy.Tensor,
 }
+
+SUMS_AT_INDICES = {aten.index_add.default, aten.embedding_dense_backward.default, aten.unfold_backward.default}
+"""They add several numbers at one place of a tensor that indices choose, as ``index_put`` may."""
+
+
+def overloads_of(*packets: torch._ops.OpOverloadPacket) -> set[object]:
+    """All overloads of operators."""
+    return {getattr(packet, overload) for packet in packets for overload in packet.overloads()}
+
 
 _PRIMS = overloads_of(
     aten.digamma,

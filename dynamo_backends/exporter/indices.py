@@ -1,4 +1,4 @@
-"""Operators that take indices: those that add at them, and those whose index must not be negative.
+"""Operators whose index must not be negative.
 
 Of a negative index eager raises, and ONNX counts from the end: it is made one that is out of range before the
 translation, so that the runtime fails as it does for one that is too large; PyTorch then runs the region and raises
@@ -12,9 +12,6 @@ import torch
 from onnxscript.onnx_opset import opset18 as op
 
 aten = torch.ops.aten
-
-SUMS_AT_INDICES = {aten.index_add.default, aten.embedding_dense_backward.default, aten.unfold_backward.default}
-"""They add several numbers at one place of a tensor that indices choose, as ``index_put`` may."""
 
 INDEX_ARGUMENT: dict[object, int] = {
     aten.embedding.default: 1,

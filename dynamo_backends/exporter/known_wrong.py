@@ -21,7 +21,7 @@ from passes.engine.manager import UNINITIALIZED
 
 from ..faults import Fault
 from ..reasons import Kind, Reason
-from .indices import SUMS_AT_INDICES
+from .decompositions import SUMS_AT_INDICES, overloads_of
 
 aten = torch.ops.aten
 
@@ -152,11 +152,6 @@ def _overflows(number: float, dtype: torch.dtype) -> bool:
 def is_uninitialized(node: fx.Node) -> bool:
     """Whether a node returns memory as it is, without values."""
     return node.target in UNINITIALIZED
-
-
-def overloads_of(*packets: torch._ops.OpOverloadPacket) -> set[object]:
-    """All overloads of operators."""
-    return {getattr(packet, overload) for packet in packets for overload in packet.overloads()}
 
 
 _INTEGER_DIVISIONS = overloads_of(aten.div, aten.floor_divide, aten.remainder, aten.fmod) | {
