@@ -47,8 +47,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 from .artifacts import Runner
 from .errors import first_line
 from .exporter.locations import Frame, UserName, function_name, is_user_file, set_call, set_user_name, user_name
+from .fake_tensors import tell_statistics
 from .first_call import synthetic
-from .normalizations import tell_statistics
 
 _GRAPH_NAME = re.compile(r"(?:^|__)(?P<id>\d+)_(?P<direction>forward|backward|inference|joint)")
 

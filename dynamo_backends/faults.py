@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from importlib import metadata
 from typing import Generic, TypeVar
 
@@ -19,8 +19,6 @@ from packaging.version import Version
 from .reasons import Kind, Reason
 
 NodeT = TypeVar("NodeT")
-
-CPU = ("CPUExecutionProvider",)
 
 
 def always(_: object) -> bool:
@@ -37,20 +35,18 @@ class Fault(Generic[NodeT]):
         operators: those that meet the fault: ONNX operators and optimizers by name, ATen operators by overload; empty
             for any.
         text: what is wrong, for people.
-        library: whose fault it is, ``onnxruntime`` or ``onnxscript``.
-        versions: of the library, as a requirement is written; open at the end until a version is known to be mended.
-        providers: execution providers that have it; empty where the provider does not matter.
         applies: whether a node of one of the operators meets the fault.
+        versions: of the library, as a requirement is written; open at the end until a version is known to be mended.
+        library: whose fault it is: ``onnxruntime``, its CPU provider's, or ``onnxscript``.
         kind: of the reason that a node runs in PyTorch.
     """
 
     shown_by: str
-    operators: frozenset[object]
+    operators: Set[object]
     text: str
-    library: str
-    versions: str
-    providers: tuple[str, ...] = CPU
     applies: Callable[[NodeT], bool] = always
+    versions: str = ">=1.24"
+    library: str = "onnxruntime"
     kind: Kind = Kind.UPSTREAM_FAULT
 
     @property
@@ -65,7 +61,7 @@ class Fault(Generic[NodeT]):
 
     def is_of(self, providers: Sequence[str]) -> bool:
         """Whether the provider that comes first has the fault; the CPU provider may take what another leaves."""
-        return not self.providers or providers[0] in self.providers
+        return self.library != "onnxruntime" or providers[0] == "CPUExecutionProvider"
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from torch import fx
 
 from .aot import StaticInput
 from .frozen import Weight
-from .runtime.constant_values import computed_from
+from .runtime.constants import computed_from
 from .runtime.watch import can_be_watched
 
 if TYPE_CHECKING:

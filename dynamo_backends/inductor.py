@@ -20,8 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .artifacts import Runner, without_graph
 from .errors import first_line
 from .events import count, tell
-from .kernel_strides import decompositions_as_kernels, fake_tensors_as_kernels
-from .normalizations import as_kernels_normalize
+from .fake_tensors import decompositions_as_kernels, fake_tensors_as_kernels
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ def compile_with_inductor(module: fx.GraphModule, direction: str, *, keeps_argum
     mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None) or FakeTensorMode()
     with _disable_current_modes(), config.patch(fallback_random=True), torch.no_grad():
         with fake_tensors_as_kernels(mode), mode:
-            table = decompositions_as_kernels(as_kernels_normalize(select_decomp_table()))
+            table = decompositions_as_kernels(select_decomp_table())
             graph = make_fx(fx.Interpreter(module).run, decomposition_table=table)(*values)
         output = graph.graph.output_node()
         results = output.args[0]

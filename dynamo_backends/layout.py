@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -57,7 +57,7 @@ def layout_of(tensor: torch.Tensor) -> Layout:
     strides: list[Size] = list(tensor.stride())
     if 0 in [size for size in sizes if isinstance(size, int)] or _is_row_major(sizes, strides):
         return ROW_MAJOR
-    known_strides = [stride for stride in map(_hint, strides) if stride is not None]
+    known_strides = [stride for stride in map(hint_of, strides) if stride is not None]
     if len(known_strides) == len(strides):
         order = sorted(range(len(sizes)), key=lambda i: -known_strides[i])
         if _is_row_major([sizes[i] for i in order], [strides[i] for i in order]):
@@ -76,8 +76,8 @@ def significant_strides(tensor: torch.Tensor) -> list[int]:
 
 def order_of(tensor: torch.Tensor, strides: Sequence[Size]) -> tuple[int, ...]:
     """The dimensions in the order of memory, the slowest first; among equal strides, a size of one comes last."""
-    hints = [_hint(stride) for stride in strides]
-    return tuple(sorted(range(len(hints)), key=lambda dim: (-(hints[dim] or 0), _hint(tensor.shape[dim]) == 1)))
+    hints = [hint_of(stride) for stride in strides]
+    return tuple(sorted(range(len(hints)), key=lambda dim: (-(hints[dim] or 0), hint_of(tensor.shape[dim]) == 1)))
 
 
 def _are(first: Sequence[Size], second: Sequence[Size]) -> bool:
@@ -97,6 +97,6 @@ def _is_row_major(sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
     return True
 
 
-def _hint(value: Size) -> int | None:
-    """What a size is in the first call; ``None`` if only the data will tell."""
-    return value if isinstance(value, int) else value.node.hint
+def hint_of(value: Any) -> Any:
+    """What a number of a graph is in the first call; ``None`` if only the data will tell."""
+    return value.node.hint if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else value

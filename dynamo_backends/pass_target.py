@@ -9,16 +9,15 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
-from passes.engine.manager import Inferred, Target, register_backend
+from passes.engine.manager import Target, register_backend
 
 from .errors import KernelFaultError
 from .exporter.decompositions import decomposition_table
 from .options import Options
 from .reasons import Reason
 from .regions import Support
-from .runtime.kernels import check, refusal_of_node
+from .runtime.kernels import check, refusal_of_node, result_types
 from .runtime.providers import Provider, only_cpu, provider_name
-from .runtime.result_types import result_types
 
 BACKEND = "onnxrt"
 """The name PyTorch's bisector knows our backends by."""
@@ -37,7 +36,7 @@ def pass_target(options: Options, support: Support) -> Target:
         decompositions=functools.partial(decomposition_table, options.opset),
         refuses=functools.partial(_refuses, options.providers, options.opset),
         refuses_operator=functools.partial(_refuses_operator, support),
-        infers=functools.partial(_infers, options.providers, options.opset),
+        infers=functools.partial(result_types, options.providers, options.opset),
         objection=functools.partial(_objection, options.providers),
     )
 
@@ -67,7 +66,3 @@ def _refuses(providers: Sequence[Provider], opset: int, node: ir.Node) -> str | 
 
 def _text(reason: Reason | None) -> str | None:
     return None if reason is None else reason.text
-
-
-def _infers(providers: Sequence[Provider], opset: int, node: ir.Node) -> Sequence[Inferred | None] | None:
-    return result_types(node, providers, opset)

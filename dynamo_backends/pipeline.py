@@ -39,11 +39,11 @@ from .errors import AheadOfTimeError, first_line
 from .events import count, is_tried
 from .exporter.decompositions import Decompositions, decomposition_table
 from .exporter.locations import UserName
+from .fake_tensors import correct as correct_strides
+from .fake_tensors import fake_tensors_as_kernels
 from .first_call import at_first_call
 from .freezing import weights_of
 from .garbage import only_new
-from .kernel_strides import correct as correct_strides
-from .kernel_strides import fake_tensors_as_kernels
 from .observer import Observer
 from .options import Options
 from .placement.engines import Placement, boxed_code, placement_of

@@ -22,7 +22,7 @@ from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from dynamo_backends import pass_target, pipeline
-from dynamo_backends.exporter.sums_at_indices import SUMS_AT_INDICES
+from dynamo_backends.exporter.decompositions import SUMS_AT_INDICES
 from passes.engine.fx.editing import is_view
 
 os.environ["DYNAMO_BACKENDS_CACHE"] = "0"  # what is tested is compiled; tests/test_cache.py turns it on

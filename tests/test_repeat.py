@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -90,7 +89,7 @@ def test_a_race_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(kernels, "FAULTS", ())
     monkeypatch.setattr(known_wrong, "FAULTS", ())
-    monkeypatch.setattr(oracle.ORACLE, "_known", collections.OrderedDict())
+    monkeypatch.setattr(oracle.ORACLE, "_known", {})
     monkeypatch.setitem(CONVERTERS, aten.embedding_dense_backward.default, racing)
     table, index = torch.randn(16, 64, requires_grad=True), torch.full((100_000,), 3)
     grad = torch.randn(100_000, 64)  # of both signs: the sum is small, as is its rounding, and a lost one is seen

@@ -15,7 +15,7 @@ import torch
 from conftest import assert_same_as_eager, assert_same_values, compiled, counted
 from torch._dynamo.backends.common import aot_autograd
 
-from dynamo_backends import artifacts, compiling, kernel_strides, lowering, onnx_compiler, pipeline, safety_net
+from dynamo_backends import artifacts, compiling, fake_tensors, lowering, onnx_compiler, pipeline, safety_net
 from dynamo_backends.artifacts import RunnableRegion
 from dynamo_backends.cache import graphs
 from dynamo_backends.debug import judge
@@ -91,7 +91,7 @@ def test_a_failure_before_and_between_the_stages(where: str, monkeypatch: pytest
 
 def test_a_failure_inside_a_transform(monkeypatch: pytest.MonkeyPatch) -> None:
     """The levels of ``vmap`` and ``grad`` that the trace had entered are left."""
-    monkeypatch.setattr(kernel_strides, "strides_of_kernel", _On(kernel_strides.strides_of_kernel, 1))
+    monkeypatch.setattr(fake_tensors, "strides_of_kernel", _On(fake_tensors.strides_of_kernel, 1))
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.func.vmap(torch.func.grad(lambda row: (row.expand(1, 8) * row).roll(1, 0).sin().sum()))(x)

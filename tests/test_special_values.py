@@ -23,7 +23,7 @@ PAIRS = (SPECIAL.repeat_interleave(len(SPECIAL)), SPECIAL.repeat(len(SPECIAL)))
 RANGE = torch.cat([SPECIAL, torch.linspace(-20, 20, 401), torch.linspace(-1, 1, 101), torch.linspace(0, 150, 201)])
 MIXED = SPECIAL[torch.arange(120).mul(7).remainder(len(SPECIAL))].view(6, 20)
 LARGE = torch.tensor([[2**31, -(2**31) - 1, 2**53 + 1], [2**62, 2**53, -(2**63)]])
-SHIFTS = torch.tensor([0, 1, 7, 15, 16, 31, 32, 62, 63, 64, 100, -1])
+SHIFTS = torch.tensor([0, 1, 7, 15, 16, 30, 31, 32, 33, 63, 64, 100, -1, -(2**31)], dtype=torch.int32)
 
 CASES: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
     "sums of exponentials": (lambda x, y: (torch.logaddexp(x, y), torch.logaddexp2(x, y)), PAIRS),
@@ -32,8 +32,10 @@ CASES: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
     "entropy and sinc": (lambda x: (torch.special.entr(x), torch.sinc(x)), [SPECIAL]),
     "products with a logarithm": (lambda x, y: (torch.xlogy(x, y), torch.xlogy(x, 3.0), torch.xlogy(2.0, y)), PAIRS),
     "sums of exponentials of rows": (lambda x: (x.logsumexp(0), x.logsumexp((0, 1), keepdim=True)), [MIXED.exp()]),
-    "division rounded down": (lambda x, y: (torch.floor_divide(x, y), x // 0.3), PAIRS),
-    "shifts": (lambda x: (x << SHIFTS, x >> SHIFTS), [torch.tensor([[5], [-5], [2**62 + 3], [-(2**63)]])]),
+    "shifts": (
+        lambda x: (x << SHIFTS, x >> SHIFTS, x >> 3),
+        [torch.tensor([[5], [-5], [2**30 + 3], [-(2**31)]], dtype=torch.int32)],
+    ),
     "shifts of small integers": (
         lambda x: (x << SHIFTS[:8].short(), x >> SHIFTS[:5].short().repeat(2)[:8]),
         [torch.tensor([[5], [-5], [32767], [-32768]], dtype=torch.int16)],
@@ -88,6 +90,16 @@ RARE: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
     "aten.atan2.default": (torch.atan2, PAIRS),
     "aten.fmax.default": (torch.fmax, PAIRS),
     "aten.fmin.default": (torch.fmin, PAIRS),
+    "aten.div.Tensor_mode": (lambda x, y: (torch.div(x, y, rounding_mode="trunc"), torch.floor_divide(x, y)), PAIRS),
+    "aten.trunc.default": (torch.trunc, [SPECIAL]),
+    "aten.frac.default": (torch.frac, [SPECIAL]),
+    "aten.log2.default": (torch.log2, [SPECIAL]),
+    "aten.log10.default": (torch.log10, [SPECIAL]),
+    "aten.fmod.Tensor": (torch.fmod, [LARGE, LARGE.flip(0)]),
+    "aten.bitwise_left_shift.Tensor": (
+        lambda x: torch.bitwise_left_shift(x, SHIFTS),
+        [torch.tensor([[5], [-5], [2**62 + 3], [-(2**63)]])],
+    ),
     "aten.frexp.Tensor": (torch.frexp, [SPECIAL[SPECIAL.isfinite()]]),
     "aten.gcd.default": (torch.gcd, [torch.tensor([0, 12, -12, 2**40, 6765]), torch.tensor([0, 18, 8, 2**20, 10946])]),
     "aten.median.default": (lambda x: x.median(), [MIXED]),

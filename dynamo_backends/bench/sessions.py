@@ -39,7 +39,7 @@ def microseconds_outside(function: Callable[[], object]) -> float | None:
 @contextlib.contextmanager
 def _timed_runs() -> Iterator[list[float]]:
     """The seconds of each run of a session, as they are made."""
-    from ..runtime.ort_internals import native_session  # not before: it loads ONNX Runtime
+    from ..runtime.ort_internals import CALLS  # not before: it loads ONNX Runtime
 
     inside: list[float] = []
 
@@ -53,7 +53,7 @@ def _timed_runs() -> Iterator[list[float]]:
 
         return run
 
-    kind = native_session()
+    kind: Any = CALLS.session_class
     with contextlib.ExitStack() as stack:
         for name in list(vars(kind)):
             if name.startswith("run") and name != "run_async":

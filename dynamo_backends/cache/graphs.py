@@ -25,8 +25,7 @@ from ..events import count
 from ..exporter.decompositions import translated_operators
 from ..frozen import Weight
 from ..options import Options
-from ..reasons import Kind, Reason
-from ..runtime.oracle import ORACLE
+from ..reasons import Kind
 from ..safety_net import never_fails
 from ..stage_log import cached_model
 from . import environment
@@ -41,10 +40,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_MOST_ANSWERS = 16_384
-"""Answers of ONNX Runtime about nodes on disk; 40 to 200 bytes each. With them a new graph of known kinds of nodes is
-compiled without asking: a session of one node takes 1 to 3 ms, and a graph has some fifty to a hundred kinds."""
 
 _NOT_OF_THE_RESULT = frozenset({"cache", "cache_dir", "cache_size", "dump_dir", "compare", "tensor_limit"})
 """Options that change nothing of what is compiled."""
@@ -138,18 +133,12 @@ class CachedGraphs:
             logger.info("%s is taken from the cache: %s", name, key)
             return Lookup(found)
         count("cache_misses")
-        answers_key = self._digest("answers")
-        ORACLE.learn(self._store.read(answers_key, _answers) or {})
         symbols = shape_environment(module)
         known = None if symbols is None else describe_symbols(symbols)
 
         @never_fails("keeping a graph in the cache", _NOT_KEPT, lambda: None)
         def keep(graph: CompiledGraph, in_pytorch: Sequence[fx.Graph], ran: Sequence[PassResult]) -> None:
-            new = ORACLE.found_out()
-            if self._keep(key, graph, in_pytorch, ran, originals, symbols, known) and new:
-                answers = {**(self._store.read(answers_key, _answers) or {}), **new}
-                rows = [[name, answer and [answer.kind.name, answer.text]] for name, answer in answers.items()]
-                self._store.put(answers_key, Record(rows[-_MOST_ANSWERS:]))
+            self._keep(key, graph, in_pytorch, ran, originals, symbols, known)
 
         return Lookup(keep=keep)
 
@@ -235,8 +224,8 @@ class CachedGraphs:
         originals: Mapping[str, torch.Tensor],
         symbols: ShapeEnv | None,
         known: Mapping[str, Any] | None,
-    ) -> bool:
-        """Keeps a compiled graph, unless it may come out otherwise the next time; whether it was kept."""
+    ) -> None:
+        """Keeps a compiled graph, unless it may come out otherwise the next time."""
         try:
             if any(result.undone for result in ran):
                 raise CannotStoreError("a pass that was undone")
@@ -248,16 +237,9 @@ class CachedGraphs:
             record = to_record(graph, in_pytorch, originals)
         except CannotStoreError as error:
             _not_cached(graph.name, str(error))
-            return False
-        is_stored = self._store.put(key, record)
-        if is_stored:
+            return
+        if self._store.put(key, record):
             count("cache_stored")
-        return is_stored
-
-
-def _answers(record: Record) -> dict[str, Reason | None]:
-    """What ONNX Runtime answered about nodes, by name."""
-    return {name: None if answer is None else Reason(Kind[answer[0]], answer[1]) for name, answer in record.header}
 
 
 def _not_cached(name: GraphName, reason: str) -> Lookup:

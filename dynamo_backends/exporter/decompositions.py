@@ -22,12 +22,10 @@ from torch.utils import _pytree as pytree
 
 from passes.engine.fx.editing import is_view
 
-from ..kernel_strides import decompositions_as_kernels
+from ..fake_tensors import decompositions_as_kernels
 from ..layout import layout_of
-from ..normalizations import as_kernels_normalize
 from ..onnx_versions import MINIMUM_OPSET
 from .registration import registered_targets
-from .sums_at_indices import SUMS_AT_INDICES
 
 aten = torch.ops.aten
 
@@ -37,42 +35,59 @@ _DECOMPOSE_ANYWAY = {
     aten._native_batch_norm_legit.default,
     aten._native_batch_norm_legit.no_stats,
     aten.instance_norm.default,
-    # Torchlib's translation is wrong for NaN, infinities, large numbers, or, of glu, far below zero.
+    # Torchlib's translation is wrong for NaN, infinities, large numbers, or, of glu, far below zero, of norms beyond
+    # the digits of float32, of products with a vector where it is a transposed matrix or a long one, of quotients that
+    # are rounded.
+    aten.addmv.default,
     aten.celu.default,
+    aten.clamp_max.Tensor,
+    aten.clamp_max.default,
+    aten.clamp_min.Tensor,
+    aten.clamp_min.default,
+    aten.dot.default,
+    aten.floor_divide.default,
     aten.glu.default,
+    aten.hardtanh_backward.default,
+    aten.linalg_vector_norm.default,
     aten.logaddexp.default,
     aten.logaddexp2.default,
     aten.logit.default,
     aten.logsumexp.default,
+    aten.mv.default,
     aten.sinc.default,
     aten.xlogy.Scalar_Other,
     aten.xlogy.Scalar_Self,
     aten.xlogy.Tensor,
 }
 
-_PRIMS = {
-    getattr(packet, overload)
-    for packet in (
-        aten.digamma,
-        aten.erfinv,
-        aten.fmax,
-        aten.fmin,
-        aten.frexp,
-        aten.gcd,
-        aten.hypot,
-        aten.i0,
-        aten.lgamma,
-        aten.special_bessel_j0,
-        aten.special_bessel_j1,
-        aten.special_i0e,
-        aten.special_i1,
-        aten.special_i1e,
-        aten.special_ndtri,
-        aten.special_spherical_bessel_j0,
-        aten.special_zeta,
-    )
-    for overload in packet.overloads()
-}
+SUMS_AT_INDICES = {aten.index_add.default, aten.embedding_dense_backward.default, aten.unfold_backward.default}
+"""They add several numbers at one place of a tensor that indices choose, as ``index_put`` may."""
+
+
+def overloads_of(*packets: torch._ops.OpOverloadPacket) -> set[object]:
+    """All overloads of operators."""
+    return {getattr(packet, overload) for packet in packets for overload in packet.overloads()}
+
+
+_PRIMS = overloads_of(
+    aten.digamma,
+    aten.erfinv,
+    aten.fmax,
+    aten.fmin,
+    aten.frexp,
+    aten.gcd,
+    aten.hypot,
+    aten.i0,
+    aten.lgamma,
+    aten.special_bessel_j0,
+    aten.special_bessel_j1,
+    aten.special_i0e,
+    aten.special_i1,
+    aten.special_i1e,
+    aten.special_ndtri,
+    aten.special_spherical_bessel_j0,
+    aten.special_zeta,
+)
 """Operators without a translation whose decomposition is one operator of ``prims``, which has none either."""
 
 _NEVER = {
@@ -116,34 +131,6 @@ def native_dropout(input: torch.Tensor, probability: float, train: bool | None) 
     return input * mask * (0.0 if keep == 0 else 1.0 / keep), mask
 
 
-def native_batch_norm_backward(
-    grad_out: torch.Tensor, input: torch.Tensor, *args: Any
-) -> tuple[torch.Tensor | None, ...]:
-    """Whole in training. In evaluation the saved statistics it takes are empty tensors, which no region may read."""
-    train = args[5]
-    return NotImplemented if train else _decomp.decompositions.native_batch_norm_backward(grad_out, input, *args)
-
-
-def index_fill(input: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor | complex) -> torch.Tensor:
-    """A copy of a tensor without elements, of which eager takes any index; PyTorch's decomposition raises."""
-    if any(statically_known_true(size == 0) for size in input.shape):
-        return input.clone()
-    overload = aten.index_fill.int_Tensor if isinstance(value, torch.Tensor) else aten.index_fill.int_Scalar
-    return _decomp.decomposition_table[overload](input, dim, index, value)
-
-
-def bucketize(
-    input: torch.Tensor, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False
-) -> torch.Tensor:
-    """Integers also without boundaries, where PyTorch's decomposition (2.13) returns the input's dtype."""
-    if any(statically_known_true(tensor.numel() == 0) for tensor in (input, boundaries)):
-        return torch.zeros_like(input, dtype=torch.int32 if out_int32 else torch.int64)
-    result: torch.Tensor = _decomp.decomposition_table[aten.bucketize.Tensor](
-        input, boundaries, out_int32=out_int32, right=right
-    )
-    return result
-
-
 def nan_to_num(input: torch.Tensor, *numbers: float | None, **named: float | None) -> torch.Tensor:
     """Numbers beyond the dtype are infinite, as in the kernel; in PyTorch's decomposition they are an error."""
     if not input.is_floating_point():
@@ -159,19 +146,19 @@ def nan_to_num(input: torch.Tensor, *numbers: float | None, **named: float | Non
 
 
 def in_its_own_memory(function: Callable[..., object]) -> Callable[..., object]:
-    """A decomposition that returns no argument and no view of one, and that takes nothing apart of complex tensors.
+    """A decomposition that returns no argument and no view of one, and leaves operators of complex or empty tensors.
 
     The operator returns new memory, and so may be changed in place, or its argument. Some decompositions return a view
     where there is nothing to compute: ``channel_shuffle`` with one group, ``take`` of the only number.
 
-    What is complex runs in PyTorch, and there whole: some decompositions (``nan_to_num``) refuse it, which eager does
-    not.
+    These run in PyTorch, whole: some decompositions refuse what eager takes (``nan_to_num`` of complex numbers,
+    ``index_fill`` of nothing), or return another dtype (``bucketize`` without boundaries).
     """
 
     @functools.wraps(function)
     def decomposition(*args: Any, **kwargs: Any) -> object:
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if any(tensor.is_complex() for tensor in given):
+        if any(tensor.is_complex() or statically_known_true(tensor.numel() == 0) for tensor in given):
             return NotImplemented
 
         def own(value: object) -> object:
@@ -190,11 +177,7 @@ Decompositions = dict[object, Callable[..., object]]
 
 _OURS: Decompositions = {
     aten.native_dropout.default: native_dropout,
-    aten.native_batch_norm_backward.default: native_batch_norm_backward,
-    aten.bucketize.Tensor: bucketize,
     aten.nan_to_num.default: nan_to_num,
-    aten.index_fill.int_Scalar: index_fill,
-    aten.index_fill.int_Tensor: index_fill,
 }
 
 
@@ -229,7 +212,7 @@ def _decompositions(translated: frozenset[str]) -> Decompositions:
             if target in _NEVER or target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
                 continue
             table.setdefault(target, function if is_view(target) else in_its_own_memory(function))
-    return decompositions_as_kernels(as_kernels_normalize(table))
+    return decompositions_as_kernels(table)
 
 
 def decomposition_table(opset: int = 23, translated: frozenset[str] | None = None) -> Decompositions:

@@ -1,7 +1,8 @@
-"""Operators whose index must not be negative: eager raises, ONNX counts from the end.
+"""Operators whose index must not be negative.
 
-A negative index is made one that is out of range before the translation, so that the runtime fails as it does for an
-index that is too large; PyTorch then runs the region and raises its own error.
+Of a negative index eager raises, and ONNX counts from the end: it is made one that is out of range before the
+translation, so that the runtime fails as it does for one that is too large; PyTorch then runs the region and raises
+its own error.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ an ATen operator tells. Faults that an ONNX node tells are in ``runtime/kernels.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import fx
@@ -20,21 +20,34 @@ from passes.engine.fx.editing import UNINITIALIZED, is_view
 
 from ..faults import Fault
 from ..reasons import Kind, Reason
-from .sums_at_indices import SUMS_AT_INDICES
+from .decompositions import SUMS_AT_INDICES, overloads_of
 
 aten = torch.ops.aten
 
 RANDOM = Reason(Kind.RANDOM, "random numbers come from PyTorch's generator")
-_UNINITIALIZED = Reason(Kind.UNINITIALIZED, "memory without values has no place in ONNX")
 
 
 def reason_not_to_translate(node: fx.Node) -> Reason | None:
     """Why a node has no place in ONNX although a translation exists, or ``None``."""
-    for rule in _RULES:
-        reason = rule(node)
-        if reason is not None:
-            return reason
-    return None
+    result, tensors = node.meta.get("val"), list(_tensors(node))
+    if is_uninitialized(node):
+        return Reason(Kind.UNINITIALIZED, "memory without values has no place in ONNX")
+    if draws_random_numbers(node):
+        return RANDOM
+    if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+        return Reason(Kind.NOT_IN_ONNX, "it changes an argument in place")
+    for tensor in tensors:
+        if tensor.is_complex():
+            return Reason(Kind.NOT_IN_ONNX, "ONNX Runtime has no complex tensors")
+        if tensor.is_floating_point() and tensor.element_size() == 1:
+            return Reason(Kind.NOT_IN_ONNX, "tensors of float8 do not get into ONNX Runtime, or out")
+        if tensor.layout is not torch.strided:
+            return Reason(Kind.NOT_IN_ONNX, f"{tensor.layout} tensors have no place in ONNX")
+        if tensor.is_quantized:
+            return Reason(Kind.NOT_IN_ONNX, "quantized tensors of PyTorch have no place in ONNX")
+    if any(isinstance(value, (float, torch.SymFloat)) for value in (result, *_arguments(node))):
+        return Reason(Kind.UNKNOWN_SHAPE, "a symbolic float has double precision, which its translation loses")
+    return _number_out_of_range(node, tensors) or _written_number_does_not_fit(node)
 
 
 def faults_of(node: fx.Node) -> Iterator[Fault[fx.Node]]:
@@ -44,9 +57,13 @@ def faults_of(node: fx.Node) -> Iterator[Fault[fx.Node]]:
             yield fault
 
 
+def _arguments(node: fx.Node) -> list[object]:
+    return [arg.meta.get("val") for arg in node.all_input_nodes]
+
+
 def _tensors(node: fx.Node) -> Iterator[torch.Tensor]:
     """The fake tensors a node takes and returns."""
-    for value in [*(arg.meta.get("val") for arg in node.all_input_nodes), node.meta.get("val")]:
+    for value in [*_arguments(node), node.meta.get("val")]:
         items = value if isinstance(value, (tuple, list)) else [value]
         yield from (item for item in items if isinstance(item, torch.Tensor))
 
@@ -73,47 +90,13 @@ def draws_random_numbers(node: fx.Node) -> bool:
     return True
 
 
-def _random_or_impure(node: fx.Node) -> Reason | None:
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return None
-    if draws_random_numbers(node):
-        return RANDOM
-    if node.target._schema.is_mutable:
-        return Reason(Kind.NOT_IN_ONNX, "it changes an argument in place")
-    return None
-
-
-def _dtype_without_place(node: fx.Node) -> Reason | None:
-    if any(tensor.is_complex() for tensor in _tensors(node)):
-        return Reason(Kind.NOT_IN_ONNX, "ONNX Runtime has no complex tensors")
-    if any(tensor.is_floating_point() and tensor.element_size() == 1 for tensor in _tensors(node)):
-        return Reason(Kind.NOT_IN_ONNX, "tensors of float8 do not get into ONNX Runtime, or out")
-    return None
-
-
-def _not_strided(node: fx.Node) -> Reason | None:
-    for tensor in _tensors(node):
-        if tensor.layout is not torch.strided:
-            return Reason(Kind.NOT_IN_ONNX, f"{tensor.layout} tensors have no place in ONNX")
-        if tensor.is_quantized:
-            return Reason(Kind.NOT_IN_ONNX, "quantized tensors of PyTorch have no place in ONNX")
-    return None
-
-
-def _symbolic_float(node: fx.Node) -> Reason | None:
-    values = [node.meta.get("val"), *(arg.meta.get("val") for arg in node.all_input_nodes)]
-    if any(isinstance(value, (float, torch.SymFloat)) for value in values):
-        return Reason(Kind.UNKNOWN_SHAPE, "a symbolic float has double precision, which its translation loses")
-    return None
-
-
-def _number_out_of_range(node: fx.Node) -> Reason | None:
+def _number_out_of_range(node: fx.Node, tensors: Iterable[torch.Tensor]) -> Reason | None:
     """Eager wraps a number around that does not fit the integer dtype an operator computes in (-1 in uint8 is
     255)."""
     result = node.meta.get("val")
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.pointwise not in node.target.tags:
         return None
-    for tensor in _tensors(node):
+    for tensor in tensors:
         if tensor.is_floating_point() or tensor.dtype is torch.bool:
             continue
         if isinstance(result, torch.Tensor) and result.dtype not in (tensor.dtype, torch.bool):
@@ -170,26 +153,10 @@ def is_uninitialized(node: fx.Node) -> bool:
     return node.target in UNINITIALIZED
 
 
-def _uninitialized(node: fx.Node) -> Reason | None:
-    return _UNINITIALIZED if is_uninitialized(node) else None
-
-
-_RULES: tuple[Callable[[fx.Node], Reason | None], ...] = (
-    _uninitialized,
-    _random_or_impure,
-    _dtype_without_place,
-    _not_strided,
-    _symbolic_float,
-    _number_out_of_range,
-    _written_number_does_not_fit,
-)
-
-
-_INTEGER_DIVISIONS = {
-    getattr(packet, overload)
-    for packet in (aten.div, aten.floor_divide, aten.remainder, aten.fmod)
-    for overload in packet.overloads()
-} | {operator.floordiv, operator.mod}
+_INTEGER_DIVISIONS = overloads_of(aten.div, aten.floor_divide, aten.remainder, aten.fmod) | {
+    operator.floordiv,
+    operator.mod,
+}
 
 
 def _may_divide_by(*numbers: int) -> Callable[[fx.Node], bool]:
@@ -214,47 +181,22 @@ def _sums_at_indices(node: fx.Node) -> bool:
     return node.target in SUMS_AT_INDICES or bool(accumulates)
 
 
-def _without_weight(node: fx.Node) -> bool:
-    return node.kwargs.get("beta", 1) == 0
-
-
-def _averages(node: fx.Node) -> bool:
-    return node.args[4] == "mean"
-
-
-def _starts_at_largest_number(node: fx.Node) -> bool:
-    included = node.kwargs.get("include_self", node.args[5] if len(node.args) > 5 else True)
-    return node.args[4] in ("amax", "amin") and not included and node.meta["val"].is_floating_point()
-
-
 _WRONG_VALUES = {
     aten.angle.default,  # loses NaN
     aten.atan2.default,  # NaN, signs of zeros
     aten.diagonal.default,  # multiplies the other elements by zero, infinities too
     aten.diagonal_copy.default,
     aten.erfc.default,  # 1 - erf(x): no digit is left above 4
+    aten.frac.default,  # signs of zeros
     aten.heaviside.default,  # takes NaN for a positive number
+    aten.log10.default,  # divides by float32's log(10), also in float64
+    aten.log2.default,
     aten.logcumsumexp.default,  # NaN, infinities
     aten.signbit.default,  # takes -0.0 for a positive number
     aten.special_erfcx.default,  # overflows
+    aten.trunc.default,  # signs of zeros
 }
 """Operators of which torchlib's translations are wrong, and that models hardly use."""
-
-_POWERS = {aten.pow.Scalar, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor}
-_INTERPOLATIONS = {aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default}
-_CLIPS = {aten.hardtanh.default, aten.relu6.default}
-
-
-def _has_no_whole_sizes(node: fx.Node) -> bool:
-    value = node.all_input_nodes[0].meta["val"]
-    by_position = dict(enumerate(node.args))
-    factors = [by_position.get(i, node.kwargs.get(name)) for i, name in ((3, "scales_h"), (4, "scales_w"))]
-    sizes = zip(value.shape[-2:], node.meta["val"].shape[-2:], factors, strict=True)
-    return not all(by is None or statically_known_true(new == old * by) for old, new, by in sizes)
-
-
-def _aligns_corners(node: fx.Node) -> bool:
-    return bool(node.args[2])
 
 
 def _is_integer(node: fx.Node) -> bool:
@@ -262,15 +204,10 @@ def _is_integer(node: fx.Node) -> bool:
     return isinstance(result, torch.Tensor) and not result.is_floating_point()
 
 
-def _is_int64(node: fx.Node) -> bool:
-    result = node.meta.get("val")
-    return isinstance(result, torch.Tensor) and result.dtype is torch.int64
-
-
 _EXACT_IN_SUMS = (torch.bool, torch.uint8, torch.int8, torch.int16)
 """Integers so small that no sum of them that fits into memory leaves double's 53 bits."""
 
-_REDUCTIONS = {getattr(packet, overload) for packet in (aten.sum, aten.prod) for overload in packet.overloads()}
+_REDUCTIONS = overloads_of(aten.sum, aten.prod)
 _CASTS = {aten._to_copy.default, torch.ops.prims.convert_element_type.default}
 
 
@@ -287,11 +224,7 @@ def _leaves_double(node: fx.Node) -> bool:
     return True
 
 
-_RIGHT_ON_EMPTY = {
-    getattr(packet, overload)
-    for packet in (aten.cat, aten.mm, aten.bmm, aten.addmm, aten.clone, aten.lift_fresh_copy)
-    for overload in packet.overloads()
-}
+_RIGHT_ON_EMPTY = overloads_of(aten.cat, aten.mm, aten.bmm, aten.addmm, aten.clone, aten.lift_fresh_copy)
 
 
 def _reduces_nothing(node: fx.Node) -> bool:
@@ -314,12 +247,6 @@ def _may_be_empty(value: object) -> bool:
     return isinstance(value, torch.Tensor) and not all(statically_known_true(size > 0) for size in value.shape)
 
 
-def _is_tanh_in_double(node: fx.Node) -> bool:
-    if node.kwargs.get("approximate") != "tanh":
-        return False
-    return any(tensor.dtype is torch.float64 for tensor in _tensors(node))
-
-
 def _quantizes_to_a_part(node: fx.Node) -> bool:
     """``quantize_per_tensor(input, scale, zero_point, quant_min, quant_max, dtype)`` with other bounds than its dtype;
     the operator is there only where ``torch.ao.quantization`` was imported."""
@@ -333,43 +260,23 @@ def _quantizes_to_a_part(node: fx.Node) -> bool:
     return node.args[3:5] != (limits.min, limits.max)
 
 
-def _kernel(
-    shown_by: str,
-    operators: set[object],
-    text: str,
-    applies: Callable[[fx.Node], bool] | None = None,
-    *,
-    kind: Kind = Kind.UPSTREAM_FAULT,
-    versions: str = ">=1.24",
-) -> Fault[fx.Node]:
-    """A fault of the CPU provider, seen in ONNX Runtime 1.31 and 1.32, and assumed in all versions that are not known
-    to be mended."""
-    fault: Fault[fx.Node] = Fault(shown_by, frozenset(operators), text, "onnxruntime", versions, kind=kind)
-    return fault if applies is None else dataclasses.replace(fault, applies=applies)
-
-
-def _translation(
-    shown_by: str, operators: set[object], text: str, applies: Callable[[fx.Node], bool] | None = None
-) -> Fault[fx.Node]:
-    """A fault of torchlib, seen in onnxscript 0.7."""
-    fault: Fault[fx.Node] = Fault(shown_by, frozenset(operators), text, "onnxscript", ">=0.7", providers=())
-    return fault if applies is None else dataclasses.replace(fault, applies=applies)
-
+_translation = functools.partial(Fault[fx.Node], library="onnxscript", versions=">=0.7")
+"""A fault of torchlib, seen in onnxscript 0.7."""
 
 FAULTS: tuple[Fault[fx.Node], ...] = (
-    _kernel(
+    Fault(
         "gelu by tanh in double precision",
         {aten.gelu.default},
         "its kernel rounds the constants of a float64 result to float32",
-        _is_tanh_in_double,
+        lambda node: node.kwargs.get("approximate") == "tanh" and node.meta["val"].dtype is torch.float64,
     ),
-    _kernel(
+    Fault(
         "the smallest integer divided by -1",
         _INTEGER_DIVISIONS,
         "an integer division of the smallest integer by -1 ends the process in ONNX Runtime",
         _may_divide_by(-1),
     ),
-    _kernel(
+    Fault(
         "integer division by zero",
         _INTEGER_DIVISIONS,
         "an integer division by zero ends the process in ONNX Runtime",
@@ -378,7 +285,7 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
     ),
     # ``ScatterElements`` is right. It wants an index for each number, and takes 10 ms where PyTorch takes 0.5 (4,096
     # rows of 512 added into 512 rows; AMD EPYC, 4 threads). ``ScatterND`` is in ``runtime/kernels.py``.
-    _kernel(
+    Fault(
         "a sum at repeated indices loses updates",
         {*SUMS_AT_INDICES, *_PUTS},
         "PyTorch adds at repeated indices; of ONNX Runtime's kernels one loses sums and the other is slow",
@@ -399,14 +306,13 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         "product added to NaN without weight",
         {aten.baddbmm.default, aten.addbmm.default, aten.addr.default},
         "its translation multiplies NaN by zero where eager leaves it out",
-        _without_weight,
+        lambda node: node.kwargs.get("beta", 1) == 0,
     ),
-    _translation("mean of scattered numbers", {aten.scatter_reduce.two}, "its translation does not average", _averages),
     _translation(
-        "extrema of scattered infinities",
+        "mean of scattered numbers",
         {aten.scatter_reduce.two},
-        "its translation starts at the largest number, not at infinity",
-        _starts_at_largest_number,
+        "its translation does not average, and of extrema starts at the largest number, not at infinity",
+        lambda node: node.args[4] in ("mean", "amax", "amin"),
     ),
     _translation(
         "quantization to a part of a dtype",
@@ -414,35 +320,27 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         "its translation quantizes to all numbers of the dtype, whatever the bounds are",
         _quantizes_to_a_part,
     ),
-    _kernel("sort of equal numbers", {aten.sort.default}, "equal values come in another order, and NaN before 1.32"),
-    _kernel("topk of equal numbers", {aten.topk.default}, "equal values and NaN come in another order"),
-    _kernel(
+    Fault("sort of equal numbers", {aten.sort.default}, "equal values come in another order, and NaN before 1.32"),
+    Fault("topk of equal numbers", {aten.topk.default}, "equal values and NaN come in another order"),
+    Fault(
         "power of integers",
-        _POWERS,
-        "ONNX Runtime computes powers of integers in double precision, and saturates where eager wraps",
+        {aten.pow.Scalar, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.fmod.Scalar, aten.fmod.Tensor},
+        "ONNX Runtime computes it in double precision, and saturates where eager wraps",
         _is_integer,
     ),
     _translation(
         "antialiased interpolation with aligned corners",
-        _INTERPOLATIONS,
-        "its translation takes other weights than eager where corners are aligned",
-        _aligns_corners,
+        {aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default},
+        "its translation takes other weights than eager: of corners, factors and integers",
     ),
-    _translation(
-        "antialiased interpolation by factors that make no whole sizes",
-        _INTERPOLATIONS,
-        "its translation takes other weights than eager, which takes those of the factors",
-        _has_no_whole_sizes,
-    ),
-    _translation("interpolation of bytes", _INTERPOLATIONS, "eager interpolates integers in fixed point", _is_integer),
-    _kernel(
+    Fault(
         "clip of large integers",
-        _CLIPS,
+        {aten.hardtanh.default, aten.relu6.default},
         "ONNX Runtime's Clip compares 32 bits of an int64",
-        _is_int64,
+        _is_integer,
         versions=">=1.24,<1.32",
     ),
-    _kernel(
+    Fault(
         "sum and product of large integers",
         _REDUCTIONS,
         "ONNX Runtime sums and multiplies int32 and int64 in double precision and saturates, where eager wraps",
@@ -450,13 +348,8 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
     ),
     # The mean of nothing is NaN in PyTorch and 0 in ONNX Runtime, ``any`` of nothing is true there, and the sum of the
     # rows of a tensor without rows has the shape of that tensor. Any operator may reduce.
-    _kernel(
-        "reductions of nothing",
-        set(),
-        "ONNX Runtime computes something else of an empty tensor",
-        _reduces_nothing,
-    ),
-    _kernel(
+    Fault("reductions of nothing", set(), "ONNX Runtime computes something else of an empty tensor", _reduces_nothing),
+    Fault(
         "product of empty matrices added with a weight",
         {aten.addmm.default},
         "ONNX Runtime's Gemm of empty matrices leaves out beta",
@@ -464,3 +357,5 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         versions=">=1.24,<1.32",
     ),
 )
+"""Those of ONNX Runtime's CPU provider were seen in 1.31 and 1.32, and are assumed in all versions not known to be
+mended."""

@@ -218,13 +218,7 @@ def set_user_name(node: fx.Node, name: UserName) -> None:
     node.meta[_USER_NAME] = name
 
 
-def user_name(node: fx.Node) -> str:
-    """What the user calls the value of a placeholder, or ``""``."""
+def user_name(node: fx.Node, *, static_only: bool = False) -> str:
+    """What the user calls the value of a placeholder, or ``""``; ``static_only``: of what a module holds alone."""
     name: UserName | None = node.meta.get(_USER_NAME) if node.op == "placeholder" else None
-    return name.text if name is not None else ""
-
-
-def weight_name(node: fx.Node) -> str:
-    """The user's name of a placeholder that is a parameter or a buffer, or ``""``."""
-    name: UserName | None = node.meta.get(_USER_NAME) if node.op == "placeholder" else None
-    return name.text if name is not None and name.is_static else ""
+    return name.text if name is not None and (name.is_static or not static_only) else ""

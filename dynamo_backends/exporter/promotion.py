@@ -11,6 +11,7 @@ import math
 
 import torch
 from torch import fx
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 _NOT_PROMOTED = {"condition", "mask"}
 """Names of boolean arguments that select rather than compute."""
@@ -100,15 +101,7 @@ def _common_dtype(node: fx.Node, tensors: list[fx.Node], with_integers: bool) ->
     values: list[object] = [arg.meta["val"] for arg in tensors]
     values += [arg for arg in node.args if isinstance(arg, (bool, int, float, complex))]
     values += [1] * with_integers
-    if not values:
+    if not tensors:
         return torch.bool
-    if len(values) == 1:
-        return tensors[0].meta["val"].dtype if tensors else torch.bool
-    first, *rest = values
-    stand_in = first
-    for value in rest:
-        dtype = torch.result_type(stand_in, value)
-        dims = max(item.ndim if isinstance(item, torch.Tensor) else 0 for item in (stand_in, value))
-        stand_in = torch.empty([1] * dims, dtype=dtype, device="meta")
-    assert isinstance(stand_in, torch.Tensor)
-    return stand_in.dtype
+    promotion = ELEMENTWISE_TYPE_PROMOTION_KIND.NO_OPMATH
+    return elementwise_dtypes(*values, type_promotion_kind=promotion)[1]

@@ -31,7 +31,7 @@ from . import torch_internals
 from .converters import CONVERTERS
 from .indices import INDEX_ARGUMENT, refuse_negative
 from .known_values import KNOWN_VALUE, known_value
-from .locations import module_path, source_line, weight_name
+from .locations import module_path, source_line, user_name
 from .promotion import promoted_dtypes
 from .registration import registered_converter
 from .results import check_results, expected_dtype, expected_shape
@@ -113,7 +113,7 @@ class _Translation:
     def run(self, nodes: Sequence[fx.Node], inputs: Sequence[Input], outputs: Sequence[Output]) -> ir.Model:
         taken = {name for node in nodes for name in value_names(node)} | {item.node.name for item in inputs}
         for item in inputs:
-            name = weight_name(item.node)
+            name = user_name(item.node, static_only=True)
             self._add_input(item, name if name and name not in taken else item.node.name)
             taken.add(name)
         for node in nodes:

@@ -31,7 +31,7 @@ from .constants import TABLE, Declaration
 from .dtypes import TORCH_DTYPES
 from .expected_shapes import Size, Sizes, differs, follow, written
 from .messages import ORT_ERRORS, session_error
-from .ort_internals import CALLS, Value, Values
+from .ort_internals import CALLS, Value
 from .session import Session
 from .tensors import (
     bool_to_ort,
@@ -111,24 +111,6 @@ _MAXIMUM_JUDGED = 1_000
 """How many different sizes of arguments a session remembers the verdict of."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Judgement:
-    """That results are right for some sizes of arguments, and what memory they need.
-
-    Attributes:
-        results: shape and dtype of each result as it lies in memory, booleans as ``uint8``; ``None`` if they do not
-            follow from the sizes of the arguments, or cannot be made before the call.
-    """
-
-    results: list[tuple[tuple[int, ...], torch.dtype]] | None
-
-    def memories(self) -> list[torch.Tensor] | None:
-        """New memory for each result."""
-        if self.results is None:
-            return None
-        return [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in self.results]
-
-
 def _converter(spec: InputSpec) -> Callable[[object], Value]:
     """How arguments of one input become OrtValues; what can be decided before the call is decided here."""
     if spec.dtype is None:
@@ -158,21 +140,21 @@ class BoundSession:
         self.session = session
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
-        fed = [
-            (i, spec, name)
+        self._converters = [
+            (name, i, _converter(spec))
             for i, spec in enumerate(inputs)
             for name in (spec.name, spec.name + TABLE)
             if name in session.inputs
         ]
-        self._converters = [(i, _converter(spec)) for i, spec, _ in fed]
-        self._input_names = [name for _, _, name in fed]
         self._output_names = [spec.name for spec in outputs]
         self._devices = [ort_device(spec.device) for spec in outputs]
         devices = [spec.device for spec in self.inputs] + [spec.device for spec in self.outputs]
         self._asynchronous = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
         self._run_options = onnxruntime.RunOptions()
         self._sizes = Sizes([spec.sizes for spec in inputs])
-        self._judged: dict[tuple[int, ...], _Judgement | WrongResultError] = {}
+        self._judged: dict[tuple[int, ...], list[tuple[tuple[int, ...], torch.dtype]] | WrongResultError] = {}
+        """For sizes of arguments, shape and dtype of each result as it lies in memory, booleans as ``uint8``; none if
+        they do not follow from the sizes, or cannot be made before the call."""
 
     @property
     def bound(self) -> BoundSession:
@@ -218,51 +200,46 @@ class BoundSession:
         judgement = self._judged.get(sizes)
         if isinstance(judgement, WrongResultError):
             raise WrongResultError(judgement.result, judgement.what)
-        feeds = CALLS.values()
-        feeds.reserve(len(self._converters))
-        fetches = CALLS.values()
-        memories = None if judgement is None else judgement.memories()
+        memories = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in judgement or ()]
         try:
-            for i, convert in self._converters:
-                feeds.push_back(convert(args[i]))
-            for memory, spec in zip(memories or (), self.outputs, strict=False):
-                fetches.push_back(memory_to_ort(memory, spec.dtype))
+            feeds = {name: convert(args[i]) for name, i, convert in self._converters}
+            fetches = [memory_to_ort(memory, o.dtype) for memory, o in zip(memories, self.outputs, strict=False)]
         except RuntimeError as error:  # a tensor without memory, as inside vmap; a dtype that DLPack does not have
             raise SessionError(f"a tensor cannot be given to ONNX Runtime: {error}") from error
         if self._asynchronous:
             wait_for_streams(self._asynchronous)
         session = self.session(self.threads)
         try:
-            CALLS.run(session, self._run_options, self._input_names, feeds, self._output_names, fetches, self._devices)
+            results = CALLS.run(session, self._run_options, feeds, fetches, self._output_names, self._devices)
         except ORT_ERRORS as error:
             raise session_error(error, self.session.model) from error
         finally:
             ARENA.used()
         if judgement is None:
-            self._judge(fetches, sizes)
-        if memories is None:
+            self._judge(results, sizes)
+        if not memories:
             try:
-                memories = [memory_from_ort(value, copies=self.session.settings.arena) for value in fetches]
+                memories = [memory_from_ort(value, copies=self.session.settings.arena) for value in results]
             except RuntimeError as error:  # a dtype that DLPack does not have, as float8
                 raise SessionError(f"a result of ONNX Runtime cannot be made a tensor: {error}") from error
         return [_present(memory, spec) for memory, spec in zip(memories, self.outputs, strict=True)]
 
-    def _judge(self, fetches: Values, sizes: tuple[int, ...]) -> None:
+    def _judge(self, results: Sequence[Value], sizes: tuple[int, ...]) -> None:
         """Compares the shapes and dtypes that came out with eager's, and remembers the judgement on these sizes."""
         known = self._sizes.known(sizes)
         are_known = all(follow(spec.sizes, known) for spec in self.outputs)
-        found = (_wrong_result(fetches[i], spec, known) for i, spec in enumerate(self.outputs))
+        found = (_wrong_result(results[i], spec, known) for i, spec in enumerate(self.outputs))
         wrong = next((text for text in found if text is not None), None)
         if len(self._judged) >= _MAXIMUM_JUDGED:
             self._judged.clear()
         if wrong is not None:
             self._judged[sizes] = wrong
             raise wrong
-        shapes = [tuple(value.shape()) for value in fetches]
+        shapes = [tuple(value.shape()) for value in results]
         dtypes = [torch.uint8 if spec.dtype is torch.bool else spec.dtype for spec in self.outputs]
         on_cpu = all(spec.device.type == "cpu" for spec in self.outputs)
         can_be_made = are_known and on_cpu and not any(0 in shape for shape in shapes)  # without elements, no memory
-        self._judged[sizes] = _Judgement(list(zip(shapes, dtypes, strict=True)) if can_be_made else None)
+        self._judged[sizes] = list(zip(shapes, dtypes, strict=True)) if can_be_made else []
 
 
 def _wrong_result(value: Value, spec: OutputSpec, known: dict[str, int]) -> WrongResultError | None:

@@ -51,12 +51,9 @@ class Executable:
         Raises:
             SessionError: ONNX Runtime refused the model.
         """
-        model = self.model
-        for positions, declare in (
-            ([i for i in self.weights if i not in constants], declared_as_inputs),
-            (list(constants), declared),
-        ):
-            model += declare(self.inputs[i].declaration for i in positions)
+        others = [i for i in self.weights if i not in constants]
+        model = self.model + declared_as_inputs(self.inputs[i].declaration for i in others)
+        model += declared(self.inputs[i].declaration for i in constants)
         if not only_cpu(self.settings.providers):
             whole = self.model + declared_as_inputs(self.inputs[i].declaration for i in self.weights)
             check_apart(whole, self.settings, self._sizes)

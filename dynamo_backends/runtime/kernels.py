@@ -18,12 +18,10 @@ from ..errors import KernelFaultError, SessionError
 from ..faults import Fault
 from ..reasons import Reason
 from .apart import check_apart
-from .constant_values import computed_from
-from .constants import TABLE
+from .constants import TABLE, computed_from
 from .kept_casts import with_kept_casts
 from .long_sums import with_accurate_sums
-from .one_node import model_of, signature
-from .oracle import ORACLE
+from .oracle import ORACLE, model_of, signature
 from .providers import Provider, only_cpu, provider_name
 from .settings import SessionSettings, create_session
 
@@ -31,45 +29,28 @@ from .settings import SessionSettings, create_session
 def _reduces(node: ir.Node) -> bool:
     """Whether a scatter adds, multiplies or compares; a reduction that a function's caller chooses may."""
     reduction = node.attributes.get("reduction")
-    if reduction is None:
-        return False
-    return reduction.is_ref() or reduction.as_string() not in ("", "none")
-
-
-def _is_not_double(node: ir.Node) -> bool:
-    """Whether the kernel is not that of float64; where the type is not known it may be another."""
-    return node.inputs[0] is None or node.inputs[0].dtype != ir.DataType.DOUBLE
-
-
-def _must_be_deterministic(node: ir.Node) -> bool:
-    return torch.are_deterministic_algorithms_enabled()
+    return reduction is not None and (reduction.is_ref() or reduction.as_string() not in ("", "none"))
 
 
 FAULTS: tuple[Fault[ir.Node], ...] = (
     Fault(
         "a sum at repeated indices loses updates",
-        frozenset({"ScatterND"}),
+        {"ScatterND"},
         "ONNX Runtime's ScatterND with a reduction gives its indices to several threads, and where two name one place "
         "a sum is lost",
-        "onnxruntime",
-        ">=1.24",
-        applies=_reduces,
+        _reduces,
     ),
     Fault(
         "the logarithm of a sum of exponentials underflows",
-        frozenset({"ReduceLogSumExp"}),
+        {"ReduceLogSumExp"},
         "ONNX Runtime's ReduceLogSumExp takes 0 for the largest number where -inf comes first: the rest may underflow",
-        "onnxruntime",
-        ">=1.24",
-        applies=_is_not_double,
+        lambda node: node.inputs[0] is None or node.inputs[0].dtype != ir.DataType.DOUBLE,
     ),
     Fault(
         "repeated indices are written in any order",
-        frozenset({"ScatterND"}),
+        {"ScatterND"},
         "torch.use_deterministic_algorithms(True), and ONNX Runtime's ScatterND writes repeated indices in any order",
-        "onnxruntime",
-        ">=1.24",
-        applies=_must_be_deterministic,
+        lambda _: torch.are_deterministic_algorithms_enabled(),
     ),
 )
 """Seen in ONNX Runtime 1.31 and 1.32, assumed in all versions that the package may be installed with, until one is
@@ -87,151 +68,102 @@ def _has_a_root_of_an_unknown_sum(model: ir.Model) -> bool:
     """Whether a root is taken of a sum with no constant in it, as of a variance and an epsilon that is computed."""
     for node in _all_nodes(model):
         total = node.inputs[0].producer() if node.op_type == "Sqrt" and node.inputs[0] is not None else None
-        if total is not None and total.op_type == "Add" and not any(map(_is_constant, total.inputs)):
+        known = () if total is None else (value and ir.convenience.get_const_tensor(value) for value in total.inputs)
+        if total is not None and total.op_type == "Add" and all(tensor is None for tensor in known):
             return True
     return False
 
 
 def _has_a_power_that_is_nearly_a_square(model: ir.Model) -> bool:
-    """Whether an exponent is nearly 2, or not known, as that of a weight."""
-    exponents = (node.inputs[1] for node in _all_nodes(model) if node.op_type == "Pow")
-    return any(exponent is not None and _may_be_nearly(2, exponent) for exponent in exponents)
-
-
-def _may_be_nearly(number: float, value: ir.Value) -> bool:
-    tensor = ir.convenience.get_const_tensor(value)
-    if tensor is None:
-        return True
-    distances = abs(tensor.numpy().astype(np.float64) - number)
-    return bool(((distances > 0) & (distances < _NEARLY)).any())
-
-
-_NEARLY = 0.01
-"""More than ONNX Runtime's tolerance for constants, a relative 1e-5 in float32."""
-
-
-def _is_constant(value: ir.Value | None) -> bool:
-    if value is None or value.is_graph_input():
-        return False
-    node = value.producer()
-    return value.is_initializer() if node is None else node.op_type == "Constant"
+    """Whether an exponent is nearly 2, or not known, as that of a weight. ONNX Runtime takes a relative 1e-5 for
+    nearly."""
+    for node in _all_nodes(model):
+        if node.op_type == "Pow" and node.inputs[1] is not None:
+            tensor = ir.convenience.get_const_tensor(node.inputs[1])
+            distances = None if tensor is None else abs(tensor.numpy().astype(np.float64) - 2)
+            if distances is None or ((distances > 0) & (distances < 0.01)).any():
+                return True
+    return False
 
 
 OPTIMIZER_FAULTS: tuple[Fault[ir.Model], ...] = (
     Fault(
         "the sum of -0 and 0",
-        frozenset({"NoopElimination"}),
+        {"NoopElimination"},
         "makes x of x + 0, where -0.0 + 0 is 0.0; joint.remove_noops removes the rest of what it does",
-        "onnxruntime",
-        ">=1.24",
-        providers=(),
     ),
     Fault(
         "a scaled product in double precision",
-        frozenset({"MatMulScaleFusion"}),
+        {"MatMulScaleFusion"},
         "moves a float64 scale into the float32 attribute alpha of FusedMatMul, rounded",
-        "onnxruntime",
-        ">=1.24,<1.32",
-        providers=(),
-        applies=_has_doubles,
+        _has_doubles,
+        versions=">=1.24,<1.32",
     ),
     Fault(
         "an epsilon of a higher rank than what is normalized",
-        frozenset({"SimplifiedLayerNormFusion"}),
+        {"SimplifiedLayerNormFusion"},
         "forgets the rank of the epsilon; our pass onnx.layer_norm does not",
-        "onnxruntime",
-        ">=1.24",
-        providers=(),
     ),
     Fault(
         "an epsilon that is computed",
-        frozenset({"LayerNormFusionL1", "LayerNormFusionL2"}),
+        {"LayerNormFusionL1", "LayerNormFusionL2"},
         "takes 1e-5 for an epsilon that is no constant",
-        "onnxruntime",
-        ">=1.24,<1.32",
-        providers=(),
-        applies=_has_a_root_of_an_unknown_sum,
+        _has_a_root_of_an_unknown_sum,
+        versions=">=1.24,<1.32",
     ),
     Fault(
         "a choice between zeros by a negated condition",
-        frozenset({"NotWhereFusion"}),
+        {"NotWhereFusion"},
         "exchanges the sides of Where, which makes 0.0 of the -0.0 that it takes where the condition is true",
-        "onnxruntime",
-        ">=1.24",
-        providers=(),
     ),
     Fault(
         "a product with dequantized weights",
-        frozenset({"QDQSelectorActionTransformer"}),
+        {"QDQSelectorActionTransformer"},
         "quantizes the float32 factor of a product with dequantized constant weights to int8, for MatMulNBits",
-        "onnxruntime",
-        ">=1.24",
-        providers=(),
     ),
     Fault(
         "float32 weights between quantized activations",
-        frozenset({"WeightBiasQuantization"}),
+        {"WeightBiasQuantization"},
         "quantizes the float32 weights of Conv, ConvTranspose and Gemm to int8, their bias to int32, where what they "
         "take was dequantized and what they return is quantized",
-        "onnxruntime",
-        ">=1.24",
-        providers=(),
     ),
     Fault(
         "two quantizations in a row",
-        frozenset({"DoubleQDQPairsRemover"}),
+        {"DoubleQDQPairsRemover"},
         "makes one quantization of two, with another scale",
-        "onnxruntime",
-        ">=1.24",
-        providers=(),
     ),
     Fault(
         "a normalization in double precision",
-        frozenset({"LayerNormFusionL1", "LayerNormFusionL2"}),
+        {"LayerNormFusionL1", "LayerNormFusionL2"},
         "drops the casts around a layer normalization of float64, and rounds its epsilon to float32",
-        "onnxruntime",
-        ">=1.24",
-        providers=(),
-        applies=_has_doubles,
+        _has_doubles,
     ),
     Fault(
         "a power that is nearly a square",
-        frozenset({"LayerNormFusionL1", "LayerNormFusionL2"}),
+        {"LayerNormFusionL1", "LayerNormFusionL2"},
         "takes 2 for an exponent within 1e-5 of it",
-        "onnxruntime",
-        ">=1.24",
-        providers=(),
-        applies=_has_a_power_that_is_nearly_a_square,
+        _has_a_power_that_is_nearly_a_square,
     ),
     Fault(
         "constants that are nearly those of gelu",
-        frozenset({"GeluFusionL1", "GeluFusionL2"}),
+        {"GeluFusionL1", "GeluFusionL2"},
         "makes Gelu of a formula whose constants are within 1e-5 of gelu's; our pass onnx.gelu compares them exactly",
-        "onnxruntime",
-        ">=1.24",
-        providers=(),
     ),
     Fault(
         "the largest of padded numbers",
-        frozenset({"Pad_Fusion"}),
+        {"Pad_Fusion"},
         "makes the zeros of a Pad the padding of the MaxPool after it, which takes no part in the maximum",
-        "onnxruntime",
-        ">=1.24,<1.32",
-        providers=(),
+        versions=">=1.24,<1.32",
     ),
     Fault(
         "Relu and Clip in double precision",
-        frozenset({"FuseReluClip"}),
+        {"FuseReluClip"},
         "fails on a Relu before a Clip of float64, and so the session",
-        "onnxruntime",
-        ">=1.24",
-        providers=(),
-        applies=_has_doubles,
+        _has_doubles,
     ),
 )
 """Graph optimizers of ONNX Runtime that change results, or compute with fewer bits than the graph has; they run before
 nodes are given to providers, or on what the CPU provider was given."""
-
 
 _SLOW_OPTIMIZERS = ("SkipLayerNormFusion", "BiasSkipLayerNormFusion")
 """They put a kernel there that takes five times as long as the ``Add`` and the ``LayerNormalization`` it replaces (182
@@ -262,7 +194,9 @@ def fault_in(model: ir.Model, providers: Sequence[Provider]) -> tuple[ir.Node, F
         for fault in FAULTS:
             if node.op_type not in fault.operators or not fault.is_installed or not fault.applies(node):
                 continue
-            if fault.is_of(names) or not _first_provider_takes(node, providers, model.opset_imports.get("", 1)):
+            are_known = all(value is None or value.dtype is not None for value in node.inputs)
+            opset = model.opset_imports.get("", 1)
+            if fault.is_of(names) or not are_known or _first_provider_refuses(node, providers, opset) is not None:
                 return node, fault
     return None
 
@@ -377,12 +311,6 @@ def refusal_of_node(node: ir.Node, providers: Sequence[Provider], opset: int) ->
     return _first_provider_refuses(node, providers, opset)
 
 
-def _first_provider_takes(node: ir.Node, providers: Sequence[Provider], opset: int) -> bool:
-    if any(value is not None and value.dtype is None for value in node.inputs):
-        return False  # it depends on the types
-    return _first_provider_refuses(node, providers, opset) is None
-
-
 def _first_provider_refuses(node: ir.Node, providers: Sequence[Provider], opset: int) -> Reason | None:
     """What the first provider has against a node; its answers are kept for alike ones."""
 
@@ -409,9 +337,51 @@ def _load(
     Raises:
         SessionError: the runtime refused it.
     """
-    settings = SessionSettings(tuple(providers), threads=1, optimize=False)
-    content = _as_bytes(model)
-    if not only_cpu(providers):
+    content, settings = _as_bytes(model), _settings(providers)
+    if only_cpu(providers):
+        create_session(content, settings, settings.options(threads=1))
+    else:
         check_apart(content, settings, sizes, {"session.disable_cpu_ep_fallback": "1"} if only_first else {})
-        return
-    create_session(content, settings, settings.options(threads=1))
+
+
+def _settings(providers: Sequence[Provider]) -> SessionSettings:
+    return SessionSettings(tuple(providers), threads=1, optimize=False)
+
+
+_DTYPES = {
+    "tensor(float)": ir.DataType.FLOAT,
+    "tensor(double)": ir.DataType.DOUBLE,
+    **{f"tensor({item.name.lower()})": item for item in ir.DataType},
+}
+"""ONNX Runtime's names of types."""
+
+ResultType = tuple[ir.DataType, Sequence["int | str | None"] | None]
+"""A result's dtype and shape; ``None`` for what is not known."""
+
+
+def result_types(providers: Sequence[Provider], opset: int, node: ir.Node) -> list[ResultType | None] | None:
+    """What ONNX Runtime says of the types of a node's results, for passes that put new nodes in a model; ``None`` if it
+    does not run the node.
+
+    Args:
+        providers: in the order of preference.
+        opset: of the model that it is for.
+        node: its inputs have types and shapes, as far as they are known.
+    """
+
+    def find_out() -> dict[str, ResultType] | Reason:
+        content, settings = _as_bytes(model_of(node, opset, with_sizes=True)), _settings(providers)
+        try:
+            outputs = create_session(content, settings, settings.options(threads=1)).get_outputs()
+        except SessionError as error:
+            return error.reason
+        return {item.name: (_DTYPES[item.type], _sizes(item.shape)) for item in outputs if item.type in _DTYPES}
+
+    shapes = tuple(None if value is None else str(value.shape) for value in node.inputs)
+    found = ORACLE.ask(("result types", repr(providers), opset, signature(node), shapes), find_out)
+    return None if isinstance(found, Reason) else [found.get(f"output_{i}") for i in range(len(node.outputs))]
+
+
+def _sizes(shape: Sequence[int | str | None]) -> Sequence[int | str | None] | None:
+    """A shape as ONNX Runtime tells it, for which one that is not known is like that of a number: empty."""
+    return [size if isinstance(size, (int, str)) else None for size in shape] if shape else None

@@ -10,7 +10,8 @@ and a sum of these in float64, of which there are few::
     parts = ReduceSum(Reshape(x, [32, 128, 512]), axes=[1])
     y = Cast(ReduceSum(Cast(parts, to=double), axes=[0]), to=float)
 
-Where no part divides the number, or it is known only at the call, zeros are added to the end, which copies the tensor.
+Where no part divides the number, or it is known only at the call, zeros are added to the end, which copies the tensor;
+products are taken in float64 then.
 It is by the kernel, not by the ATen operator: losses, variances and the gradients of biases are such sums too.
 
 A running sum (``CumSum``) is taken in float64, as PyTorch's kernel does. ``LayerNormalization`` and
@@ -29,28 +30,15 @@ from onnx_ir.passes.common import ShapeInferencePass
 
 from .building import Axis, Replacement, sizes_of
 
-
-@dataclasses.dataclass(frozen=True)
-class _Kind:
-    """A reduction: what reduces its parts, what these, and what is left to do.
-
-    ``neutral`` is what may be added to a part without changing it.
-    """
-
-    parts: str
-    whole: str = "ReduceSum"
-    divides: bool = False
-    neutral: float = 0.0
-
-
-_KINDS = {
-    "ReduceSum": _Kind("ReduceSum"),
-    "ReduceMean": _Kind("ReduceSum", divides=True),
-    "ReduceL1": _Kind("ReduceL1"),
-    "ReduceL2": _Kind("ReduceL2", "ReduceL2"),
-    "ReduceSumSquare": _Kind("ReduceSumSquare"),
-    "ReduceProd": _Kind("ReduceProd", "ReduceProd", neutral=1.0),
+_WHOLE = {
+    "ReduceSum": "ReduceSum",
+    "ReduceMean": "ReduceSum",
+    "ReduceL1": "ReduceSum",
+    "ReduceL2": "ReduceL2",
+    "ReduceSumSquare": "ReduceSum",
+    "ReduceProd": "ReduceProd",
 }
+"""By reduction, what reduces the results of its parts; a mean is a sum that is divided at last."""
 
 _DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -61,22 +49,20 @@ class _Lengths:
 
     most: int
     smallest_part: int
+    usual_part: int
     largest_part: int
 
-    def part(self, number: Axis) -> int:
-        """The size of the parts of ``number``: its largest suitable divisor, or a power of two where it has none."""
-        if number is not None:
-            for size in range(self.largest_part, self.smallest_part - 1, -1):
-                if number % size == 0:
-                    return size
-        return 2 ** int(math.log2(math.sqrt(self.smallest_part * self.largest_part)))
+    def part(self, number: Axis) -> int | None:
+        """The size of the parts of ``number``, its largest suitable divisor; ``None`` if there is none."""
+        sizes = range(self.largest_part, self.smallest_part - 1, -1)
+        return None if number is None else next((size for size in sizes if number % size == 0), None)
 
 
-_ROWS = _Lengths(most=512, smallest_part=16, largest_part=128)
+_ROWS = _Lengths(most=512, smallest_part=16, usual_part=32, largest_part=128)
 """Of numbers that lie apart in memory: a row is added to the sum of the rows before. 512 equal numbers are off by 7e-6,
 what ``is_explained`` calls rounding."""
 
-_NEIGHBOURS = _Lengths(most=8192, smallest_part=128, largest_part=1024)
+_NEIGHBOURS = _Lengths(most=8192, smallest_part=128, usual_part=256, largest_part=1024)
 """Of neighbours in memory: the kernel adds in some 32 lanes."""
 
 _MOST_NORMALIZED = 16_384
@@ -85,7 +71,7 @@ _MOST_NORMALIZED = 16_384
 
 def with_accurate_sums(model: ir.Model) -> ir.Model:
     """The model with its long sums in stages: a copy, or the model itself if it has none."""
-    candidates = {*_KINDS, "CumSum", "LayerNormalization", "InstanceNormalization"}
+    candidates = {*_WHOLE, "CumSum", "LayerNormalization", "InstanceNormalization"}
     if not any(node.op_type in candidates for graph in model.graphs() for node in graph):
         return model
     model = model.clone()
@@ -94,7 +80,7 @@ def with_accurate_sums(model: ir.Model) -> ir.Model:
         _take_apart(node)
     for node in _nodes(model, ("CumSum",)):
         _widen(node)
-    for node in _nodes(model, tuple(_KINDS)):
+    for node in _nodes(model, tuple(_WHOLE)):
         _reduce_in_stages(node)
     return model
 
@@ -110,7 +96,7 @@ def _nodes(model: ir.Model, operators: Sequence[str]) -> list[ir.Node]:
 
 def _infer_shapes(model: ir.Model) -> None:
     """Values between the nodes of one translation have no shape yet."""
-    operators = (*_KINDS, "CumSum", "LayerNormalization", "InstanceNormalization")
+    operators = (*_WHOLE, "CumSum", "LayerNormalization", "InstanceNormalization")
     inputs = [node.inputs[0] for node in _nodes(model, operators)]
     if any(value is not None and value.shape is None for value in inputs):
         ShapeInferencePass()(model)
@@ -166,14 +152,65 @@ def _widen(node: ir.Node) -> None:
 
 
 def _reduce_in_stages(node: ir.Node) -> None:
+    """Reduces runs of neighbouring axes, the last first; a long one in parts, then in float64."""
     value, axes = node.inputs[0], _axes(node)
     if value is None or axes is None or value.dtype not in _DTYPES:
         return
     sizes = sizes_of(value)
     assert sizes is not None
-    if 0 not in sizes and _is_long(sizes, axes):
-        stages = _Stages(node, value, sizes, _KINDS[node.op_type])
-        stages.put([stages.reduce(axes)])
+    if 0 in sizes or not _is_long(sizes, axes):
+        return
+    new, is_mean = Replacement(node), node.op_type == "ReduceMean"
+    operator = "ReduceSum" if is_mean else node.op_type
+    current = new.cast(value, ir.DataType.FLOAT)
+    for run in reversed(_neighbouring(axes)):
+        if _is_long(sizes, run):
+            lengths, number = _lengths(sizes, run), _product([sizes[axis] for axis in run])
+            part = lengths.part(number)
+            if part is None and operator != "ReduceProd":
+                part = lengths.usual_part
+                current = _reshaped(new, current, sizes, run, [-1])
+                current = _filled_up(new, current, run.start, part)
+                sizes[run.start : run.stop] = [None]
+                run = range(run.start, run.start + 1)
+            if part is not None:
+                current = _reshaped(new, current, sizes, run, [-1, part])
+                current = new.op(operator, [current, new.vector([run.start + 1])], keepdims=0)
+                sizes[run.start : run.stop] = [None]
+                run, operator = range(run.start, run.start + 1), _WHOLE[node.op_type]
+            current = new.cast(current, ir.DataType.DOUBLE)
+        current = new.op(operator, [current, new.vector(run)], keepdims=0)
+        del sizes[run.start : run.stop]
+        operator = _WHOLE[node.op_type]
+    if is_mean:
+        counts = new.op("Gather", [new.op("Shape", [value]), new.vector(axes)])
+        count = new.cast(new.op("ReduceProd", [counts], keepdims=0), ir.DataType.DOUBLE)
+        current = new.op("Div", [new.cast(current, ir.DataType.DOUBLE), count])
+    current = new.cast(current, value.dtype)
+    if node.attributes.get_int("keepdims", 1):
+        current = new.op("Unsqueeze", [current, new.vector(axes)])
+    new.put([current])
+
+
+def _reshaped(new: Replacement, value: ir.Value, sizes: list[Axis], run: range, by: Sequence[int]) -> ir.Value:
+    """``value``, of ``sizes``, with the sizes ``by`` in the place of those of a run of axes."""
+    shape = [new.vector(by)]
+    for side, start, stop in ((0, 0, run.start), (len(sizes), run.stop, len(sizes))):
+        known = [size for size in sizes[start:stop] if size is not None]
+        if len(known) < stop - start:
+            shape.insert(side, new.op("Shape", [value], start=start, end=stop))
+        elif known:
+            shape.insert(side, new.vector(known))
+    return new.op("Reshape", [value, new.op("Concat", shape, axis=0)])
+
+
+def _filled_up(new: Replacement, value: ir.Value, axis: int, part: int) -> ir.Value:
+    """``value`` with zeros added to the end of an axis, so that ``part`` divides it."""
+    parts, zero = new.vector([part]), new.constant(np.zeros((), np.float32))
+    length = new.op("Shape", [value], start=axis, end=axis + 1)
+    missing = new.op("Mod", [new.op("Sub", [parts, new.op("Mod", [length, parts])]), parts])
+    pads = new.op("Concat", [new.vector([0]), missing], axis=0)
+    return new.op("Pad", [value, pads, new.cast(zero, value.dtype or ir.DataType.FLOAT), new.vector([axis])])
 
 
 def _axes(node: ir.Node) -> list[int] | None:
@@ -220,105 +257,3 @@ def _is_long(sizes: Sequence[Axis], axes: Sequence[int]) -> bool:
     groups = _neighbouring(axes)
     most = _ROWS.most if len(groups) > 1 else _lengths(sizes, groups[0]).most
     return number is None or number > most
-
-
-class _Stages(Replacement):
-    """The nodes that take the place of one reduction. ``_current`` is what is reduced so far, of ``_sizes``."""
-
-    def __init__(self, node: ir.Node, value: ir.Value, sizes: list[Axis], kind: _Kind) -> None:
-        super().__init__(node)
-        self._input = value
-        self._current = value
-        self._sizes = sizes
-        self._kind = kind
-        self._operator = kind.parts  # what reduces next: once there are parts, it is what reduces these
-        self._dtype = value.dtype
-
-    def reduce(self, axes: Sequence[int]) -> ir.Value:
-        """Reduces the axes, those that lie nearest in memory first; returns what the node returned."""
-        self._cast(ir.DataType.FLOAT)
-        for group in reversed(_neighbouring(axes)):
-            if _is_long(self._sizes, group):
-                self._make_parts(group)
-            else:
-                self._reduce(list(group))
-        if self._kind.divides:
-            count = self._count(axes)
-            if self._current.dtype != ir.DataType.DOUBLE:  # no group of axes was long by itself
-                count = self.cast(count, self._current.dtype)
-            self._current = self.op("Div", [self._current, count])
-        assert self._dtype is not None
-        self._cast(self._dtype)
-        if self._node.attributes.get_int("keepdims", 1):
-            self._current = self.op("Unsqueeze", [self._current, self.vector(axes)])
-        return self._current
-
-    def _make_parts(self, group: range) -> None:
-        """Makes the group's axes one, this one the parts and what is in each, and reduces both."""
-        lengths = _lengths(self._sizes, group)
-        number = _product(self._sizes[group.start : group.stop])
-        part = lengths.part(number)
-        axis = group.start
-        if number is None or number % part:
-            if len(group) > 1:
-                self._reshape(group, [number])
-            self._fill_up(axis, number, part)
-            group = range(axis, axis + 1)
-        self._reshape(group, [None if number is None else math.ceil(number / part), part])
-        self._reduce([axis + 1])
-        self._cast(ir.DataType.DOUBLE)
-        self._reduce([axis])
-
-    def _reduce(self, axes: Sequence[int]) -> None:
-        self._current = self.op(self._operator, [self._current, self.vector(axes)], keepdims=0)
-        self._sizes = [size for axis, size in enumerate(self._sizes) if axis not in axes]
-        self._operator = self._kind.whole
-
-    def _reshape(self, group: range, sizes: Sequence[Axis]) -> None:
-        """Puts ``sizes`` in the place of the group's; at most one of them is not known."""
-        before, after = self._sizes[: group.start], self._sizes[group.stop :]
-        inferred: list[int] = [-1 if size is None else size for size in sizes]
-        shape = self._concat(
-            self._shape_of(0, group.start), self.vector(inferred), self._shape_of(group.stop, len(self._sizes))
-        )
-        self._current = self.op("Reshape", [self._current, shape])
-        self._sizes = [*before, *sizes, *after]
-
-    def _fill_up(self, axis: int, number: Axis, part: int) -> None:
-        """Adds neutral numbers to the end of an axis, so that ``part`` divides it."""
-        if number is not None:
-            missing = self.vector([-number % part])
-        else:
-            length = self.op("Shape", [self._current], start=axis, end=axis + 1)
-            over = self.op("Mod", [length, self.vector([part])])
-            missing = self.op("Mod", [self.op("Sub", [self.vector([part]), over]), self.vector([part])])
-        neutral = self.constant(np.array(self._kind.neutral, np.float32))
-        pads = self._concat(self.vector([0]), missing)
-        if self._current.dtype == ir.DataType.DOUBLE:
-            neutral = self.op("Cast", [neutral], to=ir.DataType.DOUBLE)
-        self._current = self.op("Pad", [self._current, pads, neutral, self.vector([axis])])
-
-    def _count(self, axes: Sequence[int]) -> ir.Value:
-        """How many numbers are reduced, in the dtype of what they are reduced to."""
-        assert self._input.shape is not None
-        number = _product([size if isinstance((size := self._input.shape[axis]), int) else None for axis in axes])
-        if number is not None:
-            return self.constant(np.array(number, np.float64))
-        shape = self.op("Gather", [self.op("Shape", [self._input]), self.vector(axes)])
-        return self.op("Cast", [self.op("ReduceProd", [shape], keepdims=0)], to=ir.DataType.DOUBLE)
-
-    def _shape_of(self, start: int, end: int) -> ir.Value | None:
-        sizes = self._sizes[start:end]
-        if not sizes:
-            return None
-        known = [size for size in sizes if size is not None]
-        if len(known) == len(sizes):
-            return self.vector(known)
-        return self.op("Shape", [self._current], start=start, end=end)
-
-    def _cast(self, dtype: ir.DataType) -> None:
-        self._current = self.cast(self._current, dtype)
-
-    def _concat(self, *vectors: ir.Value | None) -> ir.Value:
-        given = [vector for vector in vectors if vector is not None]
-        return given[0] if len(given) == 1 else self.op("Concat", given, axis=0)

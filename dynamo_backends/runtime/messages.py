@@ -6,10 +6,20 @@ import re
 
 from ..errors import CompiledNodesError, SessionError, first_line
 from ..reasons import Kind, Reason
-from .ort_errors import exceptions
 
-ORT_ERRORS = exceptions()
-"""All that ONNX Runtime raises."""
+
+def _exceptions() -> tuple[type[BaseException], ...]:
+    try:
+        from onnxruntime.capi import _pybind_state as native
+    except ImportError:
+        return (Exception,)
+    found = [item for item in vars(native).values() if isinstance(item, type) and issubclass(item, Exception)]
+    return (*found, RuntimeError, MemoryError) if found else (Exception,)
+
+
+ORT_ERRORS = _exceptions()
+"""All that ONNX Runtime raises: its exceptions have no common base, its checks raise RuntimeError, and C++'s
+``bad_alloc`` arrives as MemoryError. Where they cannot be found, any exception."""
 
 _NODE_NAME = re.compile(r" node with name '[^']*'| in node \([^)]*\)|Node \([^)]*\) | parameter \([^)]*\)")
 _INVALID_NODE = re.compile(r"In Node, \(\"[^\"]*\", (\w+), .* , Error ")

@@ -1,4 +1,4 @@
-"""What is known of the nodes that ONNX Runtime can run: asked of it once, and kept.
+"""What ONNX Runtime says of nodes: asked once of alike ones, by a model of the one node, and kept.
 
 Lists of registered kernels are not the truth: function operators look unsupported and are not. So a session is made of
 a model of the one node.
@@ -6,57 +6,46 @@ a model of the one node.
 
 from __future__ import annotations
 
-import collections
-import functools
-import hashlib
-import types
-from collections.abc import Callable, Hashable, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import onnx_ir as ir
 
 from passes.engine.locks import Lock
 
+from ..onnx_versions import IR_VERSION
 from ..reasons import Kind, Reason
 from .custom_operators import loaded_libraries
-
-_MOST_ANSWERS = 16_384
-"""Answers that are kept, those that were asked for last. A model of a hundred layers has some two hundred questions."""
-
 
 Answer = TypeVar("Answer")
 
 
-class Oracle(Generic[Answer]):
+class Oracle:
     """Keeps what was found out of nodes, for all alike, in all threads.
 
     What was not about the node is not kept: a reason of the kind ``OUT_OF_MEMORY`` is asked for again.
 
     Args:
-        most: how many answers are kept.
+        most: how many answers are kept. A model of a hundred layers has some two hundred questions.
     """
 
-    def __init__(self, most: int = _MOST_ANSWERS) -> None:
+    def __init__(self, most: int = 16_384) -> None:
         self._most = most
         self._lock = Lock()
-        self._known: collections.OrderedDict[Hashable, Answer] = collections.OrderedDict()
-        self._told: dict[str, Answer] = {}
-        self._found_out: dict[Hashable, Answer] = {}
+        self._known: dict[Hashable, Any] = {}
 
     def ask(self, question: Hashable, find_out: Callable[[], Answer]) -> Answer | Reason:
         """What the runtime says of a node, or the reason why it could not be asked.
 
         Args:
-            question: all that the answer depends on.
+            question: all that the answer depends on, besides the libraries that are loaded.
             find_out: asks the runtime. It runs without the lock: two threads may find out the same at once.
         """
-        if libraries := loaded_libraries():
-            question = (question, libraries)
+        question = (question, loaded_libraries())
         with self._lock:
             if question in self._known:
-                self._known.move_to_end(question)
-                return self._known[question]
-            name = name_of(question) if self._told else ""
-            if name in self._told:
-                return self._keep(question, self._told[name])
+                known: Answer = self._known[question]
+                return known
         try:
             answer = find_out()
         except MemoryError as error:
@@ -64,51 +53,47 @@ class Oracle(Generic[Answer]):
         if isinstance(answer, Reason) and answer.kind is Kind.OUT_OF_MEMORY:
             return answer
         with self._lock:
-            self._found_out[question] = answer
-            return self._keep(question, answer)
-
-    def _keep(self, question: Hashable, answer: Answer) -> Answer:
-        self._known[question] = answer
-        for answers in (self._known, self._found_out):
-            if len(answers) > self._most:
-                del answers[next(iter(answers))]
+            self._known[question] = answer
+            if len(self._known) > self._most:
+                del self._known[next(iter(self._known))]
         return answer
-
-    def learn(self, answers: Mapping[str, Answer]) -> None:
-        """Takes answers that another process found out, by name (``name_of``), and forgets which ones are new."""
-        with self._lock:
-            self._told = dict(answers)
-            self._found_out = {}
-
-    def found_out(self) -> dict[str, Answer]:
-        """What was found out since ``learn``, by name."""
-        with self._lock:
-            return {name_of(question): answer for question, answer in self._found_out.items()}
 
     def __len__(self) -> int:
         return len(self._known)
 
 
-def name_of(question: Hashable) -> str:
-    """A name of a question that is the same in every process, where functions are told apart by their names, their
-    places in the source and what they enclose."""
-    return hashlib.sha256(repr(_named(question)).encode()).hexdigest()[:32]
+ORACLE = Oracle()
+"""The answers of this process."""
 
 
-def _named(part: object, within: tuple[object, ...] = ()) -> object:
-    if isinstance(part, tuple):
-        return tuple(_named(item, within) for item in part)
-    if isinstance(part, functools.partial):
-        return _named((part.func, part.args, *sorted(part.keywords.items())), within)
-    name = getattr(part, "__qualname__", None)
-    if name is None or part in within:  # a function may enclose itself
-        return name or part
-    named: list[object] = [f"{getattr(part, '__module__', '')}.{name}"]
-    if isinstance(part, types.FunctionType):
-        named += [part.__code__.co_firstlineno, part.__code__.co_linetable]
-        named += [_named(cell.cell_contents, (*within, part)) for cell in part.__closure__ or ()]
-    return tuple(named)
+def signature(node: ir.Node) -> Hashable:
+    """All that an answer about an ONNX node depends on but the opset; inputs are told apart by dtype and rank."""
+    attributes = tuple(sorted((name, str(attribute.value)) for name, attribute in node.attributes.items()))
+    inputs = tuple(None if value is None else (str(value.dtype), _rank(value)) for value in node.inputs)
+    outputs = tuple(value.name != "" for value in node.outputs)
+    return node.domain, node.op_type, attributes, inputs, outputs
 
 
-ORACLE: Oracle[Reason | None] = Oracle()
-"""Why nodes cannot run, ``None`` for those that can: the answers of this process."""
+def _rank(value: ir.Value) -> int | None:
+    return None if value.shape is None else len(value.shape)
+
+
+def model_of(node: ir.Node, opset: int, *, with_sizes: bool = False) -> ir.Model:
+    """A model of one node: its inputs become the model's, of the same types and of any size, or of the same sizes."""
+    inputs = [None if value is None else _input(f"input_{i}", value, with_sizes) for i, value in enumerate(node.inputs)]
+    outputs = [ir.Value(name="" if value.name == "" else f"output_{i}") for i, value in enumerate(node.outputs)]
+    copy = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=outputs)
+    graph = ir.Graph(
+        [value for value in inputs if value is not None],
+        [value for value in outputs if value.name],
+        nodes=[copy],
+        opset_imports={node.domain: 1, "": opset},
+        name="one_node",
+    )
+    return ir.Model(graph, ir_version=IR_VERSION)
+
+
+def _input(name: str, value: ir.Value, with_sizes: bool) -> ir.Value:
+    rank = _rank(value)
+    any_size = None if rank is None else ir.Shape([None] * rank)
+    return ir.Value(name=name, type=value.type, shape=value.shape if with_sizes else any_size)

@@ -8,8 +8,8 @@ the public classes do the same, with IO binding. No call depends on what a versi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import onnxruntime
 import torch
@@ -29,69 +29,63 @@ IDENTITY = (
 """A model that returns its argument ``x``, one dimension of float32, as ``y``; serialized."""
 
 
-class Values(Protocol):
-    """A list of values, with the names of C++."""
+class PublicCalls:
+    """How tensors go into a session and out of it, without copies, by the public interface alone."""
 
-    def push_back(self, value: Value) -> None: ...
-
-    def reserve(self, count: int) -> None: ...
-
-    def __getitem__(self, index: int) -> Value: ...
-
-    def __iter__(self) -> Iterator[Value]: ...
-
-    def __len__(self) -> int: ...
-
-
-class Calls(Protocol):
-    """How tensors go into a session and out of it, without copies."""
-
-    is_private: bool
-    """Whether private parts of ONNX Runtime are used."""
-
-    def values(self) -> Values:
-        """An empty list."""
-        ...
+    is_private = False
+    session_class: type = onnxruntime.InferenceSession
+    """The class whose methods run sessions."""
 
     def plain(self, tensor: torch.Tensor) -> Value:
         """A value on the memory of a contiguous tensor without gradients, of any dtype but bool."""
-        ...
+        return onnxruntime.OrtValue.from_dlpack(tensor.detach())
 
     def booleans(self, tensor: torch.Tensor) -> Value:
         """The same of booleans, or of their bytes."""
-        ...
+        return onnxruntime.OrtValue.ortvalue_from_numpy(tensor.detach().view(torch.bool).numpy())
 
     def tensor(self, value: Value) -> torch.Tensor:
         """A tensor on the memory of a value; booleans may come as ``uint8``."""
-        ...
+        return torch.from_dlpack(value)
 
     def public(self, value: Value) -> onnxruntime.OrtValue:
         """A value as the public interface takes it."""
-        ...
+        return value
 
     def device(self, kind: str, index: int) -> Device:
         """A device, ``cpu`` or ``cuda``."""
-        ...
+        return kind, index
 
     def run(
         self,
         session: onnxruntime.InferenceSession,
         options: onnxruntime.RunOptions,
-        input_names: Sequence[str],
-        feeds: Values,
+        feeds: Mapping[str, Value],
+        fetches: Sequence[Value],
         output_names: Sequence[str],
-        fetches: Values,
         devices: Sequence[Device],
-    ) -> None:
+    ) -> Sequence[Value]:
         """Runs a session.
 
         Args:
-            fetches: values on the memory of the results; an empty list gets the results, on ``devices``.
+            fetches: values on the memory of the results; without any, ONNX Runtime makes the results, on ``devices``.
+
+        Returns:
+            The results.
         """
-        ...
+        binding = session.io_binding()
+        for name, value in feeds.items():
+            binding.bind_ortvalue_input(name, value)
+        for i, (name, device) in enumerate(zip(output_names, devices, strict=True)):
+            if fetches:
+                binding.bind_ortvalue_output(name, fetches[i])
+            else:
+                binding.bind_output(name, *device)
+        session.run_with_iobinding(binding, options)
+        return fetches or binding.get_outputs()
 
 
-class PrivateCalls:
+class PrivateCalls(PublicCalls):
     """The functions behind the public classes."""
 
     is_private = True
@@ -99,9 +93,10 @@ class PrivateCalls:
     def __init__(self) -> None:
         from onnxruntime.capi import _pybind_state as native
 
+        self.session_class = native.InferenceSession
         self._devices = native.OrtDevice
         self._from_dlpack = from_dlpack = native.OrtValue.from_dlpack
-        self.values: Callable[[], Values] = native.OrtValueVector
+        self._values = native.OrtValueVector
         self._has_booleans = True
         try:
             from_dlpack(_to_dlpack(torch.zeros(1, dtype=torch.bool)))
@@ -131,76 +126,26 @@ class PrivateCalls:
         self,
         session: onnxruntime.InferenceSession,
         options: onnxruntime.RunOptions,
-        input_names: Sequence[str],
-        feeds: Values,
+        feeds: Mapping[str, Value],
+        fetches: Sequence[Value],
         output_names: Sequence[str],
-        fetches: Values,
         devices: Sequence[Device],
-    ) -> None:
-        session._sess.run_with_ortvaluevector(options, input_names, feeds, output_names, fetches, devices)
-
-
-class _List(list):
-    """A list with the names of C++."""
-
-    push_back = list.append
-
-    def reserve(self, count: int) -> None:
-        """Nothing: a list grows."""
-
-
-class PublicCalls:
-    """The public interface alone."""
-
-    is_private = False
-
-    def values(self) -> Values:
-        return _List()
-
-    def plain(self, tensor: torch.Tensor) -> Value:
-        return onnxruntime.OrtValue.from_dlpack(tensor.detach())
-
-    def booleans(self, tensor: torch.Tensor) -> Value:
-        return onnxruntime.OrtValue.ortvalue_from_numpy(tensor.detach().view(torch.bool).numpy())
-
-    def tensor(self, value: Value) -> torch.Tensor:
-        return torch.from_dlpack(value)
-
-    def public(self, value: Value) -> onnxruntime.OrtValue:
-        return value
-
-    def device(self, kind: str, index: int) -> Device:
-        return kind, index
-
-    def run(
-        self,
-        session: onnxruntime.InferenceSession,
-        options: onnxruntime.RunOptions,
-        input_names: Sequence[str],
-        feeds: Values,
-        output_names: Sequence[str],
-        fetches: Values,
-        devices: Sequence[Device],
-    ) -> None:
-        binding = session.io_binding()
-        for i, name in enumerate(input_names):
-            binding.bind_ortvalue_input(name, feeds[i])
-        for i, (name, device) in enumerate(zip(output_names, devices, strict=True)):
-            if len(fetches):
-                binding.bind_ortvalue_output(name, fetches[i])
-            else:
-                binding.bind_output(name, *device)
-        session.run_with_iobinding(binding, options)
-        if not len(fetches):
-            for value in binding.get_outputs():
-                fetches.push_back(value)
+    ) -> Sequence[Value]:
+        given, results = self._values(), self._values()
+        given.reserve(len(feeds))
+        for value in feeds.values():
+            given.push_back(value)
+        for value in fetches:
+            results.push_back(value)
+        session._sess.run_with_ortvaluevector(options, list(feeds), given, output_names, results, devices)
+        return results
 
 
 _BOOL = 9
 """``TensorProto.BOOL``"""
 
 
-def _check(calls: Calls) -> None:
+def _check(calls: PublicCalls) -> None:
     """Runs a session both with memory for its results and without, and booleans through a value.
 
     Raises:
@@ -211,17 +156,14 @@ def _check(calls: Calls) -> None:
     options.enable_cpu_mem_arena = False
     session = onnxruntime.InferenceSession(IDENTITY, options, providers=["CPUExecutionProvider"])
     argument, result = torch.tensor([1.0, 2.0, 3.0]), torch.zeros(3)
-    for memory in (None, result):
-        feeds, fetches = calls.values(), calls.values()
-        feeds.reserve(1)
-        feeds.push_back(calls.plain(argument))
-        if memory is not None:
-            fetches.push_back(calls.plain(memory))
+    for fetches in ([], [calls.plain(result)]):
         device = calls.device("cpu", 0)
-        calls.run(session, onnxruntime.RunOptions(), ["x"], feeds, ["y"], fetches, [device])
-        returned = calls.tensor(fetches[0]) if memory is None else memory
-        if not torch.equal(returned, argument) or list(fetches[0].shape()) != [3]:
-            raise RuntimeError(f"a session that returns {argument.tolist()} returned {returned.tolist()}")
+        feeds = {"x": calls.plain(argument)}
+        returned = calls.run(session, onnxruntime.RunOptions(), feeds, fetches, ["y"], [device])[0]
+        if not torch.equal(calls.tensor(returned), argument) or list(returned.shape()) != [3]:
+            raise RuntimeError(f"a session that returns {argument.tolist()} returned {calls.tensor(returned).tolist()}")
+    if not torch.equal(result, argument):
+        raise RuntimeError("a session did not write into the memory that it was given")
     booleans = torch.tensor([True, False])
     value = calls.booleans(booleans)
     calls.public(value)
@@ -229,7 +171,7 @@ def _check(calls: Calls) -> None:
         raise RuntimeError("booleans do not come back")
 
 
-def choose() -> Calls:
+def choose() -> PublicCalls:
     """The private functions if they do what they should, else the public interface, with one warning."""
     try:
         calls = PrivateCalls()
@@ -248,13 +190,3 @@ def choose() -> Calls:
 
 CALLS = choose()
 """How this version of ONNX Runtime is called."""
-
-
-def native_session() -> type:
-    """The class whose methods run sessions; the public one, where that is what runs them."""
-    if not CALLS.is_private:
-        return onnxruntime.InferenceSession
-    from onnxruntime.capi import _pybind_state as native
-
-    kind: type = native.InferenceSession
-    return kind

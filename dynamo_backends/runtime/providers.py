@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import onnxruntime
 import torch
 
 from .messages import ORT_ERRORS, without_code
+from .ort_internals import IDENTITY
 from .provider_options import PRECISIONS, THREADS
 
 Provider: TypeAlias = "str | tuple[str, dict[str, str]]"
 
 CPU = "CPUExecutionProvider"
 
-_PACKAGES = {
-    "CUDAExecutionProvider": "onnxruntime-gpu",
-    "TensorrtExecutionProvider": "onnxruntime-gpu",
-    "NvTensorRTRTXExecutionProvider": "onnxruntime-trt-rtx",
-    "OpenVINOExecutionProvider": "onnxruntime-openvino",
-    "QNNExecutionProvider": "onnxruntime-qnn",
-    "DmlExecutionProvider": "onnxruntime-directml",
-    "MIGraphXExecutionProvider": "onnxruntime-migraphx",
-    "CoreMLExecutionProvider": "onnxruntime (on macOS)",
-}
-"""Which package on PyPI brings a provider."""
-
 _SILENT = 4
-
-_MODEL = (
-    b'\x08\x08:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x00'
-    b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x00B\x04\n\x00\x10\x12"
-)
-"""A model that returns its argument, serialized."""
-
-_OF_PRECISION: Mapping[str, frozenset[str]] = {
-    "OpenVINOExecutionProvider": frozenset({"precision", "load_config", "device_type"}),
-    "CUDAExecutionProvider": frozenset({"use_tf32"}),
-    "QNNExecutionProvider": frozenset({"enable_htp_fp16_precision"}),
-}
-"""The options of a provider by which a user decides on its precision; then we do not."""
 
 _started: set[str] = set()
 """Providers, with their options, that started in this process."""
@@ -85,7 +60,8 @@ def as_precise_as_pytorch(providers: Sequence[Provider]) -> tuple[Provider, ...]
     for provider in providers:
         name, given = provider_name(provider), options_of(provider)
         ours = PRECISIONS.get(name, {}).get(precision, {})
-        if not ours or _OF_PRECISION[name] & set(given):
+        deciding = {"device_type", *(option for options in PRECISIONS.get(name, {}).values() for option in options)}
+        if not ours or deciding & given.keys():
             result.append(provider)
         else:
             result.append((name, {**ours, **given}))
@@ -128,22 +104,13 @@ def check_providers(providers: object) -> None:
             raise TypeError(f"expected a provider name or a (name, options) pair, got {provider!r}")
         name = provider_name(provider)
         if name not in available:
-            raise ValueError(_not_installed(name, available))
+            raise ValueError(
+                f"execution provider {name!r} is not in the installed ONNX Runtime {onnxruntime.__version__}. "
+                f"Available: {', '.join(available)}. Others come with packages that replace onnxruntime, as "
+                "onnxruntime-gpu and onnxruntime-openvino"
+            )
         if name != CPU:
             _check_start(provider, available)
-
-
-def _not_installed(name: str, available: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, [*available, *_PACKAGES], n=1)
-    text = f"execution provider {name!r} is not in the installed ONNX Runtime {onnxruntime.__version__}."
-    if close and close[0] != name:
-        text += f" Did you mean {close[0]!r}?"
-    text += f" Available: {', '.join(available)}."
-    if name in _PACKAGES:
-        text += f" It comes with the package {_PACKAGES[name]}, which replaces onnxruntime."
-    else:
-        text += " Other providers come with other builds of onnxruntime (onnxruntime-gpu, onnxruntime-openvino, ...)."
-    return text
 
 
 def _check_start(provider: Provider, available: Sequence[str]) -> None:
@@ -162,7 +129,7 @@ def _check_start(provider: Provider, available: Sequence[str]) -> None:
     options.log_severity_level = _SILENT
     try:
         given = [(name, options_of(provider)), CPU]
-        session = onnxruntime.InferenceSession(_MODEL, options, providers=given, enable_fallback=0)
+        session = onnxruntime.InferenceSession(IDENTITY, options, providers=given, enable_fallback=0)
     except ValueError as error:  # options that are no texts
         said = str(error)
     except ORT_ERRORS as error:

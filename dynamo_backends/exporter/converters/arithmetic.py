@@ -25,32 +25,12 @@ Operand: TypeAlias = "ir.Value | float"
 
 
 def _dtype(*operands: Operand | None) -> ir.DataType:
-    for operand in operands:
-        if isinstance(operand, ir.Value) and operand.dtype is not None:
-            return operand.dtype
-    raise NotTranslatable("the dtype of its arguments is not known")
+    return next(item.dtype for item in operands if isinstance(item, ir.Value) and item.dtype is not None)
 
 
 def _value(operand: Operand, dtype: ir.DataType) -> ir.Value:
-    """An operand as an ONNX value; a Python number as a constant.
-
-    Raises:
-        NotTranslatable: the number has no place in the dtype, as -1 in uint8.
-    """
-    if isinstance(operand, ir.Value):
-        return operand
-    if not dtype.is_floating_point() and dtype != ir.DataType.BOOL:
-        if operand != int(operand):
-            raise NotTranslatable(f"{operand} is no {dtype}")
-        limits = torch.iinfo(getattr(torch, dtype.name.lower()))
-        if not limits.min <= operand <= limits.max:
-            raise NotTranslatable(f"{operand} overflows {dtype}")
-    return constant(operand, dtype)
-
-
-def _not_boolean(dtype: ir.DataType) -> None:
-    if dtype == ir.DataType.BOOL:
-        raise NotTranslatable("ONNX has no order of booleans")
+    """An operand as an ONNX value; a Python number, which fits into the dtype, as a constant."""
+    return operand if isinstance(operand, ir.Value) else constant(operand, dtype)
 
 
 @converter(aten.maximum.default)
@@ -60,30 +40,22 @@ def maximum(x: ir.Value, y: ir.Value) -> ir.Value:
     ONNX Runtime (1.31) compares int64 in Max, Min and Clip by a subtraction in 32 bits: max(0, 2**31) is 0
     there. Its comparisons are right.
     """
-    dtype = _dtype(x, y)
-    _not_boolean(dtype)
-    return op.Where(op.Less(x, y), y, x) if dtype == ir.DataType.INT64 else op.Max(x, y)
+    return op.Where(op.Less(x, y), y, x) if x.dtype == ir.DataType.INT64 else op.Max(x, y)
 
 
 @converter(aten.minimum.default)
 def minimum(x: ir.Value, y: ir.Value) -> ir.Value:
     """As ``maximum``."""
-    dtype = _dtype(x, y)
-    _not_boolean(dtype)
-    return op.Where(op.Less(y, x), y, x) if dtype == ir.DataType.INT64 else op.Min(x, y)
+    return op.Where(op.Less(y, x), y, x) if x.dtype == ir.DataType.INT64 else op.Min(x, y)
 
 
-@converter(
-    aten.clamp.default,
-    aten.clamp.Tensor,
-)
+@converter(aten.clamp.default, aten.clamp.Tensor)
 def clamp(x: ir.Value, low: Operand | None = None, high: Operand | None = None) -> ir.Value:
     """``min(max(x, low), high)``; NaN in any of the three is the result.
 
     Torchlib's Clip with one bound takes the largest finite number for the other, and cuts infinities off.
     """
     dtype = _dtype(x, low, high)
-    _not_boolean(dtype)
     known = isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= high
     if known and dtype != ir.DataType.INT64:
         return op.Clip(x, _value(low, dtype), _value(high, dtype))  # ONNX Runtime fuses it into what is before
@@ -95,40 +67,14 @@ def clamp(x: ir.Value, low: Operand | None = None, high: Operand | None = None) 
     return result
 
 
-@converter(aten.clamp_min.default, aten.clamp_min.Tensor)
-def clamp_min(x: ir.Value, low: Operand) -> ir.Value:
-    """``max(x, low)``, as ``clamp``."""
-    return clamp(x, low=low)
-
-
-@converter(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(x: ir.Value, high: Operand) -> ir.Value:
-    """``min(x, high)``, as ``clamp``."""
-    return clamp(x, high=high)
-
-
-@converter(aten.hardtanh_backward.default)
-def hardtanh_backward(gradient: ir.Value, x: ir.Value, low: float, high: float) -> ir.Value:
-    """The gradient where ``x`` is between the bounds; 0 beyond them and on them, whatever the gradient is there.
-
-    Torchlib's multiplies the gradient by 0 or 1, so that of NaN and infinities NaN is left, and by 1 on the bounds.
-    """
-    dtype = _dtype(x)
-    outside = op.Or(op.LessOrEqual(x, constant(low, dtype)), op.GreaterOrEqual(x, constant(high, dtype)))
-    return op.Where(outside, constant(0.0, _dtype(gradient)), gradient)
-
-
 @converter(aten.sigmoid.default)
 def sigmoid(x: ir.Value) -> ir.Value:
     """``1 / (1 + exp(-x))``; ONNX Runtime's ``Sigmoid`` (1.31) of float32 is 17 % off at -15, and 0 from -18 down, of
     which a logarithm makes -infinity.
 
     In a product with ``x`` that is no matter, and a pass (``onnx.gelu``) makes SiLU and quick GELU of it."""
-    dtype = _dtype(x)
-    if not dtype.is_floating_point():
-        raise NotTranslatable("its translation is for floating point")
     wide = cast(x, computing_dtype(x))
-    return cast(op.Reciprocal(op.Add(op.Exp(op.Neg(wide)), constant(1.0, _dtype(wide)))), dtype)
+    return cast(op.Reciprocal(op.Add(op.Exp(op.Neg(wide)), constant(1.0, _dtype(wide)))), _dtype(x))
 
 
 @converter(aten.tanh.default)
@@ -189,49 +135,10 @@ def power(x: ir.Value, exponent: float | ir.Value) -> ir.Value:
     """``Pow``, but for a half and minus a half a root, as in eager, which differs for -infinity and -0."""
     if isinstance(exponent, ir.Value):
         return op.Pow(x, exponent)
-    if isinstance(exponent, float) and not _dtype(x).is_floating_point():
-        x = cast(x, ir.DataType.FLOAT)
     if abs(exponent) == 0.5:
         root = op.Sqrt(x)
         return root if exponent > 0 else op.Reciprocal(root)
     return op.Pow(x, constant(exponent, _dtype(x)))
-
-
-@converter(aten.trunc.default)
-def trunc(x: ir.Value) -> ir.Value:
-    """Towards zero, keeping the sign of a zero: torchlib's ``sign(x) * floor(|x|)`` loses that of -0, and ONNX
-    Runtime's (1.31) Where that of any zero that it chooses."""
-    dtype = _dtype(x)
-    if not dtype.is_floating_point():
-        return op.Identity(x)
-    zero = constant(0.0, dtype)
-    is_negative = op.Or(op.Less(x, zero), op.Less(op.Reciprocal(x), zero))  # of -0 it is -infinity
-    return op.Mul(op.Floor(op.Abs(x)), op.Where(is_negative, constant(-1.0, dtype), constant(1.0, dtype)))
-
-
-@converter(aten.log2.default)
-def log2(x: ir.Value) -> ir.Value:
-    """Torchlib's divisor is the float32 nearest to log(2), also in float64."""
-    return _logarithm(x, 2.0)
-
-
-@converter(aten.log10.default)
-def log10(x: ir.Value) -> ir.Value:
-    """Torchlib's divisor is the float32 nearest to log(10), also in float64."""
-    return _logarithm(x, 10.0)
-
-
-def _logarithm(x: ir.Value, base: float) -> ir.Value:
-    dtype = _dtype(x)
-    if not dtype.is_floating_point():
-        raise NotTranslatable("a logarithm of integers")
-    return op.Div(op.Log(x), constant(math.log(base), dtype))
-
-
-@converter(aten.frac.default)
-def frac(x: ir.Value) -> ir.Value:
-    """``x - trunc(x)``."""
-    return op.Sub(x, trunc(x))
 
 
 @converter(aten.sign.default)
@@ -242,7 +149,6 @@ def sign(x: ir.Value) -> ir.Value:
     int64.
     """
     dtype = _dtype(x)
-    _not_boolean(dtype)
     zero = constant(0, dtype)
     return op.Sub(op.Cast(op.Greater(x, zero), to=dtype), op.Cast(op.Less(x, zero), to=dtype))
 
@@ -266,61 +172,20 @@ def remainder(x: Operand, divisor: Operand) -> ir.Value:
     return op.Where(add, op.Add(rest, divisor), rest)
 
 
-@converter(aten.fmod.Tensor, aten.fmod.Scalar)
-def fmod(x: ir.Value, divisor: Operand) -> ir.Value:
-    """The C library's ``fmod``; of integers the remainder of the truncated quotient.
-
-    ONNX Runtime (1.31) computes that of integers in double precision.
-    """
-    dtype = _dtype(x, divisor)
-    divisor = _value(divisor, dtype)
-    if dtype.is_floating_point():
-        return op.Mod(x, divisor, fmod=1)
-    return op.Sub(x, op.Mul(op.Div(x, divisor), divisor))
-
-
 @converter(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div(x: ir.Value, divisor: Operand, rounding_mode: str | None = None) -> ir.Value:
-    """``x / divisor``, rounded to zero (``trunc``) or down (``floor``).
-
-    Integers are divided as integers; torchlib divides them in float32.
-    """
+    """``x / divisor``, of integers also rounded to zero (``trunc``) or down (``floor``); torchlib divides integers in
+    float32."""
     dtype = _dtype(x, divisor)
     divisor = _value(divisor, dtype)
     quotient = op.Div(x, divisor)
     if rounding_mode is None:
         return quotient
     if dtype.is_floating_point():
-        return _rounded_down(x, divisor, quotient) if rounding_mode == "floor" else trunc(quotient)
-    if rounding_mode == "trunc":
+        raise NotTranslatable("its translation rounds quotients of integers only")
+    if rounding_mode == "trunc" or not dtype.is_signed():
         return quotient  # ONNX Runtime's Div of integers truncates
-    if not dtype.is_signed():
-        return quotient
     rest = op.Sub(x, op.Mul(quotient, divisor))
     zero = constant(0, dtype)
     below = op.And(op.Not(op.Equal(rest, zero)), op.Xor(op.Less(rest, zero), op.Less(divisor, zero)))
     return op.Sub(quotient, op.Cast(below, to=dtype))
-
-
-def _rounded_down(x: ir.Value, divisor: ir.Value, quotient: ir.Value) -> ir.Value:
-    """``div_floor_floating`` of ``c10/util/generic_math.h``: by ``fmod``, as a rounded quotient may be too large."""
-    dtype = _dtype(quotient)
-    wide = computing_dtype(quotient)
-    x, divisor, quotient = cast(x, wide), cast(divisor, wide), cast(quotient, wide)
-    zero = constant(0.0, wide)
-    rest = op.Mod(x, divisor, fmod=1)
-    exact = op.Div(op.Sub(x, rest), divisor)
-    signs_differ = op.And(op.Not(op.Equal(rest, zero)), op.Xor(op.Less(divisor, zero), op.Less(rest, zero)))
-    exact = op.Sub(exact, op.Cast(signs_differ, to=wide))
-    down = op.Floor(exact)
-    down = op.Add(down, op.Cast(op.Greater(op.Sub(exact, down), constant(0.5, wide)), to=wide))
-    signed_zero = op.Mul(quotient, zero)
-    signed_zero = op.Where(op.IsNaN(signed_zero), zero, signed_zero)
-    down = op.Where(op.Equal(exact, zero), signed_zero, down)
-    return cast(op.Where(op.Equal(divisor, zero), quotient, down), dtype)
-
-
-@converter(aten.floor_divide.default)
-def floor_divide(x: ir.Value, divisor: Operand) -> ir.Value:
-    """``div`` rounded down."""
-    return div(x, divisor, rounding_mode="floor")

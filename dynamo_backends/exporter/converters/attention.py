@@ -18,9 +18,8 @@ import onnx_ir as ir
 import torch
 from onnxscript.onnx_opset import opset18 as op
 
-from ..known_wrong import RANDOM
 from . import shapes
-from .registry import NotTranslatable, converter
+from .registry import converter
 
 aten = torch.ops.aten
 
@@ -44,7 +43,6 @@ def flash_attention(
 
     logsumexp is ``max(scores) - log(max(softmax))``, two passes less than summing the exponentials once more.
     """
-    _check_dropout(dropout_p)
     dtype = query.dtype
     computing = shapes.computing_dtype(query)
     factor = _scale(query, scale)
@@ -82,7 +80,6 @@ def flash_attention_backward(
     * dS k``, ``dk = scale * dS^T q``. P comes from a softmax, one fused kernel, rather than from ``exp(scores
     - logsumexp)``.
     """
-    _check_dropout(dropout_p)
     dtype = query.dtype
     assert dtype is not None
     computing, factor = shapes.computing_dtype(query), _scale(query, scale)
@@ -111,11 +108,6 @@ def safe_softmax(input: ir.Value, dim: int, dtype: ir.DataType | None = None) ->
     largest = op.ReduceMax(input, [dim], keepdims=1)
     visible = op.Not(op.Equal(largest, shapes.constant(-math.inf, input.dtype)))
     return op.Where(visible, op.Softmax(input, axis=dim), shapes.constant(0.0, input.dtype))
-
-
-def _check_dropout(dropout_p: float) -> None:
-    if dropout_p != 0:
-        raise NotTranslatable(RANDOM)
 
 
 def _scale(query: ir.Value, scale: float | None) -> ir.Value:

@@ -5,8 +5,10 @@ Follows ``convolution_backward`` of ``aten/src/ATen/native/Convolution.cpp``.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -56,12 +58,9 @@ def convolution_backward(
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:
         if transposed:
+            if any(map(operator.ge, shapes.for_each(output_padding, window.dims), window.stride)):
+                raise NotTranslatable("an output padding of a stride or more adds whole windows")
             grad_input = window.convolve(grad_output, weight)
-            if any(
-                more >= s for more, s in zip(shapes.for_each(output_padding, window.dims), window.stride, strict=True)
-            ):
-                inner = shapes.vector(shapes.sizes(input)[2:])  # a padding that is a stride or more adds whole windows
-                grad_input = op.Slice(grad_input, [0] * window.dims, inner, window.spatial)
         else:
             grad_input = window.input_gradient(grad_output, weight, input)
     if output_mask[1] and transposed:
@@ -73,23 +72,23 @@ def convolution_backward(
     return grad_input, grad_weight, grad_bias
 
 
+@dataclasses.dataclass(frozen=True)
 class _Window:
-    """How a kernel moves over an input: kernel size, stride, padding and dilation of each dimension, and
-    the groups.
-    """
+    """How a kernel moves over an input, in each dimension, and the groups."""
 
-    def __init__(
-        self, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int], groups: int
-    ) -> None:
-        self.kernel, self.stride, self.padding, self.dilation, self.groups = (
-            kernel,
-            stride,
-            padding,
-            dilation,
-            groups,
-        )
-        self.dims = len(kernel)
-        self.spatial = list(range(2, 2 + self.dims))
+    kernel: list[int]
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    groups: int
+
+    @property
+    def dims(self) -> int:
+        return len(self.kernel)
+
+    @property
+    def spatial(self) -> list[int]:
+        return list(range(2, 2 + self.dims))
 
     def convolve(self, input: ir.Value, weight: ir.Value) -> ir.Value:
         """The convolution itself, which is the input gradient of the transposed one."""
@@ -120,48 +119,19 @@ class _Window:
                 dilations=self.dilation,
                 group=self.groups,
             )
-        missing = self._missing(grad, input, reach)
-        if missing is not None:
-            return op.ConvTranspose(
-                grad,
-                weight,
-                strides=self.stride,
-                pads=self.padding * 2,
-                dilations=self.dilation,
-                output_padding=missing,
-                group=self.groups,
-            )
-        return self._input_gradient_of_symbolic_size(grad, weight, input, reach)
-
-    def _missing(self, grad: ir.Value, input: ir.Value, reach: list[int]) -> list[int] | None:
-        """How many of the input's last elements no window reaches, or ``None`` if sizes are symbolic."""
-        missing = []
+        missing = []  # how many of the input's last elements no window reaches
         for i, dim in enumerate(self.spatial):
-            inner, outer = shapes.size(input, dim), shapes.size(grad, dim)
-            if not isinstance(inner, int) or not isinstance(outer, int):
-                return None
+            inner, outer = shapes.static_size(input, dim), shapes.static_size(grad, dim)
             missing.append(inner + 2 * self.padding[i] - ((outer - 1) * self.stride[i] + reach[i] + 1))
-        return missing
-
-    def _input_gradient_of_symbolic_size(
-        self, grad: ir.Value, weight: ir.Value, input: ir.Value, reach: list[int]
-    ) -> ir.Value:
-        """The same where sizes are symbolic: without padding, with room for what no window reaches, then
-        cut out.
-        """
-        whole = op.ConvTranspose(
+        return op.ConvTranspose(
             grad,
             weight,
             strides=self.stride,
+            pads=self.padding * 2,
             dilations=self.dilation,
-            output_padding=[s - 1 for s in self.stride],
+            output_padding=missing,
             group=self.groups,
         )
-        ends = [
-            shapes.affine(shapes.size(input, dim), 1, padding)
-            for dim, padding in zip(self.spatial, self.padding, strict=True)
-        ]
-        return op.Slice(whole, shapes.vector(self.padding), shapes.vector(ends), shapes.vector(self.spatial))
 
     def _mirrored(self, weight: ir.Value) -> ir.Value:
         """[O, C/groups, *kernel] to [C, O/groups, *kernel], each kernel mirrored in all dimensions."""

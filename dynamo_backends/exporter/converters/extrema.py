@@ -7,6 +7,7 @@ they compare 32 bits; its TopK compares all.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -15,7 +16,7 @@ import torch
 from onnxscript.onnx_opset import opset18 as op
 
 from .registry import NotTranslatable, converter
-from .shapes import cast, computing_dtype, constant, rank, reshape
+from .shapes import cast, constant, rank, reshape
 
 aten = torch.ops.aten
 
@@ -39,16 +40,16 @@ def _is_float(x: ir.Value) -> bool:
     return x.dtype is not None and x.dtype.is_floating_point()
 
 
-def _extremum(x: ir.Value, dims: Sequence[int], keepdim: bool, *, largest: bool) -> ir.Value:
-    """The maximum or minimum over ``dims`` (all if empty), and NaN where there is one."""
+def _extremum(x: ir.Value, dim: Sequence[int] = (), keepdim: bool = False, *, largest: bool) -> ir.Value:
+    """The maximum or minimum over dimensions, all if none are given; NaN where there is one."""
     _check(x)
     if rank(x) == 0:
         return op.Identity(x)
-    reduced = [dim % rank(x) for dim in dims] or list(range(rank(x)))
+    reduced = [item % rank(x) for item in dim] or list(range(rank(x)))
     axes = op.Constant(value_ints=reduced)
     if x.dtype == ir.DataType.INT64:
-        for dim in reduced:
-            x, _ = _first(x, dim, largest=largest)
+        for item in reduced:
+            x, _ = _first(x, item, largest=largest)
         return x if keepdim else op.Squeeze(x, axes)
     reduce = op.ReduceMax if largest else op.ReduceMin
     result = reduce(x, axes, keepdims=int(keepdim))
@@ -65,7 +66,7 @@ def _first(x: ir.Value, dim: int, *, largest: bool) -> tuple[ir.Value, ir.Value]
     return values, indices
 
 
-def _index(x: ir.Value, dim: int | None, keepdim: bool, *, largest: bool) -> ir.Value:
+def _index(x: ir.Value, dim: int | None = None, keepdim: bool = False, *, largest: bool) -> ir.Value:
     """The place of the first of equal extrema; of the first NaN if there is one.
 
     Without ``dim`` it counts through all elements.
@@ -96,111 +97,24 @@ def _place(x: ir.Value, dim: int, keepdim: bool, *, largest: bool) -> ir.Value:
     return op.Where(op.Cast(found, to=ir.DataType.BOOL), first, index)
 
 
-@converter(aten.amax.default)
-def amax(x: ir.Value, dim: Sequence[int] = (), keepdim: bool = False) -> ir.Value:
-    """The maximum over dimensions, all if none are given."""
-    return _extremum(x, dim, keepdim, largest=True)
+def _both(x: ir.Value, dim: int, keepdim: bool = False, *, largest: bool) -> tuple[ir.Value, ir.Value]:
+    """The extremum over one dimension and its place."""
+    return _extremum(x, [dim], keepdim, largest=largest), _index(x, dim, keepdim, largest=largest)
 
 
-@converter(aten.amin.default)
-def amin(x: ir.Value, dim: Sequence[int] = (), keepdim: bool = False) -> ir.Value:
-    """The minimum over dimensions, all if none are given."""
-    return _extremum(x, dim, keepdim, largest=False)
+converter(aten.amax.default, aten.max.default)(functools.partial(_extremum, largest=True))
+converter(aten.amin.default, aten.min.default)(functools.partial(_extremum, largest=False))
+converter(aten.argmax.default)(functools.partial(_index, largest=True))
+converter(aten.argmin.default)(functools.partial(_index, largest=False))
+converter(aten.max.dim)(functools.partial(_both, largest=True))
+converter(aten.min.dim)(functools.partial(_both, largest=False))
 
 
-@converter(aten.linalg_vector_norm.default)
-def vector_norm(
-    self: ir.Value,
-    ord: float = 2.0,
-    dim: int | Sequence[int] | None = None,
-    keepdim: bool = False,
-    *,
-    dtype: ir.DataType | None = None,
-) -> ir.Value:
-    """The norm of a vector, all dimensions if none are given. Of an infinite order torchlib's loses NaN, and of another
-    than 1 and 2 its root has float32's digits."""
-    x = self if dtype is None else cast(self, dtype)
-    result = x.dtype
-    if result is None or not result.is_floating_point():
-        raise NotTranslatable("its translation is for floating point")
-    x = cast(x, computing_dtype(x))
-    wide = computing_dtype(x)
-    axes = [dim] if isinstance(dim, int) else list(dim or range(rank(self)))
-    if rank(self) == 0:
-        x, axes, keepdim = op.Unsqueeze(x, op.Constant(value_ints=[0])), [0], False
-    if math.isinf(ord):
-        return cast(_extremum(op.Abs(x), axes, keepdim, largest=ord > 0), result)
-    dims, keepdims = op.Constant(value_ints=axes), int(keepdim)
-    if ord == 0:
-        is_zero = op.Cast(op.Equal(x, constant(0.0, wide)), to=wide)
-        norm = op.ReduceSum(op.Sub(constant(1.0, wide), is_zero), dims, keepdims=keepdims)
-    elif ord == 1:
-        norm = op.ReduceL1(x, dims, keepdims=keepdims)
-    elif ord == 2:
-        norm = op.ReduceL2(x, dims, keepdims=keepdims)
-    else:
-        total = op.ReduceSum(op.Pow(op.Abs(x), constant(ord, wide)), dims, keepdims=keepdims)
-        norm = op.Pow(total, constant(1 / ord, wide))
-    return cast(norm, result)
+def _is_infinite(x: ir.Value, **detected: int) -> ir.Value:
+    """Whether elements are infinities; torchlib asks a float64 in float32, where large numbers are infinite."""
+    return op.IsInf(x if x.dtype == ir.DataType.DOUBLE else cast(x, ir.DataType.FLOAT), **detected)
 
 
-@converter(aten.max.default)
-def max_of_all(x: ir.Value) -> ir.Value:
-    """The maximum of all elements."""
-    return _extremum(x, (), False, largest=True)
-
-
-@converter(aten.min.default)
-def min_of_all(x: ir.Value) -> ir.Value:
-    """The minimum of all elements."""
-    return _extremum(x, (), False, largest=False)
-
-
-@converter(aten.argmax.default)
-def argmax(x: ir.Value, dim: int | None = None, keepdim: bool = False) -> ir.Value:
-    """The index of the maximum."""
-    return _index(x, dim, keepdim, largest=True)
-
-
-@converter(aten.argmin.default)
-def argmin(x: ir.Value, dim: int | None = None, keepdim: bool = False) -> ir.Value:
-    """The index of the minimum."""
-    return _index(x, dim, keepdim, largest=False)
-
-
-@converter(aten.max.dim)
-def max_over(x: ir.Value, dim: int, keepdim: bool = False) -> tuple[ir.Value, ir.Value]:
-    """The maximum over one dimension and its index."""
-    return _extremum(x, [dim], keepdim, largest=True), _index(x, dim, keepdim, largest=True)
-
-
-@converter(aten.min.dim)
-def min_over(x: ir.Value, dim: int, keepdim: bool = False) -> tuple[ir.Value, ir.Value]:
-    """The minimum over one dimension and its index."""
-    return _extremum(x, [dim], keepdim, largest=False), _index(x, dim, keepdim, largest=False)
-
-
-def _is_infinite(x: ir.Value, *, positive: bool, negative: bool) -> ir.Value:
-    """IsInf, in the dtype of ``x``: torchlib asks a float64 in float32, where large numbers are infinite."""
-    if not _is_float(x):
-        raise NotTranslatable("an integer is never infinite")
-    known = x if x.dtype == ir.DataType.DOUBLE else cast(x, ir.DataType.FLOAT)
-    return op.IsInf(known, detect_positive=int(positive), detect_negative=int(negative))
-
-
-@converter(aten.isinf.default)
-def isinf(x: ir.Value) -> ir.Value:
-    """Whether an element is an infinity."""
-    return _is_infinite(x, positive=True, negative=True)
-
-
-@converter(aten.isposinf.default)
-def isposinf(x: ir.Value) -> ir.Value:
-    """Whether an element is the positive infinity."""
-    return _is_infinite(x, positive=True, negative=False)
-
-
-@converter(aten.isneginf.default)
-def isneginf(x: ir.Value) -> ir.Value:
-    """Whether an element is the negative infinity."""
-    return _is_infinite(x, positive=False, negative=True)
+converter(aten.isinf.default)(_is_infinite)
+converter(aten.isposinf.default)(functools.partial(_is_infinite, detect_negative=0))
+converter(aten.isneginf.default)(functools.partial(_is_infinite, detect_positive=0))

@@ -1,7 +1,7 @@
 """Linear maps of single dimensions: average pooling, and its gradient.
 
-Each is a constant matrix for each dimension, and so are its gradients, with the matrices transposed. A matrix without
-zeros is applied as a product; else only the elements with a weight are taken, as zero times infinity is NaN.
+Each is a constant matrix for each dimension, and so are its gradients, with the matrices transposed. Only the elements
+with a weight are taken, as zero times infinity is NaN.
 """
 
 from __future__ import annotations
@@ -33,20 +33,9 @@ def apply(value: ir.Value, matrices: Sequence[Matrix]) -> ir.Value:
     sizes = shapes.sizes(value)
     first = len(sizes) - len(matrices)
     for dim, matrix in enumerate(matrices, first):
-        if matrix.shape[0] == matrix.shape[1] and np.array_equal(matrix, np.eye(len(matrix))):
-            continue
-        result = [*sizes[:dim], matrix.shape[0], *sizes[dim + 1 :]]
-        if not matrix.all():
+        if not np.array_equal(matrix, np.eye(*matrix.shape)):
             value = _sum_of_few(value, matrix, dim, sizes)
-        elif dim == len(sizes) - 1:
-            value = op.MatMul(value, _constant(matrix.T, dtype))
-        elif dim == len(sizes) - 2:
-            value = op.MatMul(_constant(matrix, dtype), value)
-        else:
-            rest = shapes.product(sizes[dim + 1 :])
-            product = op.MatMul(_constant(matrix, dtype), shapes.reshape(value, [*sizes[: dim + 1], rest]))
-            value = shapes.reshape(product, result)
-        sizes = result
+            sizes[dim] = matrix.shape[0]
     return value
 
 
@@ -67,12 +56,9 @@ def _sum_of_few(value: ir.Value, matrix: Matrix, dim: int, sizes: Sequence[shape
         mask = op.Constant(value=ir.tensor(counts.reshape(per_window)))
         value = op.Where(mask, value, shapes.constant(0, dtype))
     if not np.array_equal(weights, counts):
-        value = op.Mul(value, _constant(weights.reshape(per_window), dtype))
+        factors = np.ascontiguousarray(weights.reshape(per_window)).astype(dtype.numpy())
+        value = op.Mul(value, op.Constant(value=ir.tensor(factors)))
     return op.ReduceSum(value, op.Constant(value_ints=[dim + 1]), keepdims=0)
-
-
-def _constant(matrix: Matrix, dtype: ir.DataType) -> ir.Value:
-    return op.Constant(value=ir.tensor(np.ascontiguousarray(matrix).astype(dtype.numpy())))
 
 
 def _spatial(value: ir.Value, dims: int) -> list[int]:
@@ -95,18 +81,19 @@ def _average_pool(
 ) -> ir.Value:
     """ONNX's ``AveragePool`` where it means the same; else matrices, which need static sizes.
 
-    ``AveragePool`` knows no ``divisor_override``, divides the windows that ``ceil_mode`` adds by another
-    number before opset 19, and ONNX Runtime has a kernel for float32 alone.
+    ``AveragePool`` divides the windows that ``ceil_mode`` adds by another number before opset 19, and ONNX Runtime has
+    a kernel for float32 alone.
     """
-    pool = _Pool(dims, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    if divisor_override is not None or ceil_mode or input.dtype == ir.DataType.DOUBLE:
-        return apply(input, pool.matrices(_spatial(input, dims)))
+    window = _window(dims, kernel_size, stride, padding, divisor_override)
+    if ceil_mode or input.dtype == ir.DataType.DOUBLE:
+        return apply(input, _average_matrices(_spatial(input, dims), window, ceil_mode, count_include_pad))
+    kernel, strides, pads = map(list, zip(*window, strict=True))
     unbatched = shapes.rank(input) == dims + 1
     pooled = op.AveragePool(
         op.Unsqueeze(input, [0]) if unbatched else input,
-        kernel_shape=pool.kernel,
-        strides=pool.stride,
-        pads=pool.padding * 2,
+        kernel_shape=kernel,
+        strides=strides,
+        pads=pads * 2,
         count_include_pad=int(count_include_pad),
     )
     return op.Squeeze(pooled, [0]) if unbatched else pooled
@@ -124,8 +111,9 @@ def _average_pool_backward(
     divisor_override: int | None,
 ) -> ir.Value:
     """Each window's gradient, divided as in the forward, added to all elements of the window."""
-    pool = _Pool(dims, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    return apply(grad_output, [matrix.T for matrix in pool.matrices(_spatial(input, dims))])
+    window = _window(dims, kernel_size, stride, padding, divisor_override)
+    matrices = _average_matrices(_spatial(input, dims), window, ceil_mode, count_include_pad)
+    return apply(grad_output, [matrix.T for matrix in matrices])
 
 
 for _dims, _forward, _backward in (
@@ -136,49 +124,41 @@ for _dims, _forward, _backward in (
     converter(_backward)(functools.partial(_average_pool_backward, _dims))
 
 
-class _Pool:
-    """The arguments of an average pooling, one number for each dimension."""
+def _window(
+    dims: int, kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int], divisor: int | None
+) -> list[tuple[int, int, int]]:
+    """Kernel size, stride and padding of each dimension."""
+    if divisor is not None:
+        raise NotTranslatable("its translation knows no divisor_override")
+    kernel = shapes.for_each(kernel_size, dims)
+    strides = shapes.for_each(stride, dims) if stride else kernel
+    return list(zip(kernel, strides, shapes.for_each(padding, dims), strict=True))
 
-    def __init__(
-        self,
-        dims: int,
-        kernel_size: Sequence[int],
-        stride: Sequence[int],
-        padding: Sequence[int],
-        ceil_mode: bool,
-        count_include_pad: bool,
-        divisor_override: int | None,
-    ) -> None:
-        self.kernel = shapes.for_each(kernel_size, dims)
-        self.stride = shapes.for_each(stride, dims) if stride else self.kernel
-        self.padding = shapes.for_each(padding, dims)
-        self.ceil_mode, self.count_include_pad, self.divisor = ceil_mode, count_include_pad, divisor_override
 
-    def matrices(self, sizes: Sequence[int]) -> list[Matrix]:
-        """For each dimension the weights of its elements in each window.
+def _average_matrices(
+    sizes: Sequence[int], window: Sequence[tuple[int, int, int]], ceil_mode: bool, count_include_pad: bool
+) -> list[Matrix]:
+    """For each dimension the weights of its elements in each window.
 
-        A window is divided by the number of its elements that lie in the input, or in the padded input if
-        ``count_include_pad``: a product of one number for each dimension. ``divisor_override`` goes into the
-        first.
-        """
-        result = []
-        for size, kernel, stride, padding in zip(sizes, self.kernel, self.stride, self.padding, strict=True):
-            matrix = np.zeros((self._windows(size, kernel, stride, padding), size))
-            for window, row in enumerate(matrix):
-                start = window * stride - padding
-                row[max(start, 0) : start + kernel] = 1
-                if self.divisor is None:
-                    row /= min(start + kernel, size + padding) - start if self.count_include_pad else max(row.sum(), 1)
-            result.append(matrix)
-        if self.divisor is not None:
-            result[0] = result[0] / self.divisor
-        return result
+    A window is divided by the number of its elements that lie in the input, or in the padded input if
+    ``count_include_pad``: a product of one number for each dimension.
+    """
+    result = []
+    for size, (kernel, stride, padding) in zip(sizes, window, strict=True):
+        matrix = np.zeros((_number_of_windows(size, kernel, stride, padding, ceil_mode), size))
+        for i, row in enumerate(matrix):
+            start = i * stride - padding
+            row[max(start, 0) : start + kernel] = 1
+            row /= min(start + kernel, size + padding) - start if count_include_pad else max(row.sum(), 1)
+        result.append(matrix)
+    return result
 
-    def _windows(self, size: int, kernel: int, stride: int, padding: int) -> int:
-        """``pooling_output_shape`` of ``aten/src/ATen/native/Pool.h``."""
-        windows = (size + 2 * padding - kernel + (stride - 1 if self.ceil_mode else 0)) // stride + 1
-        starts_in_right_padding = self.ceil_mode and (windows - 1) * stride >= size + padding
-        return windows - 1 if starts_in_right_padding else windows
+
+def _number_of_windows(size: int, kernel: int, stride: int, padding: int, ceil_mode: bool) -> int:
+    """``pooling_output_shape`` of ``aten/src/ATen/native/Pool.h``."""
+    windows = (size + 2 * padding - kernel + (stride - 1 if ceil_mode else 0)) // stride + 1
+    starts_in_right_padding = ceil_mode and (windows - 1) * stride >= size + padding
+    return windows - 1 if starts_in_right_padding else windows
 
 
 @converter(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default)

@@ -8,7 +8,7 @@ from onnxscript.onnx_opset import opset18 as op
 
 from ..indices import refuse_negative
 from . import shapes
-from .registry import NotTranslatable, converter
+from .registry import converter
 
 aten = torch.ops.aten
 
@@ -45,8 +45,6 @@ def nll_loss_forward(
     """
     dtype = input.dtype
     assert dtype is not None
-    if 0 in shapes.sizes(target):
-        raise NotTranslatable("the sum of nothing has the wrong shape in ONNX Runtime")
     channel = 1 if shapes.rank(input) > 1 else 0
     wide = shapes.computing_dtype(input)
     ignored = op.Equal(target, ignore_index)

@@ -1,4 +1,4 @@
-"""The strides that PyTorch's kernels return, where its fake tensors have others.
+"""What PyTorch's kernels return where its fake tensors (2.13) say something else: strides, and dtypes of statistics.
 
 A compiled graph presents its results with the strides of its fake tensors. Those come from PyTorch's meta kernels,
 which for some operators do not agree with the real kernels, above all where the order of dimensions in memory is
@@ -9,6 +9,10 @@ So the real kernel is asked: it runs once for each set of sizes and strides, on 
 returns is what the fake tensor gets. ``tests/strides_sweep.py`` runs the whole operator database in many layouts, and
 lists in ``agreeing_operators.json`` the operators whose meta kernel and decomposition were right: of row-major
 arguments, and of arguments without a size of 1. Those are not asked there. Expanded arguments are always ambiguous.
+
+Normalizations save statistics for the gradients. Of a half input with float32 weights, as autocasting leaves them, the
+kernels' statistics are float32, the fake tensors' are half. So a compiler is given the normalization of a float32 input
+between casts, which computes the same; and graphs that PyTorch may run are told the dtype of their statistics.
 
 Example:
 
@@ -23,7 +27,8 @@ import functools
 import importlib.resources
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,10 +38,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .events import count
-from .layout import order_of
+from .layout import hint_of, order_of
 from .strides import strides_in_order
 
 logger = logging.getLogger(__name__)
+
+aten = torch.ops.aten
 
 Strides = tuple[int, ...]
 Table = Mapping[Any, Callable[..., Any]]
@@ -73,7 +80,7 @@ def _is_asked(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return False
     if not all(leaf.device.type == "cpu" for leaf in tensors):
         return False
-    if target is torch.ops.aten.view.default and list(args[0].shape) == list(args[1]):
+    if target is aten.view.default and list(args[0].shape) == list(args[1]):
         return False  # AOTAutograd makes tangents so, which shall have all strides of the results
     name = target.name()  # type: ignore[attr-defined]
     if name in _agreeing()["without_ones"] and not any(map(_is_ambiguous, tensors)):
@@ -83,27 +90,20 @@ def _is_asked(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 def _is_ambiguous(tensor: torch.Tensor) -> bool:
     """Whether the order of dimensions in memory cannot be told: a size is one, or elements share memory."""
-    return any(_hint(size) == 1 for size in tensor.shape) or any(_hint(stride) == 0 for stride in tensor.stride())
+    return any(hint_of(size) == 1 for size in tensor.shape) or any(hint_of(stride) == 0 for stride in tensor.stride())
 
 
 def _is_row_major(tensor: torch.Tensor) -> bool:
     """Whether strides are exactly those of new row-major memory, in dimensions of size one too."""
     expected = 1
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-        if _hint(stride) != expected:
+        if hint_of(stride) != expected:
             return False
-        size = _hint(size)
+        size = hint_of(size)
         if size is None:
             return False
         expected *= max(size, 1)
     return True
-
-
-def _hint(value: object) -> Any:
-    """What a number is in the first call; ``None`` if only the data will tell."""
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return value.node.hint
-    return value
 
 
 def strides_of_kernel(
@@ -139,11 +139,10 @@ _UNKNOWN = object()
 
 def _described(leaf: object) -> object:
     if isinstance(leaf, torch.Tensor):
-        numbers = tuple(map(_hint, (*leaf.shape, *leaf.stride())))
+        numbers = tuple(map(hint_of, (*leaf.shape, *leaf.stride())))
         return _UNKNOWN if None in numbers else (numbers, leaf.dtype)
-    if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return _UNKNOWN if _hint(leaf) is None else (type(_hint(leaf)), _hint(leaf))
-    return type(leaf), str(leaf)
+    known = hint_of(leaf)
+    return _UNKNOWN if known is None and leaf is not None else (type(known), str(known))
 
 
 def _asked(
@@ -160,7 +159,7 @@ def _asked(
             stack.enter_context(context)
         stack.enter_context(torch.random.fork_rng(devices=(), enabled=random))
         for fill in (_zeros, _numbers):  # a kernel may refuse zeros: a matrix without an inverse
-            real = [fill(leaf) if isinstance(leaf, torch.Tensor) else _hint(leaf) for leaf in leaves]
+            real = [fill(leaf) if isinstance(leaf, torch.Tensor) else hint_of(leaf) for leaf in leaves]
             args, kwargs = pytree.tree_unflatten(real, structure)
             try:
                 results = target(*args, **kwargs)
@@ -173,14 +172,14 @@ def _asked(
 
 def _extent(tensor: torch.Tensor) -> int:
     """How many elements the memory of a tensor has, from its first to its last."""
-    sizes, strides = [_hint(size) for size in tensor.shape], [_hint(stride) for stride in tensor.stride()]
+    sizes, strides = list(map(hint_of, tensor.shape)), list(map(hint_of, tensor.stride()))
     return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) if all(sizes) else 0
 
 
 def _zeros(tensor: torch.Tensor) -> torch.Tensor:
     """Memory that the system has not given yet: it costs nothing to make."""
-    sizes, strides = [_hint(size) for size in tensor.shape], [_hint(stride) for stride in tensor.stride()]
-    return torch.zeros(_extent(tensor), dtype=tensor.dtype).as_strided(sizes, strides)
+    memory = torch.zeros(_extent(tensor), dtype=tensor.dtype)
+    return memory.as_strided(list(map(hint_of, tensor.shape)), list(map(hint_of, tensor.stride())))
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:
@@ -245,12 +244,12 @@ def _relaid(mode: FakeTensorMode, is_view: bool, value: object, strides: Strides
 def _wanted(value: torch.Tensor, strides: Strides) -> Sequence[Any] | None:
     """The strides that a fake tensor should have, symbolic if its sizes are; ``None`` if it has them, or it cannot be
     told how they follow from its sizes."""
-    if [_hint(stride) for stride in value.stride()] == list(strides) or len(strides) != value.ndim:
+    if [hint_of(stride) for stride in value.stride()] == list(strides) or len(strides) != value.ndim:
         return None
     if not any(isinstance(item, torch.SymInt) for item in (*value.shape, *value.stride())):
         return strides
     wanted = strides_in_order(order_of(value, strides), value.shape)
-    return wanted if [_hint(stride) for stride in wanted] == list(strides) else None
+    return wanted if [hint_of(stride) for stride in wanted] == list(strides) else None
 
 
 def decompositions_as_kernels(table: Table) -> dict[Any, Callable[..., Any]]:
@@ -259,9 +258,10 @@ def decompositions_as_kernels(table: Table) -> dict[Any, Callable[..., Any]]:
     Args:
         table: from an operator to a function of its arguments, which may return ``NotImplemented``: the operator stays.
     """
+    ours: Table = {target: functools.partial(_normalized, target, table.get(target)) for target in _NORMALIZATIONS}
     return {
         target: functools.partial(_decomposed, target, function) if _may_differ(target) else function
-        for target, function in table.items()
+        for target, function in {**table, **ours}.items()
     }
 
 
@@ -280,8 +280,8 @@ def _copied_to(value: object, strides: Strides | None) -> object:
     """A tensor copied to memory in another order, where its strides would be others."""
     if strides is None or not isinstance(value, torch.Tensor) or len(strides) != value.ndim:
         return value
-    sizes = [_hint(size) for size in value.shape]
-    now = [_hint(stride) for stride in value.stride()]
+    sizes = [hint_of(size) for size in value.shape]
+    now = [hint_of(stride) for stride in value.stride()]
     order = order_of(value, strides)
     addressed = [dim for dim, size in enumerate(sizes) if size != 1]
     if 0 in sizes or now == list(strides):
@@ -325,3 +325,58 @@ def correct(module: fx.GraphModule) -> int:
 
 def _all_strides(value: object) -> list[Strides | None]:
     return [_strides(leaf) for leaf in pytree.tree_leaves(value)]
+
+
+_NORMALIZATIONS = (
+    aten.native_layer_norm.default,
+    aten.native_group_norm.default,
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit.no_stats,
+    aten._native_batch_norm_legit_no_training.default,
+    aten._batch_norm_with_update_functional.default,
+    aten._batch_norm_no_update.default,
+)
+"""They return the result, two statistics of the input, and some new running statistics."""
+
+_STATISTICS = (1, 2)
+_SAME = (aten.detach.default, aten.alias.default)
+"""What autograd puts between the statistics and where they are saved."""
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _normalized(
+    target: Callable[..., Any], decomposition: Callable[..., Any] | None, input: torch.Tensor, *args: Any
+) -> Any:
+    if not _is_mixed(input, args):
+        return NotImplemented if decomposition is None else decomposition(input, *args)
+    result, *statistics = target(input.float(), *args)
+    return (result.to(input.dtype), *statistics)
+
+
+def _is_mixed(input: torch.Tensor, others: Iterable[object]) -> bool:
+    """Whether a normalization computes its statistics in another dtype than its input's (``is_mixed_type`` of
+    ``aten/src/ATen/native/cpu/mixed_data_type.h``)."""
+    tensors = [other for other in others if isinstance(other, torch.Tensor)]
+    return input.dtype in _HALF and any(other.dtype == torch.float32 for other in tensors)
+
+
+def tell_statistics(module: fx.GraphModule) -> None:
+    """Gives the statistics in a graph in which normalizations are whole, a joint one for instance, the dtype that they
+    have; ``meta["val"]`` of what is not computed from them stays."""
+    for node in module.graph.nodes:
+        if node.target in _NORMALIZATIONS:
+            input, *others = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in node.args]
+            if _is_mixed(input, others):
+                node.meta["val"] = tuple(
+                    _as_float32(value) if i in _STATISTICS else value for i, value in enumerate(node.meta["val"])
+                )
+        elif node.target is operator.getitem and node.args[0].target in _NORMALIZATIONS:
+            node.meta["val"] = node.args[0].meta["val"][node.args[1]]
+        elif node.target in _SAME and node.meta["val"].dtype != node.args[0].meta["val"].dtype:
+            node.meta["val"] = _as_float32(node.meta["val"])
+
+
+def _as_float32(value: FakeTensor) -> torch.Tensor:
+    with value.fake_mode:
+        return value.to(torch.float32)
