@@ -122,6 +122,13 @@ def _check_passes(value: object) -> None:
     value.check()
 
 
+def _integer_from_text(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"expected an integer, got {text!r}") from None
+
+
 def _bool_from_text(text: str) -> bool:
     words = {"1": True, "true": True, "0": False, "false": False}
     if text.lower() not in words:
@@ -205,7 +212,7 @@ class Options:
     )
     opset: int = option(
         23,
-        Form(_check_opset, int),
+        Form(_check_opset, _integer_from_text),
         "ONNX opset of the models; at least 18, at most what this ONNX Runtime loads.",
     )
     fallback: str = option(
@@ -231,12 +238,12 @@ class Options:
     )
     threads: int | None = option(
         None,
-        Form(_or_none(_between(1, most_threads(), _THREADS)), int),
+        Form(_or_none(_between(1, most_threads(), _THREADS)), _integer_from_text),
         "Threads of a session, at most four for each processor or 64; by default torch.get_num_threads() at each call.",
     )
     spin: int = option(
         1,
-        Form(_between(0, 1000, "a number of milliseconds from 0 to 1000"), int),
+        Form(_between(0, 1000, "a number of milliseconds from 0 to 1000"), _integer_from_text),
         "Milliseconds, 0 to 1000, for which the threads of a session that has its graph to itself look for more work "
         "when a call is over; mode='reduce-overhead' sets 20.",
     )
@@ -253,7 +260,7 @@ class Options:
     )
     tensor_limit: int = option(
         16 * 2**20,
-        Form(_between(-1, math.inf, "a size in bytes, or -1 for no limit"), int),
+        Form(_between(-1, math.inf, "a size in bytes, or -1 for no limit"), _integer_from_text),
         "Size in bytes above which a dumped tensor is summarized instead of stored; -1 stores all.",
     )
     passes: Switches = option(
@@ -274,7 +281,7 @@ class Options:
     )
     cache_size: int = option(
         2**30,
-        Form(_between(0, math.inf, "a size in bytes"), int),
+        Form(_between(0, math.inf, "a size in bytes"), _integer_from_text),
         "Most bytes of the folder; what was not used longest goes first.",
     )
     check_providers: bool = option(

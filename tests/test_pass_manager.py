@@ -247,8 +247,8 @@ BAD_SWITCHES = {
     "without stage": ({"disable": ["remove_noops"]}, "Did you mean 'joint.remove_noops'|Did you mean .*remove_noops"),
     "pattern that fits nothing": ({"enable": ["jont.*"]}, "no pass fits 'jont.*'"),
     "unknown key": ({"disabled": ["joint.*"]}, "unknown key 'disabled'. Did you mean 'disable'"),
-    "no list": ({"disable": "joint.*"}, "takes a list of names"),
-    "no names": ({"disable": [1]}, "takes names of passes"),
+    "no list": ({"disable": "joint.*"}, "option 'passes'"),
+    "no names": ({"disable": [1]}, "option 'passes'"),
     "no dict": (["joint.*"], "expected {'disable'"),
     "both": ({"disable": ["joint.*"], "enable": ["joint.*"]}, "both disabled and enabled"),
 }

@@ -192,7 +192,7 @@ def test_a_candidate_that_cannot_be_compiled_is_out(monkeypatch: pytest.MonkeyPa
     assert counted("internal_failures") == counted("autotune_rejected ONNX Runtime") == 2
 
 
-@pytest.mark.parametrize("name", ["describe", "entry_of", "from_record", "_digest"])
+@pytest.mark.parametrize("name", ["describe", "to_record", "from_record", "constants"])
 def test_a_failure_of_the_cache(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It is as if nothing were there."""
     options = {"cache": True, "cache_dir": tmp_path}

@@ -149,9 +149,10 @@ def attempt(what: str, judge: Callable[[], Finding]) -> Finding:
     """A finding; one that could not be made is said, and does not end the user's run."""
     try:
         return judge()
+    except NotRepeatableError as error:
+        return Finding(unchecked=[f"{what}: {error}"])
     except Exception as error:
-        if not isinstance(error, NotRepeatableError):
-            caught(f"the comparison of {what}", error, "The graph runs")
+        caught(f"the comparison of {what}", error, "The graph runs")
         return Finding(unchecked=[f"{what}: {type(error).__name__}: {first_line(str(error))}"])
 
 

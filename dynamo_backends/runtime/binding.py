@@ -155,6 +155,7 @@ class BoundSession:
         self._judged: dict[tuple[int, ...], list[tuple[tuple[int, ...], torch.dtype]] | WrongResultError] = {}
         """For sizes of arguments, shape and dtype of each result as it lies in memory, booleans as ``uint8``; none if
         they do not follow from the sizes, or cannot be made before the call."""
+        self._expected = _memories_of(outputs)
 
     @property
     def bound(self) -> BoundSession:
@@ -200,7 +201,8 @@ class BoundSession:
         judgement = self._judged.get(sizes)
         if isinstance(judgement, WrongResultError):
             raise WrongResultError(judgement.result, judgement.what)
-        memories = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in judgement or ()]
+        expected = self._expected if judgement is None else judgement
+        memories = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in expected]
         try:
             feeds = {name: convert(args[i]) for name, i, convert in self._converters}
             fetches = [memory_to_ort(memory, o.dtype) for memory, o in zip(memories, self.outputs, strict=False)]
@@ -212,6 +214,9 @@ class BoundSession:
         try:
             results = CALLS.run(session, self._run_options, feeds, fetches, self._output_names, self._devices)
         except ORT_ERRORS as error:
+            if judgement is None and self._expected:  # its results may have other shapes: how they differ, it says then
+                self._expected = []
+                return self(args)
             raise session_error(error, self.session.model) from error
         finally:
             ARENA.used()
@@ -240,6 +245,20 @@ class BoundSession:
         on_cpu = all(spec.device.type == "cpu" for spec in self.outputs)
         can_be_made = are_known and on_cpu and not any(0 in shape for shape in shapes)  # without elements, no memory
         self._judged[sizes] = list(zip(shapes, dtypes, strict=True)) if can_be_made else []
+
+
+def _memories_of(outputs: Sequence[OutputSpec]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of each result as it lies in memory; none if some are symbolic, or cannot be made before the
+    first call: without them a first call takes its results twice, as ONNX Runtime's and as PyTorch's."""
+    found = []
+    for spec in outputs:
+        sizes = [size for size in spec.sizes or () if isinstance(size, int)]
+        if spec.sizes is None or len(sizes) != len(spec.sizes) or 0 in sizes or spec.device.type != "cpu":
+            return []
+        order = range(len(sizes)) if spec.permutation is None else spec.permutation
+        dtype = torch.uint8 if spec.dtype is torch.bool else spec.dtype
+        found.append((tuple(sizes[i] for i in order), dtype))
+    return found
 
 
 def _wrong_result(value: Value, spec: OutputSpec, known: dict[str, int]) -> WrongResultError | None:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import onnxruntime
 import torch
 
+from ..spelling import did_you_mean
 from .messages import ORT_ERRORS, without_code
 from .ort_internals import IDENTITY
 from .provider_options import PRECISIONS, THREADS
@@ -105,9 +106,9 @@ def check_providers(providers: object) -> None:
         name = provider_name(provider)
         if name not in available:
             raise ValueError(
-                f"execution provider {name!r} is not in the installed ONNX Runtime {onnxruntime.__version__}. "
-                f"Available: {', '.join(available)}. Others come with packages that replace onnxruntime, as "
-                "onnxruntime-gpu and onnxruntime-openvino"
+                f"execution provider {name!r} is not in the installed ONNX Runtime {onnxruntime.__version__}."
+                f"{did_you_mean(name, available)} Available: {', '.join(available)}. Others come with packages that "
+                "replace onnxruntime, as onnxruntime-gpu and onnxruntime-openvino"
             )
         if name != CPU:
             _check_start(provider, available)
