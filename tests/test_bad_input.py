@@ -30,7 +30,7 @@ WRONG_OPTIONS = {
     "fallback": ({"fallback": "eager"}, ["'fallback'", "expected one of 'pytorch', 'inductor', 'error', got 'eager'"]),
     "provider": (
         {"providers": ["CPUExecutionProvder"]},
-        ["Did you mean 'CPUExecutionProvider'?", "Available:"],
+        ["Did you mean 'CPUExecutionProvider'", "Available:"],
     ),
     "provider of another build": (
         {"providers": ["CUDAExecutionProvider"]},
