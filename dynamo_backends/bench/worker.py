@@ -33,6 +33,9 @@ from .loading import check_registered, load, registered
 from .processes import WorkerError
 from .steps import Steps
 
+_MOST_CALLS_TO_TUNE = 400
+"""Calls after which what is timed may still be an engine that is only tried."""
+
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -73,7 +76,7 @@ class Worker:
         """Compiles, and calls once with each size; then writes the results that are judged."""
         gc.collect()
         self._before = memory.resident()
-        is_reset = memory.forget_highest()
+        self._is_reset = memory.forget_highest()
         seconds = []
         start = time.perf_counter()
         self._forward = self._compiled()
@@ -81,13 +84,19 @@ class Worker:
             call()
             seconds.append(time.perf_counter() - start)
             start = time.perf_counter()
-        peak = self._above(memory.highest()) if is_reset else None
         torch.save(self.steps.results(self._forward), results)
-        return {"seconds": seconds[0], "other_sizes_seconds": seconds[1:], "peak_bytes": peak}
+        return {"seconds": seconds[0], "other_sizes_seconds": seconds[1:], "peak_bytes": self._peak()}
 
     @functools.cached_property
     def _timed(self) -> Callable[[], object]:
-        return self.steps.timed(self._forward)
+        """What is timed; an engine that is only tried is not."""
+        timed = self.steps.timed(self._forward)
+        autotuner = sys.modules.get("dynamo_backends.placement.autotuner")
+        for _ in range(_MOST_CALLS_TO_TUNE):
+            if autotuner is None or not autotuner.is_searching():
+                break
+            timed()
+        return timed
 
     @functools.cached_property
     def _turn(self) -> timing.Turn:
@@ -107,11 +116,13 @@ class Worker:
             tensor.grad = None
         gc.collect()
         steady = self._above(memory.resident())
+        peak = self._peak()
         outside = microseconds_outside(self._timed)
         calls = len(self.loaded.inputs) * (self.case.tokens if self.case.mode == "decode" else 1)
         torch.save(self.steps.results(self._forward), results)
         return {
             "steady_bytes": steady,
+            "peak_bytes": peak,
             "microseconds_outside_sessions": None if outside is None else outside / calls,
             **_counted(),
         }
@@ -138,6 +149,10 @@ class Worker:
             return compiled
         model.forward = torch.compile(model.forward, **settings)
         return model
+
+    def _peak(self) -> int | None:
+        """The highest memory since before the compile; ``None`` where the system does not tell."""
+        return self._above(memory.highest()) if self._is_reset else None
 
     def _above(self, value: int | None) -> int | None:
         """Bytes above what was resident before the first call."""

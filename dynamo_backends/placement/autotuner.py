@@ -36,6 +36,14 @@ _TRY_AGAIN_AFTER = 200
 """Calls after which a winner and a challenger that was nearly as fast are timed again; then ten times as many."""
 
 
+_autotuners: weakref.WeakSet[Autotuner] = weakref.WeakSet()
+
+
+def is_searching() -> bool:
+    """Whether a graph of this process is called with engines that are only tried."""
+    return any(tuner.outcome is None for tuner in list(_autotuners))
+
+
 class Autotuner:
     """Finds out which engines run the graphs of one frame fastest, see ``search``.
 
@@ -68,6 +76,7 @@ class Autotuner:
         self._outcomes = outcomes
         self._graphs: weakref.WeakSet[TunedGraph] = weakref.WeakSet()
         self.outcome = self._known()
+        _autotuners.add(self)
 
     def _known(self) -> Outcome | None:
         found = self._outcomes.known() if self._outcomes is not None else None

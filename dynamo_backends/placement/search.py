@@ -9,7 +9,7 @@ the inference graph. One configuration runs at a time, for a *round* of whole st
     then, if it may be faster   the fastest engine for each graph
 
 Then the fastest stays, if it beats the reference by a margin. The first call of a round is not timed: caches and
-threads are as the last round left them.
+threads are as the last round left them. A round ends when its configuration is hopeless.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WITHOUT_BACKWARD = 4
 """After how many times the calls of a round a forward is taken to have no backward."""
 
 _HOPELESS, _NEAR = 1.5, 1.25
-"""How many times as long as the fastest a configuration may take to be timed once more, and to be tried again later."""
+"""How many times as long as the fastest a configuration may take to be timed further, and to be tried again later."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +76,10 @@ class _Round:
     calls: int
     milliseconds: float = 0.0
     seen: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+
+    def end(self) -> None:
+        """Lets the round be over with the calls that it had."""
+        self.calls, self.milliseconds = 0, _SHORT
 
     def is_over(self, graphs: int, last: int) -> bool:
         """Whether each graph was timed often enough, asked before the first of them is called.
@@ -155,6 +159,8 @@ class Search:
             self._round.milliseconds += milliseconds
             times = self._times.setdefault(self._round.engines, [[] for _ in range(self._graphs)])
             times[graph].append(milliseconds / elements)
+            if graph == self._graphs - 1 and self._is_hopeless(self._round.engines):
+                self._round.end()
 
     def reject(self, graph: int, engine: str, why: str) -> None:
         """An engine does not run a graph any more; where a configuration has it, the reference takes its place."""
@@ -167,12 +173,16 @@ class Search:
                 rounds.setdefault(item.engines, item)
         self._waiting = collections.deque(item for item in rounds.values() if item is not self._round)
         if self._round.engines in self._times:  # it was timed already: nothing is left to try here
-            self._round.calls, self._round.milliseconds = 0, _SHORT
+            self._round.end()
 
     def _allowed(self, engines: Configuration) -> Configuration:
         return tuple(
             self._reference if (graph, engine) in self._rejected else engine for graph, engine in enumerate(engines)
         )
+
+    def _is_hopeless(self, engines: Configuration) -> bool:
+        costs = self._costs()
+        return costs[engines] > _HOPELESS * min(costs.values())
 
     def _begin_next(self) -> None:
         while not self._waiting and self._next_phase < 3:
