@@ -247,6 +247,10 @@ def _may_be_empty(value: object) -> bool:
     return isinstance(value, torch.Tensor) and not all(statically_known_true(size > 0) for size in value.shape)
 
 
+def _includes_self(node: fx.Node) -> bool:
+    return bool(node.kwargs.get("include_self", node.args[5] if len(node.args) > 5 else True))
+
+
 def _quantizes_to_a_part(node: fx.Node) -> bool:
     """``quantize_per_tensor(input, scale, zero_point, quant_min, quant_max, dtype)`` with other bounds than its dtype;
     the operator is there only where ``torch.ao.quantization`` was imported."""
@@ -312,7 +316,7 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         "mean of scattered numbers",
         {aten.scatter_reduce.two},
         "its translation does not average, and of extrema starts at the largest number, not at infinity",
-        lambda node: node.args[4] in ("mean", "amax", "amin"),
+        lambda node: node.args[4] == "mean" or (node.args[4] in ("amax", "amin") and not _includes_self(node)),
     ),
     _translation(
         "quantization to a part of a dtype",
