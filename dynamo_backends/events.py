@@ -27,7 +27,6 @@ EVENTS = {
     "calls_inside_forward_ad": "calls of a region inside forward-mode AD, which PyTorch computed",
     "autotuned DIRECTION ENGINE": "graphs that were tried with each engine, and were fastest with this one",
     "autotune_rejected ENGINE": "graphs that an engine could not compile or run, or computed something else of",
-    "autotune_not_compared": "graphs that may run once only: an engine's first results were not compared",
     "pass NAME": "how often the pass fired",
     "undone pass NAME": "how often the pass was undone: it failed, spoiled the graph, or changed the results",
     "graphs_not_verified": "graphs with collectives, on which verify_passes checks nothing",

@@ -71,7 +71,7 @@ GROUND = {
     "pipeline.Pipeline.compile_aten_graph.<lambda>": "a call from AOTAutograd; it calls the net",
     "pipeline.Pipeline.partition_for_aot_autograd": "a call from AOTAutograd; it calls the net",
     "placement.autotuner.TunedGraph.__call__": "a call from AOTAutograd's code",
-    "placement.autotuner.TunedGraph._compared": "runs PyTorch, whose errors are the user's",
+    "placement.autotuner.TunedGraph._called_and_compared": "runs PyTorch, whose errors are the user's",
     "placement.autotuner.TunedGraph._give_up": "the net under autotuning",
     "placement.autotuner.TunedGraph._timed": "runs PyTorch, whose errors are the user's",
     "placement.autotuner.TunedGraph._tuned": "the net under autotuning",

@@ -132,3 +132,15 @@ def test_gradients_of_gradients_are_refused_or_right() -> None:
     (gradient,) = torch.autograd.grad(compiled(FORMULAS["gelu_new"])(x).sum(), x)
     (expected,) = torch.autograd.grad(FORMULAS["gelu_new"](x).sum(), x)
     torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x**2 * torch.sigmoid(x) / x,
+        lambda x: x**2 * torch.sigmoid(x) * x**-1,
+        lambda x: 0.5 * x * (1 + torch.tanh(0.7978845608 * (x**2 + 0.044715 * x**4) / x)),
+    ],
+)
+def test_a_quotient_that_is_an_activation_but_for_its_poles_stays(function: Callable[..., torch.Tensor]) -> None:
+    assert_same_as_eager(function, torch.tensor([0.0, 1.0, -2.0, 1e20]))

@@ -85,6 +85,29 @@ def test_the_first_row_that_diverges_is_named(tmp_path: Path, runtime: Runtime) 
     assert ("+", "c") in marks(found)
 
 
+def test_a_node_more_and_other_names(tmp_path: Path) -> None:
+    """Behind the node nothing is equal: operators and shapes between the matches tell what is whose."""
+    weights = {f"w{i}": np.random.default_rng(i).standard_normal((3, 3)).astype(np.float32) for i in range(2)}
+    head = "g (float[2,3] x) => (float[2,3] out) { "
+    first = model(
+        head + "a = MatMul(x, w0) \n c = MatMul(a, w1) \n d = Sigmoid(c) \n out = Relu(d) }",
+        tmp_path,
+        "first",
+        **weights,
+    )
+    second = model(
+        head + "t_a = MatMul(x, w0) \n k = Constant <value = float {1.5}> () \n z = Mul(t_a, k) \n "
+        "t_c = MatMul(z, w1) \n t_d = Sigmoid(t_c) \n out = Relu(t_d) }",
+        tmp_path,
+        "second",
+        **weights,
+    )
+    found = compared(first, second, x=X)
+    pairs = {row.first.name: row.second.name for row in found.rows if row.first and row.second}
+    assert {name: pairs.get(name) for name in "acd"} == {"a": "t_a", "c": "t_c", "d": "t_d"}
+    assert culprit(found) in ("c", "d")
+
+
 def test_names_of_another_exporter(tmp_path: Path) -> None:
     """All names but the outputs' are others, the weight is an initializer here and an input there, operators differ."""
     weight = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)

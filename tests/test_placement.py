@@ -468,6 +468,77 @@ def test_what_cannot_be_built_is_rejected() -> None:
     assert "no compiler" in tuner.outcome.rejected["other"]
 
 
+def test_an_engine_that_fails_later_is_rejected() -> None:
+    calls = [0]
+
+    def fails_later(x: torch.Tensor) -> list[torch.Tensor]:
+        calls[0] += 1
+        if calls[0] > 3:
+            raise RuntimeError("a kernel failed")
+        return [x * 2]
+
+    outcome = called({"other": fails_later})
+    assert outcome.winner == (PYTORCH,)
+    assert list(outcome.rejected) == ["other"]
+
+
+def test_an_engine_is_compared_although_the_first_call_was_an_error_of_the_users() -> None:
+    """What is never compared with PyTorch's results runs no call."""
+
+    def indexed(factor: int) -> Callable[[], Any]:
+        return lambda: boxed(lambda x, i: [x[i] * factor])
+
+    run, tuner = tuned({"wrong": indexed(3)}, lambda x, i: [x[i] * 2], (torch.ones(3), torch.tensor([0])), indexed(2))
+    errors = 0
+    for i in range(4 * SETTLED):
+        index = torch.tensor([9 if i in (20, 21, 22) else 1])
+        try:
+            assert run([torch.ones(3), index])[0].tolist() == [2.0]  # type: ignore[index]
+        except IndexError:
+            errors += 1
+    assert errors == 3
+    assert tuner.outcome is not None and list(tuner.outcome.rejected) == ["wrong"]
+
+
+def test_a_comparison_that_fails_leaves_the_graph_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: object, **kwargs: object) -> str:
+        raise MemoryError("full")
+
+    monkeypatch.setattr(autotuner, "difference_of_results", fails)
+    run, tuner = tuned({"wrong": lambda: boxed(lambda x: [x * 3])})
+    for _ in range(2 * SETTLED):
+        assert run([torch.ones(2)])[0].tolist() == [2.0, 2.0]  # type: ignore[index]
+    assert counted("internal_failures") == 1
+    assert tuner.outcome is not None and not autotuner.is_searching()
+
+
+class Counted(torch.autograd.Function):
+    """A backward that counts its calls in a tensor, or draws a random number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, count)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        x, count = ctx.saved_tensors
+        count.add_(1)
+        return torch.tanh(gradient * x) + torch.rand_like(x), None
+
+
+def test_a_backward_that_writes_and_draws_runs_once_a_step(winner: str) -> None:
+    count = torch.zeros(())
+    run = torch.compile(lambda x: Counted.apply(x, count).sum(), backend="onnxrt")  # type: ignore[no-untyped-call]
+    for i in range(SETTLED):
+        torch.manual_seed(i)
+        x = torch.ones(4, requires_grad=True)
+        run(x).backward()
+        torch.manual_seed(i)
+        torch.testing.assert_close(x.grad, torch.ones(4).tanh() + torch.rand(4))
+    assert count.item() == SETTLED
+
+
 def test_what_is_written_is_compared() -> None:
     def adds(by: float) -> Callable[[], Any]:
         return lambda: boxed(lambda state, x: [state.copy_(state + by), x * 2][1:])
@@ -576,13 +647,33 @@ def test_a_noisy_start_decides_nothing() -> None:
     assert searched(cost)[0].winner == ("P", "P")
 
 
-def test_steps_without_a_backward_are_tuned() -> None:
+def test_a_forward_without_its_backward_decides_nothing() -> None:
     search = Search(["P", "O"], 2, 0.95)
-    for _ in range(200):
-        search.engine(0)
-        search.ran(0, 100 if search.configuration[0] == "P" else 50)
+    for _ in range(400):
+        assert search.engine(0) == "P"
+        search.ran(0, 100)
+    assert search.outcome is None
+
+
+def test_a_pause_in_one_call_decides_nothing() -> None:
+    calls = [0]
+
+    def cost(engines: tuple[str, ...], graph: int) -> float:
+        calls[0] += engines == ("O", "O")
+        return (60 if engines[graph] == "O" else 100) + (300 if calls[0] == 3 else 0)
+
+    assert searched(cost)[0].winner == ("O", "O")
+
+
+def test_times_are_compared_by_element_of_the_forwards_arguments() -> None:
+    search = Search(["P", "O"], 2, 0.95)
+    times = {"P": (100, 100), "O": (80, 140)}
+    for step in range(SETTLED):
+        for graph in (0, 1):
+            engine = search.engine(graph)
+            search.ran(graph, times[engine][graph] * (1 + step % 3), (512, 5120)[graph] * (1 + step % 3))
     assert search.outcome is not None
-    assert search.outcome.winner == ("O", "O")
+    assert search.outcome.winner == ("O", "P")
 
 
 def test_a_winner_and_its_challenger_are_timed_again() -> None:
@@ -672,9 +763,23 @@ def test_an_outcome_whose_compiler_is_gone(cache: Path, monkeypatch: pytest.Monk
         called_often()
         assert not settled_on(INDUCTOR, "inference")
     monkeypatch.setattr(inductor, "compile_with_inductor", broken)
+    called_often()  # PyTorch runs it in this process; the next one tries all engines again
+    assert counted(f"autotune_rejected {INDUCTOR}") == counted("internal_failures") == 0
     called_often()
     assert counted(f"autotune_rejected {INDUCTOR}") == 1
     assert settled_on(PYTORCH, "inference") or settled_on(ONNX, "inference")
+
+
+def test_an_outcome_of_which_a_part_cannot_be_built(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward is settled when the backward turns out not to compile."""
+    plan_of = (ONNX, INDUCTOR)
+    monkeypatch.setattr(Outcomes, "known", lambda self: Outcome(plan_of, {plan_of: 1.0}, {}))
+    monkeypatch.setattr(engines._budget, "left", -1.0)
+    run = torch.compile(lambda x: torch.sin(x).sum(), backend="onnxrt", mode="max-autotune")
+    for _ in range(3):
+        x = torch.ones(4, requires_grad=True)
+        run(x).backward()
+        torch.testing.assert_close(x.grad, torch.ones(4).cos())
 
 
 @pytest.mark.parametrize("answer", [[], None, 3, {}, {"winner": [], "milliseconds": None, "rejected": {}}])

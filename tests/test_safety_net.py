@@ -178,7 +178,7 @@ def test_pytorchs_error_wins_over_a_regions() -> None:
     assert counted("internal_failures") == 0
 
 
-@pytest.mark.parametrize("method", ["_built", "_first_results", "_compare", "_settle"])
+@pytest.mark.parametrize("method", ["_built", "_first_results", "_difference", "_settle"])
 def test_a_failure_while_autotuning(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch runs the graph from then on, once in each call, with eager's random numbers."""
     monkeypatch.setattr(TunedGraph, method, broken)

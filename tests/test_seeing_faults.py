@@ -169,6 +169,30 @@ def test_an_operator_is_wrong_only_in_the_optimized_session(
     assert_seen(tmp_path, "sinh", line_of("seventh: returned"), capsys, "ONNX Runtime's optimizers")
 
 
+def test_a_pass_is_wrong_in_another_region(
+    planted: Callable[[Pass], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A later region is judged on what the session before it returned."""
+
+    class Parted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            less = x.exp() - 0.5 * x  # the difference
+            return torch.sort(less, stable=True).values.exp() + less  # its reader
+
+    def swap(model: ir.Model, context: PassContext) -> int:
+        for node in model.graph:
+            if node.op_type == "Sub":
+                first, second = node.inputs
+                node.replace_input_with(0, second)
+                node.replace_input_with(1, first)
+                return 1
+        return 0
+
+    planted(Pass("onnx.test.swap", "A test's.", swap))
+    run(Parted(), tmp_path)
+    assert_seen(tmp_path, "sub", line_of("# the difference"), capsys, "onnx.test.swap")
+
+
 def test_a_nan_is_born_and_masked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -155,6 +155,13 @@ class CachedGraphs:
         if key is not None:
             self._store.put(key, Record(answer))
 
+    @never_fails("the cache", _NOT_KEPT, lambda: None)
+    def forget_fact(self, question: Mapping[str, object]) -> None:
+        """Forgets what ``fact`` returns."""
+        key = self._key_of_fact(question)
+        if key is not None:
+            self._store.remove(key)
+
     def _key_of_fact(self, question: Mapping[str, object]) -> str | None:
         try:
             return self._digest_here("fact", question=question)

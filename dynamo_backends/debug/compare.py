@@ -347,7 +347,11 @@ class _Lockstep:
 
     def _compare_in_model(self, row: Row, node: fx.Node, index: int | None, ours: torch.Tensor) -> None:
         """Measures a node's error on what it was given in the region's model: how much of it is the node's own."""
-        given: Environment = {arg: self._runtime_value(arg) for arg in node.all_input_nodes}
+        here = self._region_of.get(node)  # another region gives what its session returned
+        given: Environment = {
+            arg: self._runtime_value(arg) if self._region_of.get(arg) is here else self._actual.get(arg)
+            for arg in node.all_input_nodes
+        }
         if any(value is None for value in given.values()):
             return
         results = run_eager(node, given)

@@ -211,7 +211,28 @@ def _aligned(
             pairs[i] = j
     _match_by_value(one, other, pairs)
     _match_by_operator(one, other, pairs, partners)
+    _match_in_gaps(one, other, pairs)
     return pairs
+
+
+def _match_in_gaps(one: Sequence[_Summary], other: Sequence[_Summary], pairs: dict[int, int]) -> None:
+    """Matches, in order, what is left between two matches by operator and shape: values behind a node that only one
+    model has."""
+    last = -1
+    for i, item in enumerate(one):
+        if i not in pairs:
+            used = set(pairs.values())
+            end = min((j for k, j in pairs.items() if k > i and j > last), default=len(other))
+            alike = (
+                j
+                for j in range(last + 1, end)
+                if j not in used and other[j].shape == item.shape and other[j].value.operator == item.value.operator
+            )
+            found = next(alike, None)
+            if found is None:
+                continue
+            pairs[i] = found
+        last = max(last, pairs[i])
 
 
 def _match_by_value(one: Sequence[_Summary], other: Sequence[_Summary], pairs: dict[int, int]) -> None:

@@ -26,9 +26,9 @@ from ..numerics.results import difference_of_results, sampled
 from ..runtime.heap import give_back
 from ..safety_net import caught, net
 from ..watchers import unseen
-from .graph_facts import draws, least_precise, may_run_twice, symbolic_arguments, written_arguments
+from .graph_facts import draws, least_precise, symbolic_arguments, written_arguments
 from .outcomes import Outcomes
-from .search import Configuration, Outcome, Search
+from .search import Outcome, Search
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,10 @@ class Autotuner:
 
     def engine(self, position: int) -> str:
         """The engine of a graph in this call, see ``Search.engine``; decides, tells and keeps the outcome."""
+        before = self.search.configuration
         engine = self.search.engine(position)
+        if self.search.configuration != before:
+            give_back()  # engines do not find what another freed
         if self.search.outcome is not None and self.outcome is None:
             self.outcome = self.search.outcome
             for direction, winner in zip(self.directions, self.outcome.winner, strict=True):
@@ -102,14 +105,21 @@ class Autotuner:
                 self._outcomes.keep(self.outcome)
         return engine
 
-    def search_again(self, challenger: Configuration | None = None) -> None:
-        """Tries the winner and a challenger again; without one, all engines from the start."""
+    def try_again(self) -> None:
+        """Times the winner and its challenger again, if there is one."""
         with self.lock:
-            if self.outcome is not None and challenger is not None:
-                self.search.try_again(self.outcome, challenger)
+            if self.outcome is None or self.outcome.challenger is None:
+                return
+            self.search.try_again(self.outcome, self.outcome.challenger)
             self.outcome = None
             for graph in self._graphs:
                 graph.unsettle()
+
+    def give_up(self) -> None:
+        """The reference runs all graphs in this process, and the next one finds nothing."""
+        self.outcome = self.search.outcome = Outcome((self.engines[0],) * len(self.directions), {}, {})
+        if self._outcomes is not None:
+            self._outcomes.forget()
 
 
 class TunedGraph:
@@ -131,13 +141,13 @@ class TunedGraph:
         self._tuner = tuner
         self._reference = tuner.engines[0]
         self._written = written_arguments(module) or []
-        self._may_run_twice = may_run_twice(module)
         self._draws = draws(module)
         self._symbolic = symbolic_arguments(module)
         self._gradients = gradients_of_results(module)
         self._least_precise = least_precise(module)
         self._runners: dict[str, Runner] = {}
         self._warnings: dict[str, list[str]] = {engine: [] for engine in builders}
+        self._compared = {self._reference}
         self._settled: Runner | None = None
         self._calls, self._try_again_at = 0, _TRY_AGAIN_AFTER
         tuner.add(self)
@@ -151,7 +161,9 @@ class TunedGraph:
             if self._calls != self._try_again_at:
                 return settled(args)
             with net(f"autotuning of {self._name}", "The graph runs as before"):
-                self._try_again()
+                self._try_again_at *= 10
+                if self._position == 0:  # where a step begins
+                    self._tuner.try_again()
         reference = self._runners.get(self._reference)
         if not self._tuner.lock.acquire(blocking=reference is None) and reference is not None:
             return reference(args)  # another thread's call is timed
@@ -165,7 +177,7 @@ class TunedGraph:
         self._settled = None
 
     def _settle_as_before(self, outcome: Outcome) -> None:
-        """Builds the winner of an earlier process."""
+        """Builds the winner of an earlier process; the reference, where that is not possible any more."""
         engine = outcome.winner[self._position]
         logger.info("%s runs by %s, as was found before: %s", self._name, engine, outcome)
         try:
@@ -173,35 +185,31 @@ class TunedGraph:
         except Exception as error:  # whatever a compiler raises, one that is no longer there for instance
             if engine == self._reference:
                 raise
-            if engine in self._tuner.foreign:
+            if engine in self._tuner.foreign or isinstance(error, CandidateError):
                 why = first_line(str(error))
-                logger.warning("%s is tuned again, %s cannot compile it any more: %s", self._name, engine, why)
+                logger.warning("%s runs by %s, as %s cannot compile it: %s", self._name, self._reference, engine, why)
             else:
-                caught(f"the compile of {self._name}", error, "The engines are tried again")
-            self._tuner.search_again()
-        else:
-            self._settle(outcome)
-
-    def _try_again(self) -> None:
-        """Lets a challenger be tried again, from the first graph of a step on."""
-        outcome = self._tuner.outcome
-        self._try_again_at *= 10
-        if not self._position and outcome is not None and outcome.challenger is not None:
-            self._tuner.search_again(outcome.challenger)
+                caught(f"the compile of {self._name}", error, "PyTorch runs the graph")
+            self._tuner.give_up()
+            engine = self._reference
+            self._runners[engine] = self._builders[engine]()
+        self._settle(engine)
 
     def _tuned(self, args: list[object]) -> object:
-        """A call while engines are tried. What PyTorch raises is the caller's; what we raise ends the search."""
+        """A call while engines are tried. What PyTorch raises is the caller's; what we raise ends the search.
+
+        An engine is timed, and may win, only after its results were compared with PyTorch's.
+        """
         try:
             engine = self._tuner.engine(self._position)
-            is_new = engine not in self._runners
-            if is_new:
+            if engine not in self._runners:
                 engine = self._built(engine)
-            if self._tuner.outcome is not None:
-                return self._settle(self._tuner.outcome)(args)
+            if self._tuner.outcome is not None and engine in self._compared:
+                return self._settle(engine)(args)
         except Exception as error:
             return self._give_up(error)(args)
-        if is_new and engine != self._reference:
-            return self._compared(engine, args)
+        if engine not in self._compared:
+            return self._called_and_compared(engine, args)
         return self._timed(engine, args)
 
     def _built(self, engine: str) -> str:
@@ -236,42 +244,56 @@ class TunedGraph:
         count(f"autotune_rejected {engine}")
 
     def _timed(self, engine: str, args: list[object]) -> object:
-        runner = self._runners[engine]
-        elements, device = 1, None
+        runner, elements, device = self._runners[engine], 1, None
+        kept = list(args) if engine != self._reference and not self._written else []
         with net(f"the timing of {self._name}", "The graph runs"):
             elements = sum(args[i].numel() for i in self._symbolic)  # type: ignore[attr-defined]
             tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
             device = next((arg.device for arg in tensors if arg.device.type not in ("cpu", "meta")), None)
             _wait(device)
+        state = torch.get_rng_state() if kept and self._draws else None
         started = time.perf_counter()
-        result = runner(args)
+        try:
+            result = runner(args)
+        except Exception as error:
+            if not kept:
+                raise
+            if state is not None:
+                torch.set_rng_state(state)
+            result = self._runners[self._reference](list(kept))  # what it raises is the caller's
+            with net(f"autotuning of {self._name}", "PyTorch runs the graph"):
+                self._reject(engine, f"failed in the {self._name.direction}", error)
+            return result
         with net(f"the timing of {self._name}", "The graph runs"):
             _wait(device)
             self._tuner.search.ran(self._position, (time.perf_counter() - started) * 1e3, max(elements, 1))
         return result
 
-    def _compared(self, engine: str, args: list[object]) -> object:
+    def _called_and_compared(self, engine: str, args: list[object]) -> object:
         """The first call of an engine: PyTorch's results, with which those of the engine are compared.
 
         PyTorch runs after the engine, of whose large results a sample is kept: so both need little more memory than
         PyTorch alone.
         """
-        if not self._may_run_twice:
-            count("autotune_not_compared")
-            return self._runners[engine](args)
         first: list[object] | Exception
         try:
             first = self._first_results(engine, args)
         except Exception as error:  # whatever it raises: PyTorch runs the graph, and may raise its own
             first = error.with_traceback(None)  # which would hold the results
-        given = list(args) if self._gradients else []
+        given = list(args) if self._may_be_moved else []
         written = [args[i] for i in self._written]
         result = self._runners[self._reference](args)
-        with net(f"the comparison of {self._name}", "The engine is timed"):
+        try:
             if isinstance(first, Exception):
                 self._reject(engine, f"failed in the {self._name.direction}", first)
+            elif wrong := self._difference(first, sampled([*_leaves(result), *written]), given):
+                self._reject(engine, f"computes something else in the {self._name.direction}: {wrong}")
             else:
-                self._compare(engine, first, sampled([*_leaves(result), *written]), given)
+                self._compared.add(engine)
+            given.clear()
+            give_back()
+        except Exception as error:
+            self._give_up(error)
         return result
 
     def _first_results(self, engine: str, args: Sequence[object]) -> list[object]:
@@ -287,17 +309,19 @@ class TunedGraph:
                 torch.set_rng_state(state)
             give_back()
 
-    def _compare(
-        self, engine: str, actual: Sequence[object], expected: Sequence[object], given: Sequence[object]
-    ) -> None:
-        """Rejects an engine whose results differ from PyTorch's by more than rounding."""
+    def _difference(self, actual: Sequence[object], expected: Sequence[object], given: Sequence[object]) -> str:
+        """How an engine's results differ from PyTorch's by more than rounding; empty if they do not."""
         with unseen():
             wrong = difference_of_results(expected, actual, float32_as=self._least_precise)
-            if wrong and self._gradients:  # where terms cancel, the results may be nothing but their rounding
+            if wrong and given:  # where terms cancel, the results may be nothing but their rounding
                 moved = sampled(_leaves(self._runners[self._reference](self._moved(given))))
                 wrong = difference_of_results(expected, actual, moved, float32_as=self._least_precise)
-        if wrong:
-            self._reject(engine, f"computes something else in the {self._name.direction}: {wrong}")
+        return wrong
+
+    @property
+    def _may_be_moved(self) -> bool:
+        """Whether a run on other gradients of the results tells how much rounding grows, and changes nothing."""
+        return bool(self._gradients) and not self._draws and not self._written
 
     def _moved(self, args: Sequence[object]) -> list[object]:
         """Arguments with other gradients of the results: each number is less by a rounding, or as it was, at random."""
@@ -310,26 +334,27 @@ class TunedGraph:
                 moved[i] = torch.where(is_moved, value * (1 - rounding), value)
         return moved
 
-    def _settle(self, outcome: Outcome) -> Runner:
-        """The engine that won runs from now on; what the others had is free, unless one is to be tried again."""
-        engine = outcome.winner[self._position]
+    def _settle(self, engine: str) -> Runner:
+        """The engine runs from now on; what the others had is free. The graph stays, if one is to be tried again."""
         for text in self._warnings[engine]:
             logger.warning("%s", text)
-        self._settled = self._runners[engine]
-        kept = {engine, *({outcome.challenger[self._position], self._reference} if outcome.challenger else {})}
-        if not outcome.challenger:
+        self._warnings[engine] = []
+        settled = self._runners[engine]
+        self._settled, self._runners = settled, {engine: settled}
+        outcome = self._tuner.outcome
+        if outcome is None or outcome.challenger is None:
             self._builders = {}
-        self._runners = {name: runner for name, runner in self._runners.items() if name in kept}
         with net("giving memory back", "The graph runs"):
             gc.collect(0)
             give_back()
-        return self._settled
+        return settled
 
     def _give_up(self, error: Exception) -> Runner:
-        """The reference runs from now on, after an exception that is no engine's own."""
+        """The reference runs the frame from now on, after an exception that is no engine's own."""
         settled = self._runners.get(self._reference) or self._builders[self._reference]()
         caught(f"autotuning of {self._name}", error, "PyTorch runs the graph")
         self._settled, self._runners, self._builders = settled, {self._reference: settled}, {}
+        self._tuner.give_up()
         return settled
 
 

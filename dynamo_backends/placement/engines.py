@@ -29,7 +29,7 @@ from ..observer import Observer
 from ..options import Options
 from ..safety_net import caught
 from .autotuner import Autotuner, TunedGraph
-from .graph_facts import copy_of, describe_frame, written_arguments
+from .graph_facts import copy_of, describe_frame, may_run_twice, written_arguments
 from .outcomes import Outcomes
 
 PYTORCH, ONNX, INDUCTOR = "PyTorch", "ONNX Runtime", "Inductor"
@@ -139,8 +139,8 @@ class Placement:
     ) -> Runner:
         """What runs one graph: the engine that is, or will be found, fastest.
 
-        Where a clock may not decide, or a graph writes to what is no argument of its, inference runs on ONNX Runtime,
-        training in PyTorch.
+        Where a clock may not decide, or a graph may not run twice or writes to what is no argument of its, inference
+        runs on ONNX Runtime, training in PyTorch.
 
         Args:
             name: which graph.
@@ -153,7 +153,8 @@ class Placement:
             ONNX: functools.partial(self._on_onnx, name, is_joint=self.is_plain or is_inference, weights=weights),
             INDUCTOR: functools.partial(_by_inductor, name),
         }
-        if torch.are_deterministic_algorithms_enabled() or written_arguments(module) is None:
+        is_tuned = written_arguments(module) is not None and may_run_twice(module)
+        if torch.are_deterministic_algorithms_enabled() or not is_tuned:
             return engines[ONNX if is_inference else PYTORCH](copy_of(module))
         builders = {name: functools.partial(self._build, name, engines[name], module) for name in self._engines}
         return TunedGraph(name, module, builders, self._inference if is_inference else self._training)

@@ -46,6 +46,10 @@ class Outcomes:
         """Keeps what ``known`` returns in later processes."""
         self._keep(outcome, 0)
 
+    def forget(self) -> None:
+        """Lets the next process find out anew."""
+        self._kept.forget_fact(self._question)
+
     def _keep(self, outcome: Outcome, processes: int) -> None:
         answer = {
             "winner": list(outcome.winner),

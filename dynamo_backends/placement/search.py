@@ -30,9 +30,6 @@ _SHORT, _MOST_CALLS = 20.0, 20
 """A round of fewer milliseconds has more calls, up to so many: a pause by the system counts most where calls are short.
 """
 
-_WITHOUT_BACKWARD = 4
-"""After how many times the calls of a round a forward is taken to have no backward."""
-
 _HOPELESS, _NEAR = 1.5, 1.25
 """How many times as long as the fastest a configuration may take to be timed further, and to be tried again later."""
 
@@ -84,14 +81,14 @@ class _Round:
     def is_over(self, graphs: int, last: int) -> bool:
         """Whether each graph was timed often enough, asked before the first of them is called.
 
+        A forward without a backward ends no round: what only forwards tell is no reason to leave PyTorch.
+
         Args:
             graphs: how many there are.
             last: the position of the graph that was called last.
         """
         needed = 1 + (self.calls if self.milliseconds >= _SHORT else max(self.calls, _MOST_CALLS))
-        if graphs == 1 or not self.seen[1]:
-            return self.seen[0] >= needed * (1 if graphs == 1 else _WITHOUT_BACKWARD)
-        return last == 1 and min(self.seen[0], self.seen[1]) >= needed
+        return last == graphs - 1 and all(self.seen[graph] >= needed for graph in range(graphs))
 
 
 class Search:
@@ -116,7 +113,8 @@ class Search:
         self._incumbent = (self._reference,) * graphs
         self._known: Mapping[Configuration, float] = {}
         self._round = self._waiting.popleft()
-        self._last = 0
+        self._last = graphs - 1
+        self._elements = 1
         self.outcome: Outcome | None = None
 
     def try_again(self, outcome: Outcome, challenger: Configuration) -> None:
@@ -150,15 +148,17 @@ class Search:
         Args:
             graph: the position of the graph.
             milliseconds: what the call took.
-            elements: of the arguments whose sizes change from call to call: times are compared by element.
+            elements: of the first graph's arguments whose sizes change between calls: times are compared by element.
         """
         if self.outcome is not None:
             return
+        if graph == 0:
+            self._elements = elements
         self._round.seen[graph] += 1
         if self._round.seen[graph] > 1:
             self._round.milliseconds += milliseconds
             times = self._times.setdefault(self._round.engines, [[] for _ in range(self._graphs)])
-            times[graph].append(milliseconds / elements)
+            times[graph].append(milliseconds / self._elements)
             if graph == self._graphs - 1 and self._is_hopeless(self._round.engines):
                 self._round.end()
 
@@ -181,8 +181,11 @@ class Search:
         )
 
     def _is_hopeless(self, engines: Configuration) -> bool:
-        costs = self._costs()
-        return costs[engines] > _HOPELESS * min(costs.values())
+        """Whether a configuration is far behind, also by its fastest calls: one that waited decides nothing."""
+        times = self._times[engines]
+        if any(len(of_graph) < 2 for of_graph in times):
+            return False
+        return sum(map(min, times)) > _HOPELESS * min(self._costs().values())
 
     def _begin_next(self) -> None:
         while not self._waiting and self._next_phase < 3:

@@ -89,6 +89,8 @@ class SessionSettings:
             ARENA.use(options)
         else:
             options.enable_cpu_mem_arena = False
+        if self.shares_graph:  # a block for all values of a run, beside what the arena has of other sessions
+            options.enable_mem_pattern = False
         for key, value in self.config.items():
             options.add_session_config_entry(key, value)
         register_libraries(options)

@@ -209,7 +209,9 @@ def _load_entry_points() -> None:
     """Imports the modules other packages name, once. One that cannot be imported is left out, with a warning."""
     for entry in metadata.entry_points(group=ENTRY_POINTS):
         try:
-            entry.load()
+            loaded = entry.load()
+            if isinstance(loaded, Pass) and loaded.name not in _registered:
+                register(loaded)
         except Exception:  # any package may be broken in any way; the user's model still runs
             logger.warning("the passes of entry point %s = %s are left out", entry.name, entry.value, exc_info=True)
 

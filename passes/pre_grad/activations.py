@@ -143,9 +143,11 @@ def _is_near(value: fx.Node, known: Mapping[object, float], expected: float) -> 
 def _computed(value: Any, known: Mapping[object, float]) -> float:
     """Raises ``KeyError`` or ``TypeError`` for what is no arithmetic of known nodes."""
     if isinstance(value, fx.Node) and value not in known:
-        if value.kwargs:
-            raise KeyError(value)
-        return _ARITHMETIC[value.target](*(_computed(argument, known) for argument in value.args))
+        function = _ARITHMETIC[value.target]
+        is_polynomial = function not in (operator.truediv, math.pow) or not isinstance(value.args[1], fx.Node)
+        if value.kwargs or not is_polynomial or (function is math.pow and value.args[1] not in (2, 3)):
+            raise KeyError(value)  # a quotient may have poles between the points
+        return function(*(_computed(argument, known) for argument in value.args))
     return float(known.get(value, value))
 
 

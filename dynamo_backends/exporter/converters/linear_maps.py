@@ -33,7 +33,7 @@ def apply(value: ir.Value, matrices: Sequence[Matrix]) -> ir.Value:
     sizes = shapes.sizes(value)
     first = len(sizes) - len(matrices)
     for dim, matrix in enumerate(matrices, first):
-        if not np.array_equal(matrix, np.eye(*matrix.shape)):
+        if not np.array_equal(matrix, np.eye(len(matrix))):
             value = _sum_of_few(value, matrix, dim, sizes)
             sizes[dim] = matrix.shape[0]
     return value
