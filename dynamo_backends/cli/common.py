@@ -263,8 +263,12 @@ def try_next(arguments: argparse.Namespace, *words: str) -> str:
 
 
 def try_again(arguments: argparse.Namespace, *words: str) -> str:
-    """As ``try_next``: the same command with more arguments."""
-    return "try: " + shlex.join(["dynamo-backends", *arguments.words, *words])
+    """As ``try_next``: the same command with more arguments, or with another value of one."""
+    given = list(arguments.words)
+    if words[0] in given:
+        start = given.index(words[0])
+        del given[start : start + len(words)]
+    return "try: " + shlex.join(["dynamo-backends", *given, *words])
 
 
 def short_path(path: str) -> str:
