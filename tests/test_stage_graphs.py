@@ -290,7 +290,10 @@ def test_summaries(run: Run, tmp_path: Path) -> None:
     forward = graphs[2]
     assert 0 < forward.share_on_onnx < 1 and forward.regions == 2 and forward.runs == 1
     assert {"passes", "export", "onnx_passes", "session"} <= set(forward.seconds)
-    assert forward.worst_error is not None and forward.worst_error < 1e-5
+    assert forward.worst_error is not None and forward.eager_error is not None
+    assert forward.worst_error <= 10 * max(
+        forward.eager_error, 1e-6
+    )  # these are rounding: how large depends on the processor
 
     shutil.copytree(run.folder, tmp_path / "run_1_good")
     (tmp_path / "run_2_empty").mkdir()
