@@ -38,6 +38,7 @@ from dynamo_backends.bench.timing import median_difference, median_ratio, spread
 from dynamo_backends.observer import Observer
 from dynamo_backends.options import parse_options
 from dynamo_backends.pipeline import Pipeline
+from dynamo_backends.program import Loaded
 from passes.engine.manager import PassResult, Switches, all_passes
 
 Json: TypeAlias = "dict[str, Any]"
@@ -85,9 +86,9 @@ class Recorder(Observer):
     def passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
         self._before_post_grad.extend(results)
 
-    def runner(self, graph: CompiledGraph) -> Runner:
+    def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:
         self.graphs.append(graph)
-        return graph.run
+        return loaded.run
 
     @property
     def results(self) -> list[PassResult]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # the exporter imports this module, and does not know the run
     from passes.engine.manager import PassResult
 
     from .frozen import FrozenSession
+    from .program import Program, RegionProgram
     from .provider_check import CheckedSession
     from .runtime.binding import BoundSession
     from .runtime.executable import Executable
@@ -181,7 +182,7 @@ class RunnableRegion:
     must_run_on_onnx: bool = False
 
     def __post_init__(self) -> None:
-        self.__name__ = f"region_{self.index}"  # what the generated code of the graph calls it
+        self.__name__ = region_name(self.index)  # as tools show it
         self.failures = 0
         self.last_failure = ""
         self._has_told_of_tangents = False
@@ -274,9 +275,14 @@ class RunnableRegion:
         return results
 
 
+def region_name(index: int) -> str:
+    """What the code of a graph calls a region."""
+    return f"region_{index}"
+
+
 @dataclasses.dataclass(eq=False)
 class CompiledRegion:
-    """A region with its models and what runs of it; for observers.
+    """A region with its models, and the session that was made to know that ONNX Runtime takes them; for observers.
 
     Attributes:
         graph: the graph it is a part of.
@@ -284,8 +290,8 @@ class CompiledRegion:
         model: the exported model.
         optimized_model: the model after the passes of the stage ``onnx``.
         passes: what these did.
-        executable: the model as it was given to ONNX Runtime, and how it is run, without FX.
-        runnable: what runs.
+        program: the model as it was given to ONNX Runtime, how it is run, and what PyTorch runs instead.
+        session: what runs; it may renew its session when weights change.
     """
 
     graph: GraphName
@@ -293,33 +299,42 @@ class CompiledRegion:
     model: ir.Model
     optimized_model: ir.Model
     passes: list[PassResult]
-    executable: Executable
-    runnable: RunnableRegion
+    program: RegionProgram
+    session: BoundSession | FrozenSession
+
+    @property
+    def executable(self) -> Executable:
+        """The model as it was given to ONNX Runtime, and how it is run."""
+        return self.program.executable
 
     @property
     def bound(self) -> BoundSession:
         """Its session; where several sets of weights have one each, that of any."""
-        return self.runnable.session.bound
+        return self.session.bound
 
 
 @dataclasses.dataclass(eq=False)
 class CompiledGraph:
-    """One forward, backward or inference graph, ready to run."""
+    """One forward, backward or inference graph: what was compiled of it, and what it was; for observers.
+
+    Attributes:
+        name: which graph.
+        module: the graph of the stage ``post_grad``.
+        split: its regions, and why the rest stays in PyTorch.
+        regions: with their models.
+        program: what is loaded.
+        passes: what those of ``post_grad`` did.
+        seconds: how long its stages took: ``split``, ``export``, ``onnx_passes``, ``session``, of all regions and
+            attempts.
+    """
 
     name: GraphName
     module: fx.GraphModule
     split: Split
     regions: list[CompiledRegion]
-    assembled: fx.GraphModule
-    """The graph with each region as one call; its arguments come boxed."""
+    program: Program
     passes: list[PassResult]
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """How long its stages took: ``split``, ``export``, ``onnx_passes``, ``session``, of all regions and attempts."""
-
-    @property
-    def run(self) -> Runner:
-        """What runs; it keeps no graph alive."""
-        return without_graph(self.assembled)
 
 
 def without_graph(module: fx.GraphModule) -> Callable[..., Any]:

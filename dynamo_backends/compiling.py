@@ -1,13 +1,12 @@
-"""The stages of the pipeline that make something: our passes on FX graphs, and what makes a callable of a graph.
+"""The stages of the pipeline that make something: our passes on FX graphs, and what makes a Program of a graph.
 
-Apart from ``pipeline.py``, which imports it when a graph is to be compiled: this module leads to all that makes ONNX
+Apart from ``runners.py``, which imports it when a graph is to be compiled: this module leads to all that makes ONNX
 models, and takes half a second to import. What is found in the cache runs without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import fx
@@ -16,27 +15,24 @@ from passes.engine.manager import Checker, PassResult
 
 from . import aot
 from .aliases import read_memory_of_owners, separate_returned_views
-from .artifacts import CompiledGraph, GraphName, Runner
+from .artifacts import CompiledGraph, GraphName
 from .frozen import Weight
-from .lowering import Lowering, OnnxLowering
+from .lowering import Lowering, OnnxLowering, PostGradGraph
 from .numerics.exact import attribute
 from .observer import Observer
 from .options import Options
-from .regions import InPytorch, Support, region_graph
+from .regions import InPytorch, Support
 from .stage_passes import StagePasses
 from .verification import Evaluation, GraphChecker, can_be_verified
 
-Kept: TypeAlias = Callable[[CompiledGraph, Sequence[fx.Graph], Sequence[PassResult]], None]
-"""Is told of a compiled graph before its first run, with its regions as graphs for PyTorch, and all passes that ran."""
-
 
 class Compiler:
-    """Makes what ``Pipeline`` needs, see there.
+    """Compiles graphs.
 
     Args:
         options: of the backend.
         observer: is told of each stage.
-        lowering: makes callables of the graphs of the stage ``post_grad``; by default on ONNX Runtime.
+        lowering: makes Programs of the graphs of the stage ``post_grad``; by default for ONNX Runtime.
         in_pytorch: why all of a graph is to run in PyTorch; empty if it is not.
     """
 
@@ -82,8 +78,7 @@ class Compiler:
         weights: Mapping[fx.Node, Weight],
         *,
         is_joint: bool,
-        keep: Kept | None = None,
-    ) -> Runner:
+    ) -> CompiledGraph:
         """The stages from ``aten`` to ``session``.
 
         Args:
@@ -92,10 +87,6 @@ class Compiler:
             arguments: real ones for its placeholders; ``None`` if they are not known.
             weights: the arguments that may be constants, by placeholder.
             is_joint: whether the joint passes run too.
-            keep: is told of what was compiled; only where it is lowered to ONNX Runtime.
-
-        Returns:
-            What is called for the graph, with its arguments boxed.
         """
         is_checked = self._options.verify_passes and arguments is not None
         checker = GraphChecker(arguments) if is_checked else None  # type: ignore[arg-type]
@@ -108,13 +99,9 @@ class Compiler:
         self._observer.stage("post_grad", name, module)
         is_verified = checker is not None and can_be_verified(module)
         evaluation = Evaluation(module, arguments, exact=True) if is_verified else None  # type: ignore[arg-type]
-        if keep is None:
-            return self._lowering.lower(name, module, passes, evaluation, weights)
-        assert isinstance(self._lowering, OnnxLowering)
-        graph = self._lowering.compile(name, module, passes, evaluation, weights)
-        ran = [*joint, *passes, *(result for region in graph.regions for result in region.passes)]
-        keep(graph, [region_graph(region.region) for region in graph.regions], ran)
-        return self._observer.runner(graph)
+        is_undone = any(result.undone for result in (*joint, *passes))
+        graph = PostGradGraph(name, module, passes, evaluation, weights, is_undone=is_undone)
+        return self._lowering.compile(graph)
 
 
 def _complete_meta(module: fx.GraphModule) -> None:

@@ -311,7 +311,9 @@ class FrozenSession:
         )
 
 
-def load(executable: Executable, constants: Mapping[int, Weight], *, complete: bool) -> BoundSession | FrozenSession:
+def load_session(
+    executable: Executable, constants: Mapping[int, Weight], *, complete: bool
+) -> BoundSession | FrozenSession:
     """What runs an executable with these weights as constants, of which there may be none.
 
     They stay inputs where there is not memory enough for their copies, or where ONNX Runtime refuses the model with

@@ -1,7 +1,7 @@
-"""The stages from ``regions`` to ``session``: regions become models, models sessions, sessions callables.
+"""The stages from ``regions`` to ``session``: a graph becomes regions, a region a model, and all of it a Program.
 
-A ``Lowering`` makes a callable of a graph of the stage ``post_grad``. ``OnnxLowering`` is that of ``onnxrt`` and
-``onnx_debug``; ``Lowering`` itself is that of ``fx_debug``.
+``OnnxLowering`` is that of ``onnxrt`` and ``onnx_debug``; ``Lowering`` itself, with which PyTorch runs all, that of
+``fx_debug``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 import torch
@@ -20,16 +19,7 @@ from torch import fx
 
 from passes.engine.manager import PassResult, mark_weight
 
-from .artifacts import (
-    CompiledGraph,
-    CompiledRegion,
-    GraphName,
-    Region,
-    RunnableRegion,
-    Runner,
-    Split,
-    without_graph,
-)
+from .artifacts import CompiledGraph, CompiledRegion, GraphName, Region, Split, region_name
 from .coverage_report import Report
 from .errors import KernelFaultError, SessionError, TranslationError, UnsupportedOperatorError, first_line
 from .events import count, tell
@@ -38,23 +28,24 @@ from .exporter.registration import described, registered_converter
 from .exporter.results import sizes_of
 from .exporter.translate import fold_constants, translate
 from .freezing import constants_of
-from .frozen import FrozenSession, Weight, load
+from .frozen import FrozenSession, Weight, load_session
 from .observer import Observer
 from .options import Options
-from .provider_check import CheckedSession
-from .reasons import Reason
+from .program import Program, RegionCode, RegionProgram
+from .reasons import Kind, Reason
 from .regions import (
     Support,
     assemble,
+    attributes_of,
     depth_first,
     producer_of,
-    region_module,
+    region_graph,
     split_graph,
 )
 from .runtime.binding import BoundSession, InputSpec, OutputSpec
 from .runtime.executable import Executable
 from .runtime.heap import give_back
-from .runtime.kernels import optimizers_to_disable, serialized
+from .runtime.kernels import check, fault_in, optimizers_to_disable, serialized
 from .runtime.providers import Provider, as_precise_as_pytorch, fallbacks, only_cpu, provider_name
 from .runtime.settings import SessionSettings
 from .stage_passes import StagePasses
@@ -62,34 +53,51 @@ from .verification import Evaluation, ModelChecker
 
 logger = logging.getLogger(__name__)
 
-Built = TypeVar("Built")
-
 _MAXIMUM_SPLITS = 8
 """How often a graph is split anew after the runtime refused a region, node by node, before whole regions go."""
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class PostGradGraph:
+    """A graph after the passes of ``post_grad``, and what is known of it.
+
+    Attributes:
+        name: which graph.
+        module: the graph.
+        passes: what the passes did.
+        evaluation: its values on real arguments, if the passes of ``onnx`` are to be checked.
+        weights: the arguments that may be constants, by placeholder.
+        is_undone: whether a pass so far was undone.
+        seconds: the time that its stages take from here on.
+    """
+
+    name: GraphName
+    module: fx.GraphModule
+    passes: list[PassResult]
+    evaluation: Evaluation | None
+    weights: Mapping[fx.Node, Weight]
+    is_undone: bool = False
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Adds the time that the block takes to that of a stage."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+
+
 class Lowering:
-    """Makes a callable of a graph, which it runs in PyTorch."""
+    """Makes Programs of graphs, all of which PyTorch runs."""
 
-    def lower(
-        self,
-        name: GraphName,
-        module: fx.GraphModule,
-        passes: list[PassResult],
-        evaluation: Evaluation | None,
-        weights: Mapping[fx.Node, Weight],
-    ) -> Runner:
-        """What is called for a graph, with its arguments boxed.
-
-        Args:
-            name: which graph.
-            module: the graph after the passes of ``post_grad``.
-            passes: what these did.
-            evaluation: the graph's values on real arguments, if the passes of ``onnx`` are to be checked.
-            weights: the arguments that may be constants, by placeholder.
-        """
-        self.look(name, module, weights)
-        return assemble(module, [], []).forward
+    def compile(self, graph: PostGradGraph) -> CompiledGraph:
+        """The stages from ``regions`` to ``session``."""
+        self.look(graph.name, graph.module, graph.weights)
+        split = Split([], {})
+        program = Program(assemble(graph.module, []), attributes_of(graph.module), (), Report.of(split))
+        return CompiledGraph(graph.name, graph.module, split, [], program, graph.passes)
 
     def look(self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]) -> None:
         """Sees each graph that is to run in PyTorch."""
@@ -111,68 +119,44 @@ class OnnxLowering(Lowering):
     support: Support
     passes: StagePasses
 
-    def lower(
-        self,
-        name: GraphName,
-        module: fx.GraphModule,
-        passes: list[PassResult],
-        evaluation: Evaluation | None,
-        weights: Mapping[fx.Node, Weight],
-    ) -> Runner:
-        """See ``Lowering.lower``.
+    def compile(self, graph: PostGradGraph) -> CompiledGraph:
+        """See ``Lowering.compile``.
 
         Raises:
             UnsupportedOperatorError: a node cannot run on ONNX Runtime, and ``fallback`` is ``error``.
         """
-        return self.observer.runner(self.compile(name, module, passes, evaluation, weights))
-
-    def compile(
-        self,
-        name: GraphName,
-        module: fx.GraphModule,
-        passes: list[PassResult],
-        evaluation: Evaluation | None,
-        weights: Mapping[fx.Node, Weight],
-    ) -> CompiledGraph:
-        """The graph with its regions' sessions, see ``lower``."""
-        seconds: dict[str, float] = {}
-        split, regions = self._compile_regions(name, module, evaluation, weights, seconds)
-        Report.of(split).tell(name)
+        split, compiled = self._compile_regions(graph)
+        report = Report.of(split)
+        report.tell(graph.name)
         _tell_of_converters(split)
-        called: list[tuple[Region, Callable[..., object]]] = [(item.region, item.runnable) for item in regions]
+        attributes, regions = attributes_of(graph.module), list(split.regions)
         if self.options.fallback == "inductor" and not self.observer.watches:
             from .fused_fallback import compile_groups  # it leads to Inductor
 
-            called += compile_groups(module, split, name.direction)
-        assembled = assemble(module, [region for region, _ in called], [runnable for _, runnable in called])
+            for group, runner in compile_groups(graph.module, split, graph.name.direction):
+                regions.append(group)
+                attributes[region_name(group.index)] = runner
+        code = assemble(graph.module, regions)
+        is_undone = graph.is_undone or any(result.undone for item in compiled for result in item.passes)
+        varies = "a pass that was undone" if is_undone else ""
+        if any(reason.kind is Kind.OUT_OF_MEMORY for reason in split.in_pytorch.values()):
+            varies = "memory ran out"
+        program = Program(code, attributes, tuple(item.program for item in compiled), report, varies)
         give_back()
-        return CompiledGraph(name, module, split, regions, assembled, passes, seconds)
+        return CompiledGraph(graph.name, graph.module, split, compiled, program, graph.passes, graph.seconds)
 
-    def _compile_regions(
-        self,
-        name: GraphName,
-        module: fx.GraphModule,
-        evaluation: Evaluation | None,
-        weights: Mapping[fx.Node, Weight],
-        seconds: dict[str, float],
-    ) -> tuple[Split, list[CompiledRegion]]:
-        """Splits the graph and compiles its regions; what the runtime refuses is split off, in bounded rounds.
-
-        The time of the stages is added to ``seconds``.
-        """
+    def _compile_regions(self, graph: PostGradGraph) -> tuple[Split, list[CompiledRegion]]:
+        """Splits the graph and compiles its regions; what the runtime refuses is split off, in bounded rounds."""
         refused: dict[fx.Node, Reason] = {}
         for attempt in itertools.count():  # each round takes nodes from ONNX, so it ends
-            with _timed(seconds, "split"):
-                split = split_graph(module, self.support, refused)
+            with graph.timed("split"):
+                split = split_graph(graph.module, self.support, refused)
             self._check_fallback(split)
             compiled: list[CompiledRegion] = []
             before = len(refused)
             for region in split.regions:
                 try:
-                    is_only = len(split.regions) == 1
-                    compiled.append(
-                        self._compile_region(name, module, region, evaluation, weights, seconds, is_only=is_only)
-                    )
+                    compiled.append(self._compile_region(graph, region, is_only=len(split.regions) == 1))
                 except (SessionError, TranslationError) as error:
                     count("refused_regions")
                     culprits = self._find_refused(region, error)
@@ -180,15 +164,12 @@ class OnnxLowering(Lowering):
                         culprits = dict.fromkeys(region.nodes, next(iter(culprits.values())))
                     refused.update(culprits)
             if len(refused) == before:
-                self.observer.stage("regions", name, split)
-                for region_compiled in compiled:
-                    self._observe_region(name, region_compiled)
+                self.observer.stage("regions", graph.name, split)
+                for compiled_region in compiled:
+                    for stage in ("onnx", "onnx_optimized", "session"):
+                        self.observer.stage(stage, graph.name, compiled_region)
                 return split, compiled
         raise AssertionError("unreachable")
-
-    def _observe_region(self, name: GraphName, compiled: CompiledRegion) -> None:
-        for stage in ("onnx", "onnx_optimized", "session"):
-            self.observer.stage(stage, name, compiled)
 
     def _find_refused(self, region: Region, error: SessionError | TranslationError) -> dict[fx.Node, Reason]:
         """The nodes that keep a region from ONNX Runtime, with the reason: the one its error names, else those that it
@@ -204,99 +185,100 @@ class OnnxLowering(Lowering):
         refused = Reason(error.reason.kind, f"as a part of its region: {error.reason}")
         return by_themselves or dict.fromkeys(region.nodes, refused)
 
-    def _compile_region(
-        self,
-        name: GraphName,
-        module: fx.GraphModule,
-        region: Region,
-        evaluation: Evaluation | None,
-        weights: Mapping[fx.Node, Weight],
-        seconds: dict[str, float],
-        *,
-        is_only: bool,
-    ) -> CompiledRegion:
+    def _compile_region(self, graph: PostGradGraph, region: Region, *, is_only: bool) -> CompiledRegion:
         """Makes the models and the session of a region.
 
         Args:
-            name: which graph.
-            module: the graph.
+            graph: the graph.
             region: a region of it.
-            evaluation: the graph's values, if the passes of ``onnx`` are to be checked.
-            weights: the arguments that may be constants.
-            seconds: the time of the stages is added to it.
             is_only: whether it is the only region of the graph.
         """
-        model_name = f"{name.direction}_region_{region.index}"  # the same in every process: no number of the graph
-        nodes = region.nodes if name.direction == "inference" else depth_first(region)
-        with _timed(seconds, "export"):
+        model_name = f"{graph.name.direction}_region_{region.index}"  # the same in every process: no number
+        nodes = region.nodes if graph.name.direction == "inference" else depth_first(region)
+        with graph.timed("export"):
             model = translate(nodes, region.inputs, region.outputs, opset=self.options.opset, name=model_name)
             fold_constants(model)
         inputs, outputs = _input_specs(region, model), _output_specs(region, model)
         settings = SessionSettings(
             self.options.providers,
             self.options.threads,
-            shares_graph=not is_only or name.direction != "inference",  # PyTorch goes on at once in a training step
+            shares_graph=not is_only or graph.name.direction != "inference",  # PyTorch goes on at once in training
             spin=self.options.spin,
             disabled_optimizers=optimizers_to_disable(model),
         )
         checker = None
-        if evaluation is not None:
+        if graph.evaluation is not None:
             arguments, results = [item.node for item in region.inputs], [item.node for item in region.outputs]
-            checker = ModelChecker(evaluation, arguments, results, inputs, outputs, settings)
-        _mark(region, model, weights)
+            checker = ModelChecker(graph.evaluation, arguments, results, inputs, outputs, settings)
+        _mark(region, model, graph.weights)
         optimized = model.clone()
-        with _timed(seconds, "onnx_passes"):
-            passes = self.passes.run("onnx", name, optimized, region.index, checker)
-        constants = constants_of(region, optimized, weights)
+        with graph.timed("onnx_passes"):
+            passes = self.passes.run("onnx", graph.name, optimized, region.index, checker)
+        constants = constants_of(region, optimized, graph.weights)
+        content = serialized(optimized, without=[inputs[i].name for i in constants])
+        executable = Executable(content, inputs, outputs, settings, tuple(constants))
+        with graph.timed("session"):
+            program, session = self._with_session(graph.name, region, optimized, executable, constants)
+        return CompiledRegion(graph.name, region, model, optimized, passes, program, session)
 
-        def build(providers: tuple[Provider, ...]) -> tuple[Executable, BoundSession | FrozenSession]:
-            given = dataclasses.replace(settings, providers=as_precise_as_pytorch(providers))
-            content = serialized(optimized, given.providers, without=[inputs[i].name for i in constants])
-            executable = Executable(content, inputs, outputs, given, tuple(constants))
-            return executable, load(executable, constants, complete=self.options.weights == "checked")
-
-        others = fallbacks(self.options.providers)
-        try:
-            with _timed(seconds, "session"):
-                providers, (executable, loaded) = self._on_first_that_takes_it(
-                    f"{name} region {region.index}", region, others, build
-                )
-        except SessionError as error:
-            self.observer.refused(name, region.index, optimized, error)
-            raise
-        in_pytorch = region_module(module, region)
-        session: BoundSession | FrozenSession | CheckedSession = loaded
-        if self.options.check_providers and not self.observer.watches and not only_cpu(providers):
-            called = f"{name} region {region.index}"
-            session = CheckedSession(called, loaded, providers, others, lambda next_: build(next_)[1], in_pytorch)
-        must_run_on_onnx = self.options.fallback == "error"
-        runnable = RunnableRegion(name, region.index, session, without_graph(in_pytorch), must_run_on_onnx)
-        return CompiledRegion(name, region, model, optimized, passes, executable, runnable)
-
-    def _on_first_that_takes_it(
+    def _with_session(
         self,
-        called: str,
+        name: GraphName,
         region: Region,
-        all_providers: Iterator[tuple[Provider, ...]],
-        build: Callable[[tuple[Provider, ...]], Built],
-    ) -> tuple[tuple[Provider, ...], Built]:
-        """What is built of a region on the first providers that take it whole.
+        model: ir.Model,
+        executable: Executable,
+        constants: Mapping[int, Weight],
+    ) -> tuple[RegionProgram, BoundSession | FrozenSession]:
+        """A region on the first providers that take it whole, and its session.
 
         A node that they refuse by itself is taken out of the region instead, so that the rest stays theirs.
+
+        Args:
+            name: of the graph.
+            region: a region of it.
+            model: of the region, after all passes.
+            executable: the same, on the providers that the user named.
+            constants: the weights that are constants, by position.
 
         Raises:
             SessionError: none takes it, or they refuse a node of it by itself.
         """
-        for providers in all_providers:
+        left = fallbacks(executable.settings.providers)
+        for providers in left:
+            chosen = executable.on(as_precise_as_pytorch(providers))
             try:
-                return providers, build(providers)
+                check(model, providers)
+                session = load_session(chosen, constants, complete=self.options.weights == "checked")
             except SessionError as error:
                 is_last = only_cpu(providers) or isinstance(error, KernelFaultError)
                 if is_last or error.node is not None or any(map(self.support.ask, region.operators)):
+                    self.observer.refused(name, region.index, model, error)
                     raise
                 count("refused_by_provider")
-                tell(logger, f"{called}: {provider_name(providers[0])} refuses it: {first_line(str(error))}")
+                refused = f"{provider_name(providers[0])} refuses it: {first_line(str(error))}"
+                tell(logger, f"{name} region {region.index}: {refused}")
+                continue
+            return self._program(region, model, chosen, left), session
         raise AssertionError("unreachable")  # the CPU provider comes last
+
+    def _program(
+        self, region: Region, model: ir.Model, executable: Executable, left: Iterator[tuple[Provider, ...]]
+    ) -> RegionProgram:
+        """The Program of a region that its first providers took.
+
+        Args:
+            region: the region.
+            model: of it, after all passes.
+            executable: the same, on the providers that took it.
+            left: what can be tried after these.
+        """
+        others = None
+        providers = executable.settings.providers
+        if self.options.check_providers and not self.observer.watches and not only_cpu(providers):
+            right = [item for item in left if fault_in(model, item) is None]
+            others = tuple(executable.on(as_precise_as_pytorch(item)) for item in right)
+        graph = region_graph(region, with_meta=others is not None)  # a comparison reads it
+        return RegionProgram(executable, RegionCode(lambda: graph), others)
 
     def _check_fallback(self, split: Split) -> None:
         if self.options.fallback != "error":
@@ -316,16 +298,6 @@ def _tell_of_converters(split: Split) -> None:
         told.add((node.target, reason))
         line = where(node) or "an unknown line"
         tell(logger, f"the converter {described(converter)} of {node.target} at {line} is not used: {reason}")
-
-
-@contextlib.contextmanager
-def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
-    """Adds the time that the block takes to that of a stage."""
-    start = time.perf_counter()
-    try:
-        yield
-    finally:
-        seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - start
 
 
 def _mark(region: Region, model: ir.Model, weights: Mapping[fx.Node, Weight]) -> None:

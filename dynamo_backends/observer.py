@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from passes.engine.manager import Listener, PassResult
 
+    from .program import Loaded
+
 T = TypeVar("T")
 
 STAGES = ("dynamo", "pre_grad", "joint", "aten", "post_grad", "regions", "onnx", "onnx_optimized", "session", "run")
@@ -79,9 +81,9 @@ class Observer:
     def close(self) -> None:
         """Stops watching, and writes what is not written yet."""
 
-    def runner(self, graph: CompiledGraph) -> Runner:
-        """What is called for a compiled graph; an observer that watches the runs wraps ``graph.run``."""
-        return graph.run
+    def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:
+        """What is called for a compiled graph; an observer that watches the runs wraps ``loaded.run``."""
+        return loaded.run
 
 
 class GuardedObserver(Observer):
@@ -119,8 +121,8 @@ class GuardedObserver(Observer):
     def not_compiled(self, graph: GraphName, why: str) -> None:
         self._guarded("the manifest", graph, lambda: self._observer.not_compiled(graph, why), None)
 
-    def runner(self, graph: CompiledGraph) -> Runner:
-        return self._guarded("the comparison", graph.name, lambda: self._observer.runner(graph), graph.run)
+    def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:
+        return self._guarded("the comparison", graph.name, lambda: self._observer.runner(graph, loaded), loaded.run)
 
     def close(self) -> None:
         self._guarded("the end of the dump", GraphName(0), self._observer.close, None)

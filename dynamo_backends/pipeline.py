@@ -6,27 +6,23 @@ The stages and where they are::
     dynamo, pre_grad       Pipeline.compile_dynamo_graph   torch IR
     joint                  Pipeline.partitioner            forward and backward together
     aten, post_grad        compiling.Compiler.aten         one direction
-    regions ... session    lowering.OnnxLowering           what goes to ONNX, one model for each region
-    run                    CompiledGraph.run               called for each batch
+    regions ... session    lowering.OnnxLowering           what goes to ONNX, one model for each region: a Program
+    run                    program.load                    what is called for each batch
 
-A graph that is in the cache takes the place of the stages from ``aten`` to ``session``, in an inference graph of
-``joint`` too (``Pipeline.compile_aten_graph``).
+A Program that is in the cache takes the place of the stages from ``aten`` to ``session``, in an inference graph of
+``joint`` too (``runners.Runners``).
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import detect_fake_mode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from passes.engine.locks import Lock
 from passes.engine.registry import are_only_built_in
@@ -34,23 +30,19 @@ from passes.order import LOOKED_FOR
 
 from . import aot
 from .artifacts import GraphName, Runner
-from .cache.graphs import CachedGraphs, cached_graphs
-from .errors import AheadOfTimeError, first_line
-from .events import count, is_tried
-from .exporter.decompositions import Decompositions, decomposition_table
+from .errors import AheadOfTimeError
+from .events import count
 from .exporter.locations import UserName
 from .fake_tensors import correct as correct_strides
 from .fake_tensors import fake_tensors_as_kernels
-from .first_call import at_first_call
-from .freezing import weights_of
 from .garbage import only_new
 from .observer import Observer
 from .options import Options
-from .placement.engines import Placement, boxed_code, placement_of
+from .placement.engines import placement_of
+from .runners import Runners
 from .safety_net import or_as_it_was
 
 if TYPE_CHECKING:
-    from .compiling import Compiler
     from .lowering import Lowering
 
 _graph_numbers = itertools.count()
@@ -88,13 +80,14 @@ class Pipeline:
     Args:
         options: of the backend.
         observer: is told of each stage.
-        lowering: makes callables of the graphs of the stage ``post_grad``; by default on ONNX Runtime.
+        lowering: makes Programs of the graphs of the stage ``post_grad``; by default for ONNX Runtime.
     """
 
     def __init__(self, options: Options, observer: Observer, lowering: Lowering | None = None) -> None:
         self.options = options
         self.observer = observer
-        self._lowering = lowering
+        self.runners = Runners(options, observer, lowering)
+        self._is_placed = lowering is None
         self._lock = Lock()
         self._without_context = _Numbers()
         self._by_context: weakref.WeakKeyDictionary[object, _Numbers] = weakref.WeakKeyDictionary()
@@ -102,22 +95,6 @@ class Pipeline:
     def __deepcopy__(self, memo: dict[int, object]) -> Pipeline:
         """Itself: a copy of a model that ``aot_autograd`` compiles by it is dumped and recorded where the model is."""
         return self
-
-    @functools.cached_property
-    def compiler(self) -> Compiler:
-        """What compiles."""
-        from .compiling import Compiler  # not before a graph is to be compiled, see there
-
-        return Compiler(self.options, self.observer, self._lowering)
-
-    @functools.cached_property
-    def cached(self) -> CachedGraphs | None:
-        """The graphs on disk; ``None`` where each is to be compiled: to be watched, to be checked, or to be run
-        elsewhere."""
-        is_compiled_anew = self.observer.watches or self._lowering is not None or self.options.verify_passes
-        if is_compiled_anew or self.options.fallback == "inductor":  # Inductor has a cache of its own
-            return None
-        return cached_graphs(self.options) if self.options.cache else None
 
     def compile_dynamo_graph(self, module: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         """The whole pipeline on one of Dynamo's graphs.
@@ -150,13 +127,39 @@ class Pipeline:
         aot.name_call(module)
         self.observer.stage("dynamo", graph, module)
         has_passes = self.observer.explains or _may_change(module)
-        self.observer.passes(graph, self.compiler.pre_grad(graph, module, example_inputs) if has_passes else [])
+        self.observer.passes(graph, self.runners.compiler.pre_grad(graph, module, example_inputs) if has_passes else [])
         self.observer.stage("pre_grad", graph, module)
 
         arguments = [*aot.lifted_attributes(module).values(), *example_inputs]
         weights = aot.weights(module, arguments) if self._freezes else {}
-        placement = self._placement(module, arguments)
-        compile_trained = self.compile_aten_graph if placement is None else placement.runner
+        backend = self._aot_backend(graph, module, arguments, names, weights)
+        with fake_tensors_as_kernels(detect_fake_mode(example_inputs)):
+            result: Callable[..., object] = backend(module, example_inputs)
+        weights.clear()  # AOTAutograd keeps the compilers
+        count("graphs")  # not before: Dynamo may give up an attempt and trace again, with a float made a constant
+        if aot.is_recompile():
+            count("recompiles")
+        return self.observer.entry(graph, result)
+
+    def _aot_backend(
+        self,
+        graph: GraphName,
+        module: fx.GraphModule,
+        arguments: Sequence[object],
+        names: Sequence[UserName],
+        weights: Mapping[int, aot.StaticInput],
+    ) -> Callable[..., Callable[..., object]]:
+        """AOTAutograd with our compilers of the graphs that it makes of a graph of Dynamo's.
+
+        Args:
+            graph: which graph.
+            module: Dynamo's graph.
+            arguments: its parameters, buffers and inputs.
+            names: what the user calls its inputs.
+            weights: see ``aot.weights``.
+        """
+        placement = placement_of(self.runners, module, arguments) if self._is_placed else None
+        compile_trained = self.runners.on_onnx if placement is None else placement.runner
 
         def compile_direction(direction: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
             name = GraphName(graph.index, direction)
@@ -165,7 +168,7 @@ class Pipeline:
                 aot.name_values(aten, names)
                 return compile_trained(name, aten)
 
-            return lambda aten, inputs: self._or_in_pytorch(name, aten, compile_it)
+            return lambda aten, inputs: self.runners.or_in_pytorch(name, aten, compile_it)
 
         def compile_inference(aten: fx.GraphModule) -> Runner:
             aot.name_values(aten, names)
@@ -176,26 +179,18 @@ class Pipeline:
                 return placement.runner(name, aten, known)
             if placement is not None:  # it was traced to be trained, and has nothing to be trained
                 placement.decompose(aten)
-            return self.compile_aten_graph(name, aten, is_joint=True, weights=known)
+            return self.runners.on_onnx(name, aten, is_joint=True, weights=known)
 
-        backend = aot_autograd(
+        is_plain = placement is not None and placement.is_plain
+        return aot_autograd(
             fw_compiler=compile_direction("forward"),
             bw_compiler=compile_direction("backward"),
-            inference_compiler=lambda aten, inputs: self._or_in_pytorch(
+            inference_compiler=lambda aten, inputs: self.runners.or_in_pytorch(
                 GraphName(graph.index, "inference"), aten, compile_inference
             ),
-            partition_fn=self.partitioner(graph, arguments, names)
-            if placement is None or not placement.is_plain
-            else aot.min_cut_partition,
-            decompositions=self._decompositions() if placement is None else {},
+            partition_fn=aot.min_cut_partition if is_plain else self.partitioner(graph, arguments, names),
+            decompositions=self.runners.decompositions() if placement is None else {},
         )
-        with fake_tensors_as_kernels(detect_fake_mode(example_inputs)):
-            result: Callable[..., object] = backend(module, example_inputs)
-        weights.clear()  # AOTAutograd keeps the compilers
-        count("graphs")  # not before: Dynamo may give up an attempt and trace again, with a float made a constant
-        if aot.is_recompile():
-            count("recompiles")
-        return self.observer.entry(graph, result)
 
     def compile_for_aot_autograd(self, module: fx.GraphModule) -> Runner:
         """The pipeline from the stage ``aten`` on, for ``aot_autograd(fw_compiler=...)``; an inference graph, which
@@ -205,7 +200,7 @@ class Pipeline:
             UnsupportedOperatorError: a node cannot run on ONNX Runtime, and ``fallback`` is ``error``.
             AheadOfTimeError: ``torch.compile(...).aot_compile(...)`` was asked for.
         """
-        return self._or_in_pytorch(None, module, self._compile_for_aot_autograd)
+        return self.runners.or_in_pytorch(None, module, self._compile_for_aot_autograd)
 
     def _compile_for_aot_autograd(self, module: fx.GraphModule) -> Runner:
         if aot.is_ahead_of_time():
@@ -215,9 +210,9 @@ class Pipeline:
         correct_strides(module)
         name = GraphName(graph.index, direction)
         if direction != "inference":
-            return self.compile_aten_graph(name, module)
+            return self.runners.on_onnx(name, module)
         weights = aot.static_arguments(module) if self._freezes else {}
-        return self.compile_aten_graph(name, module, is_joint=True, weights=weights)
+        return self.runners.on_onnx(name, module, is_joint=True, weights=weights)
 
     def partition_for_aot_autograd(
         self, joint: fx.GraphModule, inputs: object, **kwargs: object
@@ -278,7 +273,7 @@ class Pipeline:
         kwargs: Mapping[str, object],
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         aot.name_values(joint, names)
-        self.compiler.joint(graph, joint, arguments)
+        self.runners.compiler.joint(graph, joint, arguments)
         return aot.min_cut_partition(joint, inputs, **kwargs)
 
     def _partitioned(
@@ -298,87 +293,9 @@ class Pipeline:
             must_compile=lambda: self.options.fallback == "error",
         )
 
-    def _or_in_pytorch(
-        self, name: GraphName | None, module: fx.GraphModule, compile_it: Callable[[fx.GraphModule], Runner]
-    ) -> Runner:
-        """What ``compile_it`` makes of one of AOTAutograd's graphs; if it fails, PyTorch on the graph as it was.
-
-        Args:
-            name: which graph, if that is known.
-            module: the graph; changed in place.
-            compile_it: compiles it.
-        """
-        with _disable_current_modes():
-            random_state = torch.get_rng_state()
-
-        def failed(error: Exception) -> None:
-            with _disable_current_modes():
-                torch.set_rng_state(random_state)
-            if name is not None:
-                why = f"the compile failed, PyTorch runs it: {type(error).__name__}: {first_line(str(error))}"
-                self.observer.not_compiled(name, why)
-
-        return or_as_it_was(
-            module,
-            lambda: aot.boxed(compile_it(module)),
-            lambda graph: aot.boxed(boxed_code(graph)),
-            what=f"the compile of {name or 'a graph'}",
-            instead="PyTorch runs the graph",
-            must_compile=lambda: self.options.fallback == "error" or is_tried(),
-            failed=failed,
-        )
-
-    def _placement(self, module: fx.GraphModule, arguments: Sequence[object]) -> Placement | None:
-        if self._lowering is not None:
-            return None
-        return placement_of(
-            self.options, self.observer, module, arguments, self.compile_aten_graph, self._decompositions
-        )
-
-    def _decompositions(self) -> Decompositions:
-        return decomposition_table(self.options.opset, self._translated_operators())
-
-    def _translated_operators(self) -> frozenset[str] | None:
-        return self.cached.translated_operators(self.options.opset) if self.cached is not None else None
-
     @property
     def _freezes(self) -> bool:
         return self.options.weights != "inputs"
-
-    def compile_aten_graph(
-        self,
-        name: GraphName,
-        module: fx.GraphModule,
-        *,
-        is_joint: bool = False,
-        weights: Mapping[int, aot.StaticInput] = MappingProxyType({}),
-    ) -> Runner:
-        """The stages from ``aten`` to ``session`` on one functional ATen graph; returns its boxed callable.
-
-        Args:
-            name: which graph.
-            module: the graph; changed in place.
-            is_joint: whether the joint passes run too: AOTAutograd calls no partitioner for an inference graph.
-            weights: the arguments that are parameters or buffers, by position. Where their values are not known, the
-                graph is compiled at its first call.
-        """
-        verify = self.options.verify_passes
-
-        @only_new
-        def build(arguments: Sequence[object] | None) -> Runner:
-            with _disable_current_modes():  # AOTAutograd's fake mode, in which no real tensor can be made
-                frozen = weights_of(module, weights, arguments)
-                if self.cached is None:
-                    return self.compiler.aten(name, module, arguments, frozen, is_joint=is_joint)
-                lookup = self.cached.look_up(name, module, frozen, is_joint=is_joint)
-                if lookup.found is not None:
-                    return lookup.found
-                return self.compiler.aten(name, module, arguments, frozen, is_joint=is_joint, keep=lookup.keep)
-
-        needs_arguments = verify or any(weight.value is None for weight in weights.values())
-        if not needs_arguments:
-            return build(None)
-        return at_first_call(lambda arguments: self._or_in_pytorch(name, module, lambda _: build(arguments)))
 
 
 def _may_change(module: fx.GraphModule) -> bool:

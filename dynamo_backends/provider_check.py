@@ -12,7 +12,7 @@ it is PyTorch's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -24,12 +24,13 @@ from .errors import SessionError, first_line
 from .events import count, tell
 from .numerics.results import difference_of_results
 from .reasons import Kind
-from .runtime.providers import Provider, float32_precision, only_cpu, provider_name
+from .runtime.providers import float32_precision, only_cpu, provider_name
 from .verification import Evaluation
 
 if TYPE_CHECKING:
     from .frozen import FrozenSession
     from .runtime.binding import BoundSession
+    from .runtime.executable import Executable
 
     Session: TypeAlias = BoundSession | FrozenSession
 
@@ -39,34 +40,32 @@ MOST_CHECKED = 8
 """Sets of sizes of a region's arguments that are checked: where sizes grow from call to call, PyTorch would run for
 ever beside it."""
 
-Providers: TypeAlias = "tuple[Provider, ...]"
-
 
 class CheckedSession:
     """A region's session, and its next one where it is wrong; safe to call from several threads.
 
     Args:
         name: of the region, for messages.
-        session: on the first of the providers.
-        providers: those it runs on.
-        others: what to try after them, in order; they end with the CPU provider, which is not checked.
-        build: makes a session on providers. It may raise SessionError.
-        region: what PyTorch runs, with ``meta``; from the region's arguments to the list of its results.
+        session: of the executable.
+        executable: the model, and the providers that it runs on.
+        others: the same on the providers to try after them, in order; the CPU provider is not checked.
+        build: makes a session of an executable. It may raise SessionError.
+        region: what PyTorch runs, from the region's arguments to the list of its results.
     """
 
     def __init__(
         self,
         name: str,
         session: Session,
-        providers: Providers,
-        others: Iterator[Providers],
-        build: Callable[[Providers], Session],
+        executable: Executable,
+        others: Iterable[Executable],
+        build: Callable[[Executable], Session],
         region: fx.GraphModule,
     ) -> None:
         self._name = name
         self._session: Session | None = session
-        self._providers = providers
-        self._others = others
+        self._providers = executable.settings.providers
+        self._others = iter(others)
         self._build = build
         self._region = region
         self._float32_as = float32_precision()
@@ -149,9 +148,10 @@ class CheckedSession:
         left = provider_name(self._providers[0])
         count(f"wrong_on_provider {left}")
         self._session, self._failure = None, f"{self._name}: {left} {why}"
-        for providers in self._others:
+        for executable in self._others:
+            providers = executable.settings.providers
             try:
-                self._session = self._build(providers)
+                self._session = self._build(executable)
             except SessionError as error:
                 self._failure += f"; {provider_name(providers[0])} does not take it: {first_line(str(error))}"
                 continue

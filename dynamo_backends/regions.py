@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 
 import torch
 from torch import fx
@@ -18,7 +18,7 @@ from torch import fx
 from passes.engine.fx.editing import is_view
 
 from .aliases import IN_PYTORCH
-from .artifacts import Input, Output, Region, Split
+from .artifacts import Input, Output, Region, Split, region_name
 from .collectives import is_collective
 from .errors import TranslationError
 from .exporter.known_values import KNOWN_VALUE, nodes_of_known_values
@@ -28,6 +28,7 @@ from .exporter.results import is_inferred
 from .exporter.signature import signature
 from .exporter.translate import find_translation, fold_constants, translate
 from .layout import ROW_MAJOR, Layout, layout_of
+from .numerics.exact import attribute
 from .reasons import Kind, Reason
 from .runtime.kernels import refusal
 from .runtime.oracle import ORACLE
@@ -312,16 +313,13 @@ def _layout(node: fx.Node) -> Layout:
     return layout_of(value) if isinstance(value, torch.Tensor) else ROW_MAJOR
 
 
-def assemble(
-    graph: fx.GraphModule, regions: Sequence[Region], callables: Sequence[Callable[..., object]]
-) -> fx.GraphModule:
-    """A graph module in which each region is one call, taking its arguments boxed (one list, emptied by
-    the call).
+def assemble(graph: fx.GraphModule, regions: Sequence[Region]) -> fx.Graph:
+    """A graph in which each region is one call of a module ``region_i``, which returns the list of its outputs; it
+    takes its arguments boxed (one list, emptied by the call).
 
     Args:
         graph: the graph that was split; it is left as it is.
         regions: of the graph; their indices count from 0.
-        callables: for each region, what to call with the region's inputs; it returns the list of its outputs.
     """
     result = fx.Graph()
     result.set_codegen(fx.graph._BoxedCodeGen())
@@ -332,11 +330,20 @@ def assemble(
             copies[unit].meta[ORIGINAL] = unit
             continue
         arguments = tuple(copies[item.node] for item in unit.inputs)
-        call = result.call_function(callables[unit.index], arguments)
+        call = result.call_module(region_name(unit.index), arguments)
         for i, output in enumerate(unit.outputs):
             copies[output.node] = result.call_function(operator.getitem, (call, i))
             copies[output.node].meta[ORIGINAL] = output.node
-    return fx.GraphModule(graph, result, "SplitGraph")
+    return result
+
+
+def attributes_of(graph: fx.GraphModule) -> dict[str, object]:
+    """What a graph reads besides its arguments, by name."""
+    return {
+        str(node.target): attribute(graph, str(node.target))
+        for op in ("get_attr", "call_module")
+        for node in graph.graph.find_nodes(op=op)
+    }
 
 
 def execution_order(graph: fx.GraphModule, regions: Sequence[Region]) -> list[fx.Node | Region]:
@@ -384,8 +391,8 @@ def region_module(graph: fx.GraphModule, region: Region) -> fx.GraphModule:
     return fx.GraphModule(graph, region_graph(region), "Region")
 
 
-def region_graph(region: Region) -> fx.Graph:
-    """The graph of ``region_module``."""
+def region_graph(region: Region, *, with_meta: bool = True) -> fx.Graph:
+    """The graph of ``region_module``; without ``meta`` it keeps nothing of the graph it is a part of."""
     result = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for item in region.inputs:
@@ -394,4 +401,7 @@ def region_graph(region: Region) -> fx.Graph:
     for node in region.nodes:
         copies[node] = result.node_copy(node, copies.__getitem__)
     result.output([copies[item.node] for item in region.outputs])
+    if not with_meta:
+        for node in result.nodes:
+            node.meta = {}
     return result

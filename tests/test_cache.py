@@ -21,8 +21,9 @@ from conftest import assert_same_as_eager, assert_same_values, compiled, counted
 from torch import fx, nn
 from torch._dynamo.utils import counters
 
-from dynamo_backends.artifacts import GraphName, Split
-from dynamo_backends.cache import environment, graphs
+from dynamo_backends.artifacts import GraphName
+from dynamo_backends.assumptions import Assumptions
+from dynamo_backends.cache import environment
 from dynamo_backends.cache.code import CannotStoreError, decode_graph, decode_target, encode_graph, encode_target
 from dynamo_backends.cache.entry import _check_expression
 from dynamo_backends.cache.graphs import CachedGraphs
@@ -32,13 +33,14 @@ from dynamo_backends.errors import SessionError
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.options import parse_options
 from dynamo_backends.reasons import Kind, Reason
+from dynamo_backends.regions import Support
 from dynamo_backends.runtime.binding import BoundSession
 from dynamo_backends.runtime.constants import declared, declared_as_inputs
 from dynamo_backends.runtime.dtypes import ONNX_NUMBERS, TORCH_DTYPES
 from dynamo_backends.runtime.oracle import ORACLE
 from passes import Pass, register, unregister
 from passes.engine import registry
-from passes.engine.manager import PassResult
+from passes.engine.manager import PassManager
 
 aten = torch.ops.aten
 
@@ -273,7 +275,9 @@ def _graph(
 
 def key(graph: fx.GraphModule | None = None, direction: str = "inference", **options: object) -> str:
     cached = CachedGraphs(parse_options(options))
-    return cached._key(GraphName(0, direction), graph or _graph(), {}, is_joint=True)
+    entry = cached.entry(GraphName(0, direction), graph or _graph(), {}, is_joint=True)
+    assert entry is not None
+    return entry.key
 
 
 @pytest.mark.parametrize(
@@ -382,8 +386,7 @@ def test_the_key_changes_with_what_a_process_sets() -> None:
 def test_the_key_changes_with_what_is_a_weight() -> None:
     graph = _graph()
     cached = CachedGraphs(parse_options())
-    [x] = graph.graph.find_nodes(op="placeholder")
-    keys = {cached._key(GraphName(0), graph, weights, is_joint=True) for weights in ({}, {x: None})}
+    keys = {cached.entry(GraphName(0), graph, weights, is_joint=True).key for weights in ({}, {0: None})}
     assert len(keys) == 2
 
 
@@ -501,23 +504,33 @@ def test_not_what_has_a_subgraph(folder: Path) -> None:
 
 def test_not_a_compile_that_adds_guards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another call would not get them."""
-    answers = iter(range(100))
-    monkeypatch.setattr(graphs, "describe_symbols", lambda _: next(answers))
+    monkeypatch.setattr(Assumptions, "have_grown", lambda _: True)
     with torch.no_grad():
         compiled(model(), dynamic=True)(torch.randn(3, 8))
     assert reasons() == {"the compile added guards"} and counted("cache_stored") == 0
 
 
+def _fails(item: Pass, graph: object, context: object) -> int:
+    raise ValueError("planted")
+
+
+def _memory_ran_out(support: Support, node: fx.Node) -> Reason | None:
+    return Reason(Kind.OUT_OF_MEMORY, "Planted.") if node.target is aten.gelu.default else None
+
+
 @pytest.mark.parametrize(
-    ("undone", "kind", "reason"),
-    [("it failed", Kind.RANDOM, "a pass that was undone"), ("", Kind.OUT_OF_MEMORY, "memory ran out")],
+    ("what", "planted", "reason"),
+    [
+        ((PassManager, "_call"), staticmethod(_fails), "a pass that was undone"),
+        ((Support, "reason_against"), _memory_ran_out, "memory ran out"),
+    ],
 )
-def test_not_what_may_come_out_otherwise(undone: str, kind: Kind, reason: str, folder: Path) -> None:
-    ran = [PassResult("onnx.linear", 0, 1, 1, 0.1, undone=undone)]
-    split = Split([], {next(iter(_graph().graph.nodes)): Reason(kind, "Planted.")})
-    graph = SimpleNamespace(name=GraphName(0), split=split)
-    CachedGraphs(parse_options())._keep("0" * 64, graph, [], ran, {}, None, None)  # type: ignore[arg-type]
-    assert reasons() == {reason} and not folder.exists()
+def test_not_what_may_come_out_otherwise(
+    what: tuple[type, str], planted: object, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(*what, planted)
+    run_once()
+    assert reasons() == {reason} and counted("cache_stored") == 0
 
 
 # Files
@@ -594,22 +607,22 @@ def test_an_entry_that_says_nonsense_is_ignored(folder: Path) -> None:
     for nonsense in (
         {
             **header,
-            "assembled": [["call_function", "x", ["op", "aten", "nothing", "default"], ["tuple", []], ["dict", []]]],
+            "code": [["call_function", "x", ["op", "aten", "nothing", "default"], ["tuple", []], ["dict", []]]],
         },
-        {**header, "assembled": [["placeholder", "x", "x=print('planted')", ["tuple", []], ["dict", []]]]},
-        {**header, "assembled": [["call_function", "x", ["region", 7], ["tuple", []], ["dict", []]]]},
-        {**header, "assembled": [["call_module", "x", "x", ["tuple", []], ["dict", []]]]},
-        {**header, "assembled": [["placeholder", "x", "x", ["list", []], ["dict", []]]]},
+        {**header, "code": [["placeholder", "x", "x=print('planted')", ["tuple", []], ["dict", []]]]},
+        {**header, "code": [["call_module", "x", "region_7", ["tuple", []], ["dict", []]]]},
+        {**header, "code": [["call_module", "x", "x", ["tuple", []], ["dict", []]]]},
+        {**header, "code": [["placeholder", "x", "x", ["list", []], ["dict", []]]]},
         {**header, "constants": [constant("x", -1)]},
         {**header, "regions": [json.loads(text.replace(device, '["device", "nowhere"]'))]},
         {**header, "regions": [json.loads(text.replace(size, '["tuple", ["[].__class__"]]'))]},
         {**header, "regions": [json.loads(text.replace(size, '["tuple", [["list", [1]]]]'))]},
         {**header, "regions": []},
-        {**header, "assembled": [*header["assembled"], read("__class__")], "originals": {"__class__": "__class__"}},
-        {**header, "assembled": [*header["assembled"], read("forward")], "constants": [constant("forward", 0)]},
-        {**header, "assembled": [*header["assembled"], read("training")]},
+        {**header, "code": [*header["code"], read("__class__")], "originals": {"__class__": "__class__"}},
+        {**header, "code": [*header["code"], read("forward")], "constants": [constant("forward", 0)]},
+        {**header, "code": [*header["code"], read("training")]},
         {**header, "originals": {"x": "__class__"}},
-        {"assembled": []},
+        {"code": []},
     ):
         store.put(path.stem, Record(nonsense, blobs))
         forget()

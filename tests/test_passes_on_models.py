@@ -15,6 +15,7 @@ from dynamo_backends.artifacts import CompiledGraph, GraphName, Runner
 from dynamo_backends.observer import Observer
 from dynamo_backends.options import parse_options
 from dynamo_backends.pipeline import Pipeline
+from dynamo_backends.program import Loaded
 from dynamo_backends.verification import Evaluation, ModelChecker
 
 VERIFY = {"options": {"verify_passes": True}}
@@ -49,10 +50,10 @@ class _Keeper(Observer):
     def __init__(self) -> None:
         self.runs: list[tuple[CompiledGraph, list[object]]] = []
 
-    def runner(self, graph: CompiledGraph) -> Runner:
+    def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:
         def run(args: list[object]) -> object:
             self.runs.append((graph, list(args)))
-            return graph.run(args)
+            return loaded.run(args)
 
         return run
 

@@ -20,6 +20,7 @@ from dynamo_backends.exporter.locations import short_file
 from dynamo_backends.observer import Observer
 from dynamo_backends.options import parse_options
 from dynamo_backends.pipeline import Pipeline
+from dynamo_backends.program import Loaded
 from dynamo_backends.reasons import Kind, Reason
 from dynamo_backends.regions import Support
 from dynamo_backends.runtime.executable import Executable
@@ -37,9 +38,9 @@ class Keeper(Observer):
     def __init__(self) -> None:
         self.accounts: list[Coverage] = []
 
-    def runner(self, graph: CompiledGraph) -> Runner:
+    def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:
         self.accounts.append(graph.split.coverage)
-        return graph.run
+        return loaded.run
 
 
 def coverage_of(function: Callable[..., object], *args: object, **options: object) -> Coverage:

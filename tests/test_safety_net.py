@@ -15,7 +15,7 @@ import torch
 from conftest import assert_same_as_eager, assert_same_values, compiled, counted
 from torch._dynamo.backends.common import aot_autograd
 
-from dynamo_backends import artifacts, compiling, fake_tensors, lowering, onnx_compiler, pipeline, safety_net
+from dynamo_backends import artifacts, compiling, fake_tensors, lowering, onnx_compiler, pipeline, runners, safety_net
 from dynamo_backends.artifacts import RunnableRegion
 from dynamo_backends.cache import graphs
 from dynamo_backends.debug import judge
@@ -81,7 +81,7 @@ def test_a_failure_before_and_between_the_stages(where: str, monkeypatch: pytest
         "aot.name_call": (pipeline.aot, "name_call"),
         "aot.name_values": (pipeline.aot, "name_values"),
         "Compiler.joint": (compiling.Compiler, "joint"),
-        "weights_of": (pipeline, "weights_of"),
+        "weights_of": (runners, "weights_of"),
         "only_new": (type(pipeline.only_new), "__enter__"),
     }[where]
     monkeypatch.setattr(holder, name, broken)

@@ -17,7 +17,7 @@ from dynamo_backends import regions  # noqa: E402
 from dynamo_backends.artifacts import GraphName  # noqa: E402
 from dynamo_backends.observer import Observer  # noqa: E402
 from dynamo_backends.options import Options  # noqa: E402
-from dynamo_backends.pipeline import Pipeline  # noqa: E402
+from dynamo_backends.runners import Runners  # noqa: E402
 
 SMALL = 120
 """Nodes of the smaller graph; the larger has four times as many."""
@@ -26,7 +26,7 @@ SMALL = 120
 def calls_in_compile(name: str, size: int) -> int:
     """How many functions the pipeline calls to compile a graph of the benchmark."""
     module = GRAPHS[name](size)
-    compile_graph = Pipeline(Options(cache=False), Observer()).compile_aten_graph  # a graph that is found is no compile
+    compile_graph = Runners(Options(cache=False), Observer()).on_onnx  # a graph that is found is no compile
     calls = 0
 
     def count(frame: object, event: str, argument: object) -> None:

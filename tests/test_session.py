@@ -26,6 +26,7 @@ from dynamo_backends.dumps.reading import DumpError
 from dynamo_backends.observer import Observer
 from dynamo_backends.options import parse_options
 from dynamo_backends.pipeline import Pipeline
+from dynamo_backends.program import Loaded
 from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings
@@ -85,9 +86,9 @@ class Keeper(Observer):
     def __init__(self) -> None:
         self.graphs: list[CompiledGraph] = []
 
-    def runner(self, graph: CompiledGraph) -> Runner:
+    def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:
         self.graphs.append(graph)
-        return graph.run
+        return loaded.run
 
 
 def compile_and_keep(function: object, *args: object, **options: object) -> list[CompiledGraph]:

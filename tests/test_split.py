@@ -11,9 +11,9 @@ from torch import fx
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from dynamo_backends.artifacts import Region, Split
+from dynamo_backends.artifacts import Region, Split, region_name
 from dynamo_backends.reasons import Kind, Reason
-from dynamo_backends.regions import Support, assemble, split_graph
+from dynamo_backends.regions import Support, assemble, attributes_of, split_graph
 
 aten = torch.ops.aten
 
@@ -101,7 +101,8 @@ def test_each_node_is_in_one_region_or_in_pytorch_and_all_can_run(seed: int) -> 
         for node in region.nodes:
             if node.target is operator.getitem:
                 assert node.args[0] in region.nodes
-    assembled = assemble(module, ours.regions, [_boxed(runnable(region)) for region in ours.regions])
+    called = {region_name(region.index): _boxed(runnable(region)) for region in ours.regions}
+    assembled = fx.GraphModule({**attributes_of(module), **called}, assemble(module, ours.regions))
     x = torch.tensor([1.0, 2.0])
     expected, found = module(x), assembled([x])
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))

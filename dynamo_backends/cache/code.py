@@ -1,7 +1,7 @@
 """FX graphs as JSON and back, without pickle and without source text.
 
 A target is stored by name, and only of a closed list of kinds: operators of PyTorch's dispatcher, the arithmetic of
-``operator``, functions of ``math``, ``torch.sym_...``, a few of Python's own, and the regions of the graph. Anything
+``operator``, functions of ``math``, ``torch.sym_...``, a few of Python's own, and the regions of a graph. Anything
 else raises ``CannotStoreError``, as does an argument whose type is not exactly one of those below: a graph comes back
 as it was, or is not stored. A file may be crafted: no name in it reaches another function.
 """
@@ -19,6 +19,7 @@ import torch
 from torch import fx
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
+from ..artifacts import region_name
 from ..operator_names import operator_named
 
 _ARITHMETIC = (
@@ -141,30 +142,31 @@ def decode(encoded: Any, nodes: Sequence[fx.Node]) -> Any:
     raise ValueError(f"there are no arguments of the kind {kind}")
 
 
-def encode_graph(graph: fx.Graph, regions: Sequence[object] = ()) -> list[Any]:
+def encode_graph(graph: fx.Graph, *, regions: int = 0) -> list[Any]:
     """A graph as a list of its nodes: operation, name, target, arguments, keyword arguments.
 
-    It may call ``regions`` besides the functions that have a name.
+    Args:
+        graph: the graph.
+        regions: how many modules ``region_i`` it may call, besides the functions that have a name.
 
     Raises:
         CannotStoreError: it has something that is not stored.
     """
     positions: dict[fx.Node, int] = {}
     encoded = []
-    by_identity = {id(region): i for i, region in enumerate(regions)}
+    calls = _calls_of(regions)
     for node in graph.nodes:
         target: Any = node.target
         if node.op == "call_function":
-            index = by_identity.get(id(node.target))
-            target = encode_target(node.target) if index is None else ["region", index]
-        elif node.op not in _OPERATIONS:
+            target = encode_target(node.target)
+        elif node.op not in _OPERATIONS and (node.op, target) not in calls:
             raise CannotStoreError(f"a {node.op} node")
         encoded.append([node.op, node.name, target, encode(node.args, positions), encode(dict(node.kwargs), positions)])
         positions[node] = len(positions)
     return encoded
 
 
-def decode_graph(encoded: Sequence[Any], regions: Sequence[Callable[..., object]] = ()) -> fx.Graph:
+def decode_graph(encoded: Sequence[Any], *, regions: int = 0) -> fx.Graph:
     """The graph that ``encode_graph`` described.
 
     Raises:
@@ -172,18 +174,23 @@ def decode_graph(encoded: Sequence[Any], regions: Sequence[Callable[..., object]
     """
     graph = fx.Graph()
     nodes: list[fx.Node] = []
+    calls = _calls_of(regions)
     for op, name, target, args, kwargs in encoded:
         names = [key for key, _ in kwargs[1]] + ([] if op == "call_function" else target.split("."))
         if not all(part.isidentifier() and not part.startswith("__") for part in names):
             raise ValueError(f"{names} are no names")
         if op == "call_function":
-            called = regions[target[1]] if target[0] == "region" else decode_target(target)
+            called = decode_target(target)
             if called is None:
                 raise ValueError(f"there is no {'.'.join(target)}")
             target = called
-        elif op not in _OPERATIONS:
-            raise ValueError(f"there are no {op} nodes")
+        elif op not in _OPERATIONS and (op, target) not in calls:
+            raise ValueError(f"there are no {op} nodes of {target}")
         if args[0] != "tuple" or kwargs[0] != "dict":
             raise ValueError(f"{name} has no arguments")
         nodes.append(graph.create_node(op, target, decode(args, nodes), decode(kwargs, nodes), name=name))
     return graph
+
+
+def _calls_of(regions: int) -> set[tuple[str, str]]:
+    return {("call_module", region_name(i)) for i in range(regions)}

@@ -6,16 +6,16 @@ What cannot be described exactly raises ``CannotStoreError``, and is not cached:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._subclasses import FakeTensor
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from ..aliases import IN_PYTORCH
+from ..assumptions import Assumptions
 from ..numerics.exact import attribute
 from ..reasons import Reason
 from .code import CannotStoreError, encode_graph
@@ -32,7 +32,6 @@ def describe(module: fx.GraphModule) -> dict[str, Any]:
         CannotStoreError: something of it cannot be described.
     """
     nodes = list(module.graph.nodes)
-    environment = shape_environment(module)
     return {
         "nodes": encode_graph(module.graph),
         "values": [_describe_value(node.meta.get("val")) for node in nodes],
@@ -40,7 +39,7 @@ def describe(module: fx.GraphModule) -> dict[str, Any]:
         "marks": [_marks(node) for node in nodes],
         "schemas": sorted({str(node.target._schema) for node in nodes if _is_operator(node)}),
         "constants": {name: _describe_constant(tensor) for name, tensor in constants(module).items()},
-        "symbols": None if environment is None else describe_symbols(environment),
+        "symbols": Assumptions(module).known,
     }
 
 
@@ -129,37 +128,3 @@ def _describe_memory(nodes: Sequence[fx.Node]) -> list[list[int]]:
         [item for item in pytree.tree_leaves(node.meta.get("val")) if isinstance(item, torch.Tensor)] for node in nodes
     )
     return [[numbers.setdefault(item.untyped_storage()._cdata, len(numbers)) for item in tensors] for tensors in leaves]
-
-
-def shape_environment(module: fx.GraphModule) -> ShapeEnv | None:
-    """Where PyTorch keeps what it knows of the symbols of a graph; ``None`` if it has none."""
-    for node in module.graph.nodes:
-        for number in _numbers(node.meta.get("val")):
-            if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                return number.node.shape_env
-    return None
-
-
-def _numbers(value: object) -> Iterator[object]:
-    for item in pytree.tree_leaves(value):
-        if isinstance(item, torch.Tensor) and item.layout is torch.strided:
-            yield from (*item.shape, *item.stride(), item.storage_offset())
-        else:
-            yield item
-
-
-def describe_symbols(environment: ShapeEnv) -> dict[str, Any]:
-    """What is known of symbols: ranges, equalities, what is divisible, guards. A compile may look at all of these, and
-    one that adds to them must not be skipped."""
-    pairs: dict[str, Mapping[Any, Any]] = {
-        "ranges": environment.var_to_range,
-        "axioms": environment.axioms,
-        "replacements": environment.replacements,
-    }
-    return {
-        **{name: sorted([str(key), str(item)] for key, item in found.items()) for name, found in pairs.items()},
-        "divisible": sorted(map(str, environment.divisible)),
-        "sizes": sorted(map(str, environment.size_like)),
-        "guards": sorted(str(guard.expr) for guard in environment.guards),
-        "asserts": sorted(str(item.expr) for items in environment.deferred_runtime_asserts.values() for item in items),
-    }

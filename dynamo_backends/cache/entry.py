@@ -1,4 +1,4 @@
-"""A compiled graph as a record of the store, and back: its regions' executables, the code around them, the report."""
+"""A Program as a record of the store, and back."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import ast
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..artifacts import CompiledGraph, GraphName, RunnableRegion, Runner, without_graph
 from ..coverage_report import Report
-from ..frozen import Weight, load
-from ..numerics.exact import attribute
 from ..options import Options
+from ..program import Program, RegionCode, RegionProgram
 from ..reasons import Kind, Reason
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.executable import Executable
@@ -27,12 +25,11 @@ from .description import bytes_of, check_plain, constants
 from .store import Record
 
 
-def to_record(graph: CompiledGraph, in_pytorch: Sequence[fx.Graph], originals: Mapping[str, torch.Tensor]) -> Record:
-    """What is kept of a compiled graph.
+def to_record(program: Program, originals: Mapping[str, torch.Tensor]) -> Record:
+    """What is kept of a Program.
 
     Args:
-        graph: the graph.
-        in_pytorch: for each region its nodes, for calls on which its session fails.
+        program: the Program.
         originals: the constants that the graph read before its passes.
 
     Raises:
@@ -41,9 +38,7 @@ def to_record(graph: CompiledGraph, in_pytorch: Sequence[fx.Graph], originals: M
     names = {id(tensor): name for name, tensor in originals.items()}
     found: dict[str, str] = {}
     made: dict[str, torch.Tensor] = {}
-    for node in graph.assembled.graph.find_nodes(op="get_attr"):
-        name = str(node.target)
-        value = attribute(graph.assembled, name)
+    for name, value in program.attributes.items():
         if "." in name or not isinstance(value, torch.Tensor):
             raise CannotStoreError("an attribute of a module in a module")
         if id(value) in names:
@@ -53,12 +48,12 @@ def to_record(graph: CompiledGraph, in_pytorch: Sequence[fx.Graph], originals: M
         if not value.is_contiguous() or type(value) is not torch.Tensor or value.requires_grad:
             raise CannotStoreError("a constant that is not row-major")
         made[name] = value
-    executables = [region.executable for region in graph.regions]
-    report = Report.of(graph.split)
+    executables = [region.executable for region in program.regions]
+    report = program.report
     header = {
-        "assembled": encode_graph(graph.assembled.graph, [region.runnable for region in graph.regions]),
+        "code": encode_graph(program.code, regions=len(program.regions)),
         "regions": [_encode_executable(item) for item in executables],
-        "in_pytorch": [encode_graph(region) for region in in_pytorch],
+        "in_pytorch": [encode_graph(region.in_pytorch.graph) for region in program.regions],
         "originals": found,
         "constants": [[name, encode((item.dtype, tuple(item.shape)), {})] for name, item in made.items()],
         "report": [
@@ -70,55 +65,46 @@ def to_record(graph: CompiledGraph, in_pytorch: Sequence[fx.Graph], originals: M
     return Record(header, [*(item.model for item in executables), *map(bytes_of, made.values())])
 
 
-def from_record(
-    record: Record, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight], options: Options
-) -> tuple[Runner, Report]:
-    """What runs, with sessions that are made now, and the report on it.
+def from_record(record: Record, module: fx.GraphModule, options: Options) -> Program:
+    """The Program that ``to_record`` described.
 
     Args:
         record: made by ``to_record``.
-        name: which graph.
         module: the graph before its passes; its constants are taken from it.
-        weights: the arguments that may be constants, by placeholder.
         options: of the backend.
 
     Raises:
-        SessionError: ONNX Runtime refused a model.
-        ValueError, LookupError, TypeError, AttributeError, RuntimeError: the record describes no graph.
+        ValueError, LookupError, TypeError, AttributeError, RuntimeError: the record describes no Program.
     """
     header = record.header
-    assembled, number = header["assembled"], len(header["regions"])
+    number = len(header["regions"])
     models, tensors = record.blobs[:number], record.blobs[number:]
     made = {
         key: _tensor(content, *decode(encoded, []))
         for (key, encoded), content in zip(header["constants"], tensors, strict=True)
     }
-    read = {target for op, _, target, _, _ in assembled if op == "get_attr"}
+    code = decode_graph(header["code"], regions=number)
+    code.set_codegen(fx.graph._BoxedCodeGen())
+    read = {str(node.target) for node in code.find_nodes(op="get_attr")}
     if read != {*header["originals"], *made} or any(hasattr(_MODULE, key) or not key.isidentifier() for key in read):
         raise ValueError("attributes that are not kept, not read, or of every module")
-    regions, on_onnx, fallbacks = header["report"]
-    reasons = [(target, Reason(Kind[kind], text), times) for target, kind, text, times in fallbacks]
-    placeholders = list(module.graph.find_nodes(op="placeholder"))
-    calls = {target[1]: args for op, _, target, args, _ in assembled if op == "call_function" and target[0] == "region"}
-    runnable = []
-    for i, (encoded, model) in enumerate(zip(header["regions"], models, strict=True)):
-        executable = _decode_executable(encoded, model)
-        held = {}
-        for position in executable.weights:
-            kind, index = calls[i][1][position]
-            if kind != "node" or assembled[index][0] != "placeholder":  # these are the first nodes of a graph
-                raise ValueError("a weight that is no argument")
-            held[position] = weights[placeholders[index]]
-        settings = dataclasses.replace(executable.settings, providers=options.providers)
-        session = load(dataclasses.replace(executable, settings=settings), held, complete=options.weights == "checked")
-        in_pytorch = _Later(header["in_pytorch"][i])
-        runnable.append(RunnableRegion(name, i, session, in_pytorch, options.fallback == "error"))
-    graph = decode_graph(assembled, runnable)
-    graph.set_codegen(fx.graph._BoxedCodeGen())
     known = constants(module)
-    attributes = {key: known[original] for key, original in header["originals"].items()}
-    run = without_graph(fx.GraphModule({**attributes, **made}, graph, "SplitGraph"))
-    return run, Report(regions, on_onnx, reasons)
+    attributes = {**{key: known[original] for key, original in header["originals"].items()}, **made}
+    regions = tuple(
+        RegionProgram(
+            _decode_executable(encoded, model).on(tuple(options.providers)),
+            RegionCode(functools.partial(decode_graph, in_pytorch)),
+        )
+        for encoded, model, in_pytorch in zip(header["regions"], models, header["in_pytorch"], strict=True)
+    )
+    count, on_onnx, fallbacks = header["report"]
+    reasons = [(target, Reason(Kind[kind], text), times) for target, kind, text, times in fallbacks]
+    program = Program(code, attributes, regions, Report(count, on_onnx, reasons))
+    if len(placeholders := list(module.graph.find_nodes(op="placeholder"))) != len(program.arguments):
+        raise ValueError(f"it takes {len(program.arguments)} arguments, not {len(placeholders)}")
+    for i in range(number):
+        program.weights_of(i)
+    return program
 
 
 _MODULE = fx.GraphModule({}, fx.Graph())
@@ -129,20 +115,6 @@ def _tensor(content: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch
     if not content:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(bytearray(content), dtype=dtype).reshape(shape)
-
-
-class _Later:
-    """The code of a region for PyTorch, which is made when it is first needed."""
-
-    def __init__(self, encoded: list[Any]) -> None:
-        self._encoded = encoded
-
-    @functools.cached_property
-    def _code(self) -> Callable[..., Sequence[object]]:
-        return without_graph(fx.GraphModule({}, decode_graph(self._encoded), "Region"))
-
-    def __call__(self, *args: object) -> Sequence[object]:
-        return self._code(*args)
 
 
 def _encode_executable(executable: Executable) -> Any:

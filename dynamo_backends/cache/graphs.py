@@ -11,31 +11,25 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ..artifacts import CompiledGraph, GraphName, Runner
-from ..coverage_report import Report
-from ..errors import SessionError
+from ..artifacts import GraphName
+from ..assumptions import Assumptions
 from ..events import count
 from ..exporter.decompositions import translated_operators
 from ..frozen import Weight
 from ..options import Options
-from ..reasons import Kind
+from ..program import Program
 from ..safety_net import never_fails
-from ..stage_log import cached_model
 from . import environment
 from .code import CannotStoreError
-from .description import constants, describe, describe_symbols, shape_environment
+from .description import constants, describe
 from .entry import from_record, to_record
 from .store import Record, Store, folder_named, tell_once
-
-if TYPE_CHECKING:
-    from passes.engine.manager import PassResult
 
 logger = logging.getLogger(__name__)
 
@@ -46,16 +40,22 @@ _NOT_OF_THE_RESULT = frozenset({"cache", "cache_dir", "cache_size", "dump_dir", 
 
 
 @dataclasses.dataclass(frozen=True)
-class Lookup:
-    """What the cache says of a graph.
+class Entry:
+    """A graph's place in the cache.
 
     Attributes:
-        found: what runs, if it is there.
-        keep: is told of the graph when it was compiled; ``None`` if it is there, or is not to be kept.
+        name: of the graph.
+        module: the graph, before any of its passes.
+        key: of all that its compile depends on.
+        originals: the constants that it reads.
+        assumptions: on its sizes.
     """
 
-    found: Runner | None = None
-    keep: Callable[[CompiledGraph, Sequence[fx.Graph], Sequence[PassResult]], None] | None = None
+    name: GraphName
+    module: fx.GraphModule
+    key: str
+    originals: Mapping[str, torch.Tensor]
+    assumptions: Assumptions
 
 
 def store_of(options: Options) -> Store:
@@ -108,39 +108,53 @@ class CachedGraphs:
             self._store.put(key, Record(sorted(names)))
         return names
 
-    @never_fails("looking a graph up in the cache", _NO_ENTRY, Lookup)
-    def look_up(
-        self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight], *, is_joint: bool
-    ) -> Lookup:
-        """Whether a graph was compiled before.
+    @never_fails("looking a graph up in the cache", _NO_ENTRY, lambda: None)
+    def entry(
+        self, name: GraphName, module: fx.GraphModule, weights: Mapping[int, Weight], *, is_joint: bool
+    ) -> Entry | None:
+        """A graph's place in the cache; ``None`` if it is not to be kept.
 
         Args:
             name: of the graph.
             module: the graph, before any of its passes.
-            weights: the arguments that may be constants, by placeholder.
+            weights: the arguments that may be constants, by position.
             is_joint: whether the joint passes are to run.
         """
         try:
             if self._store.reason_against() is not None:
                 raise CannotStoreError("a folder that others may write")
-            key = self._key(name, module, weights, is_joint=is_joint)
-            originals = constants(module)
+            key = self._digest_here(
+                "graph",
+                direction=name.direction,
+                is_joint=is_joint,
+                graph=describe(module),
+                weights=[i in weights for i, _ in enumerate(module.graph.find_nodes(op="placeholder"))],
+            )
+            return Entry(name, module, key, constants(module), Assumptions(module))
         except CannotStoreError as error:
-            return _not_cached(name, str(error))
-        found = self._load(key, name, module, weights)
-        if found is not None:
-            count("cache_hits")
-            logger.info("%s is taken from the cache: %s", name, key)
-            return Lookup(found)
-        count("cache_misses")
-        symbols = shape_environment(module)
-        known = None if symbols is None else describe_symbols(symbols)
+            _not_cached(name, str(error))
+            return None
 
-        @never_fails("keeping a graph in the cache", _NOT_KEPT, lambda: None)
-        def keep(graph: CompiledGraph, in_pytorch: Sequence[fx.Graph], ran: Sequence[PassResult]) -> None:
-            self._keep(key, graph, in_pytorch, ran, originals, symbols, known)
+    @never_fails("reading a graph from the cache", _NO_ENTRY, lambda: None)
+    def program(self, entry: Entry) -> Program | None:
+        """What was kept of a graph; ``None`` if nothing was."""
+        return self._store.read(entry.key, lambda record: from_record(record, entry.module, self._options))
 
-        return Lookup(keep=keep)
+    @never_fails("keeping a graph in the cache", _NOT_KEPT, lambda: None)
+    def keep(self, entry: Entry, program: Program) -> None:
+        """Keeps what was compiled of a graph, unless it may come out otherwise the next time."""
+        try:
+            if program.varies:
+                raise CannotStoreError(program.varies)
+            if entry.assumptions.have_grown():
+                raise CannotStoreError("the compile added guards")
+            environment.check_sources()
+            record = to_record(program, entry.originals)
+        except CannotStoreError as error:
+            _not_cached(entry.name, str(error))
+            return
+        if self._store.put(entry.key, record):
+            count("cache_stored")
 
     @never_fails("the cache", _NO_ENTRY, lambda: None)
     def fact(self, question: Mapping[str, object], read: Callable[[Record], T]) -> T | None:
@@ -192,65 +206,8 @@ class CachedGraphs:
             if field.name not in _NOT_OF_THE_RESULT
         }
 
-    def _key(
-        self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight], *, is_joint: bool
-    ) -> str:
-        return self._digest_here(
-            "graph",
-            direction=name.direction,
-            is_joint=is_joint,
-            graph=describe(module),
-            weights=[node in weights for node in module.graph.find_nodes(op="placeholder")],
-        )
 
-    def _load(
-        self, key: str, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]
-    ) -> Runner | None:
-        def load(record: Record) -> tuple[Runner, Report, Record] | None:
-            try:
-                return *from_record(record, name, module, weights, self._options), record
-            except SessionError as error:  # there may be no memory just now
-                logger.warning("%s is in the cache, and is compiled anew: %s", name, error)
-                return None
-
-        found = self._store.read(key, load)
-        if found is None:
-            return None
-        run, report, record = found
-        report.tell(name)
-        for i, _ in enumerate(record.header["regions"]):
-            cached_model(name, i, record.blobs[i])
-        return run
-
-    def _keep(
-        self,
-        key: str,
-        graph: CompiledGraph,
-        in_pytorch: Sequence[fx.Graph],
-        ran: Sequence[PassResult],
-        originals: Mapping[str, torch.Tensor],
-        symbols: ShapeEnv | None,
-        known: Mapping[str, Any] | None,
-    ) -> None:
-        """Keeps a compiled graph, unless it may come out otherwise the next time."""
-        try:
-            if any(result.undone for result in ran):
-                raise CannotStoreError("a pass that was undone")
-            if any(reason.kind is Kind.OUT_OF_MEMORY for reason in graph.split.in_pytorch.values()):
-                raise CannotStoreError("memory ran out")
-            if symbols is not None and describe_symbols(symbols) != known:
-                raise CannotStoreError("the compile added guards")
-            environment.check_sources()
-            record = to_record(graph, in_pytorch, originals)
-        except CannotStoreError as error:
-            _not_cached(graph.name, str(error))
-            return
-        if self._store.put(key, record):
-            count("cache_stored")
-
-
-def _not_cached(name: GraphName, reason: str) -> Lookup:
+def _not_cached(name: GraphName, reason: str) -> None:
     count("not_cached")
     count(f"not_cached: {reason}")
     logger.info("%s is not cached: %s", name, reason)
-    return Lookup()

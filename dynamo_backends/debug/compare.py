@@ -97,7 +97,7 @@ class _Judgement:
             if compiled.region.index not in wrong:
                 continue
             inputs = compiled.region.inputs
-            stale = compiled.runnable.session.stale([self.run.values[item.node] for item in inputs])
+            stale = compiled.session.stale([self.run.values[item.node] for item in inputs])
             names = {inputs[position].node: name for position, name in stale.items()}
             for node in compiled.region.nodes:
                 for weight in node.all_input_nodes:

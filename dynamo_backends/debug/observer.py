@@ -29,6 +29,7 @@ from ..events import count
 from ..exporter.translate import serialize
 from ..observer import Observer
 from ..options import Options
+from ..program import Loaded
 from ..runtime.arena import ARENA
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.kernels import serialized
@@ -193,7 +194,7 @@ class DebugObserver(Observer):
             self._folder.write_bytes(file, serialize(compiled.model))
             nodes = len(compiled.model.graph)
         elif stage == "onnx_optimized":
-            content = serialized(compiled.optimized_model, compiled.executable.settings.providers)
+            content = serialized(compiled.optimized_model)
             nodes = len(compiled.optimized_model.graph)
             if content == serialize(compiled.model):
                 same_as = "onnx"
@@ -217,9 +218,9 @@ class DebugObserver(Observer):
         entry: dict[str, object] = {"name": stage, "file": made, "same_as": same_as, "nodes": nodes}
         self._manifest.add_region_stage(compiled, entry)
 
-    def runner(self, graph: CompiledGraph) -> Runner:
+    def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:
         if not self.is_open:
-            return graph.run if self._records is None else RecordObserver(self._records).runner(graph)
+            return loaded.run if self._records is None else RecordObserver(self._records).runner(graph, loaded)
         self._folder.write_text(f"{graph_folder(graph.name)}/regions.txt", regions_text(graph))
         has_captured = self._judges[graph.name].captured is not None
         self._compiles[graph.name] = CompileContext.try_get()
@@ -232,7 +233,7 @@ class DebugObserver(Observer):
         else:
             choice = self._choices[graph.name] = Choice(sizes, self._options.compare)
         record = make_record(graph) if self._records is not None else None
-        watched = _WatchedGraph(graph, self, self._judges[graph.name], choice, Uncompared(sizes), record)
+        watched = _WatchedGraph(graph, loaded, self, self._judges[graph.name], choice, Uncompared(sizes), record)
         if self._records is None or record is None:
             return watched.run
         self._records.append(record)
@@ -340,6 +341,7 @@ class _WatchedGraph:
     one. A record gets the comparison."""
 
     graph: CompiledGraph
+    loaded: Loaded
     observer: DebugObserver
     judge: Judge
     choice: Choice
@@ -353,7 +355,7 @@ class _WatchedGraph:
             if self.observer.is_open and are_plain(args):
                 call, chosen = self._chosen(args)
         is_compared = call is not None or chosen is not None
-        return self._compared(args, call, chosen) if is_compared else self.graph.run(args)
+        return self._compared(args, call, chosen) if is_compared else self.loaded.run(args)
 
     def _chosen(self, args: Sequence[object]) -> tuple[Call | None, ChosenRun | None]:
         """The compared call of the captured graph that a run belongs to; the run, where there is no captured graph."""
@@ -385,7 +387,7 @@ class _WatchedGraph:
     def _compared(self, args: list[object], call: Call | None, chosen: ChosenRun | None) -> Sequence[object]:
         """A compared run. What PyTorch raises in it is the user's."""
         try:
-            run = watch(self.graph, args)
+            run = watch(self.graph, self.loaded, args)
         except BaseException:
             self._fail(chosen)
             raise

@@ -15,6 +15,7 @@ from passes.engine.locks import Lock
 
 from ..artifacts import CompiledGraph, Runner
 from ..observer import Observer
+from ..program import Loaded
 from ..safety_net import net
 from .rows import GraphComparison
 from .watched import are_plain
@@ -128,7 +129,7 @@ class RecordObserver(Observer):
         self._records = records
         self._snapshots = Snapshots()
 
-    def runner(self, graph: CompiledGraph) -> Runner:
+    def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:
         record = make_record(graph)
         self._records.append(record)
-        return recorded(graph.run, record, self._snapshots)
+        return recorded(loaded.run, record, self._snapshots)

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ..artifacts import CompiledGraph, CompiledRegion, RunnableRegion
 from ..numerics.twice import written_by
+from ..program import Loaded
 from ..regions import ORIGINAL
 from ..runtime.binding import BoundSession
 from .interpreter import Interpreter
@@ -76,9 +77,9 @@ class WatchedRun:
             self.failure = self.failure or error
 
 
-def watch(graph: CompiledGraph, args: list[object]) -> WatchedRun:
+def watch(graph: CompiledGraph, loaded: Loaded, args: list[object]) -> WatchedRun:
     """Runs a graph on its arguments, a list that is emptied."""
-    interpreter = _RecordingInterpreter(graph.assembled)
+    interpreter = _RecordingInterpreter(loaded.module)
     watched = interpreter.watched
     watched.results = interpreter.run(*args, enable_io_processing=False)
     args.clear()
@@ -124,9 +125,10 @@ class _RecordingInterpreter(Interpreter):
             with self.watched.watching():
                 self._keep_what_is_overwritten(n)
         start = time.perf_counter()
-        if isinstance(n.target, RunnableRegion):
+        region = self.fetch_attr(n.target) if n.op == "call_module" else None
+        if isinstance(region, RunnableRegion):
             args, _ = self.fetch_args_kwargs_from_env(n)
-            value: object = self._run_region(n.target, args)
+            value: object = self._run_region(region, args)
         else:
             value = super().run_node(n)
             self.watched.cost.pytorch_milliseconds += (time.perf_counter() - start) * 1e3

@@ -10,24 +10,19 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import _disable_current_modes
 
 from passes.engine.registry import are_only_built_in
 
-from .. import aot
 from ..aot import StaticInput
-from ..artifacts import GraphName, Runner, is_operator, without_graph
+from ..artifacts import GraphName, Runner
+from ..assumptions import Assumptions
 from ..cache.graphs import cached_graphs
 from ..errors import CandidateError
-from ..events import count
-from ..exporter.decompositions import Decompositions
-from ..observer import Observer
-from ..options import Options
-from ..safety_net import caught
+from ..pytorch_code import boxed_code
+from ..runners import NO_WEIGHTS, Runners, at_a_call
 from .autotuner import Autotuner, TunedGraph
 from .graph_facts import copy_of, describe_frame, may_run_twice, written_arguments
 from .outcomes import Outcomes
@@ -40,40 +35,6 @@ _MOST_SECONDS = 300.0
 
 _MARGIN = 0.95
 """The share of PyTorch's time that a winner takes at most."""
-
-_NO_WEIGHTS: Mapping[int, StaticInput] = MappingProxyType({})
-
-aten = torch.ops.aten
-
-_CALLED_FASTER = {
-    aten.mm.default: torch.mm,
-    aten.bmm.default: torch.bmm,
-    aten.addmm.default: torch.addmm,
-    aten.add.Tensor: torch.add,
-    aten.sub.Tensor: torch.sub,
-    aten.mul.Tensor: torch.mul,
-    aten.div.Tensor: torch.div,
-    aten.sum.dim_IntList: torch.sum,
-    aten.t.default: torch.t,
-    aten.permute.default: torch.permute,
-    aten.transpose.int: torch.transpose,
-    aten.unsqueeze.default: torch.unsqueeze,
-    aten.view.default: torch.Tensor.view,
-    aten.expand.default: torch.Tensor.expand,
-}
-"""Functions that call the same operators on the same arguments, and read these faster: 1.2 microseconds instead of 2.2
-(PyTorch 2.13). They are half to three quarters of the nodes of a training step: 540 of 705 of a BERT of 4 layers."""
-
-
-def boxed_code(module: fx.GraphModule) -> Runner:
-    """A graph as PyTorch runs it, one operator after the other; it takes its arguments boxed."""
-    for node in module.graph.nodes:
-        if node.op == "call_function" and not node.kwargs:
-            node.target = _CALLED_FASTER.get(node.target, node.target)
-    module.graph.set_codegen(fx.graph._BoxedCodeGen())
-    module.recompile()
-    count("nodes_in_pytorch", sum(node.op == "call_function" and is_operator(node) for node in module.graph.nodes))
-    return without_graph(module)
 
 
 @dataclasses.dataclass
@@ -93,28 +54,16 @@ class Placement:
     """Makes runners of the graphs of a frame. AOTAutograd leaves their operators whole.
 
     Args:
-        options: of the backend.
-        observer: is told of the stages.
+        runners: make what runs on ONNX Runtime, of a graph whose operators were decomposed.
         frame: what tells the frame from others, see ``describe_frame``.
-        on_onnx: the stages from ``aten`` on, on a graph whose operators were decomposed.
-        decompositions: what decomposes them.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        observer: Observer,
-        frame: str,
-        on_onnx: Callable[..., Runner],
-        decompositions: Callable[[], Decompositions],
-    ) -> None:
-        self._options = options
-        self._observer = observer
+    def __init__(self, runners: Runners, frame: str) -> None:
+        self._runners = runners
+        self._options = runners.options
         self._frame = frame
-        self._compile_on_onnx = on_onnx
-        self._decompositions = decompositions
-        self._engines = (PYTORCH, ONNX, INDUCTOR) if options.placement == "fastest" else (PYTORCH, ONNX)
-        self._symbols: dict[str, object] | None = None
+        self._engines = (PYTORCH, ONNX, INDUCTOR) if self._options.placement == "fastest" else (PYTORCH, ONNX)
+        self._assumptions: Assumptions | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -135,7 +84,7 @@ class Placement:
         return Autotuner(self._engines, directions, margin=_MARGIN, outcomes=outcomes, foreign=(INDUCTOR,))
 
     def runner(
-        self, name: GraphName, module: fx.GraphModule, weights: Mapping[int, StaticInput] = _NO_WEIGHTS
+        self, name: GraphName, module: fx.GraphModule, weights: Mapping[int, StaticInput] = NO_WEIGHTS
     ) -> Runner:
         """What runs one graph: the engine that is, or will be found, fastest.
 
@@ -163,89 +112,52 @@ class Placement:
         """Decomposes the operators of a graph, as ONNX needs it."""
         from ..exporter.decompose import decompose  # not before a graph is to be compiled
 
-        decompose(module, self._decompositions())
+        decompose(module, self._runners.decompositions())
 
     def _build(self, engine: str, make: Engine, module: fx.GraphModule) -> Runner:
-        """What an engine makes of a copy of a graph, at a call, as Dynamo compiles: FX traces for one thread at a time.
-
-        Raises:
-            CandidateError: Inductor has had its time, or the runner would hold for some sizes only.
-        """
-        with aot.as_dynamo_compiles():
-            if engine != INDUCTOR:
-                return self._holding_for_all_sizes(engine, make, module)
-            if _budget.left < 0:
-                raise CandidateError(f"{_MOST_SECONDS:.0f} s were spent on it for other graphs")
-            started = time.perf_counter()
-            try:
-                return self._holding_for_all_sizes(engine, make, module)
-            finally:
-                _budget.left -= time.perf_counter() - started
-
-    def _holding_for_all_sizes(self, engine: str, make: Engine, module: fx.GraphModule) -> Runner:
-        """What ``make`` makes, if it assumed nothing on symbolic sizes: Dynamo has its guards by now.
+        """What an engine makes of a copy of a graph, at a call.
 
         The graphs of a frame have their symbols together, and what one engine assumed the next finds as a fact: so none
         but PyTorch, which reads sizes as it runs, compiles after something was assumed since the frame's first call.
 
         Raises:
-            CandidateError: something was.
+            CandidateError: Inductor has had its time, or the runner would hold for some sizes only.
         """
-        from ..cache.description import describe_symbols, shape_environment
-
-        symbols = shape_environment(module)
-        if symbols is None:
-            return make(copy_of(module))
-        before = describe_symbols(symbols)
-        if self._symbols is None:
-            self._symbols = before
-        made = make(copy_of(module))
-        if describe_symbols(symbols) != (before if engine == PYTORCH else self._symbols):
-            raise CandidateError("it would hold for some sizes only")
-        return made
+        now = Assumptions(module)
+        if self._assumptions is None:
+            self._assumptions = now
+        if engine == INDUCTOR and _budget.left < 0:
+            raise CandidateError(f"{_MOST_SECONDS:.0f} s were spent on it for other graphs")
+        started = time.perf_counter()
+        try:
+            return at_a_call(lambda: make(copy_of(module)), now if engine == PYTORCH else self._assumptions)
+        finally:
+            if engine == INDUCTOR:
+                _budget.left -= time.perf_counter() - started
 
     def _in_pytorch(self, name: GraphName, module: fx.GraphModule) -> Runner:
-        if self.is_plain:
-            return boxed_code(module)
-        from ..compiling import Compiler  # not before a graph is to be compiled
-
-        try:
-            compiler = Compiler(self._options, self._observer, None, in_pytorch="its engine is PyTorch")
-            with _disable_current_modes():
-                return compiler.aten(name, copy_of(module), None, {}, is_joint=False)
-        except Exception as error:
-            caught(f"the compile of {name}", error, "PyTorch runs the graph as it was")
-            return boxed_code(module)
+        return boxed_code(module) if self.is_plain else self._runners.in_pytorch(name, module)
 
     def _on_onnx(
         self, name: GraphName, module: fx.GraphModule, *, is_joint: bool, weights: Mapping[int, StaticInput]
     ) -> Runner:
         self.decompose(module)
-        return self._compile_on_onnx(name, module, is_joint=is_joint, weights=weights)
+        return self._runners.on_onnx(name, module, is_joint=is_joint, weights=weights)
 
 
-def placement_of(
-    options: Options,
-    observer: Observer,
-    module: fx.GraphModule,
-    arguments: Sequence[object],
-    on_onnx: Callable[..., Runner],
-    decompositions: Callable[[], Decompositions],
-) -> Placement | None:
+def placement_of(runners: Runners, module: fx.GraphModule, arguments: Sequence[object]) -> Placement | None:
     """The placement of a frame's graphs; ``None`` if all are to run on ONNX Runtime.
 
     Args:
-        options: of the backend.
-        observer: is told of the stages.
+        runners: of the backend.
         module: Dynamo's graph.
         arguments: its parameters, buffers and inputs.
-        on_onnx: see ``Placement``.
-        decompositions: see ``Placement``.
     """
+    options = runners.options
     must_run_on_onnx = options.placement == "onnx" or options.fallback == "error" or options.verify_passes
-    if must_run_on_onnx or observer.watches or not (options.placement == "fastest" or _is_trained(arguments)):
+    if must_run_on_onnx or runners.observer.watches or not (options.placement == "fastest" or _is_trained(arguments)):
         return None
-    return Placement(options, observer, describe_frame(module, arguments), on_onnx, decompositions)
+    return Placement(runners, describe_frame(module, arguments))
 
 
 def _by_inductor(name: GraphName, module: fx.GraphModule) -> Runner:

@@ -11,7 +11,7 @@ import torch
 from .apart import check_apart
 from .binding import BoundSession, InputSpec, OutputSpec
 from .constants import declared, declared_as_inputs
-from .providers import only_cpu
+from .providers import Provider, only_cpu
 from .session import Session
 from .settings import SessionSettings
 
@@ -41,6 +41,10 @@ class Executable:
     def constants(self) -> list[str]:
         """The names of the model's inputs that may be constants of the session."""
         return [self.inputs[i].name for i in self.weights]
+
+    def on(self, providers: tuple[Provider, ...]) -> Executable:
+        """The same on other execution providers."""
+        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, providers=providers))
 
     def load(self, constants: Mapping[int, torch.Tensor] = MappingProxyType({})) -> BoundSession:
         """The session, ready to be called with all arguments.

@@ -1,6 +1,6 @@
 """Kernels of ONNX Runtime that compute something wrong, and the check that keeps them from running.
 
-A session is only made of a model that went through ``serialized``. The check asks by the kernel: whoever wrote the
+A session is only made of a model that went through ``check``. It asks by the kernel: whoever wrote the
 node, a translation of ours, torchlib's, a pass of another package, it does not run. ``docs/upstream.md`` has each
 fault; ``tests/test_upstream.py`` shows each, and fails where it is gone.
 """
@@ -223,22 +223,13 @@ def check(model: ir.Model, providers: Sequence[Provider]) -> None:
         raise KernelFaultError(node.name or node.op_type, fault.reason, node.metadata_props.get("fx_node"))
 
 
-def serialized(model: ir.Model, providers: Sequence[Provider], *, without: Sequence[str] = ()) -> bytes:
+def serialized(model: ir.Model, *, without: Sequence[str] = ()) -> bytes:
     """A model as ONNX Runtime loads it, its long sums in stages, its casts kept apart.
 
     Args:
-        model: the model.
-        providers: in the order of preference.
+        model: the model; ``check`` says on which providers it may run.
         without: names of inputs that are left out: they are declared later (``constants.declared``).
-
-    Raises:
-        KernelFaultError: a node of it would run on a kernel that is known to be wrong.
     """
-    check(model, providers)
-    return _as_bytes(model, without)
-
-
-def _as_bytes(model: ir.Model, without: Sequence[str] = ()) -> bytes:
     proto = ir.to_proto(with_kept_casts(with_accurate_sums(model)))
     if without:
         names = set(without)
@@ -337,7 +328,7 @@ def _load(
     Raises:
         SessionError: the runtime refused it.
     """
-    content, settings = _as_bytes(model), _settings(providers)
+    content, settings = serialized(model), _settings(providers)
     if only_cpu(providers):
         create_session(content, settings, settings.options(threads=1))
     else:
@@ -370,7 +361,7 @@ def result_types(providers: Sequence[Provider], opset: int, node: ir.Node) -> li
     """
 
     def find_out() -> dict[str, ResultType] | Reason:
-        content, settings = _as_bytes(model_of(node, opset, with_sizes=True)), _settings(providers)
+        content, settings = serialized(model_of(node, opset, with_sizes=True)), _settings(providers)
         try:
             outputs = create_session(content, settings, settings.options(threads=1)).get_outputs()
         except SessionError as error:

@@ -32,7 +32,7 @@ class Session:
     A forked child makes its own: the threads of its parent's are not there.
 
     Args:
-        model: the model; or serialized, what ``kernels.serialized``, which checks it, made of it.
+        model: the model; or serialized, what ``kernels.serialized`` made of one that was checked.
         settings: how it becomes a session.
         constants: inputs of the model whose values are constants of the session, by name; a serialized model declares
             them (``constants.declared``).
@@ -54,11 +54,12 @@ class Session:
         constants: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> None:
         if not isinstance(model, bytes):
-            from .kernels import serialized  # not before: what runs a serialized model needs no library that makes one
+            from .kernels import check, serialized  # not before: who runs a serialized model needs not what makes one
 
             constants = {value.name: constants[value.name] for value in model.graph.inputs if value.name in constants}
             declarations = declared((name, tensor.dtype, tensor.shape) for name, tensor in constants.items())
-            model = serialized(model, settings.providers, without=list(constants)) + declarations
+            check(model, settings.providers)
+            model = serialized(model, without=list(constants)) + declarations
         self.model = model
         self.settings = settings
         self.constants = dict(constants)

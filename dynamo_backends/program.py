@@ -1,0 +1,156 @@
+"""What compiling makes of a graph, a ``Program``, and the one way from there to what runs, ``load``.
+
+A Program is data: code in which each region is one call, the regions' models, what PyTorch runs where a session fails.
+A graph that was just compiled, one from the cache, and a candidate of the autotuner are loaded alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from torch import fx
+
+from .artifacts import GraphName, RunnableRegion, Runner, region_name, without_graph
+from .coverage_report import Report
+from .frozen import FrozenSession, Weight, load_session
+from .options import Options
+from .runtime.binding import BoundSession
+from .runtime.executable import Executable
+
+if TYPE_CHECKING:
+    from .provider_check import CheckedSession
+
+
+class RegionCode:
+    """A region's nodes as PyTorch runs them, for calls on which its session fails; made when they are first needed.
+
+    Args:
+        graph: makes the graph, from the region's inputs to the list of its outputs.
+    """
+
+    def __init__(self, graph: Callable[[], fx.Graph]) -> None:
+        self._graph = graph
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The nodes."""
+        return self._graph()
+
+    @functools.cached_property
+    def module(self) -> fx.GraphModule:
+        """The nodes as a module, for who runs them one by one."""
+        return fx.GraphModule({}, self.graph, "Region")
+
+    @functools.cached_property
+    def _code(self) -> Callable[..., Sequence[object]]:
+        return without_graph(self.module)
+
+    def __call__(self, *args: object) -> Sequence[object]:
+        return self._code(*args)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RegionProgram:
+    """One region of a Program.
+
+    Attributes:
+        executable: the model, and how it is run.
+        in_pytorch: what runs where its session fails.
+        others: the same on other execution providers, in the order in which they are tried where the first results are
+            not PyTorch's; ``None`` if the results are not compared.
+    """
+
+    executable: Executable
+    in_pytorch: RegionCode
+    others: tuple[Executable, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A compiled forward, backward or inference graph, as data.
+
+    Attributes:
+        code: what PyTorch runs; it takes its arguments boxed, and calls the region ``i`` as the module ``region_i``.
+        attributes: what the code reads besides its arguments, by name: constants, subgraphs, what Inductor compiled.
+        regions: what runs on ONNX Runtime. Which arguments of the code are its weights, the code says.
+        report: how much of the graph runs where.
+        varies: why another compile of the graph may come out otherwise; empty if it does not.
+    """
+
+    code: fx.Graph
+    attributes: Mapping[str, object]
+    regions: tuple[RegionProgram, ...]
+    report: Report
+    varies: str = ""
+
+    @functools.cached_property
+    def arguments(self) -> dict[object, int]:
+        """The arguments of the code, with their positions."""
+        return {node: i for i, node in enumerate(self.code.find_nodes(op="placeholder"))}
+
+    def weights_of(self, index: int) -> dict[int, int]:
+        """The weights of a region: for each position among its arguments that among the arguments of the code.
+
+        Raises:
+            ValueError: one is no argument of the code, or the code does not call the region once.
+        """
+        [call] = self.code.find_nodes(op="call_module", target=region_name(index))
+        given = {position: call.args[position] for position in self.regions[index].executable.weights}
+        if not all(node in self.arguments for node in given.values()):
+            raise ValueError("a weight that is no argument")
+        return {position: self.arguments[node] for position, node in given.items()}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Loaded:
+    """What runs of a Program.
+
+    Attributes:
+        run: takes the arguments boxed, and keeps no graph alive.
+        module: the same with its graph, for who runs it node by node.
+        regions: what it calls.
+    """
+
+    run: Runner
+    module: fx.GraphModule
+    regions: tuple[RunnableRegion, ...]
+
+
+def load(
+    program: Program,
+    name: GraphName,
+    weights: Mapping[int, Weight],
+    options: Options,
+    sessions: Sequence[BoundSession | FrozenSession] = (),
+) -> Loaded:
+    """Makes a Program run.
+
+    Args:
+        program: the Program.
+        name: which graph, for people.
+        weights: the arguments that may be constants, by position.
+        options: of the backend.
+        sessions: those of the regions, where the compile had to make them to know that ONNX Runtime takes the models.
+
+    Raises:
+        SessionError: ONNX Runtime refused a model.
+    """
+    complete = options.weights == "checked"
+    regions = []
+    for i, region in enumerate(program.regions):
+        held = {position: weights[argument] for position, argument in program.weights_of(i).items()}
+        build = functools.partial(load_session, constants=held, complete=complete)
+        session = sessions[i] if sessions else build(region.executable)
+        checked: BoundSession | FrozenSession | CheckedSession = session
+        if region.others is not None:
+            from .provider_check import CheckedSession  # it leads to the libraries that make models
+
+            called, in_pytorch = f"{name} region {i}", region.in_pytorch.module
+            checked = CheckedSession(called, session, region.executable, region.others, build, in_pytorch)
+        regions.append(RunnableRegion(name, i, checked, region.in_pytorch, options.fallback == "error"))
+    called_by_code = {region_name(region.index): region for region in regions}
+    module = fx.GraphModule({**program.attributes, **called_by_code}, program.code, "SplitGraph")
+    return Loaded(without_graph(module), module, tuple(regions))
