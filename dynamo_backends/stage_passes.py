@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from passes.engine.manager import Checker, PassManager, PassResult
+import onnx_ir as ir
+
+from passes.engine.manager import Checker, PassManager, PassResult, Switches
 
 from .artifacts import GraphName
 from .events import count
@@ -52,3 +54,11 @@ class StagePasses:
             elif result.fired:
                 count(f"pass {result.name}", result.fired)
         return results
+
+
+def with_needed_passes(model: ir.Model) -> ir.Model:
+    """A copy of a model after the passes without which ONNX Runtime's kernels compute something else: for who runs one
+    that is not from the end of the stage ``onnx``."""
+    model = model.clone()
+    PassManager(Switches(disable=("*",))).run("onnx", model)
+    return model

@@ -34,6 +34,7 @@ from .runtime.binding import BoundSession, InputSpec, OutputSpec
 from .runtime.exposing import common_values
 from .runtime.session import Session
 from .runtime.settings import SessionSettings
+from .stage_passes import with_needed_passes
 
 logger = logging.getLogger(__name__)
 
@@ -148,6 +149,7 @@ class ModelChecker:
     @_undisturbed()
     def problem(self, before: ir.Model, after: ir.Model) -> str | None:
         """What a pass changed, see ``passes.engine.manager.Checker``."""
+        before, after = with_needed_passes(before), with_needed_passes(after)
         old = self._bound(before)(self._arguments)
         try:
             new = self._bound(after)(self._arguments)

@@ -20,6 +20,8 @@ ORDER = (
     "onnx.gelu",
     "onnx.transposed_products",
     "onnx.remove_unused",
+    "onnx.long_sums",
+    "onnx.kept_casts",
 )
 
 LOOKED_FOR: dict[str, dict[str, tuple[str, ...]]] = {

@@ -51,7 +51,7 @@ def test_the_fault_is_there_in_the_versions_that_its_entry_names(name: str) -> N
 
 
 def test_of_two_casts_the_first_is_still_dropped() -> None:
-    """When it fails, ``runtime/kept_casts.py`` can go, once no version that is supported needs it."""
+    """When it fails, the pass ``onnx.kept_casts`` can go, once no version that is supported needs it."""
     assert cast_is_dropped()
 
 

@@ -299,7 +299,7 @@ def _relu_and_clip_fail() -> bool:
 
 
 def cast_is_dropped() -> bool:
-    """Of two casts the first, with all optimizations off too; ``runtime/kept_casts.py`` keeps it."""
+    """Of two casts the first, with all optimizations off too; the pass ``onnx.kept_casts`` keeps it."""
     text = "g (float[1] x) => (int8[1] y) { h = Cast <to = 10> (x) y = Cast <to = 3> (h) }"
     return _run_optimized(text, x=np.array([1.9999], np.float32)).tolist() != [2]
 

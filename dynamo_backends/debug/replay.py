@@ -19,6 +19,7 @@ from ..runtime.exposing import tensors, values_of_model, values_of_session
 from ..runtime.providers import Provider, as_precise_as_pytorch
 from ..runtime.session import Session
 from ..runtime.settings import SessionSettings
+from ..stage_passes import with_needed_passes
 from .repeat import Instability, repeat_node
 
 _MOST_SESSIONS = 1_024
@@ -48,7 +49,7 @@ class Replay:
             SessionError: the runtime refuses the model with all values exposed.
         """
         specs = _specs_of(compiled)
-        values = values_of_model(compiled.bound, compiled.model, args, specs)
+        values = values_of_model(compiled.bound, with_needed_passes(compiled.model), args, specs)
         for spec in specs:
             folded = compiled.model.graph.initializers.get(spec.name)
             if folded is not None and folded.const_value is not None and not spec.is_number:
@@ -101,7 +102,7 @@ class Replay:
         settings = SessionSettings(as_precise_as_pytorch(self.providers), 1, shares_graph=True, optimize=False)
         given, returned = model.graph.inputs, model.graph.outputs
         return BoundSession(
-            Session(model, settings),
+            Session(with_needed_passes(model), settings),
             [_input_spec(item, str(value.name)) for item, value in zip(inputs, given, strict=True)],
             [_output_spec(item, str(value.name)) for item, value in zip(outputs, returned, strict=True)],
         )

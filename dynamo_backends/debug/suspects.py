@@ -23,6 +23,7 @@ from ..numerics.distance import EQUAL, distance, is_explained
 from ..runtime.binding import BoundSession, OutputSpec
 from ..runtime.exposing import common_values, tensors, values_of_session
 from ..runtime.optimizers import OPTIMIZERS
+from ..stage_passes import with_needed_passes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,10 +116,12 @@ class _Search:
 
     def first_changed(self, before: ir.Model, after: ir.Model) -> str | None:
         """The first value of ``after``, in execution order, that is not what it is in ``before``."""
+        before, after = with_needed_passes(before), with_needed_passes(after)
         found = common_values(self._bound, before, after, self._arguments)
         return next((value.name for value, old, new in found if old.shape == new.shape and _is_changed(new, old)), None)
 
     def _run(self, model: ir.Model, *, optimize: bool = True, disabled: Sequence[str] = ()) -> torch.Tensor | None:
+        model = with_needed_passes(model)
         session = self._bound.session.variant(model, optimize=optimize, also_disabled=disabled)
         if self._position is None:
             wanted = [OutputSpec(self._value, _dtype_of(model, self._value))]

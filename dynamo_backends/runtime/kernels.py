@@ -19,8 +19,6 @@ from ..faults import Fault
 from ..reasons import Reason
 from .apart import check_apart
 from .constants import TABLE, computed_from
-from .kept_casts import with_kept_casts
-from .long_sums import with_accurate_sums
 from .oracle import ORACLE, model_of, signature
 from .providers import Provider, only_cpu, provider_name
 from .settings import SessionSettings, create_session
@@ -224,13 +222,13 @@ def check(model: ir.Model, providers: Sequence[Provider]) -> None:
 
 
 def serialized(model: ir.Model, *, without: Sequence[str] = ()) -> bytes:
-    """A model as ONNX Runtime loads it, its long sums in stages, its casts kept apart.
+    """A model as ONNX Runtime loads it.
 
     Args:
         model: the model; ``check`` says on which providers it may run.
         without: names of inputs that are left out: they are declared later (``constants.declared``).
     """
-    proto = ir.to_proto(with_kept_casts(with_accurate_sums(model)))
+    proto = ir.to_proto(model)
     if without:
         names = set(without)
         _with_tables(proto.graph, names, computed_from(model.graph, names))

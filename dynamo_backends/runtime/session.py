@@ -38,7 +38,7 @@ class Session:
             them (``constants.declared``).
 
     Attributes:
-        model: what ONNX Runtime loads, serialized: the model with its long sums in stages.
+        model: what ONNX Runtime loads, serialized.
         settings, constants: as given.
         inputs: the names of what it takes in each call.
 

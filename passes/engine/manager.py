@@ -232,7 +232,7 @@ class PassManager:
 
     @staticmethod
     def _call(item: Pass, graph: Any, context: PassContext) -> int:
-        if not context.allows_pass():
+        if not item.is_needed and not context.allows_pass():
             return 0
         parts = list(with_subgraphs(graph)) if isinstance(graph, fx.GraphModule) else [graph]
         return sum(_checked_count(item.run(part, context)) for part in parts)

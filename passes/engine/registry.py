@@ -52,6 +52,8 @@ class Pass:
         before: names of passes that run after it; the name of its stage stands for all of them.
         after: names of passes that run before it; the name of its stage stands for all but those that clean up.
         cleans_up: whether it runs after all that do not.
+        is_needed: whether results would be wrong without it: it runs unless the option ``passes`` disables it by its
+            name, and ``CompilerBisector`` leaves it alone.
         made_of: the functions that somebody wrote, where ``run`` is made of these, as of patterns.
     """
 
@@ -62,6 +64,7 @@ class Pass:
     before: Sequence[str] = ()
     after: Sequence[str] = ()
     cleans_up: bool = False
+    is_needed: bool = False
     made_of: object = None
 
     def __post_init__(self) -> None:
@@ -238,7 +241,7 @@ class Switches:
     """Which passes are on: names, or patterns such as ``joint.*``.
 
     Where several apply to a pass, the most specific decides: a name before a pattern, a longer pattern before a
-    shorter one.
+    shorter one. No pattern applies to a pass that is needed.
     """
 
     disable: tuple[str, ...] = ()
@@ -266,7 +269,7 @@ class Switches:
             (not set("*?[") & set(wanted), sum(character not in "*?" for character in wanted), is_on)
             for names, is_on in lists
             for wanted in names
-            if fnmatch.fnmatch(item.name, wanted)
+            if fnmatch.fnmatch(item.name, wanted) and (wanted == item.name or not item.is_needed)
         ]
         return max(choices)[2] if choices else item.default
 

@@ -1,21 +1,23 @@
-"""Sums of many numbers, taken in two stages.
+"""Takes sums of many numbers in two stages.
 
 ONNX Runtime's CPU kernels of ``ReduceSum`` and its kind add one number after the other (1.31). The error grows with
 their number: the mean of a million equal float32 is off by 6e-4, of ten million by 1.6 %, where PyTorch, which adds up
-parts and then the parts' sums, is off by 1e-7. So in what is made a session of, each long sum becomes a sum of parts,
-and a sum of these in float64, of which there are few::
+parts and then the parts' sums, is off by 1e-7.
+
+Rule: a long sum becomes a sum of parts, and a sum of these in float64, of which there are few. Where no part divides
+the number, or it is known only at the call, zeros are added to the end, which copies the tensor; products are taken in
+float64 then. A running sum (``CumSum``) is taken in float64, as PyTorch's kernel does. ``LayerNormalization`` and
+``InstanceNormalization`` of very many numbers add in the same way inside, and become their formulas first.
+
+Before and after::
 
     y = ReduceSum(x: [4096, 512], axes=[0])
 
     parts = ReduceSum(Reshape(x, [32, 128, 512]), axes=[1])
     y = Cast(ReduceSum(Cast(parts, to=double), axes=[0]), to=float)
 
-Where no part divides the number, or it is known only at the call, zeros are added to the end, which copies the tensor;
-products are taken in float64 then.
-It is by the kernel, not by the ATen operator: losses, variances and the gradients of biases are such sums too.
-
-A running sum (``CumSum``) is taken in float64, as PyTorch's kernel does. ``LayerNormalization`` and
-``InstanceNormalization`` of very many numbers add in the same way inside, and become their formulas first.
+Needed: the results would be off. It is by the kernel, not by the ATen operator: losses, variances and the gradients of
+biases are such sums too; and after all other passes, from which it would hide what they look for.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
-from .building import Axis, Replacement, sizes_of
+from ..engine.context import PassContext
+from ..engine.onnx.building import Axis, Replacement, sizes_of
+from ..engine.onnx.editing import nodes_of
+from ..engine.registry import Pass
 
 _WHOLE = {
     "ReduceSum": "ReduceSum",
@@ -69,53 +74,41 @@ _MOST_NORMALIZED = 16_384
 """Numbers that a normalization's kernel may add. Hidden sizes are not beyond; images normalized as a whole are."""
 
 
-def with_accurate_sums(model: ir.Model) -> ir.Model:
-    """The model with its long sums in stages: a copy, or the model itself if it has none."""
-    candidates = {*_WHOLE, "CumSum", "LayerNormalization", "InstanceNormalization"}
-    if not any(node.op_type in candidates for graph in model.graphs() for node in graph):
-        return model
-    model = model.clone()
-    _infer_shapes(model)
-    for node in _nodes(model, ("LayerNormalization", "InstanceNormalization")):
-        _take_apart(node)
-    for node in _nodes(model, ("CumSum",)):
-        _widen(node)
-    for node in _nodes(model, tuple(_WHOLE)):
-        _reduce_in_stages(node)
-    return model
+_NORMALIZATIONS = ("LayerNormalization", "InstanceNormalization")
 
 
-def _nodes(model: ir.Model, operators: Sequence[str]) -> list[ir.Node]:
-    return [
-        node
-        for graph in model.graphs()
-        for node in graph
-        if node.domain in ("", "ai.onnx") and node.op_type in operators
-    ]
+def long_sums(model: ir.Model, context: PassContext) -> int:
+    """Takes long sums in stages, in place; returns how many."""
+    candidates = list(nodes_of(model, *_WHOLE, *_NORMALIZATIONS, "CumSum"))
+    if not candidates:
+        return 0
+    _infer_shapes(model, candidates)
+    fired = sum(_take_apart(node) for node in nodes_of(model, *_NORMALIZATIONS))
+    fired += sum(_widen(node) for node in nodes_of(model, "CumSum"))
+    return fired + sum(_reduce_in_stages(node) for node in nodes_of(model, *_WHOLE))
 
 
-def _infer_shapes(model: ir.Model) -> None:
+def _infer_shapes(model: ir.Model, nodes: Sequence[ir.Node]) -> None:
     """Values between the nodes of one translation have no shape yet."""
-    operators = (*_WHOLE, "CumSum", "LayerNormalization", "InstanceNormalization")
-    inputs = [node.inputs[0] for node in _nodes(model, operators)]
+    inputs = [node.inputs[0] for node in nodes]
     if any(value is not None and value.shape is None for value in inputs):
         ShapeInferencePass()(model)
 
 
-def _take_apart(node: ir.Node) -> None:
+def _take_apart(node: ir.Node) -> bool:
     """Makes a normalization of very many numbers its formula, whose means are then taken in stages."""
     value, scale, *rest = node.inputs
     bias = rest[0] if rest else None
     assert value is not None and scale is not None
     sizes = sizes_of(value)
     if sizes is None or value.dtype not in _DTYPES:
-        return
+        return False
     is_layer = node.op_type == "LayerNormalization"
     first = node.attributes.get_int("axis", -1) % len(sizes) if is_layer else 2
     axes = list(range(first, len(sizes)))
     number = _product(sizes[first:])
     if 0 in sizes or (number is not None and number <= _MOST_NORMALIZED):
-        return
+        return False
     new = Replacement(node)
     wide = new.cast(value, ir.DataType.FLOAT)
     mean = new.op("ReduceMean", [wide, new.vector(axes)])
@@ -133,33 +126,35 @@ def _take_apart(node: ir.Node) -> None:
                 factor = new.op("Unsqueeze", [factor, new.vector([axis - 1 for axis in axes])])
             result = new.op(operator, [result, factor])
     new.put([result, mean, inverse])
+    return True
 
 
-def _widen(node: ir.Node) -> None:
+def _widen(node: ir.Node) -> bool:
     """Lets a running sum of more than a few numbers run in float64."""
     value, axis = node.inputs
     assert value is not None and axis is not None
     if value.dtype not in _DTYPES:
-        return
+        return False
     constant, sizes = ir.convenience.get_const_tensor(axis), sizes_of(value)
     if constant is not None and sizes:
         size = sizes[int(constant.numpy().reshape(-1)[0])]
         if size is not None and size <= _ROWS.largest_part:
-            return
+            return False
     new = Replacement(node)
     running = new.op("CumSum", [new.cast(value, ir.DataType.DOUBLE), axis], **node.attributes)
     new.put([new.cast(running, value.dtype)])
+    return True
 
 
-def _reduce_in_stages(node: ir.Node) -> None:
+def _reduce_in_stages(node: ir.Node) -> bool:
     """Reduces runs of neighbouring axes, the last first; a long one in parts, then in float64."""
     value, axes = node.inputs[0], _axes(node)
     if value is None or axes is None or value.dtype not in _DTYPES:
-        return
+        return False
     sizes = sizes_of(value)
     assert sizes is not None
     if 0 in sizes or not _is_long(sizes, axes):
-        return
+        return False
     new, is_mean = Replacement(node), node.op_type == "ReduceMean"
     operator = "ReduceSum" if is_mean else node.op_type
     current = new.cast(value, ir.DataType.FLOAT)
@@ -190,6 +185,7 @@ def _reduce_in_stages(node: ir.Node) -> None:
     if node.attributes.get_int("keepdims", 1):
         current = new.op("Unsqueeze", [current, new.vector(axes)])
     new.put([current])
+    return True
 
 
 def _reshaped(new: Replacement, value: ir.Value, sizes: list[Axis], run: range, by: Sequence[int]) -> ir.Value:
@@ -257,3 +253,6 @@ def _is_long(sizes: Sequence[Axis], axes: Sequence[int]) -> bool:
     groups = _neighbouring(axes)
     most = _ROWS.most if len(groups) > 1 else _lengths(sizes, groups[0]).most
     return number is None or number > most
+
+
+PASS = Pass("onnx.long_sums", "Takes sums of many numbers in two stages.", long_sums, cleans_up=True, is_needed=True)

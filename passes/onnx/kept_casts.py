@@ -1,35 +1,39 @@
-"""Casts that round, kept from being dropped.
+"""Keeps casts that round from being dropped.
 
 Of two casts in a row, ONNX Runtime (1.31, 1.32) drops the first where the second is to a smaller dtype, also where the
 first rounds or wraps, and with all optimizations off: 1.9999 in float32 by float16 to int8 is 1 instead of 2, and 5e9
-by int64 to int32 is the smallest integer. No name switches that off. So in what is made a session of, a reshape that
-changes nothing, and copies nothing, stands between two such casts::
+by int64 to int32 is the smallest integer. No name switches that off.
+
+Rule: a reshape that changes nothing, and copies nothing, stands between two such casts.
+
+Before and after::
 
     y = Cast(Cast(x: float32[N], to=float16), to=int8)
 
     y = Cast(Reshape(Cast(x, to=float16), [0]), to=int8)
+
+Needed: the results would be others; and after all other passes, which may put casts together.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
-from .building import Replacement, sizes_of
+from ..engine.context import PassContext
+from ..engine.onnx.building import Replacement, sizes_of
+from ..engine.onnx.editing import nodes_of
+from ..engine.registry import Pass
 
 _MAY_GO = {"Expand", "Identity", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
 """Operators that ONNX Runtime removes or moves, so that the casts around them come together."""
 
 
-def with_kept_casts(model: ir.Model) -> ir.Model:
-    """The model with a reshape behind each cast that must not be dropped: a copy, or the model if it has none."""
-    if not any(_casts_in_danger(model)):
-        return model
-    model = model.clone()
-    for node in list(_casts_in_danger(model)):
+def kept_casts(model: ir.Model, context: PassContext) -> int:
+    """Puts a reshape behind each cast that must not be dropped, in place; returns how many."""
+    found = [node for node in nodes_of(model, "Cast") if _rounds(node) and _is_cast_again(node.outputs[0], node)]
+    for node in found:
         new = Replacement(node)
         source, (rounded,) = node.inputs[0], node.outputs
         assert rounded.dtype is not None
@@ -37,14 +41,7 @@ def with_kept_casts(model: ir.Model) -> ir.Model:
         sizes = sizes_of(rounded)
         shape = new.op("Shape", [cast]) if sizes is None else new.constant(np.zeros(len(sizes), np.int64))
         new.put([new.op("Reshape", [cast, shape])])
-    return model
-
-
-def _casts_in_danger(model: ir.Model) -> Iterator[ir.Node]:
-    for graph in model.graphs():
-        for node in graph:
-            if node.op_type == "Cast" and _rounds(node) and _is_cast_again(node.outputs[0], node):
-                yield node
+    return len(found)
 
 
 def _is_cast_again(value: ir.Value, first: ir.Node) -> bool:
@@ -85,3 +82,6 @@ def _holds(new: torch.dtype, old: torch.dtype) -> bool:
         return max(-limits.min, limits.max) <= 2 / torch.finfo(new).eps
     given, wanted = torch.finfo(old), torch.finfo(new)
     return wanted.eps <= given.eps and wanted.max >= given.max and wanted.smallest_normal <= given.smallest_normal
+
+
+PASS = Pass("onnx.kept_casts", "Keeps casts that round from being dropped.", kept_casts, cleans_up=True, is_needed=True)
