@@ -42,6 +42,31 @@ def compile_with_inductor(module: fx.GraphModule, direction: str, *, keeps_argum
     Raises:
         Exception: whatever Inductor raises, of a missing C++ compiler for instance.
     """
+    compiled = _compiled(module, direction)
+    module.graph.set_codegen(fx.graph._BoxedCodeGen())
+    module.recompile()
+    in_pytorch = without_graph(module)
+
+    def run(args: list[object]) -> object:
+        if forward_ad._current_level >= 0:  # its kernels would lose the tangents
+            count("calls_inside_forward_ad")
+            return in_pytorch(args)
+        if not keeps_arguments:
+            return compiled(args)
+        kept = list(args)
+        try:
+            return compiled(args)
+        except Exception as error:  # whatever Inductor's code raises; PyTorch's own error is the user's
+            results = in_pytorch(kept)
+            count("inductor_failures")
+            tell(logger, f"Inductor's code failed, PyTorch ran the operators: {first_line(str(error))}")
+            return results
+
+    return run
+
+
+def _compiled(module: fx.GraphModule, direction: str) -> Any:
+    """Inductor's code for a graph."""
     from torch._inductor import config
     from torch._inductor.compile_fx import (
         _recursive_joint_graph_passes,
@@ -65,31 +90,10 @@ def compile_with_inductor(module: fx.GraphModule, direction: str, *, keeps_argum
             if direction == "inference":
                 _recursive_joint_graph_passes(graph)
             record_original_output_strides(graph)
-            compiled: Any = compile_fx_inner(
+            return compile_fx_inner(
                 graph,
                 values,
                 is_inference=direction == "inference",
                 is_backward=direction == "backward",
                 graph_id=next(_graph_ids),
             )
-
-    module.graph.set_codegen(fx.graph._BoxedCodeGen())
-    module.recompile()
-    in_pytorch = without_graph(module)
-
-    def run(args: list[object]) -> object:
-        if forward_ad._current_level >= 0:  # its kernels would lose the tangents
-            count("calls_inside_forward_ad")
-            return in_pytorch(args)
-        if not keeps_arguments:
-            return compiled(args)
-        kept = list(args)
-        try:
-            return compiled(args)
-        except Exception as error:  # whatever Inductor's code raises; PyTorch's own error is the user's
-            results = in_pytorch(kept)
-            count("inductor_failures")
-            tell(logger, f"Inductor's code failed, PyTorch ran the operators: {first_line(str(error))}")
-            return results
-
-    return run

@@ -4,7 +4,7 @@ Every place that catches an exception nobody foresaw calls ``caught``: it counts
 and logs the traceback at debug level. The places are
 
     a graph of Dynamo's        ``or_captured``                  PyTorch runs the graph as it was captured
-    a graph of AOTAutograd's   ``Pipeline._or_in_pytorch``      PyTorch runs the graph as AOTAutograd made it
+    a graph of AOTAutograd's   ``Runners.or_in_pytorch``        PyTorch runs the graph as AOTAutograd made it
     the partitioner            ``Pipeline.partitioner``         PyTorch's own partitioner, without our passes
     a call of a region         ``RunnableRegion``               PyTorch runs the region
     autotuning                 ``TunedGraph``                   PyTorch runs the graph

@@ -63,18 +63,18 @@ GROUND = {
     "debug.observer._WatchedGraph._watched": "the net under a compared run",
     "debug.record.RecordObserver.runner.run": "a call of a graph; it calls the net",
     "first_call.at_first_call.run": "a call from AOTAutograd's code",
-    "pipeline.Pipeline._or_in_pytorch": "calls the net",
-    "pipeline.Pipeline._or_in_pytorch.<lambda>": "asked by the net",
     "pipeline.Pipeline._partitioned": "calls the net",
     "pipeline.Pipeline._partitioned.<lambda>": "asked by the net",
     "pipeline.Pipeline.compile_for_aot_autograd": "a call from AOTAutograd; it calls the net",
-    "pipeline.Pipeline.compile_aten_graph.<lambda>": "a call from AOTAutograd; it calls the net",
     "pipeline.Pipeline.partition_for_aot_autograd": "a call from AOTAutograd; it calls the net",
     "placement.autotuner.TunedGraph.__call__": "a call from AOTAutograd's code",
     "placement.autotuner.TunedGraph._called_and_compared": "runs PyTorch, whose errors are the user's",
     "placement.autotuner.TunedGraph._give_up": "the net under autotuning",
     "placement.autotuner.TunedGraph._timed": "runs PyTorch, whose errors are the user's",
     "placement.autotuner.TunedGraph._tuned": "the net under autotuning",
+    "runners.Runners.or_in_pytorch": "calls the net",
+    "runners.Runners.or_in_pytorch.<lambda>": "asked by the net",
+    "runners.Runners.on_onnx.build": "calls the net",
 }
 """The net itself, and what calls it: these would end the user's call. Nothing else may."""
 

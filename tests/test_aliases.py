@@ -11,9 +11,10 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.aliases import IN_PYTORCH, read_memory_of_owners, separate_returned_views
+from dynamo_backends.artifacts import region_name
 from dynamo_backends.exporter.translate import Input, Output
 from dynamo_backends.layout import ROW_MAJOR, Layout, layout_of
-from dynamo_backends.regions import Region, Support, assemble, region_module, split_graph
+from dynamo_backends.regions import Region, Support, assemble, attributes_of, region_module, split_graph
 
 aten = torch.ops.aten
 
@@ -28,14 +29,12 @@ def targets(module: fx.GraphModule, *, in_pytorch: bool) -> list[str]:
     return [getattr(target, "overloadpacket", target).__name__ for target in chosen]
 
 
-def named(name: str, function: Callable[..., object]) -> Callable[..., object]:
-    """With a name, which the code of an assembled graph calls it by."""
-
-    def call(*args: object) -> object:
-        return function(*args)
-
-    call.__name__ = name
-    return call
+def assembled(
+    module: fx.GraphModule, regions: list[Region], called: list[Callable[..., object]]
+) -> Callable[[list[object]], object]:
+    """A graph whose regions are calls."""
+    names = {region_name(region.index): run for region, run in zip(regions, called, strict=True)}
+    return fx.GraphModule({**attributes_of(module), **names}, assemble(module, regions))
 
 
 # Views
@@ -305,7 +304,7 @@ def test_writes_to_arguments_come_after_all_reads() -> None:
     x, y = [node for node in module.graph.nodes if node.op == "placeholder"]
     nodes = [names["exp"], names["sin"], names["add"]]
     region = region_of(0, nodes, [x, y], [names["exp"], names["add"]])
-    run = assemble(module, [region], [named("region_0", region_module(module, region))])
+    run = assembled(module, [region], [region_module(module, region)])
     first, second = torch.ones(2), torch.ones(2)
     late = run([first, second])
     torch.testing.assert_close(late, torch.ones(2).sin() + 1)
@@ -326,10 +325,10 @@ def test_regions_run_as_close_to_the_order_of_the_graph_as_they_can() -> None:
             ran.append(region.index)
             return run(*args)
 
-        return named(f"region_{region.index}", call)
+        return call
 
     argument = torch.ones(2)
-    results = assemble(module, regions, [recorder(region) for region in regions])([argument])
+    results = assembled(module, regions, [recorder(region) for region in regions])([argument])
     assert ran == [0, 1, 2, 3]
     torch.testing.assert_close(results, module(argument))
 
@@ -347,7 +346,7 @@ def test_draws_keep_their_order_though_a_region_has_to_wait() -> None:
     names = {node.name: node for node in module.graph.nodes}
     (x,) = module.graph.find_nodes(op="placeholder")
     region = region_of(0, [names["exp"], names["add"]], [x, names["neg"]], [names["exp"], names["add"]])
-    run = assemble(module, [region], [named("region_0", region_module(module, region))])
+    run = assembled(module, [region], [region_module(module, region)])
     torch.manual_seed(0)
     expected = module(torch.ones(2))
     torch.manual_seed(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -157,15 +158,77 @@ def test_the_report_knows_dumps_and_nothing_else() -> None:
     assert ours == {"dumps", "report"} and not any(name.split(".")[0] == "torch" for name in known)
 
 
-STAGES = {"aot", "debug", "exporter", "lowering", "observer", "pass_target", "pipeline", "regions", "runtime"}
+MAKERS = {
+    "aot",
+    "debug",
+    "exporter",
+    "lowering",
+    "observer",
+    "pass_target",
+    "pipeline",
+    "program",
+    "regions",
+    "runners",
+}
 """What makes the artifacts and hands them on."""
 
 
 def test_artifacts_import_no_stage() -> None:
     """But what they hold, for its type."""
     imported = {name.split(".")[1] for name in imports_of(ROOT / "dynamo_backends/artifacts.py") if "dynamo_" in name}
-    assert imported & STAGES == {"runtime"}
+    assert imported & MAKERS == {"program"}
+    assert not reached("dynamo_backends/artifacts.py") & {f"dynamo_backends/{name}.py" for name in MAKERS}
     assert "dynamo_backends/runtime/binding.py" not in reached("dynamo_backends/artifacts.py")
+
+
+# The way of a graph
+
+
+def boxes() -> list[str]:
+    """The boxes of the drawing of a graph's way, from the top."""
+    text = (ROOT / "docs/architecture.md").read_text().split("## The way of a graph")[1].split("```")[1]
+    return re.findall(r"\| (\w+) +\|", text)
+
+
+def paths_of_box(name: str) -> set[str]:
+    folder = ROOT / "dynamo_backends" / name
+    return set(paths_of(f"dynamo_backends/{name}")) if folder.is_dir() else {f"dynamo_backends/{name}.py"}
+
+
+def test_each_box_of_the_drawing_imports_only_boxes_below_it() -> None:
+    names = boxes()
+    assert len(names) == 10
+    above: set[str] = set()
+    for name in names:
+        own = paths_of_box(name)
+        assert all((ROOT / path).is_file() for path in own)
+        assert set().union(*map(reached, own)) & (above - own) == set(), name
+        above |= own
+
+
+@pytest.mark.parametrize(
+    ("called", "where"),
+    [
+        ("RunnableRegion", {"program"}),  # one construction of what runs
+        ("Loaded", {"program"}),
+        ("program.load", {"runners"}),  # whatever a Program comes from
+        ("as_dynamo_compiles", {"runners"}),  # one lock of what is compiled at a call
+        ("have_grown", {"cache/graphs", "runners"}),  # one check of what it assumes
+        ("or_captured", {"backends"}),  # one net under a graph of Dynamo's, one under a graph of AOTAutograd's,
+        ("or_as_it_was", {"safety_net", "runners", "pipeline"}),  # and one under the partitioner
+    ],
+)
+def test_it_is_done_in_one_place(called: str, where: set[str]) -> None:
+    rooms = ("bench", "cli", "debug", "dumps", "explain", "op_tools", "report")
+    module, _, name = called.rpartition(".")
+    found = {
+        str(path.relative_to(ROOT / "dynamo_backends").with_suffix(""))
+        for path in modules_of("dynamo_backends")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", None)) == name
+        if not module or f"dynamo_backends.{called}" in imports_of(path)
+    }
+    assert {name for name in found if not name.startswith(rooms)} == where
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from dynamo_backends.options import parse_options
 from dynamo_backends.provider_check import MOST_CHECKED, CheckedSession
 from dynamo_backends.runtime import apart
 from dynamo_backends.runtime.apart import check_apart
+from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.ort_internals import IDENTITY
 from dynamo_backends.runtime.providers import Provider, as_precise_as_pytorch, fallbacks, with_threads
 from dynamo_backends.runtime.settings import SessionSettings
@@ -69,15 +70,14 @@ def checked(**sessions: object) -> tuple[CheckedSession, dict[str, Fake]]:
     """A session on the providers that are named, which compute what is given or raise a text."""
     made = {name: Fake(compute) for name, compute in sessions.items()}
 
-    def build(providers: tuple[Provider, ...]) -> Fake:
-        found = made[str(providers[0])]
+    def build(executable: Executable) -> Fake:
+        found = made[str(executable.settings.providers[0])]
         if found.compute == "refuses":
             raise SessionError("it refuses")
         return found
 
-    providers = iter([tuple(list(made)[i:]) for i in range(len(made))])
-    first = next(providers)
-    return CheckedSession("graph 0 region 0", build(first), first, providers, build, region()), made  # type: ignore[arg-type]
+    first, *others = [Executable(b"", (), (), SessionSettings(tuple(list(made)[i:]))) for i in range(len(made))]
+    return CheckedSession("graph 0 region 0", build(first), first, others, build, region()), made  # type: ignore[arg-type]
 
 
 def off_by_one(x: torch.Tensor) -> torch.Tensor:
