@@ -17,11 +17,12 @@ from torch._dynamo.backends.common import aot_autograd
 
 from dynamo_backends import artifacts, compiling, fake_tensors, lowering, onnx_compiler, pipeline, runners, safety_net
 from dynamo_backends.artifacts import RunnableRegion
+from dynamo_backends.assumptions import Assumptions
 from dynamo_backends.cache import graphs
 from dynamo_backends.debug import judge
 from dynamo_backends.debug.manifest import Manifest
 from dynamo_backends.debug.observer import DebugObserver
-from dynamo_backends.errors import AheadOfTimeError
+from dynamo_backends.errors import AheadOfTimeError, CandidateError
 from dynamo_backends.placement.autotuner import TunedGraph
 from dynamo_backends.runtime.binding import BoundSession
 
@@ -87,6 +88,24 @@ def test_a_failure_before_and_between_the_stages(where: str, monkeypatch: pytest
     monkeypatch.setattr(holder, name, broken)
     assert_runs_as_eager()
     assert counted("internal_failures") > 0
+
+
+def test_a_compile_at_a_call_that_assumes_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo has its guards by then, and would call what holds for some sizes only with others."""
+    monkeypatch.setattr(Assumptions, "have_grown", lambda _: True)
+    network = model().eval()
+
+    def run(**options: object) -> None:
+        function = compiled(network, dynamic=True, options={"verify_passes": True, **options})
+        with torch.no_grad():
+            for size in (3, 5):
+                assert_same_values(function(x := torch.randn(size, 4)), network(x))
+
+    run()
+    assert counted("internal_failures") == 1
+    torch._dynamo.reset()
+    with pytest.raises(CandidateError):
+        run(fallback="error")
 
 
 def test_a_failure_inside_a_transform(monkeypatch: pytest.MonkeyPatch) -> None:
