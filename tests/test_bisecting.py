@@ -8,7 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,7 @@ from dynamo_backends.dumps.cut_folder import Piece, run_repro, write_piece
 from dynamo_backends.dumps.cutting import Parts
 from dynamo_backends.dumps.execution import PLAIN, region_settings
 from dynamo_backends.dumps.failing import smallest
-from dynamo_backends.dumps.reading import DumpError, find_run, read_tensor
+from dynamo_backends.dumps.reading import DumpError, Run, find_run, read_tensor
 from dynamo_backends.exporter import decompositions, translate
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.locations import short_file
@@ -537,15 +537,102 @@ def dividing_dump(folder: Path, dividend: int, divisor: int) -> Path:
     graph = helper.make_graph(nodes, "divides", info[:2], info[2:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     run = folder / "run_1"
-    region = run / "graph_000" / "inference" / "region_0"
-    (region / "test_data_set_0").mkdir(parents=True)
-    for name in ("model.onnx", "model.optimized.onnx"):
-        onnx.save(model, region / name)
-    for i, (name, number) in enumerate((("x", dividend), ("y", -divisor))):
-        tensor = onnx.numpy_helper.from_array(np.array([6, number]), name)
-        (region / "test_data_set_0" / f"input_{i}.pb").write_bytes(tensor.SerializeToString())
-    write_manifest(run, graph_entry(regions=[region_entry()], verdict="not comparable: PyTorch ran region_0"))
+    write_region(run, 0, model, x=np.array([6, dividend]), y=np.array([6, -divisor]))
+    write_manifest(run, graph_entry(regions=[region_entry()], verdict="not comparable", rescued={"0": "failed"}))
     return run
+
+
+def write_region(run: Path, index: int, model: onnx.ModelProto, **inputs: np.ndarray) -> dict[str, object]:
+    """The files of a region of graph 0; returns its entry."""
+    folder = f"graph_000/inference/region_{index}"
+    (run / folder / "test_data_set_0").mkdir(parents=True)
+    for name in ("model.onnx", "model.optimized.onnx"):
+        onnx.save(model, run / folder / name)
+    for i, (name, array) in enumerate(inputs.items()):
+        tensor = onnx.numpy_helper.from_array(array, name)
+        (run / folder / "test_data_set_0" / f"input_{i}.pb").write_bytes(tensor.SerializeToString())
+    return region_entry(index=index, folder=folder)
+
+
+@pytest.fixture
+def two_regions(tmp_path: Path) -> Callable[..., Run]:
+    """Makes a dump of two regions, of which the second divides by zero."""
+
+    def make(**entry: object) -> Run:
+        regions = []
+        for index, operator in enumerate(("Add", "Div")):
+            model = onnx.parser.parse_model(
+                f'<ir_version: 10, opset_import: ["" : 18]> '
+                f"region (int64[2] x, int64[2] y) => (int64[2] z_{index}) {{ z_{index} = {operator} (x, y) }}"
+            )
+            regions.append(write_region(tmp_path, index, model, x=np.array([6, 7]), y=np.array([1, 0])))
+        write_manifest(tmp_path, graph_entry(regions=regions, verdict="not comparable", **entry))
+        return find_run(tmp_path)
+
+    return make
+
+
+def blame_of(value: str, region: int | None) -> dict[str, object]:
+    return {"value": value, "region": region, "kind": "result", "name": "", "source": ""}
+
+
+@pytest.mark.parametrize(
+    "entry", [{"rescued": {"1": "failed"}}, {"blame": blame_of("z_1", 1)}, {"blame": blame_of("sorted", None)}]
+)
+def test_the_region_that_is_to_blame_is_bisected(entry: dict[str, object], two_regions: Callable[..., Run]) -> None:
+    """The one whose session failed, that of the value that the verdict names, or the nearest before that."""
+    run = two_regions(**entry)
+    inputs = {"z_0": ("x",), "z_1": ("z_0",), "sorted": ("z_1", "unknown")}
+    rows = [row_entry(name, region, names) for (name, names), region in zip(inputs.items(), (0, 1, None), strict=True)]
+    (run.graphs[0].folder / "side_by_side.json").write_text(json.dumps({"rows": rows}))
+    found = bisect(run, "0")
+    assert found.place == "run" and found.cut is not None and found.cut.operators == ["Div"]
+
+
+def row_entry(name: str, region: int | None, inputs: Sequence[str]) -> dict[str, object]:
+    return {
+        **dict.fromkeys(("operator", "module", "source", "user_name", "dtype"), ""),
+        **dict.fromkeys(("is_output", "has_infinite_argument", "is_uninitialized"), False),
+        **dict.fromkeys(("eager", "eager_extent", "onnx_extent", "session_extent")),
+        "name": name,
+        "region": region,
+        "inputs": list(inputs),
+        "shape": [2],
+        "nonfinite_elements": [],
+    }
+
+
+def test_the_region_that_is_named_is_bisected(two_regions: Callable[..., Run], tmp_path: Path) -> None:
+    run = two_regions(blame=blame_of("z_0", 0))
+    assert bisect(run, "0/inference/region_0").place == "unknown"
+    assert bisect(run, "0/inference/region_1").place == "run"
+    (tmp_path / "check.py").write_text(CHECK.replace("Tanh", "Div"))
+    check = f"{sys.executable} {tmp_path / 'check.py'} {{model}}"
+    assert bisect(run, "0/region_1", check=check).place == "check"
+    assert bisect(run, "0", check=check).place == "nothing"
+
+
+def test_a_region_that_is_not_there_names_those_that_are(
+    two_regions: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = two_regions()
+    for more in ((), ("--check", "false {model}"), ("--refused",)):
+        assert main(["bisect", "-d", str(run.folder), *more, "0/inference/region_7"]) == 2
+        printed = capsys.readouterr().err
+        assert "region 7" in printed and "region_0, region_1" in printed
+
+
+def test_the_region_whose_session_failed_is_in_the_manifest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def failing(x: ir.Value) -> object:
+        place = op.Constant(value_ints=[1_000_000])
+        return op.ScatterElements(op.Sinh(x), place, op.Constant(value_floats=[0.0]), axis=0)
+
+    monkeypatch.setitem(CONVERTERS, aten.sinh.default, failing)
+    dump = dumped(lambda x: torch.sort(x.sin(), stable=True).values.sinh().cos(), torch.randn(50), dump=tmp_path)
+    (graph,) = find_run(dump).graphs
+    assert len(graph.regions) == 2 and graph.entry["rescued"].keys() == {"1"} and graph.entry["blame"] is None
+    found = bisected(dump)
+    assert found.place == "run" and found.cut is not None and "ScatterElements" in found.cut.operators
 
 
 @pytest.mark.parametrize(
