@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from browser import Browser, start_browser
+from dumped import graph_entry, write_manifest
 from onnx import TensorProto, helper
 from selenium.webdriver.common.keys import Keys
 from torch import fx, nn
@@ -633,6 +634,19 @@ def test_what_is_damaged_of_a_graph_is_said_in_its_place(
     browser.open(page, f"{faulty.replace('forward', 'backward')}/comparison")
     assert len(rows_in_sight(browser)) > 5
     assert browser.complaints() == []
+
+
+def test_a_damaged_graph_is_named_and_hides_no_other(tmp_path: Path) -> None:
+    backward = {**graph_entry(index=1, direction="backward", folder="graph_001/backward"), "runs": "many"}
+    write_manifest(
+        tmp_path, graph_entry(), backward, {"index": 2}, 3, graph_entry(index=4, folder="graph_004/inference")
+    )  # type: ignore[arg-type]
+    report = gather(find_run(tmp_path), times=False)
+    assert [graph["reference"] for graph in report.overview["graphs"]] == ["graph_000/inference", "graph_004/inference"]
+    first, second, third = report.overview["notices"]
+    assert first.startswith("graph 1 backward ") and "graphs[1].runs" in first and "'many'" in first
+    assert second.startswith("graph 2 ") and "graphs[2]" in second
+    assert third.startswith("graphs[3] ")
 
 
 # The command.
