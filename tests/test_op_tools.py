@@ -29,6 +29,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from dynamo_backends import op_tools, watchers
 from dynamo_backends.captures import find_calls
 from dynamo_backends.cli import main
+from dynamo_backends.numerics.call_execution import FLOAT64, CallExecution
 from dynamo_backends.numerics.distance import EQUAL, Distance, is_explained
 from dynamo_backends.op_tools import judge
 from dynamo_backends.op_tools.capture import operator_folder
@@ -415,6 +416,27 @@ class TestCompare:
                 (y + F.softmax(x, 0).sum() + F.layer_norm(x, (8,)).square().sum() + (x * x).sum()).backward()
         assert tool.failed == []
         assert len(tool.compared) > 10
+
+    @pytest.mark.parametrize("memory", [0.0, 1e30, float("nan")])
+    @pytest.mark.parametrize("fault", [None, "output[0]", "output[1]"])
+    def test_elements_that_an_operator_does_not_set_are_not_compared(self, fault: str | None, memory: float) -> None:
+        """``_ctc_loss`` sets none of ``log_alpha`` behind the end of an input that is shorter than others."""
+        torch.manual_seed(0)
+        args = torch.randn(12, 3, 5).log_softmax(2), torch.randint(1, 5, (3, 4))
+        args += torch.tensor([12, 9, 7]), torch.tensor([4, 2, 3])
+        execution = CallExecution(torch.ops.aten._ctc_loss.Tensor, args, {})
+        with execution.recording:
+            loss, alpha = execution.function(*args)
+        alpha[1, 9:] = memory
+        results = {"output[0]": loss, "output[1]": alpha}
+        if fault is not None:
+            results[fault][0] *= 1.01
+        verdicts, _ = judge.CallJudge(execution, FLOAT64).results(results, (loss, alpha))
+        assert {item.value for item in verdicts if not item.allclose} == ({fault} if fault else set())
+        assert torch.get_deterministic_debug_mode() == 0
+        with op_tools.OpAutoCompare(level="aten", capture=None, quiet=True) as tool:
+            F.ctc_loss(*args)
+        assert tool.failed == []
 
     def test_what_cannot_be_compared_is_said(self) -> None:
         with op_tools.OpAutoCompare(capture=None, quiet=True) as tool:
@@ -886,6 +908,32 @@ def test_a_page_in_a_browser(browser: Browser, tmp_path: Path) -> None:
 def test_a_name_in_a_folder_is_that_of_an_operator_or_nothing(name: str) -> None:
     with pytest.raises(LookupError):
         function_of(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_to_be_imported"),
+    [
+        ("no_such_library.scale.default", True),
+        ("torch.ops.no_such_library.scale", True),
+        ("torch.nn.functional.no_such_function", False),
+        ("torch.Tensor.no_such_method", False),
+        ("torch.manual_seed", False),
+        ("aten.no_such_operator.default", False),
+        ("math.sin", False),
+    ],
+)
+def test_only_a_registered_operator_is_imported_from_a_library(
+    name: str, is_to_be_imported: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with op_tools.OpCapture(tmp_path, quiet=True) as tool:
+        torch.ones(2).sin()
+    (call,) = tool.folder.location.glob("*sin/0")
+    description = json.loads((call / "call.json").read_text())
+    (call / "call.json").write_text(json.dumps(description | {"operator": name}))
+    assert main(["op", "run", str(call)]) == 2
+    printed = capsys.readouterr().err
+    assert repr(name) in printed and ("import" in printed) == is_to_be_imported
+    assert printed.count(str(call)) == 1
 
 
 @pytest.mark.parametrize("level", ["torch", "aten"])
