@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -193,7 +194,9 @@ def test_a_comparison_that_an_onnx_pass_turns(planted: Callable[[Pass], None], t
 
     dump = dumped(function, torch.randn(3, 4), torch.randn(3, 4), dump=tmp_path)
     (graph,) = find_run(dump).graphs
-    assert graph.verdict == f"diverges at gt ({line_of_here('it is turned')}): pass onnx.wrong"
+    blame = graph.entry["blame"]
+    assert (blame["value"], blame["kind"], blame["name"]) == ("gt", "pass", "onnx.wrong")
+    assert blame["source"] == line_of_here("it is turned")
     found = bisected(dump)
     assert (found.place, found.value) == ("ONNX pass", "gt")
     assert_cut(found, "Less")
@@ -274,7 +277,7 @@ def test_a_nan_that_is_masked_later(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert (found.place, found.value, found.source) == ("translation", "relu", line_of_here("a NaN is born"))
     assert found.trials[-1].error == float("inf")
     assert found.cut is not None and found.cut.confirmed
-    assert "NaN or infinite on one side 1" in fails_without_our_libraries(found.cut.folder)
+    assert re.search(r"relu.*NaN.*\b1$", fails_without_our_libraries(found.cut.folder), re.M)
 
 
 def int8_product(dump: Path, layers: int = 4) -> Path:
@@ -401,7 +404,7 @@ def test_nothing_in_the_cut_can_be_spared(with_faulty_optimizers: None, tmp_path
         assert not check([0]) and not check([1])
     again = bisect(find_run(found.cut.folder), "0")
     assert (again.place, again.cause) == (found.place, found.cause)
-    assert not any("when the model ran" in trial.what for trial in again.trials)  # this one never ran in PyTorch
+    assert found.trials[0].what not in [trial.what for trial in again.trials]  # this one never ran in PyTorch
     assert_cut(again, "DequantizeLinear", "MatMul")
     assert main(["replay", "-d", str(found.cut.folder), "0"]) == 1
 
@@ -635,13 +638,11 @@ def test_the_region_whose_session_failed_is_in_the_manifest(monkeypatch: pytest.
     assert found.place == "run" and found.cut is not None and "ScatterElements" in found.cut.operators
 
 
-@pytest.mark.parametrize(
-    ("dividend", "divisor", "said"), [(7, 0, "Integer division by zero"), (-(2**63), -1, "the process ended by signal")]
-)
-def test_a_model_that_ends_without_a_result(dividend: int, divisor: int, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dividend", "divisor", "datum"), [(7, 0, "division by zero"), (-(2**63), -1, "SIGFPE")])
+def test_a_model_that_ends_without_a_result(dividend: int, divisor: int, datum: str, tmp_path: Path) -> None:
     """An error of ONNX Runtime's, and a fault of it (docs/upstream.md) that ends the process."""
     found = bisect(find_run(dividing_dump(tmp_path, dividend, divisor)), "0")
-    assert found.place == "run" and said in found.cause
+    assert found.place == "run" and datum in found.cause
     assert found.cut is not None and found.cut.operators == ["Div"]
     assert found.cut.confirmed
     name, array = read_tensor(found.cut.folder / "test_data_set_0" / "input_1.pb")
@@ -665,16 +666,16 @@ def test_a_check_of_the_users_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "datum"),
     [
-        ("/no/such/program {model}", "cannot be started"),
-        (f"{sys.executable} -c pass", "where the model goes"),
-        (f"{sys.executable} -c 'raise SystemExit(1)' {{model}}", "a single Identity"),
+        ("/no/such/program {model}", "--check: /no/such/program"),
+        (f"{sys.executable} -c pass", "--check .*{model}"),
+        (f"{sys.executable} -c 'raise SystemExit(1)' {{model}}", "--check .*Identity"),
     ],
 )
-def test_a_check_that_says_nothing(command: str, said: str, tmp_path: Path) -> None:
+def test_a_check_that_says_nothing(command: str, datum: str, tmp_path: Path) -> None:
     dump = dumped(lambda x: x.sin().cos(), torch.randn(3), dump=tmp_path)
-    with pytest.raises(DumpError, match=said):
+    with pytest.raises(DumpError, match=datum):
         bisected(dump, check=command)
 
 
@@ -689,8 +690,8 @@ def test_the_command(with_faulty_optimizers: None, tmp_path: Path, capsys: pytes
     dump = int8_product(tmp_path)
     assert bisect_command(dump) == 1
     printed = capsys.readouterr()
-    assert "the fault is in: ONNX Runtime optimizer at " in printed.out
-    assert "cut: 2 of " in printed.out and "nodes still fail" in printed.err
+    assert "ONNX Runtime optimizer at " in printed.out
+    assert "cut: 2 of " in printed.out and re.search(r"^2 nodes", printed.err, re.M)
     assert bisect_command(dump, "--json") == 1
     found = json.loads(capsys.readouterr().out)
     assert found["place"] == "ONNX Runtime optimizer" and found["cut"]["confirmed"]
@@ -699,9 +700,9 @@ def test_the_command(with_faulty_optimizers: None, tmp_path: Path, capsys: pytes
 def test_the_command_where_nothing_diverges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dump = dumped(lambda x: x.sin(), torch.randn(3), dump=tmp_path)
     assert bisect_command(dump) == 0
-    assert "try: nothing diverges here" in capsys.readouterr().out
+    assert "--check" in capsys.readouterr().out
     assert main(["bisect", "-d", str(dump), "4711"]) == 2
-    assert "no graph '4711'" in capsys.readouterr().err
+    assert "'4711'" in capsys.readouterr().err
 
 
 def test_options_behind_the_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -710,9 +711,9 @@ def test_options_behind_the_graph(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["place"] == "nothing"
     with pytest.raises(SystemExit, match="2"):
         main(["bisect", "0", "--chek", "x"])
-    assert "unrecognized arguments: --chek x. Did you mean '--check'" in capsys.readouterr().err
+    assert re.search("--chek x.*'--check'", capsys.readouterr().err)
     assert main(["bisect", "grahp_000"]) == 2
-    assert "grahp_000 is neither a graph" in capsys.readouterr().err
+    assert "grahp_000" in capsys.readouterr().err
 
 
 def test_a_graph_is_bisected_without_pytorch(tmp_path: Path) -> None:
@@ -724,7 +725,7 @@ def test_a_graph_is_bisected_without_pytorch(tmp_path: Path) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert ended.returncode == 1, ended.stderr
-    assert "the fault is in: session" in ended.stdout
+    assert ": session at " in ended.stdout
 
 
 def test_a_session_that_held_old_weights(tmp_path: Path) -> None:
@@ -739,7 +740,7 @@ def test_a_session_that_held_old_weights(tmp_path: Path) -> None:
     name, array = read_tensor(path)
     path.write_bytes(onnx.numpy_helper.from_array(array + 1, name).SerializeToString())
     found = bisected(dump)
-    assert found.place == "unknown" and "in a fresh process" in found.cause
+    assert found.place == "unknown" and found.trials[-1].outcome == "right" and found.trials[-1].value == "sin"
     assert any("stale weight" in line for line in found.advice)
 
 
@@ -750,7 +751,7 @@ def test_a_candidate_that_takes_too_long_is_said_to_and_not_to_have_crashed_by_a
     monkeypatch.setattr(candidates, "LONGEST", 5.0)
     with Runner() as runner:
         outcome = runner.run(tmp_path / "model.onnx", None, PLAIN)
-    assert (outcome.kind, outcome.message) == ("crashed", "it did not end in 5 seconds")
+    assert (outcome.kind, outcome.message) == ("crashed", f"it did not end in {candidates.LONGEST:g} seconds")
 
 
 def test_a_crash_is_confirmed_by_the_same_signal_only(tmp_path: Path) -> None:
@@ -790,7 +791,7 @@ def test_the_current_folder_is_no_package_of_a_subprocess(hostile: Path, monkeyp
     assert run_repro(hostile).kind == "right", "neither of the folder's files nor of a library that the dump names"
     command = [sys.executable, "-m", "dynamo_backends", "ls", "-d", "nothing"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2 and "nothing does not exist" in done.stderr, done
+    assert done.returncode == 2 and done.stderr.startswith("dynamo-backends ls: nothing "), done
 
 
 def test_a_process_that_does_not_start_is_no_fault_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import operator
+import re
 import subprocess
 import sys
 import textwrap
@@ -187,7 +188,7 @@ def test_why_it_was_refused() -> None:
     module = traced(lambda x: x.neg().neg(), torch.randn(3))
     context = PassContext("post_grad.unnegate", explain=True)
     assert unnegate(module, context) == 0
-    assert "a result of the graph, which must be a tensor of its own" in [miss.reason for miss in context.refusals][0]
+    assert "result of the graph" in context.refusals[0].reason
 
 
 def traced(function: Callable[..., object], *args: torch.Tensor) -> fx.GraphModule:
@@ -598,7 +599,7 @@ def test_nodes_out_of_order(plant: Callable[..., None], caplog: pytest.LogCaptur
     plant("post_grad.spoil", out_of_order)
     with torch.no_grad(), caplog.at_level(logging.WARNING, "passes.engine.manager"):
         assert_same_as_eager(lambda x: x.exp().sin(), torch.randn(3, 4))
-    assert "the graph is not well formed any more" in caplog.text
+    assert counted("undone pass post_grad.spoil") == 1 and "post_grad.spoil" in caplog.text
 
 
 def test_an_author_need_not_recompile_nor_clean_up(plant: Callable[..., None]) -> None:
@@ -636,14 +637,14 @@ def test_results_that_share_memory_go_on_sharing_it() -> None:
     (view,) = module.graph.find_nodes(op="call_function", target=aten.t.default)
     view.target, view.args = aten.empty_strided.default, ([4, 3], [1, 4])
     assert snapshot.changed()
-    assert "memory of result 1, it lay in that of result 0" in str(snapshot.problem(TARGET))
+    assert re.search("result 1.* result 0", str(snapshot.problem(TARGET)))
     snapshot.restore()
     (sine,) = module.graph.find_nodes(op="call_function", target=aten.sin.default)
     (exp,) = module.graph.find_nodes(op="call_function", target=aten.exp.default)
     snapshot = FxSnapshot(module)
     sine.replace_all_uses_with(exp)
     assert snapshot.changed()
-    assert "memory of result 0, it lay in that of result 2" in str(snapshot.problem(TARGET))
+    assert re.search("result 0.* result 2", str(snapshot.problem(TARGET)))
 
 
 def test_a_pass_after_one_that_is_undone_sees_the_graph_as_it_was() -> None:
@@ -691,7 +692,7 @@ def test_a_pass_that_the_check_objects_to_says_where_it_fired() -> None:
     manager._by_stage["post_grad"] = [Pass("post_grad.cosine", "Planted.", cosine)]
     module = traced(torch.sin, torch.randn(3))
     (result,) = manager.run("post_grad", module, checker=Objects())
-    assert result.undone == "it is off; it fired at node_0, node_1, node_2, node_3, node_4"
+    assert result.undone.startswith("it is off") and re.findall("node_.", result.undone) == result.matches[:5]
     x = torch.randn(3)
     torch.testing.assert_close(module(x), x.sin())
 
@@ -710,7 +711,7 @@ def test_a_pass_that_says_nothing_of_its_change_is_checked_all_the_same(
     plant("post_grad.silent", silent)
     with torch.no_grad(), caplog.at_level(logging.WARNING, "passes.engine.manager"):
         assert_same_as_eager(torch.sin, torch.randn(3), settings={"options": {"verify_passes": True}})
-    assert "post_grad.silent" in caplog.text and "it said that it had not fired, and changed the graph" in caplog.text
+    assert "post_grad.silent" in caplog.text
     assert counted("undone pass post_grad.silent") == 1
 
 
@@ -719,7 +720,7 @@ def test_a_pass_that_changed_nothing_did_not_fire(plant: Callable[..., None], ca
     plant("joint.boast", lambda module, context: 7)
     with torch.no_grad(), caplog.at_level(logging.WARNING, "passes.engine.manager"):
         assert_same_as_eager(torch.sin, torch.randn(3))
-    assert caplog.text.count("it said that it had fired 7 times, and changed nothing") == 2
+    assert caplog.text.count(" 7 times") == 2
     assert counted("pass onnx.boast") == counted("pass joint.boast") == 0
 
 
@@ -727,7 +728,7 @@ def test_a_pass_that_changed_nothing_did_not_fire(plant: Callable[..., None], ca
 def test_a_number_of_times_is_what_a_pass_returns(said: object) -> None:
     manager = PassManager(strict=True)
     manager._by_stage["post_grad"] = [Pass("post_grad.mine", "A test's.", lambda graph, context: said)]
-    with pytest.raises(RuntimeError, match="a pass returns how many times it fired"):
+    with pytest.raises(RuntimeError, match=re.escape(repr(said))):
         manager.run("post_grad", fx.symbolic_trace(lambda x: x + 1))
 
 
@@ -1062,26 +1063,31 @@ class TestInference:
         assert (result.dtype, onnx_editing.sizes(result)) == (ir.DataType.FLOAT, [4, "N"])
 
     @pytest.mark.parametrize(
-        ("dims", "said"),
+        ("dims", "differs"),
         [
-            ([4, "N"], None),
-            ([None, "N"], None),
-            ([4, None], None),
-            ([5, "N"], "Transpose gives [4, N], and r is [5, N]"),
-            ([4, "M"], "Transpose gives [4, N], and r is [4, M]"),
-            ([4], "Transpose gives [4, N], and r is [4]"),
-            (None, None),
+            ([4, "N"], False),
+            ([None, "N"], False),
+            ([4, None], False),
+            ([5, "N"], True),
+            ([4, "M"], True),
+            ([4], True),
+            (None, False),
         ],
     )
-    def test_claims(self, dims: list | None, said: str | None) -> None:
+    def test_claims(self, dims: list | None, differs: bool) -> None:
         node = ir.Node("", "Transpose", [self.value("N", 4)], outputs=[ir.Value(name="r")])
-        assert self.settle(node, (ir.DataType.FLOAT, dims)) == said
-        assert self.settle(node, (ir.DataType.INT64, None)) == "Transpose gives FLOAT, and r is INT64"
+        problem = self.settle(node, (ir.DataType.FLOAT, dims))
+        claimed = "" if dims is None else f"[{', '.join(map(str, dims))}]"
+        assert (problem is not None) == differs
+        assert problem is None or ("[4, N]" in problem and problem.endswith(f" r is {claimed}"))
+        problem = self.settle(node, (ir.DataType.INT64, None))
+        assert problem is not None and re.search("FLOAT.* r .*INT64", problem)
 
     def test_a_size_that_is_not_known_is_no_contradiction(self) -> None:
         node = ir.Node("", "Transpose", [self.value(None, 4)], outputs=[ir.Value(name="r")])
         assert self.settle(node, (ir.DataType.FLOAT, [4, 7])) is None
-        assert self.settle(node, (ir.DataType.FLOAT, [5, 7])) == "Transpose gives [4, ?], and r is [5, 7]"
+        problem = self.settle(node, (ir.DataType.FLOAT, [5, 7]))
+        assert problem is not None and "[4, ?]" in problem and "[5, 7]" in problem
 
     def test_inputs_that_are_left_out_or_not_known(self) -> None:
         most = ir.Value(name="most", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
@@ -1296,23 +1302,23 @@ def claimed_dtype(model: ir.Model, context: PassContext) -> int:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "datum"),
     [
-        (two_outputs, "two outputs are one value, which would share memory"),
-        (twice_named, "two values are named x"),
-        (no_output, "the output y is computed by no node"),
-        (one_output_more, "the model has 2 outputs, 1 before"),
-        (claimed_dtype, "the output y is FLOAT16"),
+        (two_outputs, "two outputs"),
+        (twice_named, " x$"),
+        (no_output, " y .*no node"),
+        (one_output_more, "2 outputs, 1"),
+        (claimed_dtype, " y .*FLOAT16"),
     ],
     ids=lambda item: getattr(item, "__name__", ""),
 )
-def test_a_model_that_is_malformed_is_put_back(spoil: Callable[..., int], said: str) -> None:
+def test_a_model_that_is_malformed_is_put_back(spoil: Callable[..., int], datum: str) -> None:
     model = model_of(EXP)
     before = ir.to_proto(model)
     manager = PassManager(Switches(disable=("*",)))
     manager._by_stage["onnx"] = [Pass("onnx.mine", "A test's.", spoil)]
     (result,) = manager.run("onnx", model)
-    assert said in result.undone and ir.to_proto(model) == before
+    assert re.search(datum, result.undone, re.M) and ir.to_proto(model) == before
 
 
 def test_nothing_of_ours_warns() -> None:
