@@ -77,7 +77,7 @@ def test_process_that_dies_or_hangs_is_named() -> None:
     reports = {report.name: report for report in sweep(given, 1, limit=2, judge=_dies_or_hangs)}
     assert reports["lives"].outcome == RIGHT
     assert (reports["dies"].outcome, reports["dies"].text) == (ERROR, "the process died")
-    assert (reports["hangs"].outcome, reports["hangs"].text) == (ERROR, "no answer in 2 s")
+    assert reports["hangs"].outcome == ERROR and "2 s" in reports["hangs"].text
 
 
 def test_page_has_a_row_for_each_architecture_and_says_what_was_not_run() -> None:

@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -178,7 +179,7 @@ def test_a_translation_of_a_wrong_shape_is_not_used_and_listed(dump: Path, monke
     (graph,) = graphs(dump)
     assert graph["verdict"] == "ok"
     (path,) = (dump / "latest").glob("graph_*/inference/regions.txt")
-    assert "returns shape (1, 3, 8) where eager returns (3, 8)" in path.read_text()
+    assert re.search(r"sigmoid.*\(1, 3, 8\) .*\(3, 8\)", path.read_text())
 
 
 def test_a_wrong_pass_is_told_from_a_wrong_operator(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +197,9 @@ def test_a_wrong_pass_is_told_from_a_wrong_operator(dump: Path, monkeypatch: pyt
     )
     debug(Classifier().eval(), dump)(torch.randn(3, 8))
     (graph,) = graphs(dump)
-    assert graph["verdict"] == f"diverges at sigmoid ({line_of('torch.sigmoid(self')}): pass onnx.wrong"
+    blame = graph["blame"]
+    assert (blame["value"], blame["source"]) == ("sigmoid", line_of("torch.sigmoid(self"))
+    assert (blame["kind"], blame["name"]) == ("pass", "onnx.wrong")
 
 
 def test_a_wrong_optimizer_of_the_runtime_is_found(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,13 +335,13 @@ def test_a_full_disk_does_not_change_the_result(
     def replace_until_full(source: object, target: object) -> None:
         written.append(target)
         if len(written) > 4:
-            raise OSError(28, "No space left on device")
+            raise OSError(28, "disk full")
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", replace_until_full)
     settings = {"backend": "onnx_debug", "options": {"dump_dir": str(dump)}}
     assert_same_as_eager(Classifier(), torch.randn(3, 8), settings=settings)
-    assert caplog.text.count("No space left on device") == 1
+    assert caplog.text.count("disk full") == 1
     assert not list(dump.rglob("*.tmp"))
 
 
@@ -450,7 +453,7 @@ def test_a_model_that_onnx_runtime_refuses_is_dumped_with_what_it_said(
     def picky(model: bytes, options: object, **kwargs: object) -> object:
         operators = [node.op_type for node in onnx.load_model_from_string(model).graph.node]
         if {"Sinh", "Cosh"} <= set(operators):
-            raise RuntimeError("no sinh beside cosh")
+            raise RuntimeError("no sinh")
         return create(model, options, **kwargs)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", picky)
@@ -458,6 +461,6 @@ def test_a_model_that_onnx_runtime_refuses_is_dumped_with_what_it_said(
         x = torch.randn(4)
         torch.testing.assert_close(debug(lambda x: x.sinh().cosh(), dump)(x), x.sinh().cosh())
     (said,) = (dump / "latest").glob("graph_*/inference/refused/*.txt")
-    assert "no sinh beside cosh" in said.read_text()
+    assert "no sinh" in said.read_text()
     model = onnx.load(str(said.with_suffix(".onnx")))
     assert [node.op_type for node in model.graph.node] == ["Sinh", "Cosh"]

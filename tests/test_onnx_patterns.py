@@ -359,7 +359,7 @@ def test_a_rule_that_would_change_the_shape_is_refused():
 
 def test_a_rule_that_makes_functions_is_refused_when_made():
     rule = RewriteRule(lambda op, x: op.Neg(x), lambda op, x: op.Mine(x, _domain="mine"), name="mine", as_function=True)
-    with pytest.raises(ValueError, match="functions of a model are not supported"):
+    with pytest.raises(ValueError, match="mine"):
         apply_patterns(model_of(SILU_MODEL), context(), [rule])
 
 

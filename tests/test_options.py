@@ -58,28 +58,28 @@ def test_a_new_option_is_one_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options_module, "Options", More)
     assert parse_options().speed == 1  # type: ignore[attr-defined]
     assert parse_options({"speed": "fast"}).speed == 2  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="^option 'speed': expected 1 or 2, got 3$"):
+    with pytest.raises(ValueError, match="^option 'speed': .*, got 3$"):
         parse_options({"speed": 3})
-    with pytest.raises(ValueError, match="unknown option 'sped'. Did you mean 'speed'"):
+    with pytest.raises(ValueError, match="'sped'.*'speed'"):
         parse_options({"sped": 1})
     monkeypatch.setenv("DYNAMO_BACKENDS_SPEED", "2")
     assert parse_options().speed == 2  # type: ignore[attr-defined]
     monkeypatch.setenv("DYNAMO_BACKENDS_SPEED", "3")
-    with pytest.raises(ValueError, match="^environment variable DYNAMO_BACKENDS_SPEED='3': expected 1 or 2, got 3$"):
+    with pytest.raises(ValueError, match="DYNAMO_BACKENDS_SPEED='3': .*, got 3$"):
         parse_options()
 
 
 @pytest.mark.parametrize("threads", [0, -1, most_threads() + 1, 20_000, 100_000, True, "2"])
 def test_a_number_of_threads_that_no_machine_has(threads: object) -> None:
     """It is refused before a session tries to make them: 100,000 exhaust the memory."""
-    with pytest.raises(ValueError, match="option 'threads': expected .*integer"):
+    with pytest.raises(ValueError, match="option 'threads': .*integer"):
         parse_options({"threads": threads})
 
 
 def test_any_sensible_number_of_threads() -> None:
     assert most_threads() >= max(64, os.cpu_count() or 1)
     assert parse_options({"threads": most_threads()}).threads == most_threads()
-    with pytest.raises(ValueError, match=f"1 to {most_threads()} .*four for each processor"):
+    with pytest.raises(ValueError, match=f"'threads'.* 1 to {most_threads()} "):
         parse_options({"threads": most_threads() + 1})
 
 
@@ -308,7 +308,7 @@ def test_a_copy_of_a_model_compiled_through_aot_autograd() -> None:
 
 
 def test_decompositions_are_for_an_opset_that_is_translated_to() -> None:
-    with pytest.raises(ValueError, match="opset 17 is older than 18"):
+    with pytest.raises(ValueError, match="opset 17 .*18"):
         decomposition_table(17)
-    with pytest.raises(TypeError, match="opset must be a whole number, not '18'"):
+    with pytest.raises(TypeError, match="opset .*'18'"):
         decomposition_table("18")  # type: ignore[arg-type]

