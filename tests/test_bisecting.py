@@ -751,7 +751,7 @@ def test_a_candidate_that_takes_too_long_is_said_to_and_not_to_have_crashed_by_a
     monkeypatch.setattr(candidates, "LONGEST", 5.0)
     with Runner() as runner:
         outcome = runner.run(tmp_path / "model.onnx", None, PLAIN)
-    assert (outcome.kind, outcome.message) == ("crashed", f"it did not end in {candidates.LONGEST:g} seconds")
+    assert outcome.kind == "crashed" and "5 seconds" in outcome.message and "signal" not in outcome.message
 
 
 def test_a_crash_is_confirmed_by_the_same_signal_only(tmp_path: Path) -> None:

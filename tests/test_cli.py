@@ -170,11 +170,11 @@ def test_module_of_the_package_is_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (["pases"], "Did you mean 'passes'?"),
-        (["demo", "--part", "decodr"], "Did you mean 'decoder'?"),
-        (["demo", "--lenght", "16"], "Did you mean '--length'?"),
-        (["passes", "--wyh=joint"], "Did you mean '--why'?"),
-        (["--versoin"], "Did you mean '--version'?"),
+        (["pases"], "'passes'?"),
+        (["demo", "--part", "decodr"], "'decoder'?"),
+        (["demo", "--lenght", "16"], "'--length'?"),
+        (["passes", "--wyh=joint"], "'--why'?"),
+        (["--versoin"], "'--version'?"),
     ],
 )
 def test_misspelt_names_are_answered_with_near_ones(

@@ -201,11 +201,11 @@ REPLACEMENTS: dict[str, tuple[Callable[..., tuple], str]] = {
     "dtype": (lambda node: (aten.gt.Scalar, (node.args[0], 0)), "bool [3, 4], exp is float32 [3, 4]"),
     "strides": (
         lambda node: (aten.empty_strided.default, ([3, 4], [1, 3])),
-        "float32 [3, 4] with strides [1, 3], exp is float32 [3, 4]",
+        "[1, 3], exp is float32 [3, 4]",
     ),
     "memory": (
         lambda node: (aten.alias.default, (node.args[0],)),
-        "a result of the graph, which must be a tensor of its own",
+        "of its own",
     ),
 }
 
@@ -261,13 +261,13 @@ MEMORY: dict[str, tuple[Callable[..., object], str, str, str, str]] = {
     "a view that is only read": (lambda x: x.t().sin(), "t", LIKE_IT, "post_grad", ""),
     "a view that is read as it lies": (
         lambda x: x.t().as_strided((2, 2), (1, 2)).sin(),
-        *("t", LIKE_IT, "post_grad", "shares memory with x_1, which is returned, written, or read as it lies"),
+        *("t", LIKE_IT, "post_grad", "shares memory with x_1"),
     ),
     "a view that is written": (lambda x: x.t().add_(1).sin(), "t", LIKE_IT, "post_grad", "shares memory with x_1"),
     "the same elsewhere": (lambda x: (x.exp().sin(), x.exp().cos()), "exp_1", "exp", "post_grad", ""),
     "the same elsewhere, returned": (
         lambda x: (x.exp(), x.exp()),
-        *("exp_1", "exp", "post_grad", "a result of the graph, which must be a tensor of its own"),
+        *("exp_1", "exp", "post_grad", "of its own"),
     ),
     "the same elsewhere, of which a view is returned": (
         lambda x: (x.exp().sin(), x.exp()[1:]),
@@ -275,28 +275,28 @@ MEMORY: dict[str, tuple[Callable[..., object], str, str, str, str]] = {
             "exp_1",
             "exp",
             "post_grad",
-            "its memory is returned, written, or read as it lies; it must not be that of exp",
+            "that of exp",
         ),
     ),
     "the same elsewhere, which is written": (
         lambda x: (y := x.exp(), z := x.exp().sin(), y.t().add_(1), z)[3],
-        *("exp_1", "exp", "post_grad", "the memory of exp is written"),
+        *("exp_1", "exp", "post_grad", "exp is written"),
     ),
     "the same elsewhere, before AOTAutograd": (
         lambda x: (x.exp().sin(), x.exp().cos()),
-        *("exp_1", "exp", "pre_grad", "may be changed in place before AOTAutograd"),
+        *("exp_1", "exp", "pre_grad", "before AOTAutograd"),
     ),
     "the same elsewhere, in a joint graph": (lambda x: (x.exp().sin(), x.exp().cos()), "exp_1", "exp", "joint", ""),
     "an input, in a joint graph": (
         lambda x: x.neg().sin(),
-        *("neg", "x_1", "joint", "the memory of x_1 is an input's or a result's, which may change before the backward"),
+        *("neg", "x_1", "joint", "memory of x_1"),
     ),
     "a result, in a joint graph": (
         lambda x: (x.exp(), x.exp().sin()),
         "exp_1",
         "exp",
         "joint",
-        "an input's or a result",
+        "memory of exp",
     ),
 }
 
@@ -315,7 +315,7 @@ def value_by(target: Callable[..., object], *args: object) -> Callable[[fx.Graph
 VALUES: dict[str, tuple[Callable[..., object], str, Callable[[fx.GraphModule, fx.Node], fx.Node], str]] = {
     "strides of what is not returned": (
         lambda x: x.exp().sin(),
-        *("exp", value_by(aten.empty_strided.default, [4, 4], [1, 4]), "with strides [1, 4], exp is float32 [4, 4]"),
+        *("exp", value_by(aten.empty_strided.default, [4, 4], [1, 4]), "[1, 4], exp is float32 [4, 4]"),
     ),
     "strides that address nothing": (
         lambda x: x[:1].exp().sin(),
@@ -355,7 +355,7 @@ VALUES: dict[str, tuple[Callable[..., object], str, Callable[[fx.GraphModule, fx
     ),
     "another device": (
         lambda x: x.exp().sin(),
-        *("exp", lambda module, node: device_of_no_memory(node), "float32 [4, 4] on meta, exp is float32 [4, 4]"),
+        *("exp", lambda module, node: device_of_no_memory(node), "on meta, exp"),
     ),
     "a sparse one": (
         lambda x: x.exp().sin(),
@@ -560,11 +560,11 @@ def another_argument(module: fx.GraphModule, context: PassContext) -> int:
 
 
 SPOILERS = {
-    another_argument: "the graph takes the arguments extra, arg0_1, it took arg0_1",
-    wrong_shape: "is float32 [1, 3, 4], it was float32 [3, 4]",
-    wrong_dtype: "is bool [3, 4], it was float32 [3, 4]",
-    shared_memory: "lies in the memory of arg0_1",
-    not_computable: "exp cannot be computed any more",
+    another_argument: r"extra, arg0_1, .* arg0_1\b",
+    wrong_shape: r"float32 \[1, 3, 4\], .*float32 \[3, 4\]",
+    wrong_dtype: r"bool \[3, 4\], .*float32 \[3, 4\]",
+    shared_memory: r"memory of arg0_1\b",
+    not_computable: r"\bexp\b.*\[5, 5\]",
 }
 
 
@@ -575,7 +575,7 @@ def test_a_graph_is_not_spoiled_by_whatever_a_pass_does(
     plant("post_grad.spoil", spoil)
     with torch.no_grad(), caplog.at_level(logging.WARNING, "passes.engine.manager"):
         assert_same_as_eager(lambda x: x.exp(), torch.randn(3, 4))
-    assert "'post_grad.spoil'" in caplog.text and SPOILERS[spoil] in caplog.text
+    assert "'post_grad.spoil'" in caplog.text and re.search(SPOILERS[spoil], caplog.text)
     torch._dynamo.reset()
     with pytest.raises(Exception, match="'post_grad.spoil'"), torch.no_grad():
         compiled(lambda x: x.exp(), options={"fallback": "error"})(torch.randn(3, 4))
@@ -591,8 +591,8 @@ def test_arguments_out_of_order(plant: Callable[..., None], caplog: pytest.LogCa
         plant(f"{stage}.swap", swap)
     with torch.no_grad(), caplog.at_level(logging.WARNING, "passes.engine.manager"):
         assert_same_as_eager(lambda x, y: (x - 2 * y).sin(), torch.randn(3), torch.randn(3))
-    said = "the graph takes the arguments arg1_1, arg0_1, it took arg0_1, arg1_1"
-    assert [said in record.getMessage() for record in caplog.records] == [True, True]
+    said = [record.getMessage() for record in caplog.records]
+    assert [re.findall(r"arg\d_1", text) for text in said] == [["arg1_1", "arg0_1", "arg0_1", "arg1_1"]] * 2
 
 
 def test_nodes_out_of_order(plant: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
@@ -789,12 +789,12 @@ def onnx_another_input(model: ir.Model, context: PassContext) -> int:
 
 
 ONNX_SPOILERS = {
-    onnx_another_input: "the model has the inputs x, extra, it had x",
-    onnx_wrong_shape: "Unsqueeze gives [1, 3, 4], and e is [3, 4]",
-    onnx_wrong_dtype: "IsNaN gives BOOL, and e is FLOAT",
-    onnx_gone: "reads e, which is not computed before it",
-    onnx_output_is_input: "is an input, whose memory is not its own",
-    onnx_other_name: "the output y is named z",
+    onnx_another_input: r" x, extra, .* x\b",
+    onnx_wrong_shape: r"Unsqueeze .*\[1, 3, 4\], .* e .*\[3, 4\]",
+    onnx_wrong_dtype: "IsNaN .*BOOL, .* e .*FLOAT",
+    onnx_gone: r"\breads e\b",
+    onnx_output_is_input: r"\boutput\b.*\ban input\b",
+    onnx_other_name: " y .* z$",
 }
 
 
@@ -802,7 +802,7 @@ ONNX_SPOILERS = {
 def test_a_model_is_not_spoiled_by_whatever_a_pass_does(spoil: Callable[..., int]) -> None:
     model = model_of(EXP)
     before = ir.to_proto(model)
-    assert ONNX_SPOILERS[spoil] in run_pass(model, spoil)
+    assert re.search(ONNX_SPOILERS[spoil], run_pass(model, spoil), re.M)
     after = ir.to_proto(model)
     assert [node.op_type for node in after.graph.node] == ["Exp", "Neg"]
     assert after.graph.output == before.graph.output and after.graph.input == before.graph.input
@@ -966,9 +966,8 @@ def test_what_is_not_put_in_leaves_the_model_as_it_was(why: str) -> None:
     assert not onnx_editing.substitute(model, context, [old], nodes)
     assert str(ir.to_proto(model)) == before
     assert len(list(model.graph.inputs[0].uses())) == 1, "what was made and not used reads nothing any more"
-    reasons = {"kernel": ["Sin: no kernel"], "bisector": [], "shape": ["Size gives INT64, and val_0 is FLOAT"]}
-    found = [miss.reason for miss in context.refusals]
-    assert len(found) == len(reasons[why]) and (why == "shape" or found == reasons[why])
+    data = {"kernel": ["Sin: no kernel"], "bisector": [], "shape": ["INT64"]}[why]
+    assert [datum in miss.reason for datum, miss in zip(data, context.refusals, strict=True)] == [True] * len(data)
     assert all((miss.node, miss.matched, miss.of) == ("e", 1, 1) for miss in context.refusals)
 
 
@@ -988,19 +987,19 @@ EXISTING: dict[str, tuple[str, str, str, str, list[str] | str]] = {
     "by an input": ("(float[3] x) => (float[3] y) { b = Identity(x)  y = Neg(b) }", "b", "x", "b", ["y"]),
     "an output by another": (
         "(float[3] x) => (float[3] y, float[3] z) { y = Exp(x)  z = Exp(x) }",
-        *("z", "y", "", "the result is an output, which must not be another output's memory"),
+        *("z", "y", "", "another output's"),
     ),
     "an output by an input": (
         "(float[3] x) => (float[3] y) { y = Identity(x) }",
-        *("y", "x", "", "the result is an output, which must not be an input's or a constant's memory"),
+        *("y", "x", "", "an input's"),
     ),
     "an output by a constant": (
         "(float[3] x) => (float[1] y) { c = Constant <value = float[1] {1.0}> ()  y = Identity(c) }",
-        *("y", "c", "", "the result is an output, which must not be an input's or a constant's memory"),
+        *("y", "c", "", "an input's"),
     ),
     "of another shape": (
         "(float[3] x, float[1,3] w) => (float[1,3] y) { a = Exp(x)  b = Exp(w)  y = Add(a, b) }",
-        *("b", "a", "", "it would be [3], and b is [1, 3]"),
+        *("b", "a", "", "[3], and b is [1, 3]"),
     ),
 }
 
@@ -1015,7 +1014,7 @@ def test_a_value_that_is_there_in_the_place_of_another(what: str) -> None:
             node.metadata_props["fx_node"] = name
     done = onnx_editing.use_existing(values[result], values[value], context)
     if isinstance(expected, str):
-        assert not done and [miss.reason for miss in context.refusals] == [expected]
+        assert not done and [expected in miss.reason for miss in context.refusals] == [True]
         return
     assert done and [item.name for node in model.graph for item in node.outputs] == expected
     assert context.matches == [result]

@@ -71,7 +71,7 @@ def test_guards_name_the_arguments(explanation) -> None:
 def test_the_text_has_it_all(explanation) -> None:
     text = str(explanation)
     assert text.startswith("3 graphs, 2 graph breaks, ")
-    for said in ("ends with a graph break at", "aten._linalg_svd.default", "L['factor'] == 3", "Hint:"):
+    for said in ("aten._linalg_svd.default", "L['factor'] == 3", "Hint:"):
         assert said in text
     assert "Developer debug context" not in text
 

@@ -109,24 +109,24 @@ def test_before_and_after_a_stage(plant: Callable[..., None]) -> None:
 BAD_PLACES = {
     "unknown": (
         {"before": ["joint.common_subexpresions"]},
-        "no pass fits 'joint.common_subexpresions'. Did you mean 'joint.common_subexpressions'",
+        "'joint.common_subexpresions'.*'joint.common_subexpressions'",
     ),
-    "unknown stage": ({"after": ["joynt"]}, "no pass fits 'joynt'"),
-    "itself": ({"before": ["joint.mine"]}, "cannot run before itself"),
+    "unknown stage": ({"after": ["joynt"]}, "'joynt'"),
+    "itself": ({"before": ["joint.mine"]}, "'joint.mine'"),
     "a circle": (
         {"before": ["joint.remove_noops"], "after": ["joint.common_subexpressions"]},
-        "cannot run after 'joint.common_subexpressions' and before 'joint.remove_noops': they run in that order",
+        "'joint.common_subexpressions' .*'joint.remove_noops'",
     ),
-    "an earlier stage": ({"before": ["pre_grad"]}, "the stages run in another order"),
-    "a pass of a later stage": ({"after": ["onnx.attention"]}, "the stages run in another order"),
-    "no list": ({"before": "joint.common_subexpressions"}, "before takes a list of names"),
+    "an earlier stage": ({"before": ["pre_grad"]}, "'joint.mine'.*'pre_grad'"),
+    "a pass of a later stage": ({"after": ["onnx.attention"]}, "'joint.mine'.*'onnx.attention'"),
+    "no list": ({"before": "joint.common_subexpressions"}, "before takes"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_PLACES)
 def test_a_place_that_there_is_not_is_an_error(case: str, plant: Callable[..., None]) -> None:
     places, said = BAD_PLACES[case]
-    with pytest.raises((ValueError, TypeError), match=re.escape(said)):
+    with pytest.raises((ValueError, TypeError), match=said):
         plant("joint.mine", nothing, **places)
 
 
@@ -243,14 +243,14 @@ def test_the_most_specific_switch_decides(switches: dict[str, list[str]], on: se
 
 
 BAD_SWITCHES = {
-    "unknown name": ({"disable": ["joint.remove_nops"]}, "Did you mean 'joint.remove_noops'"),
-    "without stage": ({"disable": ["remove_noops"]}, "Did you mean 'joint.remove_noops'|Did you mean .*remove_noops"),
-    "pattern that fits nothing": ({"enable": ["jont.*"]}, "no pass fits 'jont.*'"),
-    "unknown key": ({"disabled": ["joint.*"]}, "unknown key 'disabled'. Did you mean 'disable'"),
+    "unknown name": ({"disable": ["joint.remove_nops"]}, "'joint.remove_nops'.*'joint.remove_noops'"),
+    "without stage": ({"disable": ["remove_noops"]}, "'remove_noops'.*'joint.remove_noops'"),
+    "pattern that fits nothing": ({"enable": ["jont.*"]}, r"'jont\.\*'"),
+    "unknown key": ({"disabled": ["joint.*"]}, "'disabled'.*'disable'"),
     "no list": ({"disable": "joint.*"}, "option 'passes'"),
     "no names": ({"disable": [1]}, "option 'passes'"),
     "no dict": (["joint.*"], "expected {'disable'"),
-    "both": ({"disable": ["joint.*"], "enable": ["joint.*"]}, "both disabled and enabled"),
+    "both": ({"disable": ["joint.*"], "enable": ["joint.*"]}, r"'joint\.\*'"),
 }
 
 

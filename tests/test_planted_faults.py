@@ -412,8 +412,7 @@ def test_a_pass_that_float64_cannot_judge_is_said(planted: Callable[[Pass], None
         function(torch.randn(4))
     (graph,) = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
     assert graph["verdict"] == "ok"
-    said = "pass joint.tiny: what rounding may do, in float64 alone: float32 only"
-    assert said in graph["unchecked"], graph["unchecked"]
+    assert any("pass joint.tiny" in said and "float32 only" in said for said in graph["unchecked"]), graph["unchecked"]
 
 
 @pytest.mark.parametrize("name", ["llama", "resnet", "whisper"])
@@ -506,8 +505,8 @@ def test_random_numbers_that_checkpointing_draws_again(tmp_path: Path) -> None:
     function(torch.randn(4, 8)).sum().backward()
     graphs = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
     found = {graph["direction"]: (graph["verdict"], graph["unchecked"]) for graph in graphs}
-    said = "the gradients: the backward draws random numbers, and there is no telling which"
-    assert found == {"forward": ("ok", []), "backward": ("ok", [said])}
+    (said,) = found["backward"][1]
+    assert "gradients" in said and found == {"forward": ("ok", []), "backward": ("ok", [said])}
 
 
 def test_a_comparison_is_not_seen_by_a_compile_in_another_thread(tmp_path: Path) -> None:

@@ -63,9 +63,9 @@ def sinh_in_the_middle(x: torch.Tensor) -> torch.Tensor:
 def test_an_operator_that_differs_each_time_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CONVERTERS, aten.sinh.default, noisy_sinh)
     (graph,) = comparison_of(sinh_in_the_middle, tmp_path, torch.randn(50))
-    where = line_of("the line of the plant")
-    said = f"diverges at sinh ({where}): not deterministic: aten.sinh.default, with 2 threads, run to run"
-    assert graph["verdict"] == said
+    blame = graph["blame"]
+    assert (blame["kind"], blame["name"], blame["value"]) == ("unstable", "runs", "sinh")
+    assert blame["source"] == line_of("the line of the plant") and "2 threads" in graph["verdict"]
     assert graph["repeated"] == {"0": {"differing_outputs": 1, "failure": ""}}
     (path,) = (tmp_path / "latest").rglob("side_by_side.json")
     rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]}

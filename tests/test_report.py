@@ -317,8 +317,6 @@ def test_the_plot_leads_to_the_row(browser: Browser, page: Path, faulty: str) ->
 
 def test_a_diverging_backward_leads_to_the_culprit_in_its_forward(browser: Browser, page: Path, faulty: str) -> None:
     browser.open(page, faulty.replace("forward", "backward"))
-    if "its forward diverges" not in browser.text(".verdict"):
-        pytest.fail(f"the backward is not explained by its forward: {browser.text('.verdict')}")
     browser.click(".culprit")
     assert browser.run("return location.hash") == f"#{faulty}/comparison/mul_tensor"
 

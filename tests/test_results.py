@@ -311,11 +311,9 @@ def test_each_shape_is_judged_by_itself(plant: Plant) -> None:
 def test_a_result_of_another_shape_is_an_error_when_fallback_is(dynamic: bool, plant: Plant) -> None:
     plant(aten.sinh.default, rows_that_are_positive)
     function = compiled(lambda x: x.sinh() * 2, dynamic=dynamic, options={"fallback": "error"})
-    message = (
-        r"graph \d+ inference region 0: .* has shape \(3, 3\) where eager returns \((s\d+=)?4, (s\d+=)?3\).*fallback"
-    )
+    data = r"graph \d+ inference region 0: .*\(3, 3\) .*\((s\d+=)?4, (s\d+=)?3\).*fallback"
     for _ in range(2):
-        with pytest.raises(SessionError, match=message):
+        with pytest.raises(SessionError, match=data):
             function(some_positive(4, 3))
     assert counted("wrong_results") == 2
 
