@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from dynamo_backends import pass_target, pipeline
 from dynamo_backends.exporter.decompositions import SUMS_AT_INDICES
+from passes import Pass, register, unregister
 from passes.engine.fx.editing import is_view
 
 os.environ["DYNAMO_BACKENDS_CACHE"] = "0"  # what is tested is compiled; tests/test_cache.py turns it on
@@ -101,6 +102,20 @@ def clean_compiler() -> Iterator[None]:
 def without_units_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a processor that has them, PyTorch runs bfloat16."""
     monkeypatch.setattr(pass_target, "has_units_for_bfloat16", lambda: False)
+
+
+@pytest.fixture
+def planted() -> Iterator[Callable[[Pass], None]]:
+    """Registers a pass for the length of a test."""
+    names: list[str] = []
+
+    def plant(item: Pass) -> None:
+        register(item)
+        names.append(item.name)
+
+    yield plant
+    for name in names:
+        unregister(name)
 
 
 def counted(event: str) -> int:

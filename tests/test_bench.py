@@ -693,7 +693,7 @@ def found() -> dict[str, Any]:
         "settings": {"backends": ["eager", "onnxrt"], "rounds": 2},
         "interrupted": False,
         "overhead": {},
-        "cases": [bench._as_json(result) for result in results],
+        "cases": [bench.case_as_json(result) for result in results],
         "times_as_fast": geometric_means(results, ["eager", "onnxrt"]),
     }
 

@@ -22,7 +22,7 @@ from conftest import compiled
 from dumped import graph_entry, region_entry, write_manifest
 from onnx import TensorProto, helper
 from onnxscript import opset18 as op
-from test_planted_faults import Damped, Perceptron, line_of, planted, scale, scale_onnx, silu_lines  # noqa: F401
+from test_planted_faults import Damped, Perceptron, line_of, scale, scale_onnx, silu_lines
 from torch import nn
 
 from dynamo_backends import python_process, register_converter, unregister_converter
@@ -158,7 +158,7 @@ def line_of_here(text: str) -> str:
     return f"{short_file(__file__)}:{1 + next(i for i, line in enumerate(lines) if text in line)}"
 
 
-def test_operands_that_an_onnx_pass_swaps(planted: Callable[[Pass], None], tmp_path: Path) -> None:  # noqa: F811
+def test_operands_that_an_onnx_pass_swaps(planted: Callable[[Pass], None], tmp_path: Path) -> None:
     def swap(model: ir.Model, context: PassContext) -> int:
         nodes = [node for node in model.graph if node.op_type == "Sub"]
         for node in nodes:
@@ -177,7 +177,7 @@ def test_operands_that_an_onnx_pass_swaps(planted: Callable[[Pass], None], tmp_p
     assert list(before.graph.node[0].input) == list(after.graph.node[0].input)[::-1]
 
 
-def test_a_comparison_that_an_onnx_pass_turns(planted: Callable[[Pass], None], tmp_path: Path) -> None:  # noqa: F811
+def test_a_comparison_that_an_onnx_pass_turns(planted: Callable[[Pass], None], tmp_path: Path) -> None:
     """The verdict names the comparison, not the first floating-point value that follows from it."""
 
     def turn(model: ir.Model, context: PassContext) -> int:
@@ -202,7 +202,7 @@ def test_a_comparison_that_an_onnx_pass_turns(planted: Callable[[Pass], None], t
     assert_cut(found, "Less")
 
 
-def test_an_onnx_pass_whose_fault_the_model_damps(planted: Callable[[Pass], None], tmp_path: Path) -> None:  # noqa: F811
+def test_an_onnx_pass_whose_fault_the_model_damps(planted: Callable[[Pass], None], tmp_path: Path) -> None:
     planted(Pass("onnx.wrong", "Planted by a test.", lambda graph, context: scale_onnx(graph, context, "silu_6")))
     found = bisected(dumped(Damped(), torch.randn(4, 8), dump=tmp_path))
     assert (found.place, found.value, found.source) == ("ONNX pass", "silu_6", silu_lines())
@@ -212,7 +212,7 @@ def test_an_onnx_pass_whose_fault_the_model_damps(planted: Callable[[Pass], None
 @pytest.mark.parametrize("stage", ["pre_grad", "joint", "post_grad"])
 def test_a_pass_in_pytorch(
     stage: str,
-    planted: Callable[[Pass], None],  # noqa: F811
+    planted: Callable[[Pass], None],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -352,7 +352,7 @@ def test_torchlib_is_read_as_pytorchs_registry_reads_it(opset: int) -> None:
     for name, entries in registry.functions.items():
         wanted = [item.onnx_function for item in entries if not item.is_complex]
         found = torch_internals.torchlib_function(entries[0].fx_target, opset)
-        assert found is (wanted[0] if wanted and not torch_internals._needs_the_exporter(wanted[0]) else None), name
+        assert found is (wanted[0] if wanted and not torch_internals.needs_the_exporter(wanted[0]) else None), name
 
 
 @pytest.mark.parametrize(

@@ -21,14 +21,12 @@ from onnxscript import opset18 as op
 from torch._dynamo.backends.common import aot_autograd
 
 import dynamo_backends
-from dynamo_backends.debug import suspects, tensors
-from dynamo_backends.dumps.blame import Cause, Kind
+from dynamo_backends.debug import tensors
 from dynamo_backends.dumps.reading import SCHEMA_VERSION
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.locations import short_file
 from dynamo_backends.numerics.distance import distance, is_explained
 from passes import Pass, PassContext
-from passes.engine import registry
 
 
 class Classifier(torch.nn.Module):
@@ -182,7 +180,7 @@ def test_a_translation_of_a_wrong_shape_is_not_used_and_listed(dump: Path, monke
     assert re.search(r"sigmoid.*\(1, 3, 8\) .*\(3, 8\)", path.read_text())
 
 
-def test_a_wrong_pass_is_told_from_a_wrong_operator(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_pass_is_told_from_a_wrong_operator(dump: Path, planted: Callable[[Pass], None]) -> None:
     """The exported model is right, the model after the pass is not: no node is to blame."""
 
     def blunt_the_sigmoid(model: ir.Model, context: PassContext) -> int:
@@ -192,33 +190,12 @@ def test_a_wrong_pass_is_told_from_a_wrong_operator(dump: Path, monkeypatch: pyt
                 return 1
         return 0
 
-    monkeypatch.setattr(
-        registry, "_registered", registry._registered | {"onnx.wrong": Pass("onnx.wrong", "Wrong.", blunt_the_sigmoid)}
-    )
+    planted(Pass("onnx.wrong", "Wrong.", blunt_the_sigmoid))
     debug(Classifier().eval(), dump)(torch.randn(3, 8))
     (graph,) = graphs(dump)
     blame = graph["blame"]
     assert (blame["value"], blame["source"]) == ("sigmoid", line_of("torch.sigmoid(self"))
     assert (blame["kind"], blame["name"]) == ("pass", "onnx.wrong")
-
-
-def test_a_wrong_optimizer_of_the_runtime_is_found(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search switches optimizers off by halves; the runtime's own being right, its results are made up here."""
-
-    def result(self: object, model: object, *, optimize: bool = True, disabled: tuple[str, ...] = ()) -> torch.Tensor:
-        return torch.zeros(3) if not optimize or "LayerNormFusionL1" in disabled else torch.ones(3)
-
-    def start(self: object, *args: object) -> None:
-        self.__dict__.update(_plain=torch.zeros(3), _wrong_by=distance(torch.ones(3), torch.zeros(3).double()))
-
-    monkeypatch.setattr(suspects._Search, "_run", result)
-    monkeypatch.setattr(suspects._Search, "__init__", start)
-
-    class Region:
-        model = optimized_model = None
-
-    found = suspects.find_rewrite(Region(), None, [], {}, "y")  # type: ignore[arg-type]
-    assert found == (Cause(Kind.OPTIMIZER, "LayerNormFusionL1"), "y")
 
 
 @pytest.mark.parametrize(("compare", "expected"), [("first", 1), ("every", 3), ("never", 0)])

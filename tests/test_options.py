@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import onnxruntime
@@ -28,7 +29,6 @@ from dynamo_backends.options import Form, Options, most_threads, option, parse_o
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.versions import MINIMUM_OPSET, maximum_opset
 from passes import Pass, PassContext
-from passes.engine import registry
 
 
 def block() -> nn.Module:
@@ -240,7 +240,7 @@ def through_aot_autograd(compiler: AotCompiler, opset: int) -> object:
     )
 
 
-def test_the_partitioner_of_a_compiler_has_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_partitioner_of_a_compiler_has_its_options(planted: Callable[[Pass], None]) -> None:
     """The opset and the switches are the compiler's, for the passes of the stage ``joint`` too."""
     targets: list[tuple[int, str]] = []
 
@@ -249,9 +249,7 @@ def test_the_partitioner_of_a_compiler_has_its_options(monkeypatch: pytest.Monke
         return 0
 
     for name in ("joint.note", "joint.off"):
-        monkeypatch.setattr(
-            registry, "_registered", registry._registered | {name: Pass(name, "Planted by a test.", note)}
-        )
+        planted(Pass(name, "Planted by a test.", note))
     compiler = onnx_compiler(opset=18, passes={"disable": ["joint.off"]})
     model = torch.compile(block(), backend=through_aot_autograd(compiler, 18))
     model(torch.randn(3, 6)).sum().backward()
@@ -276,7 +274,7 @@ def test_the_partitioner_of_a_compiler_has_its_observer(tmp_path: Path) -> None:
     assert {result["name"].split(".")[0] for result in joint["passes"]} == {"joint"}
 
 
-def test_the_partitioner_of_a_compiler_checks_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_partitioner_of_a_compiler_checks_passes(planted: Callable[[Pass], None]) -> None:
     """With ``verify_passes``, on made-up arguments: a wrong joint pass is undone."""
 
     def wrong(module: torch.fx.GraphModule, context: PassContext) -> int:
@@ -285,11 +283,7 @@ def test_the_partitioner_of_a_compiler_checks_passes(monkeypatch: pytest.MonkeyP
             return 1
         return 0
 
-    monkeypatch.setattr(
-        registry,
-        "_registered",
-        registry._registered | {"joint.wrong": Pass("joint.wrong", "Planted by a test.", wrong)},
-    )
+    planted(Pass("joint.wrong", "Planted by a test.", wrong))
     backend = through_aot_autograd(onnx_compiler(verify_passes=True), 23)
     assert_same_as_eager(lambda x: x.sin() * 2, torch.randn(5, requires_grad=True), settings={"backend": backend})
     assert counted("undone pass joint.wrong") == 1

@@ -347,8 +347,7 @@ def test_a_pass_that_fails_is_an_error_when_fallback_is(plant: Callable[..., Non
 @pytest.mark.parametrize("result", [None, True, 1.0])
 def test_a_pass_says_how_often_it_fired(result: object) -> None:
     item = Pass("post_grad.mine", "A test's.", lambda graph, context: result)
-    manager = PassManager(strict=True)
-    manager._by_stage["post_grad"] = [item]
+    manager = PassManager(strict=True, passes=[item])
     with pytest.raises(RuntimeError, match=re.escape(repr(result))):
         manager.run("post_grad", fx.symbolic_trace(lambda x: x + 1))
 

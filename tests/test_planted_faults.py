@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from dynamo_backends.exporter import decompositions
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.locations import short_file
 from dynamo_backends.runtime import watch
-from passes import Pass, PassContext, register, unregister
+from passes import Pass, PassContext
 
 aten = torch.ops.aten
 
@@ -134,19 +134,6 @@ def scale_onnx(model: ir.Model, context: PassContext, name: str = "silu") -> int
             model.graph.outputs[:] = [scaled.outputs[0] if item is value else item for item in model.graph.outputs]
             fired += 1
     return fired
-
-
-@pytest.fixture
-def planted() -> Iterator[Callable[[Pass], None]]:
-    names: list[str] = []
-
-    def plant(item: Pass) -> None:
-        register(item)
-        names.append(item.name)
-
-    yield plant
-    for name in names:
-        unregister(name)
 
 
 @pytest.mark.parametrize("mode", ["inference", "training", "dynamic"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from dynamo_backends.dumps.reading import find_run
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.locations import short_file
 from dynamo_backends.runtime import watch
-from passes import Pass, PassContext, register, unregister
+from passes import Pass, PassContext
 
 aten = torch.ops.aten
 
@@ -55,19 +55,6 @@ class Layered(nn.Module):
 def line_of(text: str) -> str:
     lines = Path(__file__).read_text().splitlines()
     return f"{Path(__file__).name}:{1 + next(i for i, line in enumerate(lines) if text in line)}"
-
-
-@pytest.fixture
-def planted() -> Iterator[Callable[[Pass], None]]:
-    names: list[str] = []
-
-    def plant(item: Pass) -> None:
-        register(item)
-        names.append(item.name)
-
-    yield plant
-    for name in names:
-        unregister(name)
 
 
 def run(model: Callable[..., torch.Tensor], dump: Path, *inputs: torch.Tensor, **settings: object) -> None:
