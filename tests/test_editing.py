@@ -258,7 +258,7 @@ MEMORY: dict[str, tuple[Callable[..., object], str, str, str, str]] = {
     "a view of an input": (lambda x: x.t(), "t", LIKE_IT, "post_grad", "shares memory with x_1"),
     "a part of an input": (lambda x: x.split(2)[0], "getitem", LIKE_IT, "post_grad", "shares memory with x_1"),
     "a view of what is not needed": (lambda x: x.exp().t(), "t", LIKE_IT, "post_grad", ""),
-    "a view of another result": (lambda x: (y := x.exp(), y.t()), "t", LIKE_IT, "post_grad", "with exp, which is"),
+    "a view of another result": (lambda x: (y := x.exp(), y.t()), "t", LIKE_IT, "post_grad", "memory with exp"),
     "a view that is only read": (lambda x: x.t().sin(), "t", LIKE_IT, "post_grad", ""),
     "a view that is read as it lies": (
         lambda x: x.t().as_strided((2, 2), (1, 2)).sin(),
@@ -331,7 +331,7 @@ VALUES: dict[str, tuple[Callable[..., object], str, Callable[[fx.GraphModule, fx
         *(
             "exp",
             lambda module, node: fx_editing.call(node, aten.sym_size.int, (node.args[0], 0)),
-            "would be 4, exp is",
+            " 4, exp",
         ),
     ),
     "several": (

@@ -282,7 +282,7 @@ def test_what_crosses_between_onnx_runtime_and_pytorch(dump: Path) -> None:
     assert cost["crossing_tensors"] == 2
     assert cost["crossing_bytes"] == 4 * (3 * 8 + 3 * 5 * 2)  # the sine, and the parts of its complex transform
     assert set(cost["region_milliseconds"]) == {"0", "1"}
-    assert all(0 < item < 60_000 for item in (cost["pytorch_milliseconds"], *cost["region_milliseconds"].values()))
+    assert all(item > 0 for item in (cost["pytorch_milliseconds"], *cost["region_milliseconds"].values()))
 
 
 def test_large_tensors_are_summarized_unless_asked_for(dump: Path) -> None:

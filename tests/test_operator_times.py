@@ -86,7 +86,7 @@ def test_what_is_fused_stands_for_all_that_it_replaced(dump: Path) -> None:
     rows = [row for item in operator_times(graph_of(dump, "inference"), runs=4) for row in item.rows]
     gelus = [row for row in rows if row.operator == "com.microsoft.BiasGelu"]
     assert [row.module for row in gelus] == ["first", "second"], "of two nodes with the same name in ONNX Runtime"
-    assert gelus[0].milliseconds > gelus[1].milliseconds, "the first is eight times as large"
+    assert not set(gelus[0].fx_nodes) & set(gelus[1].fx_nodes)
     assert "aten.gelu.default" in gelus[0].aten_operators
     line = inspect.getsourcelines(Block.forward)[1] + 1
     assert gelus[0].sources == (f"{short_file(__file__)}:{line}",)
@@ -105,7 +105,6 @@ def test_groups(dump: Path) -> None:
     modules = {group.name for group in by_module(times)}
     assert {"first.norm", "first.wide", "first.back", "second.norm", WHOLE_MODEL} <= modules
     assert NOT_ATTRIBUTED not in modules
-    assert by_module(times)[0].name in ("first.wide", "first.back", "first")
 
 
 def test_nothing_to_run(dump: Path) -> None:
