@@ -238,9 +238,9 @@ def test_a_wrong_decomposition_of_a_gradient(monkeypatch: pytest.MonkeyPatch, tm
         sigmoid = torch.sigmoid(x)
         return grad * sigmoid * (1 + x * (1 - sigmoid)) * 1.01
 
-    right = decompositions._decompositions
+    right = decompositions.whole_table
     table = {aten.silu_backward.default: wrong}
-    monkeypatch.setattr(decompositions, "_decompositions", lambda opset: {**right(opset), **table})
+    monkeypatch.setattr(decompositions, "whole_table", lambda opset: {**right(opset), **table})
     found = bisected(dumped(Perceptron(), torch.randn(5, 8), dump=tmp_path, train=True))
     assert found.graph.endswith("backward")
     assert (found.place, found.cause) == ("decomposition", "decomposition of aten.silu_backward.default")

@@ -465,7 +465,7 @@ class TestCompare:
             return near is not EQUAL and is_explained(ours, near, *others)
 
         monkeypatch.setattr(judge, "is_explained", needs_a_try)
-        monkeypatch.setattr(judge, "_lost", lambda *_: -1.0)
+        monkeypatch.setattr(judge, "lost", lambda *_: -1.0)
         x, w = torch.randn(2, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
         with op_tools.OpAutoCompare(reference="onnx", capture=None, quiet=True) as tool:
             for _ in range(2):

@@ -237,9 +237,9 @@ def test_a_wrong_decomposition(name: str, monkeypatch: pytest.MonkeyPatch, tmp_p
 
     make, shape = MODELS[name]
     line = line_of(f"silu of the {name}")
-    right = decompositions._decompositions
+    right = decompositions.whole_table
     table = {aten.silu.default: wrong_silu}
-    monkeypatch.setattr(decompositions, "_decompositions", lambda opset: {**right(opset), **table})
+    monkeypatch.setattr(decompositions, "whole_table", lambda opset: {**right(opset), **table})
     found = verdicts(make(), shape, "inference", tmp_path / "inference")
     assert found["inference"].startswith("diverges at ") and line in found["inference"]
     assert "decomposition of aten.silu.default" in found["inference"]

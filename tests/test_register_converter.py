@@ -19,7 +19,7 @@ from onnxscript.values import Opset
 
 from dynamo_backends import NotTranslatable, operator_set, register_converter, unregister_converter
 from dynamo_backends.cli import main
-from dynamo_backends.exporter import registration
+from dynamo_backends.exporter.registration import registered_targets
 from dynamo_backends.runtime import custom_operators
 from dynamo_backends.runtime.apart import check_apart
 from dynamo_backends.runtime.settings import SessionSettings
@@ -28,9 +28,11 @@ ONLY_ONNX = {"fallback": "error", "placement": "onnx"}
 
 
 @pytest.fixture(autouse=True)
-def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_it_was() -> Iterator[None]:
     """What a test registers is gone after it."""
-    monkeypatch.setattr(registration, "_converters", registration._converters)
+    before = registered_targets()
+    yield
+    unregister_converter(*(registered_targets() - before))
 
 
 @pytest.fixture

@@ -202,7 +202,7 @@ class CallJudge:
                 complaint = complaint or f"{error.nonfinite} elements are NaN or infinite on one side only"
             coarser = max((value.dtype, computed_in, self._execution.coarsest), key=epsilon)
             near = EQUAL
-            is_right = is_explained(error, near, value.dtype, beside) or error.max_abs <= _lost(value.dtype, beside)
+            is_right = is_explained(error, near, value.dtype, beside) or error.max_abs <= lost(value.dtype, beside)
             if not is_right and not error.nonfinite:
                 others = [distance(values[name].cpu(), exact) for values in moved(coarser) if name in values]
                 near = max(others, key=lambda item: item.max_abs, default=EQUAL)
@@ -306,6 +306,6 @@ def _of_number(value: float, exact: object) -> Verdict:
     return Verdict("output", type(value).__name__, (), is_same, 0.0, None, complaint)
 
 
-def _lost(dtype: torch.dtype, beside: float) -> float:
+def lost(dtype: torch.dtype, beside: float) -> float:
     """What may be lost of a value beside much larger ones: a hundredth of their rounding, as ``is_carried`` has it."""
     return epsilon(dtype) * beside / 100
