@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from .compiling import Compiler
     from .lowering import Lowering
 
-_graph_numbers = itertools.count()
+graph_numbers = itertools.count()
 _graph_numbers_lock = Lock()
 
 
@@ -398,4 +398,4 @@ def _called(node: fx.Node) -> str:
 
 def _next_graph_number() -> int:
     with _graph_numbers_lock:
-        return next(_graph_numbers)
+        return next(graph_numbers)

@@ -91,7 +91,7 @@ def clean_compiler() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch._dynamo.reset()
     counters.clear()
-    pipeline._graph_numbers = itertools.count()
+    pipeline.graph_numbers = itertools.count()
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
@@ -180,8 +180,8 @@ def assert_same_as_eager(
         close = dict(tolerance or {})
         assert_same_values(actual.results, expected.results, **close)
         assert torch.equal(actual.random_state, expected.random_state), "the random generators went apart"
-        aliases = _aliases(expected.results, expected_inputs)
-        assert _aliases(actual.results, actual_inputs) == aliases, "other results share memory than in eager"
+        aliases = aliases_of(expected.results, expected_inputs)
+        assert aliases_of(actual.results, actual_inputs) == aliases, "other results share memory than in eager"
         assert_same_values(actual_inputs, expected_inputs, **close)
         assert_same_values(_state(actual_function), _state(expected_function), **close)
         if expected.differentiable:
@@ -223,7 +223,7 @@ def _tensors(structure: object) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(structure) if isinstance(leaf, torch.Tensor)]
 
 
-def _aliases(results: object, inputs: object) -> list[list[int]]:
+def aliases_of(results: object, inputs: object) -> list[list[int]]:
     """For each tensor among results and inputs, which others share its memory."""
     owners: list[object] = []
     for position, tensor in enumerate(_tensors((results, inputs))):

@@ -35,7 +35,7 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     options = {"dump_dir": str(folder)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "_graph_numbers", itertools.count())  # whatever this process compiled before
+        patch.setattr(pipeline, "graph_numbers", itertools.count())  # whatever this process compiled before
         torch.compile(plain, backend="onnx_debug", options=options)(torch.randn(3, 4))
         torch.compile(trained, backend="onnx_debug", options=options)(torch.randn(3, 4)).sum().backward()
     return folder
