@@ -105,7 +105,7 @@ def measure(case: Case, kinds: dict[str, Make], seconds: float) -> tuple[list[in
     compiled = torch.compile(model.eval().requires_grad_(False), backend="onnxrt", options={"fallback": "error"})
     compiled(*args)
     (session,) = (item for item in gc.get_objects() if type(item) is FrozenSession)
-    (state,) = session._sets.values()
+    (state,) = session.sets.values()
     by_address = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
     tensors = [by_address[address] for address in state.watch.addresses]
     watches = {kind: make(tensors) for kind, make in kinds.items()}

@@ -66,14 +66,14 @@ def _agreeing() -> dict[str, frozenset[str]]:
 
 
 @functools.cache
-def _may_differ(target: object) -> bool:
+def may_differ(target: object) -> bool:
     """Whether an operator's results may have other strides than its fake tensors, for some layout of its arguments."""
     return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and not target._schema.is_mutable
 
 
 def _is_asked(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether the kernel is to be asked for the strides of an operator's results."""
-    if not _may_differ(target):
+    if not may_differ(target):
         return False
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if not all(type(leaf) is FakeTensor and leaf.layout is torch.strided for leaf in tensors):
@@ -260,7 +260,7 @@ def decompositions_as_kernels(table: Table) -> dict[Any, Callable[..., Any]]:
     """
     ours: Table = {target: functools.partial(_normalized, target, table.get(target)) for target in _NORMALIZATIONS}
     return {
-        target: functools.partial(_decomposed, target, function) if _may_differ(target) else function
+        target: functools.partial(_decomposed, target, function) if may_differ(target) else function
         for target, function in {**table, **ours}.items()
     }
 

@@ -133,6 +133,9 @@ class FrozenSession:
         weights: those that are constants, by the position of the argument.
         complete: whether every byte of the weights is looked at in each call.
 
+    Attributes:
+        sets: the sets of weights that have a session, by their addresses.
+
     Raises:
         SessionError: ONNX Runtime refused the model.
     """
@@ -144,7 +147,7 @@ class FrozenSession:
         self._complete = complete
         self._lock = Lock()
         self._positions = tuple(weights)
-        self._sets: dict[Addresses, _State] = {}
+        self.sets: dict[Addresses, _State] = {}
         self._most_sets = 0  # there ever were
         self._unpaid = 0  # sessions that were made anew before they were worth it; those that were count against it
         self._seen: set[int] = set()  # hashes of addresses
@@ -156,7 +159,7 @@ class FrozenSession:
     def bound(self) -> BoundSession:
         """A session of it, with whichever weights."""
         with self._lock:
-            state = next(iter(self._sets.values()), None) or self._inputs_only()
+            state = next(iter(self.sets.values()), None) or self._inputs_only()
             return state.bound
 
     def chosen(self, args: Sequence[torch.Tensor | int | bool], *, complete: bool = False) -> BoundSession:
@@ -167,7 +170,7 @@ class FrozenSession:
             complete: whether every byte of the weights is looked at.
         """
         tensors = [args[i] for i in self._positions]
-        state = self._sets.get(addresses_of(tensors))
+        state = self.sets.get(addresses_of(tensors))
         if state is None or complete or not state.watch.is_unchanged(tensors):
             state = self._state_of(args)
         next(state.calls)
@@ -188,7 +191,7 @@ class FrozenSession:
         """
         tensors = [args[i] for i in self._positions]
         with self._lock:
-            state = self._sets.get(addresses_of(tensors))
+            state = self.sets.get(addresses_of(tensors))
         found = state.watch.differing(tensors) if state is not None else []
         return {self._positions[i]: self._name(i) for i in found}
 
@@ -197,14 +200,14 @@ class FrozenSession:
         with self._lock:
             tensors: list[torch.Tensor] = [args[i] for i in self._positions]
             addresses = addresses_of(tensors)
-            state = self._sets.get(addresses)
+            state = self.sets.get(addresses)
             if state is not None:
                 changed, unseen = state.watch.changed(tensors)
                 return self._renewed(args, [state], changed, unseen) if changed else state
             gone = self._let_go(dict(zip(map(id, tensors), addresses, strict=True)))
             if not gone and all(map(can_be_watched, tensors)):
                 return self._further(addresses, tensors)
-            before = [state.watch.addresses for state in gone] + list(self._sets)
+            before = [state.watch.addresses for state in gone] + list(self.sets)
             changed = [i for i, address in enumerate(addresses) if all(one[i] != address for one in before)]
             return self._renewed(args, gone, changed or range(len(addresses)), [])  # old ones may be mixed anew
 
@@ -219,14 +222,14 @@ class FrozenSession:
         by_user = [i for i in unseen if self._positions[i] not in self._statistics]
         self._tell([self._name(i) for i in changed], [self._name(i) for i in by_user])
         for state in replaced:
-            self._sets.pop(state.watch.addresses, None)  # not to be tried in each call, should no other be made
+            self.sets.pop(state.watch.addresses, None)  # not to be tried in each call, should no other be made
             self._unpaid = self._unpaid + 1 if next(state.calls) < WORTH_CALLS else max(0, self._unpaid - 1)
         keep_changing = self._unpaid > FREE_REFRESHES * self._most_sets
         tensors: list[torch.Tensor] = [args[i] for i in self._positions]
         inputs = [i for i in range(len(tensors)) if keep_changing and i in changed or not can_be_watched(tensors[i])]
         if inputs:
             self._tell_of_inputs([self._name(i) for i in inputs])
-            self._sets.clear()
+            self.sets.clear()
             self._unpaid = 0
             self._positions = tuple(p for i, p in enumerate(self._positions) if i not in inputs)
             tensors = [args[i] for i in self._positions]
@@ -236,7 +239,7 @@ class FrozenSession:
         """The state of a further set of weights, beside those that are still in use."""
         name = hash(addresses)
         if name in self._seen and not self._is_full:
-            if len(self._sets) < MOST_SETS and _fit(tensors):
+            if len(self.sets) < MOST_SETS and _fit(tensors):
                 made = self._made_if_possible(tensors)
                 if made is not self._without_constants:
                     count("weight_sets")
@@ -254,9 +257,9 @@ class FrozenSession:
             now: the addresses of the weights of now, by the ``id`` of the tensor.
         """
         ours = _held_by_sessions()
-        gone = {addresses: state for addresses, state in self._sets.items() if state.is_out_of_use(now, ours)}
+        gone = {addresses: state for addresses, state in self.sets.items() if state.is_out_of_use(now, ours)}
         for addresses in gone:
-            del self._sets[addresses]
+            del self.sets[addresses]
         self._is_full = self._is_full and not gone
         return list(gone.values())
 
@@ -282,8 +285,8 @@ class FrozenSession:
             SessionError: ONNX Runtime refused the model.
         """
         state = _State(self._executable, dict(zip(self._positions, tensors, strict=True)), complete=self._complete)
-        self._sets[state.watch.addresses] = state
-        self._most_sets = max(self._most_sets, len(self._sets))
+        self.sets[state.watch.addresses] = state
+        self._most_sets = max(self._most_sets, len(self.sets))
         give_back()
         return state
 

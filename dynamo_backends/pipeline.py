@@ -45,7 +45,7 @@ from .safety_net import or_as_it_was
 if TYPE_CHECKING:
     from .lowering import Lowering
 
-_graph_numbers = itertools.count()
+graph_numbers = itertools.count()
 _graph_numbers_lock = Lock()
 
 
@@ -315,4 +315,4 @@ def _called(node: fx.Node) -> str:
 
 def _next_graph_number() -> int:
     with _graph_numbers_lock:
-        return next(_graph_numbers)
+        return next(graph_numbers)

@@ -39,7 +39,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 U = TypeVar("U")
 
-_told: set[tuple[object, ...]] = set()
+told_causes: set[tuple[object, ...]] = set()
 """The causes that the log has a warning of."""
 
 _told_lock = Lock()
@@ -66,8 +66,8 @@ def caught(what: str, error: BaseException, instead: str) -> None:
     frames = traceback.extract_tb(error.__traceback__)
     cause = (type(error), frames[-1].filename, frames[-1].lineno) if frames else (type(error), what)
     with _told_lock:
-        is_new = cause not in _told
-        _told.add(cause)
+        is_new = cause not in told_causes
+        told_causes.add(cause)
     if is_new:
         logger.warning(
             "%s failed: %s: %s. %s. Unless backend='aot_eager' fails too, this is a bug of dynamo-backends: please "

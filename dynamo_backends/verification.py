@@ -158,10 +158,10 @@ class ModelChecker:
         for node, ours, theirs in zip(self._results, new, old, strict=True):
             said = _first_difference(theirs, self._evaluation.exact[node], ours)
             if said is not None:
-                return self._first_value(before, after) or _at(node, said)
+                return self.first_value(before, after) or _at(node, said)
         return None
 
-    def _first_value(self, before: ir.Model, after: ir.Model) -> str | None:
+    def first_value(self, before: ir.Model, after: ir.Model) -> str | None:
         """The first value that both models name and compute differently, in words."""
         try:
             for value, theirs, ours in common_values(self._bound(after), before, after, self._arguments):

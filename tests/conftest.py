@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from dynamo_backends import pass_target, pipeline
 from dynamo_backends.exporter.decompositions import SUMS_AT_INDICES
+from passes import Pass, register, unregister
 from passes.engine.fx.editing import is_view
 
 os.environ["DYNAMO_BACKENDS_CACHE"] = "0"  # what is tested is compiled; tests/test_cache.py turns it on
@@ -90,7 +91,7 @@ def clean_compiler() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch._dynamo.reset()
     counters.clear()
-    pipeline._graph_numbers = itertools.count()
+    pipeline.graph_numbers = itertools.count()
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
@@ -101,6 +102,20 @@ def clean_compiler() -> Iterator[None]:
 def without_units_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a processor that has them, PyTorch runs bfloat16."""
     monkeypatch.setattr(pass_target, "has_units_for_bfloat16", lambda: False)
+
+
+@pytest.fixture
+def planted() -> Iterator[Callable[[Pass], None]]:
+    """Registers a pass for the length of a test."""
+    names: list[str] = []
+
+    def plant(item: Pass) -> None:
+        register(item)
+        names.append(item.name)
+
+    yield plant
+    for name in names:
+        unregister(name)
 
 
 def counted(event: str) -> int:
@@ -165,8 +180,8 @@ def assert_same_as_eager(
         close = dict(tolerance or {})
         assert_same_values(actual.results, expected.results, **close)
         assert torch.equal(actual.random_state, expected.random_state), "the random generators went apart"
-        aliases = _aliases(expected.results, expected_inputs)
-        assert _aliases(actual.results, actual_inputs) == aliases, "other results share memory than in eager"
+        aliases = aliases_of(expected.results, expected_inputs)
+        assert aliases_of(actual.results, actual_inputs) == aliases, "other results share memory than in eager"
         assert_same_values(actual_inputs, expected_inputs, **close)
         assert_same_values(_state(actual_function), _state(expected_function), **close)
         if expected.differentiable:
@@ -208,7 +223,7 @@ def _tensors(structure: object) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(structure) if isinstance(leaf, torch.Tensor)]
 
 
-def _aliases(results: object, inputs: object) -> list[list[int]]:
+def aliases_of(results: object, inputs: object) -> list[list[int]]:
     """For each tensor among results and inputs, which others share its memory."""
     owners: list[object] = []
     for position, tensor in enumerate(_tensors((results, inputs))):

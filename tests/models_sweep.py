@@ -145,7 +145,7 @@ def _uncompiled(function: Callable[..., object], **settings: object) -> Callable
     return function
 
 
-def _compiling(backend: str) -> Compile:
+def compiling(backend: str) -> Compile:
     options = {"cache": False, "placement": "onnx"} if backend == "onnxrt" else None
     return lambda function, **settings: torch.compile(function, backend=backend, options=options, **settings)
 
@@ -314,10 +314,10 @@ def run_case(name: str, mode: str) -> Report:
     if mode.startswith("generation") and not _same_tokens(exact, eager.values):
         exact, judge = eager.values, "eager"  # logits after other tokens are no measure
     try:
-        actual = results(_compiling("onnxrt"))
+        actual = results(compiling("onnxrt"))
     except Exception as error:
         try:
-            results(_compiling("aot_eager"))
+            results(compiling("aot_eager"))
         except Exception as other:
             return report(PYTORCHS, f"aot_eager raises {_line(other)}")
         return report(ERROR, _line(error))
@@ -327,7 +327,7 @@ def run_case(name: str, mode: str) -> Report:
     text = differs(actual.values, eager.values, exact)
     if text:
         try:
-            theirs = results(_compiling("aot_eager")).values
+            theirs = results(compiling("aot_eager")).values
         except Exception as error:
             return report(WRONG, f"{text}; aot_eager raises {_line(error)}", actual)
         as_theirs = differs(theirs, eager.values, exact) and not differs(actual.values, theirs, exact)
@@ -336,7 +336,7 @@ def run_case(name: str, mode: str) -> Report:
         return report(ERROR, f"ONNX Runtime failed {runtime_failures} times", actual)
     if actual.breaks or actual.graphs > 1:
         try:
-            theirs = results(_compiling("aot_eager"))
+            theirs = results(compiling("aot_eager"))
         except Exception:  # what is right needs no other measure
             return report(RIGHT, "", actual)
         if actual.breaks > theirs.breaks or actual.graphs > theirs.graphs:

@@ -481,7 +481,7 @@ def _short(value: torch.Tensor) -> str:
 
 
 def _aliases(outcome: Outcome) -> list[list[int]]:
-    return conftest._aliases(outcome.results, outcome.arguments)
+    return conftest.aliases_of(outcome.results, outcome.arguments)
 
 
 # --- judging ------------------------------------------------------------------------------------------------------

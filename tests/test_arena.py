@@ -30,6 +30,11 @@ def test_the_model_is_an_identity() -> None:
     assert [node.op_type for node in model.graph.node] == ["Identity"]
 
 
+def watchers() -> list[threading.Thread]:
+    """The threads that wait until no session runs."""
+    return [thread for thread in threading.enumerate() if thread.name == "dynamo_backends_arena"]
+
+
 @pytest.mark.skipif(memory.resident() is None, reason="not on Linux")
 def test_memory_is_given_back_when_no_session_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arena, "IDLE_SECONDS", 0.1)
@@ -46,10 +51,9 @@ def test_memory_is_given_back_when_no_session_runs(monkeypatch: pytest.MonkeyPat
     while (memory.resident() or 0) > before - 200 * MB and time.monotonic() < end:
         time.sleep(0.1)
     assert (memory.resident() or 0) < before - 200 * MB
-    deadline = time.monotonic() + 60
-    while arena.ARENA._watcher is not None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert arena.ARENA._watcher is None, "nothing waits where nothing runs"
+    for thread in watchers():
+        thread.join(60)
+    assert not watchers(), "nothing waits where nothing runs"
 
 
 def test_sessions_run_while_memory_is_given_back() -> None:
@@ -86,13 +90,12 @@ print("ran")
 """
 
 
-@pytest.mark.parametrize("seconds", [0.0001, 30])
+@pytest.mark.parametrize("seconds", [0.0001, 600])
 def test_a_process_ends_at_once_whatever_the_thread_does(seconds: float) -> None:
-    start = time.monotonic()
+    """Before its arena is idle for so long."""
     script = ENDING.format(seconds=seconds)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout == "ran\n", done.stderr
-    assert time.monotonic() - start < 29
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
@@ -102,7 +105,7 @@ def test_a_forked_child_gives_back_too() -> None:
         compiled(torch.ones(10))
         child = os.fork()
         if child == 0:
-            is_clean = arena.ARENA._watcher is None
+            is_clean = not watchers()
             compiled(torch.ones(10))
-            os._exit(0 if is_clean and arena.ARENA._watcher is not None and arena.ARENA._watcher.is_alive() else 1)
+            os._exit(0 if is_clean and len(watchers()) == 1 else 1)
     assert os.waitpid(child, 0)[1] == 0

@@ -18,34 +18,34 @@ from dynamo_backends.runtime.versions import maximum_opset
 BACKENDS = ["onnxrt", "onnx_debug", "fx_debug"]
 
 WRONG_OPTIONS = {
-    "misspelt": ({"opsett": 18}, ["'opsett'", "Did you mean 'opset'?", "Valid options: providers"]),
-    "unknown": ({"zzz": 1}, ["unknown option 'zzz'", "Valid options: providers"]),
-    "not a string": ({3: 1}, ["unknown option 3", "Valid options: providers"]),
-    "opset type": ({"opset": "18"}, ["'opset'", "expected an integer, got '18' (str)"]),
-    "opset bool": ({"opset": True}, ["'opset'", "expected an integer", "bool"]),
-    "opset too old": ({"opset": 9}, ["opset 9 is out of range", f"18 to {maximum_opset()}"]),
-    "opset too new": ({"opset": 999}, ["opset 999 is out of range", f"18 to {maximum_opset()}"]),
-    "threads": ({"threads": 0}, ["'threads'", "expected None or an integer from 1 to", "got 0"]),
-    "threads type": ({"threads": 1.5}, ["'threads'", "expected an integer, got 1.5 (float)"]),
-    "fallback": ({"fallback": "eager"}, ["'fallback'", "expected one of 'pytorch', 'inductor', 'error', got 'eager'"]),
+    "misspelt": ({"opsett": 18}, ["'opsett'", "'opset'?", ": providers, "]),
+    "unknown": ({"zzz": 1}, ["'zzz'", ": providers, "]),
+    "not a string": ({3: 1}, ["option 3", ": providers, "]),
+    "opset type": ({"opset": "18"}, ["'opset'", "integer", "'18' (str)"]),
+    "opset bool": ({"opset": True}, ["'opset'", "integer", "bool"]),
+    "opset too old": ({"opset": 9}, ["opset 9 ", f"18 to {maximum_opset()}"]),
+    "opset too new": ({"opset": 999}, ["opset 999 ", f"18 to {maximum_opset()}"]),
+    "threads": ({"threads": 0}, ["'threads'", "None or", "from 1 to", "got 0"]),
+    "threads type": ({"threads": 1.5}, ["'threads'", "integer", "1.5 (float)"]),
+    "fallback": ({"fallback": "eager"}, ["'fallback'", "'pytorch', 'inductor', 'error'", "'eager'"]),
     "provider": (
         {"providers": ["CPUExecutionProvder"]},
-        ["Did you mean 'CPUExecutionProvider'", "Available:"],
+        ["'CPUExecutionProvder'", "'CPUExecutionProvider'", "Available:"],
     ),
     "provider of another build": (
         {"providers": ["CUDAExecutionProvider"]},
-        ["not in the installed", "onnxruntime-gpu"],
+        ["CUDAExecutionProvider", "onnxruntime-gpu"],
     ),
     "providers as a string": (
         {"providers": "CPUExecutionProvider"},
-        ["list such as ['CPUExecutionProvider']"],
+        ["['CPUExecutionProvider']", "list"],
     ),
-    "no providers": ({"providers": []}, ["at least one execution provider"]),
-    "provider of wrong type": ({"providers": [3]}, ["provider name or a (name, options) pair, got 3"]),
-    "dump_dir": ({"dump_dir": 7}, ["'dump_dir'", "expected a path, got 7 (int)"]),
+    "no providers": ({"providers": []}, ["at least one"]),
+    "provider of wrong type": ({"providers": [3]}, ["(name, options)", "got 3"]),
+    "dump_dir": ({"dump_dir": 7}, ["'dump_dir'", "path", "7 (int)"]),
     "compare": ({"compare": "always"}, ["'compare'", "'first', 'every', 'never'"]),
-    "tensor_limit": ({"tensor_limit": -5}, ["'tensor_limit'", "-1 for no limit"]),
-    "list": ([("opset", 18)], ["options must be a dict", "list"]),
+    "tensor_limit": ({"tensor_limit": -5}, ["'tensor_limit'", "-1", "-5"]),
+    "list": ([("opset", 18)], ["dict", "list"]),
 }
 
 
@@ -61,27 +61,27 @@ def test_wrong_option(case: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_backend_checks_its_options(backend: str) -> None:
     function = torch.compile(lambda x: x + 1, backend=backend, options={"opsett": 18})
-    with pytest.raises(ValueError, match=r"^unknown option 'opsett'. Did you mean 'opset'") as caught:
+    with pytest.raises(ValueError, match="'opsett'.*'opset'") as caught:
         function(torch.ones(3))
     assert len(traceback.extract_tb(caught.value.__traceback__)) == 2, "the caller's line, and Dynamo's that raises it"
 
 
 def test_the_compiler_for_aot_autograd_checks_its_options_at_once() -> None:
-    with pytest.raises(ValueError, match="Did you mean 'opset'"):
+    with pytest.raises(ValueError, match="'opsett'.*'opset'"):
         onnx_compiler(opsett=18)
 
 
 def test_unknown_mode() -> None:
-    with pytest.raises(ValueError, match="unknown mode 'fast'; valid modes: default, reduce-overhead"):
+    with pytest.raises(ValueError, match="'fast'.* default, reduce-overhead"):
         parse_options(mode="fast")
 
 
 WRONG_ENVIRONMENT = {
-    "OPSET": ("new", "DYNAMO_BACKENDS_OPSET='new': expected an integer"),
-    "THREADS": ("", "DYNAMO_BACKENDS_THREADS='': expected an integer"),
+    "OPSET": ("new", "DYNAMO_BACKENDS_OPSET='new': "),
+    "THREADS": ("", "DYNAMO_BACKENDS_THREADS='': "),
     "PROVIDERS": ('["CPU', "DYNAMO_BACKENDS_PROVIDERS"),
-    "FALLBACK": ("no", "DYNAMO_BACKENDS_FALLBACK='no': expected one of 'pytorch', 'inductor', 'error'"),
-    "COMPARE": ("", "DYNAMO_BACKENDS_COMPARE='': expected one of"),
+    "FALLBACK": ("no", "DYNAMO_BACKENDS_FALLBACK='no': "),
+    "COMPARE": ("", "DYNAMO_BACKENDS_COMPARE='': "),
 }
 
 
@@ -119,9 +119,8 @@ def test_another_module_called_passes(kind: str, tmp_path: Path) -> None:
     )
     assert result.returncode != 0
     message = result.stderr.strip().splitlines()[-1]
-    assert message.startswith("ImportError: dynamo-backends needs its package 'passes'")
+    assert message.startswith("ImportError: ") and "'passes'" in message
     assert str(file) in message
-    assert "Rename that file" in message
 
 
 @pytest.mark.parametrize("wrong", [torch.randn(3, 5), "text", None], ids=["shape", "str", "None"])
@@ -142,5 +141,5 @@ def test_a_class_that_is_not_there(wrong: int) -> None:
     x, classes = torch.randn(3, 4), torch.tensor([1, 2, wrong])
     for training in (False, True):
         function = compiled(torch.nn.functional.cross_entropy, options={"placement": "onnx"})
-        with pytest.raises(IndexError, match=rf"Target {wrong} is out of bounds"):
+        with pytest.raises(IndexError, match=rf"Target {wrong} "):
             function(x.requires_grad_(training), classes)

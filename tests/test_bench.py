@@ -7,11 +7,13 @@ import importlib.util
 import json
 import math
 import mmap
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +27,7 @@ from dynamo_backends.bench.measuring import Bench, CaseResult, Row, Settings, ge
 from dynamo_backends.bench.processes import Process, WorkerError
 from dynamo_backends.bench.reference import Reference, beams_difference, text_difference
 from dynamo_backends.bench.steps import Steps, loss_of
-from dynamo_backends.bench.worker import Worker
+from dynamo_backends.bench.worker import Worker, error_line
 from dynamo_backends.cli import main
 from dynamo_backends.cli.bench import exit_code
 
@@ -210,7 +212,7 @@ def test_the_command(file: str, tmp_path: Path) -> None:
         assert len(row["rounds"]) == 2 and min(row["rounds"]) > 0
         assert row["milliseconds"] > 0 and row["first_seconds"] > 0
     assert rows["onnxrt"]["graphs"] == 1 and rows["onnxrt"]["events"]["nodes_on_onnx"] > 0
-    assert 0 < rows["onnxrt"]["microseconds_outside_sessions"] < rows["onnxrt"]["first_seconds"] * 1e6
+    assert rows["onnxrt"]["microseconds_outside_sessions"] > 0
     if sys.platform == "linux":
         assert rows["onnxrt"]["peak_bytes"] > 10 * 2**20, "at least what was imported"
     for name in ("bench_wrong", "bench_crash"):
@@ -454,7 +456,7 @@ def test_overhead_of_a_call(file: str, in_process: type[InProcess]) -> None:
     found = bench(Case(f"{file}:linear"), backends="eager,bench_wrong", overhead=True)
     assert {"microseconds", "standard_error"} == set(found["overhead"]["eager"])
     assert found["overhead"]["bench_wrong"]["message"].startswith("wrong: ")
-    assert "overhead of a call" in table.table(found)
+    assert re.search(r"^ *eager .* ± ", table.table(found).partition("overhead")[2], re.M)
 
 
 def test_json_has_all_that_was_measured(file: str, in_process: type[InProcess]) -> None:
@@ -527,13 +529,20 @@ def test_geometric_means_are_of_cases_both_are_right_on() -> None:
 # -------------------------------------------------------------------------------------------------------- measuring
 
 
-def test_short_calls_are_timed_together() -> None:
-    calls = []
-    turn = timing.turn_of(lambda: calls.append(None))
+def test_short_calls_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, calls = SimpleNamespace(now=0.0), 0
+    clock.perf_counter = lambda: clock.now
+    monkeypatch.setattr(timing, "time", clock)
+
+    def call() -> None:
+        nonlocal calls
+        clock.now, calls = clock.now + 1e-5, calls + 1
+
+    turn = timing.turn_of(call)
     assert turn.calls > 10 and 2 <= turn.samples <= 20
-    calls.clear()
-    assert 0 < turn.milliseconds(lambda: calls.append(None)) < 1
-    assert len(calls) > turn.calls * turn.samples, "those that warm up too"
+    calls = 0
+    assert turn.milliseconds(call) == pytest.approx(0.01)
+    assert calls > turn.calls * turn.samples, "those that warm up too"
 
 
 def test_memory_is_that_of_this_process() -> None:
@@ -606,51 +615,52 @@ def said_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "datum"),
     [
-        (["bertt"], "unknown model 'bertt'. Did you mean 'bert'"),
-        (["nowhere.py:make"], "there is no file nowhere.py"),
-        ([":make"], "expected file.py:function or package.module:function"),
-        (["some-thing:make"], "neither a file"),
-        (["bert", "--backends", "eager,,"], "--backends takes names"),
+        (["bertt"], "'bertt'.*'bert'"),
+        (["nowhere.py:make"], "nowhere.py"),
+        ([":make"], "file.py:function"),
+        (["some-thing:make"], "some-thing"),
+        (["bert", "--backends", "eager,,"], "--backends"),
         (["bert", "--backends", "eager,eager"], "'eager' twice"),
-        (["bert", "--backends", "nowhere.py:make"], "there is no file"),
-        (["bert", "--beams", "2"], "of --decode"),
-        (["bert", "--tokens", "8"], "of --decode"),
-        (["bert", "--train", "--decode"], "not allowed with"),
-        (["bert", "--rounds", "0"], "a number from 1"),
-        (["bert", "--optimizer", "sgd"], "goes with --train"),
+        (["bert", "--backends", "nowhere.py:make"], "nowhere.py"),
+        (["bert", "--beams", "2"], "--beams.* --decode"),
+        (["bert", "--tokens", "8"], "--tokens.* --decode"),
+        (["bert", "--train", "--decode"], "--decode.* --train"),
+        (["bert", "--rounds", "0"], "--rounds.* 1"),
+        (["bert", "--optimizer", "sgd"], "--optimizer.* --train"),
         (["bert", "--options", "opset"], "NAME=VALUE"),
         (["bert", "--json", "no/such/folder/x.json"], "no/such/folder"),
         (["bert", "--json", "."], "directory"),
         ([], "MODEL"),
     ],
 )
-def test_bad_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert message in said_of(arguments, capsys)
+def test_bad_arguments(arguments: list[str], datum: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert re.search(datum, said_of(arguments, capsys))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "data"),
     [
-        (["{file}:linera"], "Did you mean 'linear'"),
-        (["{file}:not_a_pair"], "expected (model, inputs)"),
-        (["{file}:inputs_of_a_kind"], "expected (model, inputs)"),
-        (["json:dumps2"], "json has no such function"),
-        (["no_such_module:make"], "cannot be imported: No module named 'no_such_module'"),
-        (["{file}:linear", "--dynamic"], "--dynamic needs several sizes"),
-        (["{file}:linear", "--decode"], "needs a model with generate()"),
-        (["mlp", "--decode"], "these have: llama"),
-        (["mlp", "--backends", "onnxr"], "unknown backend 'onnxr'. Did you mean 'onnxrt'"),
-        (["mlp", "--backends", "{file}:nothing"], "no such function"),
-        (["mlp", "--options", "opest=20"], "unknown option 'opest'. Did you mean 'opset'"),
-        (["mlp", "--options", "opset=3"], "out of range"),
+        (["{file}:linera"], ["linera", "'linear'"]),
+        (["{file}:not_a_pair"], ["not_a_pair", "(model, inputs)"]),
+        (["{file}:inputs_of_a_kind"], ["inputs_of_a_kind", "(model, inputs)"]),
+        (["json:dumps2"], ["json", "dumps2"]),
+        (["no_such_module:make"], ["'no_such_module'"]),
+        (["{file}:linear", "--dynamic"], ["--dynamic"]),
+        (["{file}:linear", "--decode"], ["--decode", "generate()"]),
+        (["mlp", "--decode"], ["--decode", "mlp", "llama"]),
+        (["mlp", "--backends", "onnxr"], ["'onnxr'", "'onnxrt'"]),
+        (["mlp", "--backends", "{file}:nothing"], ["nothing"]),
+        (["mlp", "--options", "opest=20"], ["'opest'", "'opset'"]),
+        (["mlp", "--options", "opset=3"], ["opset", "3"]),
     ],
 )
 def test_what_only_the_processes_can_see(
-    arguments: list[str], message: str, file: str, in_process: type[InProcess], capsys: pytest.CaptureFixture[str]
+    arguments: list[str], data: list[str], file: str, in_process: type[InProcess], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert message in said_of([text.format(file=file) for text in arguments], capsys)
+    said = said_of([text.format(file=file) for text in arguments], capsys)
+    assert [datum for datum in data if datum not in said] == []
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -662,18 +672,14 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_a_missing_compiler_is_named() -> None:
     from torch._inductor.exc import InvalidCxxCompiler
 
-    from dynamo_backends.bench.worker import _said
-
-    assert "inductor needs a C++ compiler" in _said(InvalidCxxCompiler())
+    assert "C++ compiler" in error_line(InvalidCxxCompiler())
 
 
 def test_errors_are_a_line_with_their_cause() -> None:
-    from dynamo_backends.bench.worker import _said
-
-    error = RuntimeError("\n\x1b[96mFailed to export.\x1b[0m Next steps:\n- look")
-    assert _said(error) == "RuntimeError: Failed to export. Next steps:"
+    error = RuntimeError("\n\x1b[96mFailed.\x1b[0m Next:\n- look")
+    assert error_line(error) == "RuntimeError: Failed. Next:"
     error.__cause__ = KeyError("a.b")
-    assert _said(error) == "RuntimeError: Failed to export. Next steps: Because of KeyError: 'a.b'"
+    assert error_line(error).startswith("RuntimeError: Failed. Next: ") and "KeyError: 'a.b'" in error_line(error)
 
 
 # ------------------------------------------------------------------------------------------------- table and picture
@@ -695,7 +701,7 @@ def found() -> dict[str, Any]:
         "settings": {"backends": ["eager", "onnxrt"], "rounds": 2},
         "interrupted": False,
         "overhead": {},
-        "cases": [bench._as_json(result) for result in results],
+        "cases": [bench.case_as_json(result) for result in results],
         "times_as_fast": geometric_means(results, ["eager", "onnxrt"]),
     }
 
@@ -705,7 +711,7 @@ def test_the_table_fits_a_terminal(found: dict[str, Any]) -> None:
     assert max(map(len, text.splitlines())) <= 100
     lines = {line.split()[0]: line for line in text.splitlines() if line.strip()}
     assert "2.50" in text and "0.5000 ± 0.0000" in text and "1.25 ± 0.25" in text
-    assert "onnxrt: wrong: result 0: off float64 by 3" in text
+    assert re.search("^onnxrt: .*result 0: .* 3", text, re.M)
     assert lines["onnxrt"]
 
 

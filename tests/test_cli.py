@@ -47,7 +47,7 @@ def test_demo_in_a_process_of_its_own(tmp_path: Path) -> None:
     for row in rows:
         assert row[2] == "100.0%" and row[6] == "ok"
     assert str(latest_run(tmp_path)) in done.stdout
-    assert "onnxrt: compile and run" in done.stderr, "progress is shown, and not among the results"
+    assert "onnxrt: " in done.stderr and "onnxrt: " not in done.stdout, "progress is not among the results"
 
 
 def test_demo_forward_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +67,7 @@ def test_demo_dynamic_serves_two_batch_sizes(tmp_path: Path, capsys: pytest.Capt
     assert main([*SMALL, "--dynamic", "--opset", "18", "--dump-dir", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert len(_rows(printed)) == 2
-    assert "batch sizes 2 and 3 ran on the same models" in printed
+    assert "sizes 2 and 3 " in printed
     manifest = json.loads((latest_run(tmp_path) / "manifest.json").read_text())
     assert manifest["options"]["opset"] == 18
 
@@ -170,11 +170,11 @@ def test_module_of_the_package_is_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (["pases"], "Did you mean 'passes'?"),
-        (["demo", "--part", "decodr"], "Did you mean 'decoder'?"),
-        (["demo", "--lenght", "16"], "Did you mean '--length'?"),
-        (["passes", "--wyh=joint"], "Did you mean '--why'?"),
-        (["--versoin"], "Did you mean '--version'?"),
+        (["pases"], "'passes'?"),
+        (["demo", "--part", "decodr"], "'decoder'?"),
+        (["demo", "--lenght", "16"], "'--length'?"),
+        (["passes", "--wyh=joint"], "'--why'?"),
+        (["--versoin"], "'--version'?"),
     ],
 )
 def test_misspelt_names_are_answered_with_near_ones(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -29,12 +30,12 @@ def raising(error: BaseException) -> Callable[[], int]:
     return work
 
 
-@pytest.mark.parametrize("error", [DumpError("no dump here"), ValueError("no dump here"), OSError("no dump here")])
+@pytest.mark.parametrize("error", [DumpError("no dump"), ValueError("no dump"), OSError("no dump")])
 def test_what_the_user_can_mend_is_a_line_and_exit_code_2(error: Exception, capsys: Printed) -> None:
     assert reporting_errors(["ls"], raising(error)) == 2
-    assert capsys.readouterr() == ("", "dynamo-backends ls: no dump here\n")
+    assert capsys.readouterr() == ("", "dynamo-backends ls: no dump\n")
     assert reporting_errors(["ls", "--json"], raising(error)) == 2
-    assert capsys.readouterr() == ('{\n  "error": "no dump here"\n}\n', "dynamo-backends ls: no dump here\n")
+    assert capsys.readouterr() == ('{\n  "error": "no dump"\n}\n', "dynamo-backends ls: no dump\n")
 
 
 def test_other_errors_are_ours_and_keep_their_traceback(capsys: Printed) -> None:
@@ -42,7 +43,7 @@ def test_other_errors_are_ours_and_keep_their_traceback(capsys: Printed) -> None
     assert reporting_errors(["ls", "--json"], raising(KeyError("ours"))) == 2
     printed = capsys.readouterr()
     assert "Traceback" in printed.err and "in work" in printed.err
-    assert json.loads(printed.out)["error"] == "a fault of dynamo-backends: KeyError: 'ours'"
+    assert json.loads(printed.out)["error"].endswith(": KeyError: 'ours'")
     assert reporting_errors(["ls"], lambda: 1) == 1
 
 
@@ -80,14 +81,14 @@ def test_whose_json_it_is(arguments: list[str], tmp_path: Path, monkeypatch: Any
 
 def test_what_a_bisected_command_gave_as_json(capsys: Printed) -> None:
     assert main(["bisect", "--json", sys.executable, "-c", "--json"]) == 1, "its own --json is no expression"
-    assert "fails with backend 'eager' already" in json.loads(capsys.readouterr().out)["found"]
+    assert "'eager'" in json.loads(capsys.readouterr().out)["found"]
 
 
 @pytest.mark.parametrize("command", ["profile", "determinism"])
 def test_less_than_one_thread(command: str, capsys: Printed) -> None:
     with pytest.raises(SystemExit, match="2"):
         main([command, "0", "--threads", "-1"])
-    assert "expected a number from 1, got '-1'" in capsys.readouterr().err
+    assert re.search("--threads.* 1, got '-1'", capsys.readouterr().err)
 
 
 def test_nothing_to_list_is_json(tmp_path: Path, monkeypatch: Any, capsys: Printed) -> None:

@@ -29,8 +29,8 @@ Printed = pytest.CaptureFixture[str]
 def test_ls(dump: Path, capsys: Printed) -> None:
     assert main(["ls", str(dump)]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"^ +0  forward +\S*model\.py:3 +\S*model\.py:5 +graph break: ", printed, re.M)
-    assert re.search(r"^ +1  forward  .*  the end of the function$", printed, re.M)
+    assert re.search(r"^ +0  forward +\S*model\.py:3 +\S*model\.py:5 +graph break", printed, re.M)
+    assert re.search(r"^ +1  forward  ", printed, re.M)
     assert re.search(r"^1/forward +\d\.\d{3} +\d\.\d{3} ", printed, re.M), "compile time"
     assert re.search(r"^1/forward +3 +66\.7% +1 of 1 +\S+e-\d\d +\S+e-\d\d +ok$", printed, re.M)
     assert "run_" not in printed.split("\n\n", 1)[1], "one run: they are not listed"
@@ -60,12 +60,12 @@ def test_a_graph_that_diverges_is_exit_code_1(
     shutil.copytree(find_run(dump).folder, tmp_path / "run")
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     manifest["graphs"][1]["verdict"] = "diverges at mm_1 (model.py:7)"
-    manifest["dynamo_graphs"][0]["given_up"] = "Dynamo traces the function again"
+    manifest["dynamo_graphs"][0]["given_up"] = "traced again"
     (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest))
     assert main(["ls", str(tmp_path / "run")]) == 1
     printed = capsys.readouterr().out
-    assert "given up: Dynamo traces the function again" in printed
-    assert "compares all runs" not in printed, "there was one"
+    assert "traced again" in printed
+    assert "'compare': 'every'" not in printed, "there was one run"
     assert printed.endswith(f"try: dynamo-backends bisect 0/backward -d {tmp_path / 'run'}\n")
     assert main(["ls", str(tmp_path / "run"), "--json"]) == 1
     capsys.readouterr()
@@ -77,7 +77,7 @@ def test_a_graph_that_diverges_is_exit_code_1(
     assert main(["ls", str(tmp_path / "run")]) == 1
     printed = capsys.readouterr().out
     assert "\n\n0/backward diverges at mm_1 (somewhere/in/a/folder/model.py:7)\n" in printed, "the table cut it"
-    assert "of runs at the same sizes the first is compared" in printed
+    assert "'compare': 'every'" in printed
 
 
 FAULTY = """\
@@ -173,16 +173,16 @@ def test_where_nothing_can_be_written(dump: Path, tmp_path: Path, capsys: Printe
 def test_a_graph_that_dynamo_gave_up(dump: Path, tmp_path: Path, capsys: Printed) -> None:
     shutil.copytree(find_run(dump).folder, tmp_path / "run")
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    manifest["dynamo_graphs"][0]["given_up"] = "Dynamo traces the function again"
+    manifest["dynamo_graphs"][0]["given_up"] = "traced again"
     manifest["graphs"] = manifest["graphs"][2:]
     (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest))
     commands = [["show"], ["diff", "aten", "onnx"], ["replay"], ["bisect"], ["nan"], ["precision"], ["determinism"]]
     for name, *rest in [*commands, ["profile"], ["compare", "1"]]:
         assert main([name, "0", *rest, "-d", str(tmp_path / "run")]) == 2
         said = capsys.readouterr().err
-        assert "gave up" in said and "Dynamo traces the function again" in said and "model.py:3" in said
+        assert "traced again" in said and "model.py:3" in said
     assert main(["show", "7", "-d", str(tmp_path / "run")]) == 2
-    assert "gave up" not in capsys.readouterr().err
+    assert "traced again" not in capsys.readouterr().err
 
 
 def test_a_graph_is_named_by_its_folder_anywhere(
@@ -252,7 +252,7 @@ def test_diff(dump: Path, capsys: Printed) -> None:
     printed = capsys.readouterr().out
     assert re.match(r"graph_001/forward/\w+\.py -> .*region_1/model\.onnx: .*2 translated", printed)
     assert "model.py:6: return torch.exp(torch.sort(torch.exp(x), stable=True).values)\n" in printed
-    assert re.search(r"^- sort = aten\.sort\.stable\(.*  # runs in PyTorch: no translation to ONNX$", printed, re.M)
+    assert re.search(r"^- sort = aten\.sort\.stable\(.*  # runs in PyTorch: ", printed, re.M)
     assert re.search(r"^> exp: .* = aten\.exp\.default\(\w+\)\n  exp: f32\[3, 4\] = Exp\(\w+\)$", printed, re.M)
     assert printed.endswith(f"try: dynamo-backends show 1/forward --stage onnx -d {dump}\n")
     assert main(["diff", "0", "dynamo", "joint", "-d", str(dump), "--json"]) == 0
@@ -263,8 +263,8 @@ def test_diff(dump: Path, capsys: Printed) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["show", "0", "--stage", "onx"], "Did you mean 'onnx'"),
-        (["diff", "0", "aten", "post_grd"], "Did you mean 'post_grad'"),
+        (["show", "0", "--stage", "onx"], "'onnx'"),
+        (["diff", "0", "aten", "post_grd"], "'post_grad'"),
         (["show"], "GRAPH"),
     ],
 )
@@ -347,7 +347,7 @@ def test_the_shell_completes_commands_options_stages_and_graphs(dump: Path, tmp_
         (
             "fish",
             "register-python-argcomplete --shell fish dynamo-backends | source\ncomplete -C 'dynamo-backends sh'",
-            "show\tshow the graph of a stage",
+            "show\t",
         ),
     ],
     ids=lambda value: value if len(value) < 6 else "",

@@ -81,7 +81,7 @@ def test_a_model_is_equal_to_itself(tmp_path: Path, runtime: Runtime) -> None:
 def test_the_first_row_that_diverges_is_named(tmp_path: Path, runtime: Runtime) -> None:
     swapped = CHAIN.replace("Exp(a)", "Exp(c)").replace("b =", "c = Neg(a) \n b =")
     found = compared(model(CHAIN, tmp_path, "first"), model(swapped, tmp_path, "second"), runtime, x=X)
-    assert culprit(found) == "b" and "diverges at b (Exp)" in found.verdict
+    assert culprit(found) == "b" and "b (Exp)" in found.verdict
     assert ("+", "c") in marks(found)
 
 
@@ -207,7 +207,7 @@ def test_an_input_that_the_other_model_computes(tmp_path: Path) -> None:
     back = compared(second, first, x=X, w=np.ones((3, 4), np.float32))
     assert back.ok and any(note.endswith(": t") for note in back.notes)
     foreign = model("g (float[2,3] x, float[9] u) => (float[2,3] y) { y = Identity(x) }", tmp_path, "foreign")
-    with pytest.raises(DumpError, match=r"foreign has inputs that first does not have: u \(float32 9\)"):
+    with pytest.raises(DumpError, match=r"foreign.* first.* u \(float32 9\)"):
         compared(first, foreign)
 
 
@@ -392,7 +392,7 @@ def test_sequences_and_optionals(tmp_path: Path) -> None:
     longer = model(text.replace("(a, x)", "(a, x, x)"), tmp_path, "longer")
     assert culprit(compared(first, longer, x=X)) == "y"
     given = model("g (seq(float[2,3]) x) => (int64 y) { y = SequenceLength(x) }", tmp_path, "given")
-    with pytest.raises(DumpError, match="the input x .sequence. cannot be made up"):
+    with pytest.raises(DumpError, match=r" x \(sequence\)"):
         compared(given, given)
 
 
@@ -417,7 +417,7 @@ def test_symbolic_dimensions_and_indices(tmp_path: Path) -> None:
     ids = feeds["ids"]
     assert isinstance(ids, np.ndarray) and ids.min() == 0 and ids.max() == 6, "indices of a table of seven rows"
     shaped = model("g (float[2,3] x, int64[1] s) => (float[n] y) { y = Reshape(x, s) }", tmp_path)
-    with pytest.raises(DumpError, match="the values of s are a shape"):
+    with pytest.raises(DumpError, match=r" s\b.*shape"):
         made_up(shaped, sizes={}, seed=0)
 
 
@@ -438,9 +438,9 @@ def test_stored_inputs(tmp_path: Path) -> None:
         read_feeds([tmp_path / "pickled.npz"], first)
     with pytest.raises(DumpError, match="nothing.pb does not exist"):
         read_feeds([tmp_path / "nothing.pb"], first)
-    with pytest.raises(DumpError, match="the input z is float32 2x3, its value int64 2x3"):
+    with pytest.raises(DumpError, match=" z .*float32 2x3.* int64 2x3"):
         run_model(first, {"x": X, "z": np.ones((2, 3), np.int64)}, Runtime())
-    with pytest.raises(DumpError, match=r"no value for z \(float32 2x3\)"):
+    with pytest.raises(DumpError, match=r" z \(float32 2x3\)"):
         run_model(first, {"x": X}, Runtime())
 
 
@@ -480,7 +480,7 @@ def test_external_data_outside_of_the_folder_is_not_read(tmp_path: Path) -> None
     inner.mkdir()
     (tmp_path / "secret").write_bytes(b"12345678")
     onnx.save(proto, inner / "model.onnx")
-    with pytest.raises(DumpError, match="outside the model's folder"):
+    with pytest.raises(DumpError, match=str(tmp_path / "secret")):
         _ = load_model(inner / "model.onnx").initializers["w"]
 
 
@@ -650,9 +650,9 @@ def test_compare_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     model(CHAIN.replace("Sub(b, a)", "Add(a, b)"), tmp_path, "second")
     one, other = tmp_path / "first.onnx", tmp_path / "second.onnx"
     code, out, _ = command(capsys, "compare", one, one)
-    assert code == 0 and "note: made up (seed 0): x" in out and "ok: all outputs are equal" in out
+    assert code == 0 and "(seed 0): x" in out and re.search(r"^ok: ", out, re.M)
     code, out, _ = command(capsys, "compare", one, other)
-    assert code == 1 and "diverges at y (Sub): off by" in out
+    assert code == 1 and " y (Sub)" in out
     assert any(line.startswith("!>") and "Sub" in line and "Add" in line for line in out.splitlines())
     assert "try: dynamo-backends compare" in out
     code, out, _ = command(capsys, "compare", one, other, "--json")
@@ -661,19 +661,19 @@ def test_compare_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "datum"),
     [
-        (["nothing.onnx", "{one}"], "nothing.onnx does not exist"),
-        (["{text}", "{one}"], "is no ONNX model"),
-        (["{one}", "{one}", "--provider", "cudda"], "unknown execution provider 'cudda'.*CPUExecutionProvider"),
+        (["nothing.onnx", "{one}"], "nothing.onnx"),
+        (["{text}", "{one}"], "text.onnx"),
+        (["{one}", "{one}", "--provider", "cudda"], "'cudda'.*CPUExecutionProvider"),
         (["{one}", "{one}", "--dim", "batch"], "NAME=VALUE"),
-        (["{one}", "{one}", "--inputs", "feeds.npz"], "feeds.npz does not exist"),
-        (["{one}", "{one}", "--runtime", "reference", "--provider", "cpu"], "--provider is for --runtime ort"),
-        (["{one}", "{foreign}"], "ONNX Runtime refuses the model"),
+        (["{one}", "{one}", "--inputs", "feeds.npz"], "feeds.npz"),
+        (["{one}", "{one}", "--runtime", "reference", "--provider", "cpu"], "--provider .*--runtime ort"),
+        (["{one}", "{foreign}"], "foreign.onnx.*What"),
     ],
 )
 def test_what_compare_cannot_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: Sequence[str], message: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: Sequence[str], datum: str
 ) -> None:
     model(CHAIN, tmp_path, "one")
     model(
@@ -682,24 +682,24 @@ def test_what_compare_cannot_do(
     (tmp_path / "text.onnx").write_text("this is no model at all, but a text of some length")
     names = {name: str(tmp_path / f"{name}.onnx") for name in ("one", "text", "foreign")}
     code, out, err = command(capsys, "compare", *(item.format(**names) for item in arguments))
-    assert code == 2 and re.search(message, err), err
+    assert code == 2 and re.search(datum, err), err
     assert "Traceback" not in err and not out
 
 
 def test_compare_graphs_of_dumps(dumps: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = (find_run(dumps / name).folder for name in ("one", "two"))
     code, out, _ = command(capsys, "compare", "0/forward", "0/forward", "-d", dumps / "one")
-    assert code == 0 and "ok: all outputs are equal" in out
+    assert code == 0 and re.search(r"^ok: ", out, re.M)
     code, out, _ = command(capsys, "compare", one / "graph_000/forward/region_0", two / "graph_000/forward/region_0")
     assert code == 1
-    assert re.search(r"diverges at \w+ \((Exp|Sigmoid)\)|not comparable", out)
+    assert re.search(r"diverges at \w+ \((Exp|Sigmoid)\)", out)
     code, out, _ = command(
         capsys, "compare", one / "graph_001", two / "graph_001", "--inputs", two / "graph_001/inference/region_0"
     )
     assert code == 2, "the graphs have two regions each"
     names = [folder / "graph_001/inference/region_0" for folder in (one, two)]
     code, out, _ = command(capsys, "compare", *names, "--inputs", names[1])
-    assert code == 1 and re.search(r"diverges at \w+ \(Exp\): off by", out), out
+    assert code == 1 and re.search(r"diverges at \w+ \(Exp\)", out), out
     code, out, _ = command(capsys, "compare", "1", "1", "-d", dumps / "one", "--stage", "onnx_optimized", "--optimize")
     assert code == 0
     code, _, err = command(capsys, "compare", "0/forward", "1/nothing", "-d", dumps / "one")
@@ -737,23 +737,23 @@ def test_replay_finds_outputs_that_were_others(dumps: Path, tmp_path: Path, caps
     path.unlink()
     path.write_bytes(onnx.numpy_helper.from_array(value, tensor.name).SerializeToString())
     code, out, _ = command(capsys, "replay", "1", "-d", tmp_path / "run_one")
-    assert code == 1 and f"diverges at the output {tensor.name}: off by 0.001" in out
+    assert code == 1 and re.search(rf" {tensor.name}: .* 0\.001\b", out)
     assert "try: dynamo-backends bisect 1" in out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "datum"),
     [
-        (["--opset", "999"], "this version of onnx knows opsets 1 to"),
-        (["--opset", "6"], "onnx's version converter cannot make opset 6 of it"),
-        (["--provider", "TensorrtExecutionProvider"], "unknown execution provider.*CPUExecutionProvider"),
+        (["--opset", "999"], rf"1 to {onnx.defs.onnx_opset_version()}\b"),
+        (["--opset", "6"], r"opset 6\b"),
+        (["--provider", "TensorrtExecutionProvider"], "TensorrtExecutionProvider.*CPUExecutionProvider"),
     ],
 )
 def test_what_replay_cannot_do(
-    dumps: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+    dumps: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], datum: str
 ) -> None:
     code, _, err = command(capsys, "replay", "1", "-d", dumps / "one", *arguments)
-    assert code == 2 and re.search(message, err), err
+    assert code == 2 and re.search(datum, err), err
 
 
 @pytest.mark.parametrize("arguments", [["compare", "0/forward", "0/forward"], ["replay", "0"], ["compare", "--help"]])
@@ -833,7 +833,7 @@ def test_graphs_with_other_numbers_of_regions(tmp_path: Path, capsys: pytest.Cap
     whole, split = (tmp_path / name / "latest" / "graph_000" for name in ("whole", "split"))
     code, out, err = command(capsys, "compare", whole, split)
     assert code in (0, 1) and not err
-    assert "left out, as B has 2 models and the other 1: graph_000/inference/region_" in out
+    assert re.search(r"\bB .*\b2\b.*\b1: graph_000/inference/region_", out)
     code, out, err = command(capsys, "compare", split, whole, "--json")
     found = json.loads(out)
     assert code in (0, 1) and len(found) == 2 and found[1]["left_out"].startswith("graph_000/inference/region_")

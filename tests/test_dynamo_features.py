@@ -358,10 +358,10 @@ def test_an_index_out_of_range_is_pytorchs_error() -> None:
 def test_an_exception_of_the_users_code_comes_through() -> None:
     def fails(x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] > 3:
-            raise ValueError("four is too many")
+            raise ValueError("too many")
         return x + 1
 
-    with pytest.raises(ValueError, match="four is too many"):
+    with pytest.raises(ValueError, match="too many"):
         compiled(fails)(x())
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import operator
+import re
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -28,7 +30,7 @@ from dynamo_backends.pass_target import pass_target
 from dynamo_backends.regions import Support
 from passes import Pass, PassContext, Target, fx_editing, onnx_editing, register, unregister
 from passes.engine.fx.snapshot import FxSnapshot
-from passes.engine.manager import PassManager, Switches, take_snapshot
+from passes.engine.manager import PassManager, take_snapshot
 from passes.engine.onnx import inference
 
 aten = torch.ops.aten
@@ -187,7 +189,7 @@ def test_why_it_was_refused() -> None:
     module = traced(lambda x: x.neg().neg(), torch.randn(3))
     context = PassContext("post_grad.unnegate", explain=True)
     assert unnegate(module, context) == 0
-    assert "a result of the graph, which must be a tensor of its own" in [miss.reason for miss in context.refusals][0]
+    assert "of its own" in context.refusals[0].reason
 
 
 def traced(function: Callable[..., object], *args: torch.Tensor) -> fx.GraphModule:
@@ -200,11 +202,11 @@ REPLACEMENTS: dict[str, tuple[Callable[..., tuple], str]] = {
     "dtype": (lambda node: (aten.gt.Scalar, (node.args[0], 0)), "bool [3, 4], exp is float32 [3, 4]"),
     "strides": (
         lambda node: (aten.empty_strided.default, ([3, 4], [1, 3])),
-        "float32 [3, 4] with strides [1, 3], exp is float32 [3, 4]",
+        "[1, 3], exp is float32 [3, 4]",
     ),
     "memory": (
         lambda node: (aten.alias.default, (node.args[0],)),
-        "a result of the graph, which must be a tensor of its own",
+        "of its own",
     ),
 }
 
@@ -218,7 +220,7 @@ def test_what_is_not_the_same_is_refused(what: str) -> None:
     context = PassContext("post_grad.mine", explain=True)
     assert not fx_editing.replace(node, new, context)
     assert said in context.refusals[0].reason
-    assert new._erased and not node._erased
+    assert node in list(module.graph.nodes) and new not in list(module.graph.nodes)
 
 
 def test_a_value_that_its_maker_only_claims_is_inferred() -> None:
@@ -246,7 +248,7 @@ def replaced(
         other = nodes[new] if isinstance(new, str) else new(module, node)
     names = [item.name for item in module.graph.nodes if item is not other]
     if fx_editing.replace(node, other, context):
-        assert not context.refusals and node._erased
+        assert not context.refusals and node not in list(module.graph.nodes)
         return ""
     assert [item.name for item in module.graph.nodes if item is not other] == names
     return context.refusals[0].reason
@@ -256,17 +258,17 @@ MEMORY: dict[str, tuple[Callable[..., object], str, str, str, str]] = {
     "a view of an input": (lambda x: x.t(), "t", LIKE_IT, "post_grad", "shares memory with x_1"),
     "a part of an input": (lambda x: x.split(2)[0], "getitem", LIKE_IT, "post_grad", "shares memory with x_1"),
     "a view of what is not needed": (lambda x: x.exp().t(), "t", LIKE_IT, "post_grad", ""),
-    "a view of another result": (lambda x: (y := x.exp(), y.t()), "t", LIKE_IT, "post_grad", "with exp, which is"),
+    "a view of another result": (lambda x: (y := x.exp(), y.t()), "t", LIKE_IT, "post_grad", "memory with exp"),
     "a view that is only read": (lambda x: x.t().sin(), "t", LIKE_IT, "post_grad", ""),
     "a view that is read as it lies": (
         lambda x: x.t().as_strided((2, 2), (1, 2)).sin(),
-        *("t", LIKE_IT, "post_grad", "shares memory with x_1, which is returned, written, or read as it lies"),
+        *("t", LIKE_IT, "post_grad", "shares memory with x_1"),
     ),
     "a view that is written": (lambda x: x.t().add_(1).sin(), "t", LIKE_IT, "post_grad", "shares memory with x_1"),
     "the same elsewhere": (lambda x: (x.exp().sin(), x.exp().cos()), "exp_1", "exp", "post_grad", ""),
     "the same elsewhere, returned": (
         lambda x: (x.exp(), x.exp()),
-        *("exp_1", "exp", "post_grad", "a result of the graph, which must be a tensor of its own"),
+        *("exp_1", "exp", "post_grad", "of its own"),
     ),
     "the same elsewhere, of which a view is returned": (
         lambda x: (x.exp().sin(), x.exp()[1:]),
@@ -274,28 +276,28 @@ MEMORY: dict[str, tuple[Callable[..., object], str, str, str, str]] = {
             "exp_1",
             "exp",
             "post_grad",
-            "its memory is returned, written, or read as it lies; it must not be that of exp",
+            "that of exp",
         ),
     ),
     "the same elsewhere, which is written": (
         lambda x: (y := x.exp(), z := x.exp().sin(), y.t().add_(1), z)[3],
-        *("exp_1", "exp", "post_grad", "the memory of exp is written"),
+        *("exp_1", "exp", "post_grad", "exp is written"),
     ),
     "the same elsewhere, before AOTAutograd": (
         lambda x: (x.exp().sin(), x.exp().cos()),
-        *("exp_1", "exp", "pre_grad", "may be changed in place before AOTAutograd"),
+        *("exp_1", "exp", "pre_grad", "before AOTAutograd"),
     ),
     "the same elsewhere, in a joint graph": (lambda x: (x.exp().sin(), x.exp().cos()), "exp_1", "exp", "joint", ""),
     "an input, in a joint graph": (
         lambda x: x.neg().sin(),
-        *("neg", "x_1", "joint", "the memory of x_1 is an input's or a result's, which may change before the backward"),
+        *("neg", "x_1", "joint", "memory of x_1"),
     ),
     "a result, in a joint graph": (
         lambda x: (x.exp(), x.exp().sin()),
         "exp_1",
         "exp",
         "joint",
-        "an input's or a result",
+        "memory of exp",
     ),
 }
 
@@ -314,7 +316,7 @@ def value_by(target: Callable[..., object], *args: object) -> Callable[[fx.Graph
 VALUES: dict[str, tuple[Callable[..., object], str, Callable[[fx.GraphModule, fx.Node], fx.Node], str]] = {
     "strides of what is not returned": (
         lambda x: x.exp().sin(),
-        *("exp", value_by(aten.empty_strided.default, [4, 4], [1, 4]), "with strides [1, 4], exp is float32 [4, 4]"),
+        *("exp", value_by(aten.empty_strided.default, [4, 4], [1, 4]), "[1, 4], exp is float32 [4, 4]"),
     ),
     "strides that address nothing": (
         lambda x: x[:1].exp().sin(),
@@ -329,7 +331,7 @@ VALUES: dict[str, tuple[Callable[..., object], str, Callable[[fx.GraphModule, fx
         *(
             "exp",
             lambda module, node: fx_editing.call(node, aten.sym_size.int, (node.args[0], 0)),
-            "would be 4, exp is",
+            " 4, exp",
         ),
     ),
     "several": (
@@ -354,7 +356,7 @@ VALUES: dict[str, tuple[Callable[..., object], str, Callable[[fx.GraphModule, fx
     ),
     "another device": (
         lambda x: x.exp().sin(),
-        *("exp", lambda module, node: device_of_no_memory(node), "float32 [4, 4] on meta, exp is float32 [4, 4]"),
+        *("exp", lambda module, node: device_of_no_memory(node), "on meta, exp"),
     ),
     "a sparse one": (
         lambda x: x.exp().sin(),
@@ -559,11 +561,11 @@ def another_argument(module: fx.GraphModule, context: PassContext) -> int:
 
 
 SPOILERS = {
-    another_argument: "the graph takes the arguments extra, arg0_1, it took arg0_1",
-    wrong_shape: "is float32 [1, 3, 4], it was float32 [3, 4]",
-    wrong_dtype: "is bool [3, 4], it was float32 [3, 4]",
-    shared_memory: "lies in the memory of arg0_1",
-    not_computable: "exp cannot be computed any more",
+    another_argument: r"extra, arg0_1, .* arg0_1\b",
+    wrong_shape: r"float32 \[1, 3, 4\], .*float32 \[3, 4\]",
+    wrong_dtype: r"bool \[3, 4\], .*float32 \[3, 4\]",
+    shared_memory: r"memory of arg0_1\b",
+    not_computable: r"\bexp\b.*\[5, 5\]",
 }
 
 
@@ -574,7 +576,7 @@ def test_a_graph_is_not_spoiled_by_whatever_a_pass_does(
     plant("post_grad.spoil", spoil)
     with torch.no_grad(), caplog.at_level(logging.WARNING, "passes.engine.manager"):
         assert_same_as_eager(lambda x: x.exp(), torch.randn(3, 4))
-    assert "'post_grad.spoil'" in caplog.text and SPOILERS[spoil] in caplog.text
+    assert "'post_grad.spoil'" in caplog.text and re.search(SPOILERS[spoil], caplog.text)
     torch._dynamo.reset()
     with pytest.raises(Exception, match="'post_grad.spoil'"), torch.no_grad():
         compiled(lambda x: x.exp(), options={"fallback": "error"})(torch.randn(3, 4))
@@ -590,15 +592,15 @@ def test_arguments_out_of_order(plant: Callable[..., None], caplog: pytest.LogCa
         plant(f"{stage}.swap", swap)
     with torch.no_grad(), caplog.at_level(logging.WARNING, "passes.engine.manager"):
         assert_same_as_eager(lambda x, y: (x - 2 * y).sin(), torch.randn(3), torch.randn(3))
-    said = "the graph takes the arguments arg1_1, arg0_1, it took arg0_1, arg1_1"
-    assert [said in record.getMessage() for record in caplog.records] == [True, True]
+    said = [record.getMessage() for record in caplog.records]
+    assert [re.findall(r"arg\d_1", text) for text in said] == [["arg1_1", "arg0_1", "arg0_1", "arg1_1"]] * 2
 
 
 def test_nodes_out_of_order(plant: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
     plant("post_grad.spoil", out_of_order)
     with torch.no_grad(), caplog.at_level(logging.WARNING, "passes.engine.manager"):
         assert_same_as_eager(lambda x: x.exp().sin(), torch.randn(3, 4))
-    assert "the graph is not well formed any more" in caplog.text
+    assert counted("undone pass post_grad.spoil") == 1 and "post_grad.spoil" in caplog.text
 
 
 def test_an_author_need_not_recompile_nor_clean_up(plant: Callable[..., None]) -> None:
@@ -607,8 +609,7 @@ def test_an_author_need_not_recompile_nor_clean_up(plant: Callable[..., None]) -
         return int(fx_editing.replace(node, fx_editing.call(node, aten.cos.default, node.args), context))
 
     item = Pass("post_grad.cosine", "Planted.", cosine)
-    manager = PassManager(strict=True)
-    manager._by_stage["post_grad"] = [item]
+    manager = PassManager(strict=True, passes=[item])
     module = traced(lambda x: (x * 2).sin(), torch.randn(3))
     (result,) = manager.run("post_grad", module)
     x = torch.randn(3)
@@ -636,17 +637,17 @@ def test_results_that_share_memory_go_on_sharing_it() -> None:
     (view,) = module.graph.find_nodes(op="call_function", target=aten.t.default)
     view.target, view.args = aten.empty_strided.default, ([4, 3], [1, 4])
     assert snapshot.changed()
-    assert "memory of result 1, it lay in that of result 0" in str(snapshot.problem(TARGET))
+    assert re.search("result 1.* result 0", str(snapshot.problem(TARGET)))
     snapshot.restore()
     (sine,) = module.graph.find_nodes(op="call_function", target=aten.sin.default)
     (exp,) = module.graph.find_nodes(op="call_function", target=aten.exp.default)
     snapshot = FxSnapshot(module)
     sine.replace_all_uses_with(exp)
     assert snapshot.changed()
-    assert "memory of result 0, it lay in that of result 2" in str(snapshot.problem(TARGET))
+    assert re.search("result 0.* result 2", str(snapshot.problem(TARGET)))
 
 
-def test_a_pass_after_one_that_is_undone_sees_the_graph_as_it_was() -> None:
+def test_a_pass_after_one_that_is_undone_sees_the_graph_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     def spoil(module: fx.GraphModule, context: PassContext) -> int:
         context.refuse("a node", "a reason")
         wrong_shape(module, context)
@@ -656,19 +657,17 @@ def test_a_pass_after_one_that_is_undone_sees_the_graph_as_it_was() -> None:
         (node,) = module.graph.find_nodes(op="call_function", target=aten.exp.default)
         return int(fx_editing.replace(node, fx_editing.call(node, aten.cos.default, node.args), context))
 
-    manager = PassManager(explain=True)
     passes = (Pass("post_grad.spoil", "Planted.", spoil), Pass("post_grad.shape", "Planted.", wrong_shape))
-    manager._by_stage["post_grad"] = [*passes, Pass("post_grad.cosine", "Planted.", cosine)]
+    manager = PassManager(explain=True, passes=[*passes, Pass("post_grad.cosine", "Planted.", cosine)])
     module = traced(lambda x: (x * 2).exp(), torch.randn(3, 4))
-    start = time.perf_counter()
+    clock = SimpleNamespace(perf_counter=itertools.count().__next__)  # a second passes with each look at it
+    monkeypatch.setattr("passes.engine.manager.time", clock)
     results = manager.run("post_grad", module)
-    elapsed = (time.perf_counter() - start) * 1e3
     assert [result.fired for result in results] == [0, 0, 1]
     assert [(result.nodes_before, result.nodes_after) for result in results] == [(2, 2)] * 3
     assert results[0].undone == "it failed: KeyError('lost')" and "it was float32 [3, 4]" in results[1].undone
     assert [(miss.node, miss.reason) for miss in results[0].refusals] == [("a node", "a reason")]
-    assert all(result.milliseconds > 0 for result in results)
-    assert sum(result.milliseconds for result in results) < elapsed
+    assert [result.milliseconds for result in results] == [1e3] * 3
     x = torch.randn(3, 4)
     torch.testing.assert_close(module(x), (x * 2).cos())
 
@@ -687,11 +686,10 @@ def test_a_pass_that_the_check_objects_to_says_where_it_fired() -> None:
         context.matches += [f"node_{i}" for i in range(9)]
         return 1
 
-    manager = PassManager()
-    manager._by_stage["post_grad"] = [Pass("post_grad.cosine", "Planted.", cosine)]
+    manager = PassManager(passes=[Pass("post_grad.cosine", "Planted.", cosine)])
     module = traced(torch.sin, torch.randn(3))
     (result,) = manager.run("post_grad", module, checker=Objects())
-    assert result.undone == "it is off; it fired at node_0, node_1, node_2, node_3, node_4"
+    assert result.undone.startswith("it is off") and re.findall("node_.", result.undone) == result.matches[:5]
     x = torch.randn(3)
     torch.testing.assert_close(module(x), x.sin())
 
@@ -710,7 +708,7 @@ def test_a_pass_that_says_nothing_of_its_change_is_checked_all_the_same(
     plant("post_grad.silent", silent)
     with torch.no_grad(), caplog.at_level(logging.WARNING, "passes.engine.manager"):
         assert_same_as_eager(torch.sin, torch.randn(3), settings={"options": {"verify_passes": True}})
-    assert "post_grad.silent" in caplog.text and "it said that it had not fired, and changed the graph" in caplog.text
+    assert "post_grad.silent" in caplog.text
     assert counted("undone pass post_grad.silent") == 1
 
 
@@ -719,15 +717,14 @@ def test_a_pass_that_changed_nothing_did_not_fire(plant: Callable[..., None], ca
     plant("joint.boast", lambda module, context: 7)
     with torch.no_grad(), caplog.at_level(logging.WARNING, "passes.engine.manager"):
         assert_same_as_eager(torch.sin, torch.randn(3))
-    assert caplog.text.count("it said that it had fired 7 times, and changed nothing") == 2
+    assert caplog.text.count(" 7 times") == 2
     assert counted("pass onnx.boast") == counted("pass joint.boast") == 0
 
 
 @pytest.mark.parametrize("said", [-1, 2.0, None])
 def test_a_number_of_times_is_what_a_pass_returns(said: object) -> None:
-    manager = PassManager(strict=True)
-    manager._by_stage["post_grad"] = [Pass("post_grad.mine", "A test's.", lambda graph, context: said)]
-    with pytest.raises(RuntimeError, match="a pass returns how many times it fired"):
+    manager = PassManager(strict=True, passes=[Pass("post_grad.mine", "A test's.", lambda graph, context: said)])
+    with pytest.raises(RuntimeError, match=re.escape(repr(said))):
         manager.run("post_grad", fx.symbolic_trace(lambda x: x + 1))
 
 
@@ -742,8 +739,7 @@ def model_of(text: str) -> ir.Model:
 
 def run_pass(model: ir.Model, function: Callable[..., int]) -> str:
     """Runs one pass; returns why it was undone."""
-    manager = PassManager(Switches(disable=("*",)), TARGET)
-    manager._by_stage["onnx"] = [Pass("onnx.mine", "A test's.", function)]
+    manager = PassManager(target=TARGET, passes=[Pass("onnx.mine", "A test's.", function)])
     (result,) = manager.run("onnx", model)
     return result.undone
 
@@ -788,12 +784,12 @@ def onnx_another_input(model: ir.Model, context: PassContext) -> int:
 
 
 ONNX_SPOILERS = {
-    onnx_another_input: "the model has the inputs x, extra, it had x",
-    onnx_wrong_shape: "Unsqueeze gives [1, 3, 4], and e is [3, 4]",
-    onnx_wrong_dtype: "IsNaN gives BOOL, and e is FLOAT",
-    onnx_gone: "reads e, which is not computed before it",
-    onnx_output_is_input: "is an input, whose memory is not its own",
-    onnx_other_name: "the output y is named z",
+    onnx_another_input: r" x, extra, .* x\b",
+    onnx_wrong_shape: r"Unsqueeze .*\[1, 3, 4\], .* e .*\[3, 4\]",
+    onnx_wrong_dtype: "IsNaN .*BOOL, .* e .*FLOAT",
+    onnx_gone: r"\breads e\b",
+    onnx_output_is_input: r"\boutput\b.*\ban input\b",
+    onnx_other_name: " y .* z$",
 }
 
 
@@ -801,7 +797,7 @@ ONNX_SPOILERS = {
 def test_a_model_is_not_spoiled_by_whatever_a_pass_does(spoil: Callable[..., int]) -> None:
     model = model_of(EXP)
     before = ir.to_proto(model)
-    assert ONNX_SPOILERS[spoil] in run_pass(model, spoil)
+    assert re.search(ONNX_SPOILERS[spoil], run_pass(model, spoil), re.M)
     after = ir.to_proto(model)
     assert [node.op_type for node in after.graph.node] == ["Exp", "Neg"]
     assert after.graph.output == before.graph.output and after.graph.input == before.graph.input
@@ -965,9 +961,8 @@ def test_what_is_not_put_in_leaves_the_model_as_it_was(why: str) -> None:
     assert not onnx_editing.substitute(model, context, [old], nodes)
     assert str(ir.to_proto(model)) == before
     assert len(list(model.graph.inputs[0].uses())) == 1, "what was made and not used reads nothing any more"
-    reasons = {"kernel": ["Sin: no kernel"], "bisector": [], "shape": ["Size gives INT64, and val_0 is FLOAT"]}
-    found = [miss.reason for miss in context.refusals]
-    assert len(found) == len(reasons[why]) and (why == "shape" or found == reasons[why])
+    data = {"kernel": ["Sin: no kernel"], "bisector": [], "shape": ["INT64"]}[why]
+    assert [datum in miss.reason for datum, miss in zip(data, context.refusals, strict=True)] == [True] * len(data)
     assert all((miss.node, miss.matched, miss.of) == ("e", 1, 1) for miss in context.refusals)
 
 
@@ -987,19 +982,19 @@ EXISTING: dict[str, tuple[str, str, str, str, list[str] | str]] = {
     "by an input": ("(float[3] x) => (float[3] y) { b = Identity(x)  y = Neg(b) }", "b", "x", "b", ["y"]),
     "an output by another": (
         "(float[3] x) => (float[3] y, float[3] z) { y = Exp(x)  z = Exp(x) }",
-        *("z", "y", "", "the result is an output, which must not be another output's memory"),
+        *("z", "y", "", "another output's"),
     ),
     "an output by an input": (
         "(float[3] x) => (float[3] y) { y = Identity(x) }",
-        *("y", "x", "", "the result is an output, which must not be an input's or a constant's memory"),
+        *("y", "x", "", "an input's"),
     ),
     "an output by a constant": (
         "(float[3] x) => (float[1] y) { c = Constant <value = float[1] {1.0}> ()  y = Identity(c) }",
-        *("y", "c", "", "the result is an output, which must not be an input's or a constant's memory"),
+        *("y", "c", "", "an input's"),
     ),
     "of another shape": (
         "(float[3] x, float[1,3] w) => (float[1,3] y) { a = Exp(x)  b = Exp(w)  y = Add(a, b) }",
-        *("b", "a", "", "it would be [3], and b is [1, 3]"),
+        *("b", "a", "", "[3], and b is [1, 3]"),
     ),
 }
 
@@ -1014,7 +1009,7 @@ def test_a_value_that_is_there_in_the_place_of_another(what: str) -> None:
             node.metadata_props["fx_node"] = name
     done = onnx_editing.use_existing(values[result], values[value], context)
     if isinstance(expected, str):
-        assert not done and [miss.reason for miss in context.refusals] == [expected]
+        assert not done and [expected in miss.reason for miss in context.refusals] == [True]
         return
     assert done and [item.name for node in model.graph for item in node.outputs] == expected
     assert context.matches == [result]
@@ -1062,26 +1057,31 @@ class TestInference:
         assert (result.dtype, onnx_editing.sizes(result)) == (ir.DataType.FLOAT, [4, "N"])
 
     @pytest.mark.parametrize(
-        ("dims", "said"),
+        ("dims", "differs"),
         [
-            ([4, "N"], None),
-            ([None, "N"], None),
-            ([4, None], None),
-            ([5, "N"], "Transpose gives [4, N], and r is [5, N]"),
-            ([4, "M"], "Transpose gives [4, N], and r is [4, M]"),
-            ([4], "Transpose gives [4, N], and r is [4]"),
-            (None, None),
+            ([4, "N"], False),
+            ([None, "N"], False),
+            ([4, None], False),
+            ([5, "N"], True),
+            ([4, "M"], True),
+            ([4], True),
+            (None, False),
         ],
     )
-    def test_claims(self, dims: list | None, said: str | None) -> None:
+    def test_claims(self, dims: list | None, differs: bool) -> None:
         node = ir.Node("", "Transpose", [self.value("N", 4)], outputs=[ir.Value(name="r")])
-        assert self.settle(node, (ir.DataType.FLOAT, dims)) == said
-        assert self.settle(node, (ir.DataType.INT64, None)) == "Transpose gives FLOAT, and r is INT64"
+        problem = self.settle(node, (ir.DataType.FLOAT, dims))
+        claimed = "" if dims is None else f"[{', '.join(map(str, dims))}]"
+        assert (problem is not None) == differs
+        assert problem is None or ("[4, N]" in problem and problem.endswith(f" r is {claimed}"))
+        problem = self.settle(node, (ir.DataType.INT64, None))
+        assert problem is not None and re.search("FLOAT.* r .*INT64", problem)
 
     def test_a_size_that_is_not_known_is_no_contradiction(self) -> None:
         node = ir.Node("", "Transpose", [self.value(None, 4)], outputs=[ir.Value(name="r")])
         assert self.settle(node, (ir.DataType.FLOAT, [4, 7])) is None
-        assert self.settle(node, (ir.DataType.FLOAT, [5, 7])) == "Transpose gives [4, ?], and r is [5, 7]"
+        problem = self.settle(node, (ir.DataType.FLOAT, [5, 7]))
+        assert problem is not None and "[4, ?]" in problem and "[5, 7]" in problem
 
     def test_inputs_that_are_left_out_or_not_known(self) -> None:
         most = ir.Value(name="most", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
@@ -1296,23 +1296,22 @@ def claimed_dtype(model: ir.Model, context: PassContext) -> int:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "datum"),
     [
-        (two_outputs, "two outputs are one value, which would share memory"),
-        (twice_named, "two values are named x"),
-        (no_output, "the output y is computed by no node"),
-        (one_output_more, "the model has 2 outputs, 1 before"),
-        (claimed_dtype, "the output y is FLOAT16"),
+        (two_outputs, "two outputs"),
+        (twice_named, " x$"),
+        (no_output, " y .*no node"),
+        (one_output_more, "2 outputs, 1"),
+        (claimed_dtype, " y .*FLOAT16"),
     ],
     ids=lambda item: getattr(item, "__name__", ""),
 )
-def test_a_model_that_is_malformed_is_put_back(spoil: Callable[..., int], said: str) -> None:
+def test_a_model_that_is_malformed_is_put_back(spoil: Callable[..., int], datum: str) -> None:
     model = model_of(EXP)
     before = ir.to_proto(model)
-    manager = PassManager(Switches(disable=("*",)))
-    manager._by_stage["onnx"] = [Pass("onnx.mine", "A test's.", spoil)]
+    manager = PassManager(passes=[Pass("onnx.mine", "A test's.", spoil)])
     (result,) = manager.run("onnx", model)
-    assert said in result.undone and ir.to_proto(model) == before
+    assert re.search(datum, result.undone, re.M) and ir.to_proto(model) == before
 
 
 def test_nothing_of_ours_warns() -> None:

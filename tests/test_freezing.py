@@ -660,14 +660,14 @@ def test_layers_that_share_a_graph_have_a_session_each() -> None:
         model.layers[2].load_state_dict(model.layers[0].state_dict())  # a write to one of them
         expected[2] = expected[0]
         torch.testing.assert_close(model(TOKENS), expected)
-        session = max(frozen_sessions(), key=lambda item: len(item._sets))
-        assert len(session._sets) == len(model.layers)
+        session = max(frozen_sessions(), key=lambda item: len(item.sets))
+        assert len(session.sets) == len(model.layers)
         model.layers[1] = Network().eval()
         model.layers[1].compile(backend="onnxrt")
         gc.collect()
         expected[1] = model.layers[1].forward(TOKENS)
         torch.testing.assert_close(model(TOKENS), expected)
-        assert len(session._sets) == len(model.layers), "those of the layer that is gone are not kept"
+        assert len(session.sets) == len(model.layers), "those of the layer that is gone are not kept"
     assert counted("weight_refreshes") == 2 + len(model.layers)
 
 
@@ -721,7 +721,7 @@ def test_weights_of_two_graphs_are_let_go_by_both(
                 del new
             for x in inputs * 2:
                 _assert_close(compiled(x), model(x))
-    assert [len(item._sets) for item in frozen_sessions() if item not in before] == [1, 1]
+    assert [len(item.sets) for item in frozen_sessions() if item not in before] == [1, 1]
 
 
 def test_memory_that_is_written_to_while_another_has_its_place() -> None:

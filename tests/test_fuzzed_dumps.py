@@ -188,5 +188,5 @@ def test_a_model_reads_no_file_outside_its_folder(where: str, location: str, tmp
     graph["subgraph"] = helper.make_graph([either], "g", [condition], result)
     onnx.save(helper.make_model(graph[where]), tmp_path / "model" / "model.onnx")
     for load in (load_model, load_ir):
-        with pytest.raises(DumpError, match="outside the model's folder"):
+        with pytest.raises(DumpError, match=str(tmp_path / "secret.bin")):
             load(tmp_path / "model" / "model.onnx")

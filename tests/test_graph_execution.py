@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -47,12 +48,34 @@ def test_what_rounding_decides_is_told_and_eagers() -> None:
     assert not execution.exact_of(compared[0]).any()  # type: ignore[attr-defined]
 
 
-def test_a_node_that_writes_does_so_once_on_each_side() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex128])
+def test_a_node_that_writes_does_so_once_on_each_side(dtype: torch.dtype) -> None:
     module, nodes = graph_of(lambda x: x.add_(1) * 2)
+    x = X.to(dtype)
+    execution = FxExecution(module, [x.clone()], torch.get_rng_state())
+    execution.reach(nodes["mul"])
+    wide = x if dtype.is_complex else x.double()
+    torch.testing.assert_close(execution.eager[nodes["mul"]], (x + 1) * 2)
+    torch.testing.assert_close(execution.exact_of(nodes["mul"]), (wide + 1) * 2)
+
+
+def test_a_node_may_write_into_eagers_result_that_float64_took_over() -> None:
+    """A bit-cast is not computed in float64."""
+    module, nodes = graph_of(lambda x: x.double().view(torch.int64).view(torch.float64).add_(1) * 2)
     execution = FxExecution(module, [X.clone()], torch.get_rng_state())
     execution.reach(nodes["mul"])
-    torch.testing.assert_close(execution.eager[nodes["mul"]], (X + 1) * 2)
+    torch.testing.assert_close(execution.eager[nodes["mul"]], (X.double() + 1) * 2)
     torch.testing.assert_close(execution.exact_of(nodes["mul"]), (X.double() + 1) * 2)
+
+
+def test_float64_alone_does_not_write_into_the_graphs_tensors() -> None:
+    module, nodes = graph_of(lambda x: x * 2)
+    module.register_buffer("buffer", torch.zeros(3, dtype=torch.float64))
+    with module.graph.inserting_before(nodes["mul"]):
+        buffer = module.graph.get_attr("buffer")
+        added = module.graph.call_function(torch.ops.aten.add_.Scalar, (buffer, 1))
+    FxExecution(module, [X.clone()], torch.get_rng_state(), eager=False).reach(added)
+    assert not module.buffer.any()
 
 
 def test_a_value_that_is_not_known_is_computed_of_those_that_are() -> None:

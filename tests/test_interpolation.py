@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from conftest import assert_same_as_eager, compiled, counted
 from torch.autograd import forward_ad
 
-from dynamo_backends.exporter.converters.interpolation import _nearest
+from dynamo_backends.exporter.converters.interpolation import nearest_indices
 from passes import order
 
 SHAPES = {1: (2, 3, 10), 2: (2, 3, 7, 9), 3: (1, 2, 5, 6, 7)}
@@ -76,12 +76,12 @@ def test_between_transpositions_it_runs_on_onnx_runtime(mode: str, is_dynamic: b
 def test_the_nearest_pixel_is_the_one_that_pytorch_chooses(sizes: tuple[int, int], mode: str) -> None:
     old, new = sizes
     line = torch.arange(old, dtype=torch.float32).reshape(1, 1, old)
-    assert F.interpolate(line, size=new, mode=mode).flatten().tolist() == _nearest(
+    assert F.interpolate(line, size=new, mode=mode).flatten().tolist() == nearest_indices(
         old, new, None, mode == "nearest-exact"
     )
     by = new / old
     expected = F.interpolate(line, scale_factor=by, mode=mode).flatten().tolist()
-    assert expected == _nearest(old, len(expected), by, mode == "nearest-exact")
+    assert expected == nearest_indices(old, len(expected), by, mode == "nearest-exact")
 
 
 def refused(function: Any, *args: torch.Tensor, **settings: Any) -> bool:

@@ -359,8 +359,8 @@ def test_when_a_session_is_unstable() -> None:
     assert row(session_instability=unstable(), eager=RIGHT).unstable_in_session
     assert row(session_instability=unstable()).unstable_in_session
     assert not row(session_instability=unstable(), eager=WRONG).unstable_in_session
-    assert str(unstable()) == "with 1 thread, run to run"
-    assert str(unstable(2)) == "with 1 thread and with 2"
+    assert str(unstable()).startswith("with 1 thread, ")
+    assert str(unstable(2)).endswith("1 thread and with 2")
 
 
 def test_the_worst_output_is_that_of_the_largest_share() -> None:

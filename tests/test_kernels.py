@@ -103,7 +103,7 @@ def test_a_translation_with_a_racing_kernel_runs_in_pytorch(
 
 def test_a_translation_with_a_racing_kernel_is_an_error_when_fallback_is(translation: Callable[..., None]) -> None:
     translation(aten.sinh.default, doubling_by_a_race)
-    with pytest.raises(Exception, match=rf"'sinh'.* at .*test_kernels.py:\d+ cannot run .*{LOSES_SUMS}"):
+    with pytest.raises(Exception, match=rf"'sinh'.*test_kernels.py:\d+ .*{LOSES_SUMS}"):
         compiled(lambda x: x.sinh().exp(), options={"fallback": "error"})(torch.randn(3))
 
 

@@ -39,10 +39,8 @@ def test_wrong_result_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(function: object, **settings: object) -> object:
         return lambda **inputs: {"sample": function(**inputs)["sample"] * 1.001}  # type: ignore[operator]
 
-    compiling = models_sweep._compiling
-    monkeypatch.setattr(
-        models_sweep, "_compiling", lambda backend: wrong if backend == "onnxrt" else compiling(backend)
-    )
+    compiling = models_sweep.compiling
+    monkeypatch.setattr(models_sweep, "compiling", lambda backend: wrong if backend == "onnxrt" else compiling(backend))
     report = run_case("unet", "inference")
     assert report.outcome == WRONG
     assert report.text.startswith("call 0, result 0: error")
@@ -56,9 +54,9 @@ def test_more_breaks_than_aot_eager_are_told(monkeypatch: pytest.MonkeyPatch) ->
 
         return torch.compile(with_break, backend="eager")
 
-    compiling = models_sweep._compiling
+    compiling = models_sweep.compiling
     monkeypatch.setattr(
-        models_sweep, "_compiling", lambda backend: breaking if backend == "onnxrt" else compiling(backend)
+        models_sweep, "compiling", lambda backend: breaking if backend == "onnxrt" else compiling(backend)
     )
     assert run_case("unet", "inference").outcome == BREAKS
 
@@ -77,7 +75,7 @@ def test_process_that_dies_or_hangs_is_named() -> None:
     reports = {report.name: report for report in sweep(given, 1, limit=2, judge=_dies_or_hangs)}
     assert reports["lives"].outcome == RIGHT
     assert (reports["dies"].outcome, reports["dies"].text) == (ERROR, "the process died")
-    assert (reports["hangs"].outcome, reports["hangs"].text) == (ERROR, "no answer in 2 s")
+    assert reports["hangs"].outcome == ERROR and "2 s" in reports["hangs"].text
 
 
 def test_page_has_a_row_for_each_architecture_and_says_what_was_not_run() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -205,39 +206,35 @@ def test_only_integers_and_booleans_are_discrete() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "datum"),
     [
         (torch.ones(2), torch.ones(2), ""),
         (torch.ones(2), torch.ones(2) + 1e-6, ""),
-        (torch.ones(2), torch.ones(2) * 1.01, "off float64 by 0.01, 0 before, at values up to 1"),
-        (torch.ones(2), torch.tensor([1.0, NAN]), "1 elements are NaN or infinite and should not be"),
-        (torch.ones(2), torch.ones(2, 1), "shape (2, 1) instead of (2,)"),
-        (torch.ones(2), torch.ones(2, dtype=torch.int64), "dtype torch.int64 instead of torch.float32"),
-        (torch.ones(2, dtype=torch.int64), torch.ones(2), "dtype torch.float32 instead of torch.int64"),
-        (
-            torch.ones(2, dtype=torch.int64),
-            torch.ones(2, dtype=torch.int32),
-            "dtype torch.int32 instead of torch.int64",
-        ),
+        (torch.ones(2), torch.ones(2) * 1.01, r" 0\.01, 0 .* 1$"),
+        (torch.ones(2), torch.tensor([1.0, NAN]), "^1 .*NaN"),
+        (torch.ones(2), torch.ones(2, 1), r"\(2, 1\) .*\(2,\)"),
+        (torch.ones(2), torch.ones(2, dtype=torch.int64), "torch.int64 .*torch.float32"),
+        (torch.ones(2, dtype=torch.int64), torch.ones(2), "torch.float32 .*torch.int64"),
+        (torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.int32), "torch.int32 .*torch.int64"),
         (torch.ones(2), torch.ones(2, dtype=torch.bfloat16), ""),
         (torch.ones(2), torch.full((2,), 1.01, dtype=torch.bfloat16), ""),  # no more than its rounding
         (torch.full((2,), 1.01, dtype=torch.bfloat16), torch.ones(2), ""),
-        (torch.ones(2), torch.full((2,), 1.1, dtype=torch.bfloat16), "off float64 by 0.102"),
-        (torch.tensor([1, 2]), torch.tensor([1, 3]), "1 of 2 elements differ"),
+        (torch.ones(2), torch.full((2,), 1.1, dtype=torch.bfloat16), " 0.102"),
+        (torch.tensor([1, 2]), torch.tensor([1, 3]), "^1 of 2 "),
         (3, 3, ""),
-        (3, 4, "4 instead of 3"),
+        (3, 4, "^4 .*3$"),
         (NAN, NAN, ""),
-        (NAN, 1.0, "1.0 instead of nan"),
+        (NAN, 1.0, r"^1\.0 .*nan$"),
         (None, None, ""),
-        (torch.ones(2), None, "None instead of a tensor of shape (2,)"),
-        (None, torch.ones(2), "a tensor of shape (2,) instead of None"),
+        (torch.ones(2), None, r"^None .*\(2,\)$"),
+        (None, torch.ones(2), r"\(2,\) .*None$"),
         (torch.ones(()), 1.0, ""),
     ],
 )
-def test_a_difference_in_words(old: object, new: object, said: str) -> None:
+def test_a_difference_in_words(old: object, new: object, datum: str) -> None:
     exact = torch.ones(2).double() if isinstance(old, torch.Tensor) and old.is_floating_point() else old
     found = value_difference(old, exact, new)
-    assert found.startswith(said) if said else found == ""
+    assert re.search(datum, found) if datum else found == ""
 
 
 # Random numbers
@@ -350,7 +347,7 @@ def test_what_is_made_in_the_default_dtype_is_widened() -> None:
 
 def test_a_comparison_that_eager_did_not_make() -> None:
     twice = run_twice(lambda x: [torch.where(x > 0.5, x, -x) if x.dtype is torch.float64 else x], torch.ones(2))
-    assert twice.inexact == {"aten.gt.Scalar": "float64 calls it more often than eager"}
+    assert twice.inexact.keys() == {"aten.gt.Scalar"}
     assert twice.outputs.exact[0].tolist() == [1.0, 1.0]  # type: ignore[attr-defined]
 
 
@@ -410,7 +407,7 @@ def test_a_backward_that_draws_random_numbers_is_not_compared() -> None:
 
     x = torch.rand(3, requires_grad=True)
     twice = run_twice(lambda x: [Noisy.apply(x)], x)
-    with pytest.raises(NotRepeatableError, match="the backward draws random numbers"):
+    with pytest.raises(NotRepeatableError, match="backward .*random"):
         twice.gradients({0: torch.ones(3)}, [0])
     twice = run_twice(lambda x: [x * torch.rand_like(x)], x)  # its forward draws, and its backward does not
     assert_same_values(twice.gradients({0: torch.ones(3)}, [0]).eager[0], twice.outputs.eager[0] / x.detach())  # type: ignore[operator]

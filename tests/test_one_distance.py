@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -165,4 +166,4 @@ def test_repro_prints_a_screenful(tmp_path: Path) -> None:
     lines = ended.stdout.splitlines()
     assert ended.returncode == 1 and len(lines) < 25, ended
     assert lines[1].startswith("y_123: off by 1 ") and lines[-1] == "differs: y_123"
-    assert "and 290 more outputs with smaller differences, 0 of them wrong" in lines
+    assert any(re.search(r"\b290 more\b.*\b0 of them\b", line) for line in lines)

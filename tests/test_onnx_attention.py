@@ -262,19 +262,16 @@ agraph (float[2,4,5,8] q, float[2,2,7,8] k, float[2,2,7,8] v, float[2,1,10,7] m,
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "reason"),
-    [
-        ("b = Identity(s)", "c = Add(a, n)", None),
-        ("b = Add(s, m)", "c = Identity(a)", "something is added to scores of heads that are not apart"),
-    ],
+    ("before", "after", "fires"),
+    [("b = Identity(s)", "c = Add(a, n)", True), ("b = Add(s, m)", "c = Identity(a)", False)],
 )
-def test_where_a_mask_is_added_to_heads_that_are_rows(before: str, after: str, reason: str | None) -> None:
+def test_where_a_mask_is_added_to_heads_that_are_rows(before: str, after: str, fires: bool) -> None:
     text = ROWS.replace("BEFORE", before).replace("AFTER", after)
     model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text), data_prop=True))
     common.IdentityEliminationPass()(model)
     context = PassContext(PASS.name, explain=True)
-    assert PASS.run(model, context) == (reason is None)
-    assert [refusal.reason for refusal in context.refusals] == ([] if reason is None else [reason])
+    assert PASS.run(model, context) == fires
+    assert ["scores" in refusal.reason for refusal in context.refusals] == ([] if fires else [True])
 
 
 def test_dynamic_batch_and_length() -> None:
@@ -339,7 +336,7 @@ def test_names_metadata_and_near_misses() -> None:
     asked = PassContext(PASS.name, explain=True)
     PASS.run(translated(lambda q, k, v: (q @ k.mT).exp().softmax(-1) @ v, *queries_keys_values()), asked)
     [refusal] = asked.refusals
-    assert refusal.reason == "Exp is no product of q and k" and (refusal.matched, refusal.of) == (1, 4)
+    assert refusal.reason.startswith("Exp ") and (refusal.matched, refusal.of) == (1, 4)
 
 
 def test_infinities_and_nans_stay() -> None:

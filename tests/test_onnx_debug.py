@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,14 +21,12 @@ from onnxscript import opset18 as op
 from torch._dynamo.backends.common import aot_autograd
 
 import dynamo_backends
-from dynamo_backends.debug import suspects, tensors
-from dynamo_backends.dumps.blame import Cause, Kind
+from dynamo_backends.debug import tensors
 from dynamo_backends.dumps.reading import SCHEMA_VERSION
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.locations import short_file
 from dynamo_backends.numerics.distance import distance, is_explained
 from passes import Pass, PassContext
-from passes.engine import registry
 
 
 class Classifier(torch.nn.Module):
@@ -178,10 +177,10 @@ def test_a_translation_of_a_wrong_shape_is_not_used_and_listed(dump: Path, monke
     (graph,) = graphs(dump)
     assert graph["verdict"] == "ok"
     (path,) = (dump / "latest").glob("graph_*/inference/regions.txt")
-    assert "returns shape (1, 3, 8) where eager returns (3, 8)" in path.read_text()
+    assert re.search(r"sigmoid.*\(1, 3, 8\) .*\(3, 8\)", path.read_text())
 
 
-def test_a_wrong_pass_is_told_from_a_wrong_operator(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_pass_is_told_from_a_wrong_operator(dump: Path, planted: Callable[[Pass], None]) -> None:
     """The exported model is right, the model after the pass is not: no node is to blame."""
 
     def blunt_the_sigmoid(model: ir.Model, context: PassContext) -> int:
@@ -191,31 +190,12 @@ def test_a_wrong_pass_is_told_from_a_wrong_operator(dump: Path, monkeypatch: pyt
                 return 1
         return 0
 
-    monkeypatch.setattr(
-        registry, "_registered", registry._registered | {"onnx.wrong": Pass("onnx.wrong", "Wrong.", blunt_the_sigmoid)}
-    )
+    planted(Pass("onnx.wrong", "Wrong.", blunt_the_sigmoid))
     debug(Classifier().eval(), dump)(torch.randn(3, 8))
     (graph,) = graphs(dump)
-    assert graph["verdict"] == f"diverges at sigmoid ({line_of('torch.sigmoid(self')}): pass onnx.wrong"
-
-
-def test_a_wrong_optimizer_of_the_runtime_is_found(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search switches optimizers off by halves; the runtime's own being right, its results are made up here."""
-
-    def result(self: object, model: object, *, optimize: bool = True, disabled: tuple[str, ...] = ()) -> torch.Tensor:
-        return torch.zeros(3) if not optimize or "LayerNormFusionL1" in disabled else torch.ones(3)
-
-    def start(self: object, *args: object) -> None:
-        self.__dict__.update(_plain=torch.zeros(3), _wrong_by=distance(torch.ones(3), torch.zeros(3).double()))
-
-    monkeypatch.setattr(suspects._Search, "_run", result)
-    monkeypatch.setattr(suspects._Search, "__init__", start)
-
-    class Region:
-        model = optimized_model = None
-
-    found = suspects.find_rewrite(Region(), None, [], {}, "y")  # type: ignore[arg-type]
-    assert found == (Cause(Kind.OPTIMIZER, "LayerNormFusionL1"), "y")
+    blame = graph["blame"]
+    assert (blame["value"], blame["source"]) == ("sigmoid", line_of("torch.sigmoid(self"))
+    assert (blame["kind"], blame["name"]) == ("pass", "onnx.wrong")
 
 
 @pytest.mark.parametrize(("compare", "expected"), [("first", 1), ("every", 3), ("never", 0)])
@@ -302,7 +282,7 @@ def test_what_crosses_between_onnx_runtime_and_pytorch(dump: Path) -> None:
     assert cost["crossing_tensors"] == 2
     assert cost["crossing_bytes"] == 4 * (3 * 8 + 3 * 5 * 2)  # the sine, and the parts of its complex transform
     assert set(cost["region_milliseconds"]) == {"0", "1"}
-    assert all(0 < item < 60_000 for item in (cost["pytorch_milliseconds"], *cost["region_milliseconds"].values()))
+    assert all(item > 0 for item in (cost["pytorch_milliseconds"], *cost["region_milliseconds"].values()))
 
 
 def test_large_tensors_are_summarized_unless_asked_for(dump: Path) -> None:
@@ -332,13 +312,13 @@ def test_a_full_disk_does_not_change_the_result(
     def replace_until_full(source: object, target: object) -> None:
         written.append(target)
         if len(written) > 4:
-            raise OSError(28, "No space left on device")
+            raise OSError(28, "disk full")
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", replace_until_full)
     settings = {"backend": "onnx_debug", "options": {"dump_dir": str(dump)}}
     assert_same_as_eager(Classifier(), torch.randn(3, 8), settings=settings)
-    assert caplog.text.count("No space left on device") == 1
+    assert caplog.text.count("disk full") == 1
     assert not list(dump.rglob("*.tmp"))
 
 
@@ -450,7 +430,7 @@ def test_a_model_that_onnx_runtime_refuses_is_dumped_with_what_it_said(
     def picky(model: bytes, options: object, **kwargs: object) -> object:
         operators = [node.op_type for node in onnx.load_model_from_string(model).graph.node]
         if {"Sinh", "Cosh"} <= set(operators):
-            raise RuntimeError("no sinh beside cosh")
+            raise RuntimeError("no sinh")
         return create(model, options, **kwargs)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", picky)
@@ -458,6 +438,6 @@ def test_a_model_that_onnx_runtime_refuses_is_dumped_with_what_it_said(
         x = torch.randn(4)
         torch.testing.assert_close(debug(lambda x: x.sinh().cosh(), dump)(x), x.sinh().cosh())
     (said,) = (dump / "latest").glob("graph_*/inference/refused/*.txt")
-    assert "no sinh beside cosh" in said.read_text()
+    assert "no sinh" in said.read_text()
     model = onnx.load(str(said.with_suffix(".onnx")))
     assert [node.op_type for node in model.graph.node] == ["Sinh", "Cosh"]

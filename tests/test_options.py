@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import onnxruntime
@@ -28,7 +29,6 @@ from dynamo_backends.options import Form, Options, most_threads, option, parse_o
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.versions import MINIMUM_OPSET, maximum_opset
 from passes import Pass, PassContext
-from passes.engine import registry
 
 
 def block() -> nn.Module:
@@ -58,28 +58,28 @@ def test_a_new_option_is_one_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options_module, "Options", More)
     assert parse_options().speed == 1  # type: ignore[attr-defined]
     assert parse_options({"speed": "fast"}).speed == 2  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="^option 'speed': expected 1 or 2, got 3$"):
+    with pytest.raises(ValueError, match="^option 'speed': .*, got 3$"):
         parse_options({"speed": 3})
-    with pytest.raises(ValueError, match="unknown option 'sped'. Did you mean 'speed'"):
+    with pytest.raises(ValueError, match="'sped'.*'speed'"):
         parse_options({"sped": 1})
     monkeypatch.setenv("DYNAMO_BACKENDS_SPEED", "2")
     assert parse_options().speed == 2  # type: ignore[attr-defined]
     monkeypatch.setenv("DYNAMO_BACKENDS_SPEED", "3")
-    with pytest.raises(ValueError, match="^environment variable DYNAMO_BACKENDS_SPEED='3': expected 1 or 2, got 3$"):
+    with pytest.raises(ValueError, match="DYNAMO_BACKENDS_SPEED='3': .*, got 3$"):
         parse_options()
 
 
 @pytest.mark.parametrize("threads", [0, -1, most_threads() + 1, 20_000, 100_000, True, "2"])
 def test_a_number_of_threads_that_no_machine_has(threads: object) -> None:
     """It is refused before a session tries to make them: 100,000 exhaust the memory."""
-    with pytest.raises(ValueError, match="option 'threads': expected .*integer"):
+    with pytest.raises(ValueError, match="option 'threads': .*integer"):
         parse_options({"threads": threads})
 
 
 def test_any_sensible_number_of_threads() -> None:
     assert most_threads() >= max(64, os.cpu_count() or 1)
     assert parse_options({"threads": most_threads()}).threads == most_threads()
-    with pytest.raises(ValueError, match=f"1 to {most_threads()} .*four for each processor"):
+    with pytest.raises(ValueError, match=f"'threads'.* 1 to {most_threads()} "):
         parse_options({"threads": most_threads() + 1})
 
 
@@ -240,7 +240,7 @@ def through_aot_autograd(compiler: AotCompiler, opset: int) -> object:
     )
 
 
-def test_the_partitioner_of_a_compiler_has_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_partitioner_of_a_compiler_has_its_options(planted: Callable[[Pass], None]) -> None:
     """The opset and the switches are the compiler's, for the passes of the stage ``joint`` too."""
     targets: list[tuple[int, str]] = []
 
@@ -249,9 +249,7 @@ def test_the_partitioner_of_a_compiler_has_its_options(monkeypatch: pytest.Monke
         return 0
 
     for name in ("joint.note", "joint.off"):
-        monkeypatch.setattr(
-            registry, "_registered", registry._registered | {name: Pass(name, "Planted by a test.", note)}
-        )
+        planted(Pass(name, "Planted by a test.", note))
     compiler = onnx_compiler(opset=18, passes={"disable": ["joint.off"]})
     model = torch.compile(block(), backend=through_aot_autograd(compiler, 18))
     model(torch.randn(3, 6)).sum().backward()
@@ -276,7 +274,7 @@ def test_the_partitioner_of_a_compiler_has_its_observer(tmp_path: Path) -> None:
     assert {result["name"].split(".")[0] for result in joint["passes"]} == {"joint"}
 
 
-def test_the_partitioner_of_a_compiler_checks_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_partitioner_of_a_compiler_checks_passes(planted: Callable[[Pass], None]) -> None:
     """With ``verify_passes``, on made-up arguments: a wrong joint pass is undone."""
 
     def wrong(module: torch.fx.GraphModule, context: PassContext) -> int:
@@ -285,11 +283,7 @@ def test_the_partitioner_of_a_compiler_checks_passes(monkeypatch: pytest.MonkeyP
             return 1
         return 0
 
-    monkeypatch.setattr(
-        registry,
-        "_registered",
-        registry._registered | {"joint.wrong": Pass("joint.wrong", "Planted by a test.", wrong)},
-    )
+    planted(Pass("joint.wrong", "Planted by a test.", wrong))
     backend = through_aot_autograd(onnx_compiler(verify_passes=True), 23)
     assert_same_as_eager(lambda x: x.sin() * 2, torch.randn(5, requires_grad=True), settings={"backend": backend})
     assert counted("undone pass joint.wrong") == 1
@@ -308,7 +302,7 @@ def test_a_copy_of_a_model_compiled_through_aot_autograd() -> None:
 
 
 def test_decompositions_are_for_an_opset_that_is_translated_to() -> None:
-    with pytest.raises(ValueError, match="opset 17 is older than 18"):
+    with pytest.raises(ValueError, match="opset 17 .*18"):
         decomposition_table(17)
-    with pytest.raises(TypeError, match="opset must be a whole number, not '18'"):
+    with pytest.raises(TypeError, match="opset .*'18'"):
         decomposition_table("18")  # type: ignore[arg-type]

@@ -88,4 +88,4 @@ def test_names_that_survive_hold_what_they_held(name: str) -> None:
                 bound.outputs,
                 bound.session.settings,
             )
-            assert checker._first_value(before, after) is None
+            assert checker.first_value(before, after) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -92,22 +93,22 @@ def test_a_check_refuses_with_a_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("replacement", "said"),
+    ("replacement", "datum"),
     [
-        (lambda x: torch.zeros_like(x).sum(0), "would be float32 [3], relu_1 is float32 [2, 3]"),
-        (lambda x: torch.zeros_like(x).double(), "would be float64 [2, 3], relu_1 is float32 [2, 3]"),
-        (lambda x: x, "would be the memory of an argument"),
-        (lambda x: x.view(2, 3), "would be the memory of an argument"),
-        (lambda x: x @ x, "the replacement cannot be computed"),
+        (lambda x: torch.zeros_like(x).sum(0), r"float32 \[3\].* relu_1 .*float32 \[2, 3\]"),
+        (lambda x: torch.zeros_like(x).double(), r"float64 \[2, 3\].* relu_1 .*float32 \[2, 3\]"),
+        (lambda x: x, "memory .*argument"),
+        (lambda x: x.view(2, 3), "memory .*argument"),
+        (lambda x: x @ x, "computed"),
     ],
     ids=["shape", "dtype", "memory", "a view", "does not fit"],
 )
-def test_a_replacement_that_is_not_the_same_is_refused(replacement: Callable[..., object], said: str) -> None:
+def test_a_replacement_that_is_not_the_same_is_refused(replacement: Callable[..., object], datum: str) -> None:
     pattern = Pattern("clip", clipped, replacement, [torch.empty(3, 3)])
     item = pattern_pass("post_grad.clip", "relu(-relu(x)) is 0.", [pattern])
     module, context = traced(lambda x: clipped(x), torch.randn(2, 3)), PassContext(item.name, explain=True)
     assert item.run(module, context) == 0
-    assert said in context.refusals[0].reason
+    assert re.search(datum, context.refusals[0].reason)
 
 
 def test_matchers_know_the_decompositions_they_were_made_with() -> None:
@@ -130,7 +131,7 @@ def test_numbers_as_arguments() -> None:
         return torch.relu(x) * factor
 
     def is_positive(match: Match) -> str | None:
-        return None if match.kwargs["factor"] > 0 else "the factor is not positive"
+        return None if match.kwargs["factor"] > 0 else "not positive"
 
     pattern = Pattern(
         "scaled",
@@ -147,7 +148,7 @@ def test_numbers_as_arguments() -> None:
     torch.testing.assert_close(module(x), torch.relu(x) * 3.0)
     module, context = traced(lambda x: torch.relu(x) * -3.0, torch.randn(4)), PassContext(item.name, explain=True)
     assert item.run(module, context) == 0
-    assert context.refusals[0].reason == "the factor is not positive"
+    assert context.refusals[0].reason == "not positive"
 
 
 def test_near_misses_tell_how_far_and_where() -> None:
@@ -364,9 +365,9 @@ def test_a_broken_package_is_left_out_with_a_warning(tmp_path: Path) -> None:
 
 
 def test_names_are_checked(plant: Callable[[Pass], Pass]) -> None:
-    with pytest.raises(ValueError, match="expected a stage, a point and a name"):
+    with pytest.raises(ValueError, match="'silu'"):
         pattern_pass("silu", "No stage.", [])
-    with pytest.raises(ValueError, match="already a pass named 'post_grad.remove_unused'"):
+    with pytest.raises(ValueError, match="'post_grad.remove_unused'"):
         plant(pattern_pass("post_grad.remove_unused", "Taken.", []))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,12 @@ from torch._dynamo.backends.common import aot_autograd
 
 from dynamo_backends import onnx_compiler
 from dynamo_backends.debug import captured, manifest, observer
+from dynamo_backends.dumps.reading import find_run
 from dynamo_backends.exporter import decompositions
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.locations import short_file
 from dynamo_backends.runtime import watch
-from passes import Pass, PassContext, register, unregister
+from passes import Pass, PassContext
 
 aten = torch.ops.aten
 
@@ -135,19 +136,6 @@ def scale_onnx(model: ir.Model, context: PassContext, name: str = "silu") -> int
     return fired
 
 
-@pytest.fixture
-def planted() -> Iterator[Callable[[Pass], None]]:
-    names: list[str] = []
-
-    def plant(item: Pass) -> None:
-        register(item)
-        names.append(item.name)
-
-    yield plant
-    for name in names:
-        unregister(name)
-
-
 @pytest.mark.parametrize("mode", ["inference", "training", "dynamic"])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("stage", ["pre_grad", "joint", "post_grad", "onnx"])
@@ -231,7 +219,8 @@ def test_a_pass_that_changes_a_number(stage: str, planted: Callable[[Pass], None
     with torch.no_grad():
         compiled(function, backend="onnx_debug", dynamic=True, options=options)(torch.randn(3, 4))
     (graph,) = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
-    assert graph["verdict"].endswith(f"({line_of('a size that is')}): pass {stage}.wrong, with x 3x4")
+    assert graph["blame"]["source"] == line_of("a size that is") and graph["sizes"] == {"x": [3, 4]}
+    assert (graph["blame"]["kind"], graph["blame"]["name"]) == ("pass", f"{stage}.wrong")
     assert graph["note"] == "11 instead of 10"
 
 
@@ -248,9 +237,9 @@ def test_a_wrong_decomposition(name: str, monkeypatch: pytest.MonkeyPatch, tmp_p
 
     make, shape = MODELS[name]
     line = line_of(f"silu of the {name}")
-    right = decompositions._decompositions
+    right = decompositions.whole_table
     table = {aten.silu.default: wrong_silu}
-    monkeypatch.setattr(decompositions, "_decompositions", lambda opset: {**right(opset), **table})
+    monkeypatch.setattr(decompositions, "whole_table", lambda opset: {**right(opset), **table})
     found = verdicts(make(), shape, "inference", tmp_path / "inference")
     assert found["inference"].startswith("diverges at ") and line in found["inference"]
     assert "decomposition of aten.silu.default" in found["inference"]
@@ -336,8 +325,10 @@ def test_a_kernel_that_is_wrong_only_in_the_session_that_runs(monkeypatch: pytes
         return create(model, options, **kwargs)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", optimize_badly)
-    found = verdicts(Damped(), (4, 8), "inference", tmp_path)
-    assert found["inference"] == f"diverges at silu_6 ({silu_lines()}): ONNX Runtime's optimizers"
+    verdicts(Damped(), (4, 8), "inference", tmp_path)
+    (graph,) = find_run(tmp_path).graphs
+    blame = graph.entry["blame"]
+    assert (blame["value"], blame["source"], blame["kind"], blame["name"]) == ("silu_6", silu_lines(), "optimizer", "")
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -408,8 +399,7 @@ def test_a_pass_that_float64_cannot_judge_is_said(planted: Callable[[Pass], None
         function(torch.randn(4))
     (graph,) = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
     assert graph["verdict"] == "ok"
-    said = "pass joint.tiny: what rounding may do, in float64 alone: float32 only"
-    assert said in graph["unchecked"], graph["unchecked"]
+    assert any("pass joint.tiny" in said and "float32 only" in said for said in graph["unchecked"]), graph["unchecked"]
 
 
 @pytest.mark.parametrize("name", ["llama", "resnet", "whisper"])
@@ -502,8 +492,8 @@ def test_random_numbers_that_checkpointing_draws_again(tmp_path: Path) -> None:
     function(torch.randn(4, 8)).sum().backward()
     graphs = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
     found = {graph["direction"]: (graph["verdict"], graph["unchecked"]) for graph in graphs}
-    said = "the gradients: the backward draws random numbers, and there is no telling which"
-    assert found == {"forward": ("ok", []), "backward": ("ok", [said])}
+    (said,) = found["backward"][1]
+    assert "gradients" in said and found == {"forward": ("ok", []), "backward": ("ok", [said])}
 
 
 def test_a_comparison_is_not_seen_by_a_compile_in_another_thread(tmp_path: Path) -> None:
@@ -663,7 +653,7 @@ def test_what_never_was_compared_is_said(tmp_path: Path) -> None:
     manifest.flush_manifests()
     graphs = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
     (backward,) = (graph for graph in graphs if graph["direction"] == "backward")
-    assert (backward["verdict"], backward["unchecked"]) == (None, ["its runs: none of them was compared"])
+    assert (backward["verdict"], backward["compared_runs"], len(backward["unchecked"])) == (None, 0, 1)
 
 
 def test_a_call_that_raises_is_not_the_first_one(tmp_path: Path) -> None:
@@ -722,16 +712,16 @@ def test_a_call_that_cannot_be_copied_runs_all_the_same(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     def refuse(values: object) -> object:
-        raise NotImplementedError("no copies of these")
+        raise NotImplementedError("no copies")
 
     monkeypatch.setattr(captured, "copies", refuse)
     function = compiled(lambda x: x.sin(), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
     with torch.no_grad():
         torch.testing.assert_close(function(torch.ones(3)), torch.ones(3).sin())
-    assert "a call is not compared: NotImplementedError: no copies of these" in caplog.text
+    assert "NotImplementedError: no copies" in caplog.text
     manifest.flush_manifests()
     (graph,) = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
-    assert (graph["verdict"], graph["unchecked"]) == (None, ["its runs: none of them was compared"])
+    assert (graph["verdict"], graph["compared_runs"], len(graph["unchecked"])) == (None, 0, 1)
 
 
 def test_a_stale_weight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -742,8 +732,8 @@ def test_a_stale_weight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         function(torch.randn(5, 8))
         model.down.weight.mul_(1.1)
         function(torch.randn(5, 8))
-    assert "the session that ran has an old value of" in only_verdict(tmp_path)
-    assert "down.weight" in only_verdict(tmp_path)
+    (graph,) = find_run(tmp_path).graphs
+    assert graph.entry["blame"]["kind"] == "stale weight" and "down.weight" in graph.verdict
 
 
 def test_a_wrong_node_reads_what_its_translation_does_not_need(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

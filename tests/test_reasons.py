@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import onnx_ir as ir
@@ -155,7 +156,7 @@ def test_a_refusal_knows_the_node_that_the_runtime_names(text: str) -> None:
 def test_a_failure_while_running_knows_the_node() -> None:
     model = model_of("g (float[N] x, int64[M] i) => (float[M] y) { a = Neg(x) y = Gather(a, i) }")
     session = Session(model, SessionSettings(CPU, threads=1))
-    with pytest.raises(Exception, match="indices element out of data bounds") as caught:
+    with pytest.raises(Exception, match="data bounds") as caught:
         session(1).run(None, {"x": torch.ones(2).numpy(), "i": torch.tensor([7]).numpy()})
     assert session_error(caught.value, session.model).node == "from_y"
 
@@ -252,20 +253,13 @@ def test_the_error_of_a_translation_reaches_the_account(monkeypatch: pytest.Monk
     coverage = coverage_of(lambda x: x.asinh().exp(), torch.randn(5))
     [(node, reason)] = coverage.in_pytorch.items()
     assert node.target is aten.asinh.default
-    assert str(reason) == "its translation failed: KeyError: 'not found'"
+    assert reason.kind is Kind.NO_TRANSLATION and "KeyError: 'not found'" in str(reason)
 
 
-@pytest.mark.parametrize(
-    ("regions", "said"),
-    [
-        (0, "none on ONNX Runtime"),
-        (1, "the rest on ONNX Runtime in 1 region"),
-        (2, "the rest on ONNX Runtime in 2 regions"),
-    ],
-)
-def test_the_warning_says_where_the_rest_runs(regions: int, said: str, caplog: pytest.LogCaptureFixture) -> None:
-    reason = Reason(Kind.NO_TRANSLATION, "no translation to ONNX")
+@pytest.mark.parametrize(("regions", "rest"), [(0, r"\bnone\b"), (1, r"\b1 region\b"), (2, r"\b2 regions\b")])
+def test_the_warning_says_where_the_rest_runs(regions: int, rest: str, caplog: pytest.LogCaptureFixture) -> None:
+    reason = Reason(Kind.NO_TRANSLATION, "no translation")
     Report(regions, 3 * regions, [("aten.topk.default", reason, 1)]).tell(GraphName(4, "inference"))
-    total = 3 * regions + 1
-    expected = f"graph 4 inference: 1 of {total} operators run in PyTorch, {said}: aten.topk.default x1 ({reason})"
-    assert caplog.messages == [expected]
+    (said,) = caplog.messages
+    assert said.startswith(f"graph 4 inference: 1 of {3 * regions + 1} ") and re.search(rest, said)
+    assert said.endswith(f"aten.topk.default x1 ({reason})")

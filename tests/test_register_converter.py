@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from onnxscript.values import Opset
 
 from dynamo_backends import NotTranslatable, operator_set, register_converter, unregister_converter
 from dynamo_backends.cli import main
-from dynamo_backends.exporter import registration
+from dynamo_backends.exporter.registration import registered_targets
 from dynamo_backends.runtime import custom_operators
 from dynamo_backends.runtime.apart import check_apart
 from dynamo_backends.runtime.settings import SessionSettings
@@ -27,9 +28,11 @@ ONLY_ONNX = {"fallback": "error", "placement": "onnx"}
 
 
 @pytest.fixture(autouse=True)
-def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_it_was() -> Iterator[None]:
     """What a test registers is gone after it."""
-    monkeypatch.setattr(registration, "_converters", registration._converters)
+    before = registered_targets()
+    yield
+    unregister_converter(*(registered_targets() - before))
 
 
 @pytest.fixture
@@ -194,10 +197,11 @@ def test_a_library_of_custom_operators(
 
 
 @pytest.mark.parametrize(
-    "libraries, said", [("x.so", "a list of paths"), (["/no/file.so"], "no file"), ([__file__], __file__)]
+    ("libraries", "datum"),
+    [("x.so", "'custom_op_libraries'.*'x.so'"), (["/no/file.so"], "/no/file.so"), ([__file__], __file__)],
 )
-def test_a_library_that_is_none(libraries: object, said: str) -> None:
-    with pytest.raises(Exception, match=said):
+def test_a_library_that_is_none(libraries: object, datum: str) -> None:
+    with pytest.raises(Exception, match=datum):
         torch.compile(torch.sin, backend="onnxrt", options={"custom_op_libraries": libraries})(torch.ones(2))
 
 
@@ -210,19 +214,19 @@ def fail(x):
 
 
 @pytest.mark.parametrize(
-    "convert, said",
+    ("convert", "datum"),
     [
-        (refuse, "it takes no vectors"),
-        (fail, "its translation failed: KeyError: 'axis'"),
-        (lambda x: (x, x), "returns 2 results where eager returns a single value"),
-        (lambda x: op.Cast(x, to=11), "returns DOUBLE where eager returns FLOAT"),
-        (lambda x: op.Unsqueeze(x, [0]), "returns shape (1, 3) where eager returns (3,)"),
-        (lambda x: None, "returns None instead of an ONNX value"),
+        (refuse, "no vectors"),
+        (fail, "KeyError: 'axis'"),
+        (lambda x: (x, x), "2 results"),
+        (lambda x: op.Cast(x, to=11), "DOUBLE .*FLOAT"),
+        (lambda x: op.Unsqueeze(x, [0]), r"\(1, 3\) .*\(3,\)"),
+        (lambda x: None, "None "),
         (lambda x: operator_set("no.domain").Nothing(x), "no.domain"),
     ],
 )
 def test_a_fault_of_a_converter_is_said_with_the_operator_and_the_line(
-    convert: Callable[..., object], said: str, library: torch.library.Library, caplog: pytest.LogCaptureFixture
+    convert: Callable[..., object], datum: str, library: torch.library.Library, caplog: pytest.LogCaptureFixture
 ) -> None:
     same = define(library, "same(Tensor x) -> Tensor", torch.clone)
     register_converter(same)(convert)
@@ -232,10 +236,9 @@ def test_a_fault_of_a_converter_is_said_with_the_operator_and_the_line(
 
     with caplog.at_level(logging.WARNING, logger="dynamo_backends"):
         assert_same_as_eager(model, torch.randn(3))
-    (message,) = [item for item in caplog.messages if "is not used" in item]
-    line = model.__code__.co_firstlineno + 1
-    assert f"of converted.same.default at {Path(__file__).name}:{line}" in message.replace("tests/", "")
-    assert said in message
+    (message,) = [item for item in caplog.messages if "converter" in item and "converted.same.default" in item]
+    assert f"{Path(__file__).name}:{model.__code__.co_firstlineno + 1}" in message
+    assert re.search(datum, message)
 
 
 def test_a_decomposed_operator_stays_whole_for_its_converter() -> None:
@@ -252,9 +255,9 @@ def test_a_decomposed_operator_stays_whole_for_its_converter() -> None:
 
 
 def test_what_is_no_operator_or_no_function_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(TypeError, match="expected an operator such as"):
+    with pytest.raises(TypeError, match="torch.ops"):
         register_converter(torch.sin)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="at least one operator"):
+    with pytest.raises(ValueError, match="at least one"):
         register_converter()
     with pytest.raises(TypeError, match="expected a function"):
         register_converter(torch.ops.aten.sin.default)(None)  # type: ignore[type-var]
@@ -262,14 +265,14 @@ def test_what_is_no_operator_or_no_function_is_an_error(caplog: pytest.LogCaptur
         operator_set("")
     with pytest.raises(TypeError, match="must be text"):
         operator_set(3)  # type: ignore[arg-type]
-    with pytest.raises(RuntimeError, match="in a converter only"):
+    with pytest.raises(RuntimeError, match="converter"):
         operator_set("com.microsoft").Gelu(1)
     register_converter(torch.ops.aten.sin.default)(refuse)
     register_converter(torch.ops.aten.sin.default)(refuse)  # as a module that is imported again does
-    with pytest.raises(ValueError, match="has the converter refuse"):
+    with pytest.raises(ValueError, match="converter refuse"):
         register_converter(torch.ops.aten.sin.default)(fail)
     register_converter(torch.ops.aten.cos.default)(lambda x: x)
     with pytest.raises(ValueError, match="unregister_converter"):
         register_converter(torch.ops.aten.cos.default)(lambda x: -x)
     register_converter(torch.ops.aten.linear.default)(refuse)
-    assert "made of other operators" in caplog.text
+    assert "aten.linear" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 
 import onnx_ir as ir
@@ -81,57 +82,57 @@ def test_half_precision_with_float32_weights(norm: torch.nn.Module, dtype: torch
 # A translation that inference sees through
 
 WRONG = {
-    "shape": (lambda x: op.Reshape(x, [-1, 2]), r"shape \(3, 2\) where eager returns \(2, 3\)"),
-    "rank": (lambda x: op.Unsqueeze(x, [0]), r"shape \(1, 2, 3\) where eager returns \(2, 3\)"),
+    "shape": (lambda x: op.Reshape(x, [-1, 2]), r"\(3, 2\) .*\(2, 3\)"),
+    "rank": (lambda x: op.Unsqueeze(x, [0]), r"\(1, 2, 3\) .*\(2, 3\)"),
     "computed shape": (
         lambda x: op.Reshape(x, op.Concat(op.Shape(x, start=1, end=2), op.Shape(x, start=0, end=1), axis=0)),
-        r"shape \(3, 2\) where eager returns \(2, 3\)",
+        r"\(3, 2\) .*\(2, 3\)",
     ),
-    "scalar": (lambda x: op.ReduceSum(x, keepdims=0), r"shape \(\) where eager returns \(2, 3\)"),
-    "integers": (lambda x: op.Cast(x, to=7), "returns INT64 where eager returns FLOAT"),
-    "double": (lambda x: op.Cast(x, to=11), "returns DOUBLE where eager returns FLOAT"),
-    "two results": (lambda x: (x, x), "returns 2 results where eager returns a single value"),
-    "a Python number": (lambda x: 3.0, "returns 3.0 instead of an ONNX value"),
-    "nothing": (lambda x: None, "returns None instead of an ONNX value"),
+    "scalar": (lambda x: op.ReduceSum(x, keepdims=0), r"\(\) .*\(2, 3\)"),
+    "integers": (lambda x: op.Cast(x, to=7), "INT64 .*FLOAT"),
+    "double": (lambda x: op.Cast(x, to=11), "DOUBLE .*FLOAT"),
+    "two results": (lambda x: (x, x), "2 results"),
+    "a Python number": (lambda x: 3.0, r"3\.0 "),
+    "nothing": (lambda x: None, "None "),
 }
 
 
-@pytest.mark.parametrize(("function", "reason"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("function", "datum"), WRONG.values(), ids=WRONG)
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_a_translation_that_returns_something_else_is_not_used(
-    function: Callable[..., object], reason: str, requires_grad: bool, plant: Plant, caplog: pytest.LogCaptureFixture
+    function: Callable[..., object], datum: str, requires_grad: bool, plant: Plant, caplog: pytest.LogCaptureFixture
 ) -> None:
     plant(aten.sinh.default, function)
     with caplog.at_level(logging.WARNING, "dynamo_backends"):
         assert_same_as_eager(lambda x: x.exp().sinh().sin(), torch.randn(2, 3, requires_grad=requires_grad))
     assert counted("fallback aten.sinh.default") == 1 + requires_grad  # the backward computes it anew
     assert counted("runtime_failures") == counted("wrong_results") == 0
-    assert "where eager returns" in caplog.text or "instead of an ONNX value" in caplog.text
-    with pytest.raises(Exception, match=rf"'sinh'.* at .*test_results.py:\d+ cannot run on ONNX Runtime: .*{reason}"):
+    assert re.search(datum, caplog.text)
+    with pytest.raises(Exception, match=rf"'sinh'.* .*test_results.py:\d+ .*{datum}"):
         compiled(lambda x: x.exp().sinh().sin(), options={"fallback": "error"})(torch.randn(2, 3))
 
 
 @pytest.mark.parametrize(
-    ("function", "reason"),
+    ("function", "datum"),
     [
-        (lambda x, dim: op.ReduceMax(x, [dim], keepdims=0), "returns a single value where eager returns 2 results"),
-        (lambda x, dim: (op.ReduceMax(x, [dim], keepdims=0),), "returns 1 result where eager returns 2"),
-        (lambda x, dim: (x, op.Shape(x), x), "returns 3 results where eager returns 2"),
+        (lambda x, dim: op.ReduceMax(x, [dim], keepdims=0), "single .* 2 results"),
+        (lambda x, dim: (op.ReduceMax(x, [dim], keepdims=0),), "1 result .* 2 results"),
+        (lambda x, dim: (x, op.Shape(x), x), "3 results .* 2 results"),
         (
             lambda x, dim: (op.ReduceMax(x, [dim], keepdims=0), op.ArgMax(x, axis=dim, keepdims=1)),
-            r"shape \(2, 1\) as result 1 where eager returns \(2,\)",
+            r"\(2, 1\) .*result 1 .*\(2,\)",
         ),
         (
             lambda x, dim: (op.ArgMax(x, axis=dim, keepdims=0), op.ArgMax(x, axis=dim, keepdims=0)),
-            "returns INT64 as result 0 where eager returns FLOAT",
+            "INT64 .*result 0 .*FLOAT",
         ),
     ],
 )
-def test_several_results(function: Callable[..., object], reason: str, plant: Plant) -> None:
+def test_several_results(function: Callable[..., object], datum: str, plant: Plant) -> None:
     plant(aten.max.dim, function)
     assert_same_as_eager(lambda x: x.exp().max(1), torch.randn(2, 3))
     assert counted("fallback aten.max.dim") == 1
-    with pytest.raises(Exception, match=reason):
+    with pytest.raises(Exception, match=datum):
         compiled(lambda x: x.exp().max(1), options={"fallback": "error"})(torch.randn(2, 3))
 
 
@@ -143,7 +144,7 @@ def test_a_symbolic_size_is_no_constant(plant: Plant, caplog: pytest.LogCaptureF
         for length in (4, 5):
             x = torch.randn(length, 3)
             torch.testing.assert_close(function(x), x.sinh() * 2)
-    assert "returns shape (4, 3) where eager returns (s" in caplog.text
+    assert re.search(r"\(4, 3\) .*\(s\d+, s?\d+\)", caplog.text)
 
 
 def captured(function: Callable[..., object], *args: torch.Tensor) -> fx.GraphModule:
@@ -158,7 +159,7 @@ def test_every_node_of_a_region_is_checked(plant: Plant) -> None:
         translate(nodes, [Input(x)], [Output(nodes[-1])], opset=23)
         plant(aten.sinh.default, lambda x: op.Transpose(x, perm=[1, 0]))
         for _ in range(2):
-            with pytest.raises(TranslationError, match=r"sinh .*shape \(3, 2\) where eager returns \(2, 3\)"):
+            with pytest.raises(TranslationError, match=r"sinh .*\(3, 2\) .*\(2, 3\)"):
                 translate(nodes, [Input(x)], [Output(nodes[-1])], opset=23)
         plant(aten.sinh.default, lambda x: op.Sinh(x))
 
@@ -168,7 +169,7 @@ def test_an_argument_that_is_read_after_a_result_of_the_translation_is_known(pla
     graph = captured(torch.atan2, torch.randn(3), torch.randn(2, 3)).graph
     x, y, node = [node for node in graph.nodes if node.op in ("placeholder", "call_function")]
     plant(aten.atan2.default, lambda x, y: op.Unsqueeze(op.Add(op.Sin(x), y), [0]))
-    with pytest.raises(TranslationError, match=r"shape \(1, 2, 3\) where eager returns \(2, 3\)"):
+    with pytest.raises(TranslationError, match=r"\(1, 2, 3\) .*\(2, 3\)"):
         translate([node], [Input(x), Input(y)], [Output(node)], opset=23)
 
 
@@ -181,13 +182,13 @@ def test_computed_shapes_are_followed(plant: Plant) -> None:
 
 
 def test_what_is_remembered_of_translations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "_MAXIMUM_KNOWN", 3)
-    monkeypatch.setattr(results, "_known", {})
+    monkeypatch.setattr(results, "MAXIMUM_KNOWN", 3)
+    monkeypatch.setattr(results, "known", {})
     for size in range(1, 8):
         graph = captured(torch.sinh, torch.randn(size)).graph
         x, node = [node for node in graph.nodes if node.op in ("placeholder", "call_function")]
         translate([node], [Input(x)], [Output(node)], opset=23)
-        assert 0 < len(results._known) <= 3
+        assert 0 < len(results.known) <= 3
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -255,7 +256,7 @@ def test_a_node_of_which_nothing_is_inferred_is_tried_alone(
     with caplog.at_level(logging.WARNING, "dynamo_backends"):
         assert_same_as_eager(lambda x: x.sinh().sum() * 2, torch.randn(4, 3), settings={"dynamic": dynamic})
     assert counted("fallback aten.sinh.default") == 1
-    assert "on made-up arguments its translation's result has shape (0, 3) where eager returns (4, 3)" in caplog.text
+    assert re.search(r"\(0, 3\) .*\(4, 3\)", caplog.text)
 
 
 def rows_that_are_positive(x: object) -> object:
@@ -282,9 +283,7 @@ def test_a_result_of_another_shape_is_computed_by_pytorch(
     assert counted("runtime_failures") == 0
     assert counted("regions") == 1 + requires_grad
     (record,) = caplog.records
-    said = "region 0: PyTorch ran the region, as it will where this happens again: ONNX Runtime returned another result"
-    assert said in record.getMessage()
-    assert "has shape (3, 3) where eager returns (4, 3)" in record.getMessage()
+    assert re.search(r"region 0: .*\(3, 3\) .*\(4, 3\)", record.getMessage())
 
 
 def test_a_size_that_only_a_number_tells_is_compared(plant: Plant) -> None:
@@ -312,11 +311,9 @@ def test_each_shape_is_judged_by_itself(plant: Plant) -> None:
 def test_a_result_of_another_shape_is_an_error_when_fallback_is(dynamic: bool, plant: Plant) -> None:
     plant(aten.sinh.default, rows_that_are_positive)
     function = compiled(lambda x: x.sinh() * 2, dynamic=dynamic, options={"fallback": "error"})
-    message = (
-        r"graph \d+ inference region 0: .* has shape \(3, 3\) where eager returns \((s\d+=)?4, (s\d+=)?3\).*fallback"
-    )
+    data = r"graph \d+ inference region 0: .*\(3, 3\) .*\((s\d+=)?4, (s\d+=)?3\).*fallback"
     for _ in range(2):
-        with pytest.raises(SessionError, match=message):
+        with pytest.raises(SessionError, match=data):
             function(some_positive(4, 3))
     assert counted("wrong_results") == 2
 
@@ -380,7 +377,7 @@ def test_sizes_are_those_of_the_arguments(sizes: tuple[int | str, ...], reason: 
 def test_dtypes_are_compared(dtype: torch.dtype, actual: str) -> None:
     text = "g (float[2] x) => (float[2] y) { y = Exp(x) }"
     session = session_of(text, [InputSpec("x", FLOAT, sizes=(2,))], [OutputSpec("y", dtype, sizes=(2,))])
-    with pytest.raises(WrongResultError, match=f"^y is torch.{actual} where eager returns {dtype}$"):
+    with pytest.raises(WrongResultError, match=f"^y .*torch.{actual} .*{dtype}$"):
         session([torch.randn(2)])
 
 
@@ -396,7 +393,7 @@ def test_every_result_is_compared(wrong: int) -> None:
 def test_bytes_are_not_booleans() -> None:
     text = "g (float[2] x) => (uint8[2] y) { y = Cast<to=2>(x) }"
     session = session_of(text, [InputSpec("x", FLOAT, sizes=(2,))], [OutputSpec("y", torch.bool, sizes=(2,))])
-    with pytest.raises(WrongResultError, match="^y is torch.uint8 where eager returns torch.bool$"):
+    with pytest.raises(WrongResultError, match="^y .*torch.uint8 .*torch.bool$"):
         session([torch.ones(2)])
 
 
@@ -404,7 +401,7 @@ def test_a_number_is_a_scalar() -> None:
     text = "g (float[a,b] x) => (int64[1] y) { y = Shape<start=0,end=1>(x) }"
     outputs = [OutputSpec("y", LONG, is_number=True, sizes=())]
     session = session_of(text, [InputSpec("x", FLOAT, sizes=("s0", "s1"))], outputs)
-    with pytest.raises(WrongResultError, match=r"^y has shape \(1,\) where eager returns \(\)$"):
+    with pytest.raises(WrongResultError, match=r"^y .*\(1,\) .*\(\)$"):
         session([torch.ones(2, 3)])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from dynamo_backends.dumps.reading import find_run
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.locations import short_file
 from dynamo_backends.runtime import watch
-from passes import Pass, PassContext, register, unregister
+from passes import Pass, PassContext
 
 aten = torch.ops.aten
 
@@ -57,25 +57,19 @@ def line_of(text: str) -> str:
     return f"{Path(__file__).name}:{1 + next(i for i, line in enumerate(lines) if text in line)}"
 
 
-@pytest.fixture
-def planted() -> Iterator[Callable[[Pass], None]]:
-    names: list[str] = []
-
-    def plant(item: Pass) -> None:
-        register(item)
-        names.append(item.name)
-
-    yield plant
-    for name in names:
-        unregister(name)
-
-
 def run(model: Callable[..., torch.Tensor], dump: Path, *inputs: torch.Tensor, **settings: object) -> None:
     function = compiled(model, backend="onnx_debug", options={"dump_dir": str(dump)}, **settings)
     torch.manual_seed(0)
     with torch.no_grad():
         for x in inputs or (torch.randn(4, 8),):
             function(x)
+
+
+def gradients_of(dump: Path) -> list[str]:
+    """The gradients that the fault is on the way to."""
+    (wrong,) = [graph for graph in find_run(dump).graphs if graph.verdict != "ok"]
+    gradients: list[str] = wrong.entry["blame"]["gradients"]
+    return gradients
 
 
 def assert_seen(dump: Path, node: str, line: str, capsys: pytest.CaptureFixture[str], said: str = "") -> None:
@@ -147,7 +141,7 @@ def test_a_weight_is_stale(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caps
         function(torch.randn(4, 8))
         model.layers[6].weight.mul_(1.1)
         function(torch.randn(4, 8))
-    assert_seen(tmp_path, "t_6", line_of("the layer"), capsys, "has an old value of layers.6.weight")
+    assert_seen(tmp_path, "t_6", line_of("the layer"), capsys, "layers.6.weight")
 
 
 def test_an_operator_is_wrong_only_in_the_optimized_session(
@@ -230,9 +224,8 @@ def test_a_gradient_is_wrong(
     monkeypatch.setitem(CONVERTERS, aten.cosh.default, lambda x: op.Mul(op.Cosh(x), 1.01))
     function = compiled(Layered(), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
     function(torch.randn(4, 8)).sum().backward()
-    assert_seen(
-        tmp_path, "cosh", line_of("seventh: returned"), capsys, "grad of layers.6.bias, grad of layers.6.weight"
-    )
+    assert_seen(tmp_path, "cosh", line_of("seventh: returned"), capsys)
+    assert set(gradients_of(tmp_path)) >= {"grad of layers.6.bias", "grad of layers.6.weight"}
 
 
 def twice_the_last(operator: object) -> Callable[[fx.GraphModule, PassContext], int]:
@@ -255,8 +248,8 @@ def test_a_gradient_is_wrong_after_a_joint_pass(
     planted(Pass("joint.double", "Planted by a test.", twice_the_last(aten.mm.default)))
     function = compiled(Layered(), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
     function(torch.randn(4, 8)).sum().backward()
-    said = "pass joint.double, on the way to grad of layers.0.weight"
-    assert_seen(tmp_path, r"\w*", line_of("the layer"), capsys, said)
+    assert_seen(tmp_path, r"\w*", line_of("the layer"), capsys, "pass joint.double")
+    assert gradients_of(tmp_path) == ["grad of layers.0.weight"]
 
 
 class Doubled(torch.autograd.Function):

@@ -9,6 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,6 @@ from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings
 from passes import Pass, PassContext
-from passes.engine import registry
 
 CPU = ("CPUExecutionProvider",)
 ADDS_ZERO = """<ir_version: 10, opset_import: ["" : 18]>
@@ -124,7 +124,9 @@ def test_the_search_for_a_wrong_optimizer_runs_what_the_region_runs(monkeypatch:
         assert settings.threads == 1
 
 
-def test_a_checked_pass_runs_with_the_threads_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checked_pass_runs_with_the_threads_of_the_session(
+    monkeypatch: pytest.MonkeyPatch, planted: Callable[[Pass], None]
+) -> None:
     """Not with PyTorch's, where the option ``threads`` says another number."""
 
     def negate_twice(model: ir.Model, context: PassContext) -> int:
@@ -135,11 +137,7 @@ def test_a_checked_pass_runs_with_the_threads_of_the_session(monkeypatch: pytest
         node.replace_input_with(0, twice.outputs[0])
         return 1
 
-    monkeypatch.setattr(
-        registry,
-        "_registered",
-        registry._registered | {"onnx.twice": Pass("onnx.twice", "Planted by a test.", negate_twice)},
-    )
+    planted(Pass("onnx.twice", "Planted by a test.", negate_twice))
     threads: list[int] = []
     create = Session._create
     monkeypatch.setattr(Session, "_create", lambda self, number: threads.append(number) or create(self, number))

@@ -146,7 +146,7 @@ def test_a_pass_that_breaks_the_graph_is_undone(plant: Callable[..., None], capl
     plant("post_grad.bad", swap_arguments)
     with torch.no_grad():
         assert_same_as_eager(torch.mm, torch.randn(2, 3), torch.randn(3, 4), settings=VERIFY)
-    assert "mm cannot be computed any more" in caplog.text, "before anything is run"
+    assert counted("undone pass post_grad.bad") == 1 and re.search(r"post_grad.bad.*\bmm\b", caplog.text)
 
 
 def test_a_change_of_dtype_is_a_change(plant: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
@@ -233,7 +233,7 @@ def test_a_graph_that_fails_on_the_real_values_is_undone(
         x, index = torch.randn(4, 3), torch.tensor([1, 3])
         assert_same_as_eager(lambda x, index: x.index_select(0, index).sin(), x, index, settings=VERIFY)
     assert counted("undone pass post_grad.shift") == 1
-    assert "the graph does not run any more: " in caplog.text
+    assert re.search("post_grad.shift.*IndexError", caplog.text)
 
 
 # The check by itself

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -113,7 +114,7 @@ def test_a_rescue_still_runs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
         monkeypatch.setattr(BoundSession, "__call__", fail)
         assert_same_values(function(x), model(x))
     assert counted("runtime_failures") == 2
-    assert "region 1: PyTorch ran the region, as it will where this happens again: ONNX Runtime failed" in caplog.text
+    assert re.search(r"region 1: .*no memory", caplog.text)
 
 
 def test_code_without_its_graph_finds_attributes_of_modules() -> None:

@@ -205,11 +205,12 @@ class Bench:
             "machine": {**machine(), "threads": max((result.threads for result in results), default=0)},
             "settings": dataclasses.asdict(self.settings),
             "overhead": overhead,
-            "cases": [self._as_json(result) for result in results],
+            "cases": [self.case_as_json(result) for result in results],
             "times_as_fast": geometric_means(results, self.settings.backends),
         }
 
-    def _as_json(self, result: CaseResult) -> Json:
+    def case_as_json(self, result: CaseResult) -> Json:
+        """What was measured of one case, for programs."""
         ratios = {
             backend: {other: result.times_as_fast(backend, other) for other in result.rows if other != backend}
             for backend in result.rows

@@ -197,11 +197,11 @@ def _counted() -> dict[str, object]:
     }
 
 
-def _said(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """An error in a line, with what caused it; of a backend's, what the backend raised."""
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, BaseException):
-        return _said(inner)
+        return error_line(inner)
     said = _line(error)
     if type(error).__name__ in ("InvalidCxxCompiler", "CppCompileError"):
         return f"inductor needs a C++ compiler that works (g++ or clang++, or CXX=...); {said}"
@@ -230,7 +230,7 @@ def main() -> None:
             kind, message = error.kind, str(error)
         except Exception as error:  # whatever a model or a backend raises is a row of the table
             traceback.print_exc()
-            kind, message = "failed", _said(error)
+            kind, message = "failed", error_line(error)
         return {"error": {"kind": kind, "message": message}}
 
     answer_requests(answer)

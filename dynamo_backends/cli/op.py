@@ -11,7 +11,8 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..captures import CapturedCall, as_argument, find_calls
+from ..captures import CapturedCall, CaptureError, as_argument, find_calls
+from ..errors import first_line
 from ..tables import fit_table
 from .common import add_json_argument, positive, print_json, say
 
@@ -128,14 +129,16 @@ def _run(arguments: argparse.Namespace) -> int:
             )
         except Exception as error:  # the operator's own, or the runtime's
             failed[str(call.folder)] = f"{type(error).__name__}: {error}"
+            where = (
+                "" if isinstance(error, CaptureError) else f"{call.folder}: {type(error).__name__}: "
+            )  # it says where
+            say(f"dynamo-backends op run: {where}{first_line(str(error))}")
             continue
         results.append(result)
         if not arguments.json:
             sys.stdout.write(_text(result))
     if arguments.json:
         print_json({"ran": [_as_json(result) for result in results], "failed": failed})
-    for folder, why in failed.items():
-        say(f"dynamo-backends op run: {folder}: {why.splitlines()[0]}")
     if any(not result.ok for result in results):
         return 1
     return 2 if failed else 0

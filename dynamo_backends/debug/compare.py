@@ -58,7 +58,8 @@ def compare_run(graph: CompiledGraph, run: WatchedRun, models: Models, replay: R
     again = [f"region_{i} was not run again: {item.failure}" for i, item in run.repeated.items() if item.failure]
     if run.rescued and comparison.ok:
         comparison.not_comparable = "; ".join(f"PyTorch ran region_{i}: {why}" for i, why in run.rescued.items())
-    return dataclasses.replace(comparison, rows=rows, unchecked=[*lockstep.unchecked(), *again])
+    unchecked = [*lockstep.unchecked(), *again]
+    return dataclasses.replace(comparison, rows=rows, unchecked=unchecked, rescued=run.rescued)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

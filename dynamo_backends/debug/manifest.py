@@ -238,6 +238,7 @@ class Manifest:
                     blame=comparison.blame.as_json() if comparison.blame is not None else None,
                     worst=worst.as_json() if worst is not None else None,
                     unchecked=comparison.unchecked,
+                    rescued={str(index): why for index, why in comparison.rescued.items()},
                     sizes=comparison.sizes,
                     cost=dataclasses.asdict(cost),
                     repeated={
@@ -316,6 +317,7 @@ def _not_run() -> dict[str, Any]:
         "blame": None,
         "worst": None,
         "unchecked": [],
+        "rescued": {},
     }
 
 

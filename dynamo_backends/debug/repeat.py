@@ -89,7 +89,7 @@ def repeat_region(bound: BoundSession, args: Sequence[object], outputs: Sequence
         with torch.no_grad():
             times = _REGION_TIMES if bound.threads > 1 else _TIMES_OF_ONE_THREAD
             for threads, results in _again(bound, args, times=times):
-                for i, found in _differences(outputs, results, bound.threads, threads):
+                for i, found in differences_of(outputs, results, bound.threads, threads):
                     unstable.setdefault(i, found)
     except Exception as error:  # no memory for a second session: the user's run goes on, and ``unchecked`` says it
         return RepeatedRegion(unstable, f"{type(error).__name__}: {error}")
@@ -106,7 +106,7 @@ def repeat_node(session: BoundSession, args: Sequence[object]) -> dict[int, Inst
     first = session(args)
     worst: dict[int, Instability] = {}
     for threads, results in _again(session, args, times=_NODE_TIMES):
-        for i, found in _differences(first, results, session.threads, threads):
+        for i, found in differences_of(first, results, session.threads, threads):
             known = worst.get(i)
             if known is None or (known.between_runs == found.between_runs and _size(found) > _size(known)):
                 worst[i] = found
@@ -115,7 +115,7 @@ def repeat_node(session: BoundSession, args: Sequence[object]) -> dict[int, Inst
 
 def instability_of(first: torch.Tensor, other: torch.Tensor, threads: int) -> Instability | None:
     """How two runs with the same number of threads differ; ``None`` if they have the same bits."""
-    return dict(_differences([first], [other], threads, threads)).get(0)
+    return dict(differences_of([first], [other], threads, threads)).get(0)
 
 
 def _again(session: BoundSession, args: Sequence[object], *, times: int) -> list[tuple[int, list[object]]]:
@@ -129,9 +129,10 @@ def _size(instability: Instability) -> tuple[int, float]:
     return instability.difference.nonfinite, instability.difference.max_abs
 
 
-def _differences(
+def differences_of(
     first: Sequence[object], other: Sequence[object], threads: int, other_threads: int
 ) -> Iterator[tuple[int, Instability]]:
+    """The positions of results with other bits, and how they differ."""
     for i, (before, after) in enumerate(zip(first, other, strict=True)):
         if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -302,6 +302,7 @@ class GraphComparison:
         unchecked: what could not be compared or had no float64 to be compared with, each with the reason.
         sizes: of the run, by argument, where they may be others: the shape of a tensor as a list, or a number.
         faults: the errors that the stages, passes and results were found to have, beside those of the rows.
+        rescued: by index of a region that PyTorch ran because its session failed, what ONNX Runtime said.
     """
 
     blame: Blame | None = None
@@ -311,6 +312,7 @@ class GraphComparison:
     unchecked: list[str] = dataclasses.field(default_factory=list)
     sizes: SizesByName = dataclasses.field(default_factory=dict)
     faults: Sequence[Error] = ()
+    rescued: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     @property
     def ok(self) -> bool:

@@ -52,16 +52,19 @@ def bisect(
     """Bisects a graph: the first of those that the reference names whose verdict is not ``ok``.
 
     Args:
-        reference: which graph, or region.
+        reference: which graph, or which of its regions. Of a graph, the region that the verdict names is bisected;
+            where it names none, the one whose session failed.
         output: where the cut goes; by default ``bisect`` in the graph's folder.
         check: a command of the user's that decides what fails, instead of the comparison.
         refused: whether a model that ONNX Runtime refused is looked at, also where there is another fault.
         progress: is called with what is done, now and then.
 
     Raises:
-        DumpError: there is no such graph, the dump lacks what is needed, or the command cannot be used.
+        DumpError: there is no such graph or region, the dump lacks what is needed, or the command cannot be used.
     """
-    graphs = run.graphs_of(reference)
+    graphs, region = run.graphs_of(reference), run.region_named(reference)
+    if region is not None:
+        graphs = [graph for graph, _ in run.regions_of(reference)]
     graph = next((item for item in graphs if item.verdict not in (None, "ok")), None)
     if graph is None:
         graph = next((item for item in graphs if refused_models(item)), graphs[0])
@@ -69,22 +72,22 @@ def bisect(
     with Runner() as runner:
         search = Search(run, graph, folder, runner, progress)
         if check is not None:
-            found = _by_command(search, run.regions_of(reference)[0][1], check)
+            found = _by_command(search, _region(search, region), check)
         elif refused or (graph.verdict in (None, "ok") and refused_models(graph)):
             found = bisect_refused(search, _providers(run))
         else:
-            found = _by_verdict(search)
+            found = _by_verdict(search, region)
     found.sessions = runner.count
     found.others = {item.reference: item.verdict for item in graphs if item is not graph}
     return found
 
 
-def _by_verdict(search: Search) -> Bisection:
-    """Bisects what the verdict of the run names."""
+def _by_verdict(search: Search, region: int | None) -> Bisection:
+    """Bisects what the verdict of the run names, or what the user does."""
     found, entry = search.found, search.graph.entry
     if found.verdict in (None, "ok"):
-        for region in search.graph.regions:  # a file that is cut is no model that is right
-            load_model(region.model), load_model(region.optimized_model)
+        for item in search.graph.regions:  # a file that is cut is no model that is right
+            load_model(item.model), load_model(item.optimized_model)
         found.advice.append("nothing diverges here; --check COMMAND bisects by a check of your own")
         return found
     blame = entry["blame"] or {}
@@ -107,10 +110,32 @@ def _by_verdict(search: Search) -> Bisection:
         found.place = "PyTorch"
         found.advice.append("the node ran in PyTorch: there is no ONNX model of it to cut")
         return found
-    regions = search.graph.regions
+    return _in_region(search, _region(search, region))
+
+
+def _region(search: Search, named: int | None) -> DumpedRegion:
+    """The region that the user names, the verdict blames, or whose session failed; else the first."""
+    graph, entry = search.graph, search.graph.entry
+    regions = {region.index: region for region in graph.regions}
     if not regions:
-        raise DumpError(f"nothing of {found.graph} ran on ONNX Runtime")
-    return _in_region(search, next((item for item in regions if item.index == blame.get("region")), regions[0]))
+        raise DumpError(f"nothing of {graph.reference} ran on ONNX Runtime; {graph.folder / 'regions.txt'} says why")
+    failed = (index for index in regions if str(index) in entry.get("rescued", {}))
+    candidates = [named, _blamed_region(graph), *failed, *regions]
+    return next(regions[index] for index in candidates if index in regions)
+
+
+def _blamed_region(graph: DumpedGraph) -> int | None:
+    """The region of the value that the verdict names; of one that PyTorch computed, the nearest before it."""
+    blame = graph.entry["blame"]
+    if blame is None or blame["region"] is not None or not (graph.folder / "side_by_side.json").exists():
+        return blame and blame["region"]
+    rows = {row["name"]: row for row in graph.rows()}
+    names = [blame["value"]]
+    for name in names:  # which grows
+        if name in rows and rows[name]["region"] is not None:
+            return int(rows[name]["region"])
+        names += [other for other in rows.get(name, {"inputs": []})["inputs"] if other not in names]
+    return None
 
 
 def _forward(search: Search) -> DumpedGraph | None:

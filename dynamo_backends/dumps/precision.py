@@ -98,11 +98,11 @@ def find_precision(
         DumpError: no run was compared, nothing was recorded, or the model cannot be run.
     """
     rows = {row["name"]: row for row in graph.rows()}
-    return [_Region(graph, region, rows, strict, progress).find() for region in graph.regions]
+    return [RegionSearch(graph, region, rows, strict, progress).find() for region in graph.regions]
 
 
 @dataclasses.dataclass
-class _Region:
+class RegionSearch:
     """The search in one region."""
 
     graph: DumpedGraph
@@ -122,18 +122,18 @@ class _Region:
         if not names:
             return RegionPrecision(self.region.index, "not low")
         self._exact, reference = self._reference()
-        before = self._errors([])
+        before = self.errors([])
         after = before
         found: list[str] = []
         if (self.graph.verdict == "ok" and not self.strict) or _are_right(before):
             outcome = "ok"
         else:
-            after = self._errors(names)
+            after = self.errors(names)
             outcome = "not precision"
             if _are_right(after):
                 found = smallest(names, lambda some: self._tried < MOST_SESSIONS and self._suffices(some))
                 outcome = "found" if self._tried < MOST_SESSIONS else "unfinished"
-                after = self._errors(found)
+                after = self.errors(found)
         nodes = [self._described(name) for name in found]
         return RegionPrecision(self.region.index, outcome, nodes, len(names), self._tried, reference, before, after)
 
@@ -172,7 +172,7 @@ class _Region:
         settings = settings if optimize else settings.unoptimized
         return session_of_region(self.region, content, settings, self._inputs)(self._inputs)
 
-    def _errors(self, names: Sequence[str]) -> list[ResultError]:
+    def errors(self, names: Sequence[str]) -> list[ResultError]:
         """The errors of the floating-point results with these FX nodes in float32."""
         chosen = set(names)
         self._tried += 1
@@ -188,7 +188,7 @@ class _Region:
         return ResultError(name, value.dtype.name, error, found.limit(known))
 
     def _suffices(self, names: Sequence[str]) -> bool:
-        right = _are_right(self._errors(names))
+        right = _are_right(self.errors(names))
         self.progress(f"region_{self.region.index}: {len(names)} nodes in float32: {'right' if right else 'wrong'}")
         return right
 

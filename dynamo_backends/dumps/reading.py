@@ -153,7 +153,7 @@ class Run:
     @functools.cached_property
     def graphs(self) -> list[DumpedGraph]:
         """All graphs, in the order of their numbers, forward before backward; ``DumpError`` if an entry is damaged."""
-        return [self._graph(entry, f"graphs[{i}]") for i, entry in enumerate(self.manifest["graphs"])]
+        return [self.graph(i) for i in range(len(self.manifest["graphs"]))]
 
     @functools.cached_property
     def dynamo_graphs(self) -> list[Mapping[str, Any]]:
@@ -167,8 +167,10 @@ class Run:
         """A file that was written when a graph was compiled: in this run, or in that of the process that forked it."""
         return _here_or_there(self.inside(relative), graph.inherited and graph.inherited / relative)
 
-    def _graph(self, entry: Mapping[str, Any], where: str) -> DumpedGraph:
-        _check(self.folder / MANIFEST, entry, schema.GRAPH, where)
+    def graph(self, position: int) -> DumpedGraph:
+        """The graph of one entry of the manifest's ``graphs``; ``DumpError`` if that entry is damaged."""
+        entry = self.manifest["graphs"][position]
+        _check(self.folder / MANIFEST, entry, schema.GRAPH, f"graphs[{position}]")
         forker = entry.get("files_in")
         if forker is not None and (not forker.startswith("run_") or forker != Path(forker).name):
             raise DumpError(f"{self.folder / MANIFEST} is damaged: {forker!r} is no run folder; dump again")
@@ -211,8 +213,13 @@ class Run:
             return found
         where = graphs[0].reference if len(graphs) == 1 else f"graph {graphs[0].index}"
         if wanted is not None:
-            raise DumpError(f"{where} has no region {wanted}")
+            there = ", ".join(f"region_{region.index}" for graph in graphs for region in graph.regions) or "none"
+            raise DumpError(f"{where} has no region {wanted}; there is {there}")
         raise DumpError(f"nothing of {where} ran on ONNX Runtime; {graphs[0].folder / 'regions.txt'} says why")
+
+    def region_named(self, reference: str) -> int | None:
+        """The region that a reference names; ``None`` of a whole graph."""
+        return self._parts(reference)[2]
 
     def _parts(self, reference: str) -> tuple[int | None, str | None, int | None]:
         """The graph, the direction and the region that a reference, or the path of a folder in the run, names."""

@@ -87,6 +87,7 @@ GRAPH: Form = {
     "blame": (None, _BLAME),
     "worst": (None, {"value": str, "onnx": _DISTANCE, "eager": (None, _DISTANCE)}),
     "unchecked": [str],
+    "rescued?": {"*": str},
     "cost?": _COST,
 }
 """An entry of ``graphs``."""

@@ -201,7 +201,8 @@ def translated_operators(opset: int) -> frozenset[str]:
 
 
 @functools.cache
-def _decompositions(translated: frozenset[str]) -> Decompositions:
+def whole_table(translated: frozenset[str]) -> Decompositions:
+    """The table without regard to what is registered; these operators stay whole."""
     table = dict(_OURS)
     for source in _SOURCES:
         for target, function in source().items():
@@ -231,6 +232,6 @@ def decomposition_table(opset: int = 23, translated: frozenset[str] | None = Non
         raise TypeError(f"opset must be a whole number, not {opset!r}")
     if opset < MINIMUM_OPSET:
         raise ValueError(f"opset {opset} is older than {MINIMUM_OPSET}, the oldest that is translated to")
-    table = _decompositions(translated_operators(opset) if translated is None else translated)
+    table = whole_table(translated_operators(opset) if translated is None else translated)
     whole = registered_targets()
     return {target: function for target, function in table.items() if target not in whole}

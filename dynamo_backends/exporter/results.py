@@ -29,7 +29,7 @@ Size: TypeAlias = "int | str"
 
 Functions: TypeAlias = Mapping[ir.OperatorIdentifier, ir.Function]
 
-_MAXIMUM_KNOWN = 50_000
+MAXIMUM_KNOWN = 50_000
 
 _SMALL = 2**20
 """Elements of the largest tensor around a node whose computed shapes are followed."""
@@ -43,7 +43,7 @@ class _Judgement:
     is_inferred: bool
 
 
-_known: dict[object, _Judgement] = {}
+known: dict[object, _Judgement] = {}
 
 
 def expected_dtype(meta: object) -> ir.DataType | None:
@@ -104,18 +104,18 @@ def check_results(
         TranslationError: one of them has another dtype or shape than in eager.
     """
     key = (opset, translation, signature(node))
-    judgement = _known.get(key)
+    judgement = known.get(key)
     if judgement is None:
-        if len(_known) >= _MAXIMUM_KNOWN:
-            _known.clear()  # another thread may be at this line too
-        judgement = _known[key] = _judge(node, onnx_nodes, functions, results, opset)
+        if len(known) >= MAXIMUM_KNOWN:
+            known.clear()  # another thread may be at this line too
+        judgement = known[key] = _judge(node, onnx_nodes, functions, results, opset)
     if judgement.difference is not None:
         raise TranslationError(judgement.difference)
 
 
 def is_inferred(node: fx.Node, translation: object, opset: int) -> bool:
     """Whether inference knew the dtype and shape of all results of a node's translation, which was checked before."""
-    judgement = _known.get((opset, translation, signature(node)))
+    judgement = known.get((opset, translation, signature(node)))
     return judgement is not None and judgement.is_inferred
 
 

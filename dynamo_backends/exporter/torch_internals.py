@@ -69,7 +69,7 @@ def _torchlib(opset: int) -> dict[object, Callable[..., object]]:
         for function in functions.overloads
     ]
     for key, function, is_complex, introduced in entries:
-        if introduced > opset or is_complex or _needs_the_exporter(function):
+        if introduced > opset or is_complex or needs_the_exporter(function):
             continue
         if key not in found or introduced > found[key][0]:
             found[key] = introduced, function
@@ -95,7 +95,7 @@ def torchlib_function(target: object, opset: int) -> Callable[..., object] | Non
     return _torchlib(opset).get(_key(target))
 
 
-def _needs_the_exporter(function: Callable[..., object]) -> bool:
+def needs_the_exporter(function: Callable[..., object]) -> bool:
     """Whether a function of torchlib is of those that read the exporter that calls them from a variable of the process.
 
     They are those of ``torch.onnx.ops.symbolic``, whose operators only an exporter gives a meaning (eager returns

@@ -76,6 +76,13 @@ def widen(value: object) -> object:
     return value
 
 
+def widened_copy(value: object) -> object:
+    """``widen`` into memory of its own, so that what one run writes into its value the other run does not see."""
+    if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
+        return value.detach().to(WIDER.get(value.dtype, value.dtype), copy=True)
+    return value
+
+
 def attribute(module: torch.nn.Module, name: str) -> object:
     """What a ``get_attr`` node reads: ``name`` may lead through submodules."""
     return operator.attrgetter(name)(module)
@@ -132,13 +139,13 @@ def run_exact(node: fx.Node, environment: Environment, eager: object, inexact: d
         inexact: gets the node's name and the reason, where PyTorch has no float64 of it and eager's result is returned.
     """
     if not _has_float(eager) or not _has_float64(function_of(node)):
-        return pytree.tree_map(widen, eager)
+        return pytree.tree_map(widened_copy, eager)
     try:
         result = run_only_exact(node, environment)
     except REFUSALS as error:  # a kernel for the low precision only
         if inexact is not None:
             inexact[node.name] = f"{type(error).__name__}: {error}".splitlines()[0]
-        return pytree.tree_map(widen, eager)
+        return pytree.tree_map(widened_copy, eager)
     return pytree.tree_map(_keep_discrete, result, eager)
 
 

@@ -17,7 +17,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from .differences import is_discrete
-from .exact import Environment, attribute, run_eager, run_exact, run_only_exact, widen
+from .exact import Environment, attribute, run_eager, run_exact, run_only_exact, widened_copy
 from .randomness import PrivateRandomness
 
 
@@ -34,7 +34,8 @@ class FxExecution:
         compared: names of nodes whose values are needed until ``release`` is called for them.
 
     Attributes:
-        eager, exact: values that are still needed; an argument's in float64 from its first reader on.
+        eager, exact: values that are still needed; an argument's in float64 from its first reader on. The two share no
+            memory of floating-point values.
         inexact: by name of a node, why PyTorch has no float64 of it; eager's result stands for it.
         decisions: nodes that made discrete values of floating-point ones, which another rounding may turn.
     """
@@ -81,7 +82,7 @@ class FxExecution:
             if self._has_eager:
                 self.eager[node] = value
             else:
-                self.exact[node] = pytree.tree_map(widen, value)
+                self.exact[node] = pytree.tree_map(widened_copy, value)
         elif self._has_eager:
             self._call(node)
         else:
@@ -105,7 +106,7 @@ class FxExecution:
     def exact_of(self, node: fx.Node) -> object:
         """A node's value in float64; eager's, widened, where the node was not computed, or drew random numbers."""
         if node not in self.exact:
-            self.exact[node] = pytree.tree_map(widen, self.eager[node])
+            self.exact[node] = pytree.tree_map(widened_copy, self.eager[node])
         return self.exact[node]
 
     def release(self, *nodes: fx.Node) -> list[fx.Node]:

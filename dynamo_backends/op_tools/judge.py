@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -15,6 +17,7 @@ from ..numerics.differences import discrete_difference, is_discrete, largest, sa
 from ..numerics.distance import EQUAL, allowed_error, distance, is_explained
 from ..numerics.exact import WIDER
 from .gradients import Gradients
+from .names import is_of_pytorch
 from .tool import dtype_name
 
 _TRIES = 3
@@ -42,7 +45,8 @@ class Verdict:
         allclose: whether it is as near to the reference as its dtype and the condition of the operator allow.
         max_diff: largest absolute difference.
         allowed: the largest that needs no explanation; ``None`` where elements are counted.
-        complaint: ``Inconsistent dtypes: ...``, another shape, elements that differ, NaN; or ``""``.
+        complaint: ``Inconsistent dtypes: ...``, another shape, elements that differ, NaN; elements that were not
+            compared; or ``""``.
     """
 
     value: str
@@ -172,12 +176,14 @@ class CallJudge:
             run: makes the call again.
             computed_in: a dtype whose rounding the values may have.
         """
-        beside = largest(exact.values())
+        unset = self._unset(ours, exact, run)
+        beside = largest(_where_set(unset, exact).values())
 
         @functools.cache
         def moved(dtype: torch.dtype) -> Sequence[_Values]:
             """The values where the arguments, and all inside, are moved by a unit in the last place of a dtype."""
-            return [run(dataclasses.replace(FLOAT64, noise=epsilon(dtype)), self._mover(dtype)) for _ in range(_TRIES)]
+            noisy = dataclasses.replace(FLOAT64, noise=epsilon(dtype))
+            return [_where_set(unset, run(noisy, self._mover(dtype))) for _ in range(_TRIES)]
 
         def verdict(name: str, value: torch.Tensor, exact: torch.Tensor) -> Verdict:
             judged = functools.partial(Verdict, name, dtype_name(value.dtype), tuple(value.shape))
@@ -187,7 +193,7 @@ class CallJudge:
             expected = WIDER.get(value.dtype, value.dtype) if self._reference.wide else value.dtype
             is_same = exact.dtype in (expected, value.dtype)  # some functions have a dtype of their own in float64 too
             complaint = "" if is_same else f"Inconsistent dtypes: {value.dtype} {exact.dtype}"
-            value, exact = value.detach().cpu(), exact.detach().cpu()
+            value, exact = (_where_set(unset, {name: item})[name].detach().cpu() for item in (value, exact))
             error = distance(value, exact)
             if is_discrete(value):
                 complaint = complaint or self._discrete_difference(name, value, exact, run)
@@ -196,15 +202,51 @@ class CallJudge:
                 complaint = complaint or f"{error.nonfinite} elements are NaN or infinite on one side only"
             coarser = max((value.dtype, computed_in, self._execution.coarsest), key=epsilon)
             near = EQUAL
-            is_right = is_explained(error, near, value.dtype, beside) or error.max_abs <= _lost(value.dtype, beside)
+            is_right = is_explained(error, near, value.dtype, beside) or error.max_abs <= lost(value.dtype, beside)
             if not is_right and not error.nonfinite:
                 others = [distance(values[name].cpu(), exact) for values in moved(coarser) if name in values]
                 near = max(others, key=lambda item: item.max_abs, default=EQUAL)
                 is_right = is_explained(error, near, coarser, beside)
             allowed = allowed_error(near, value.dtype, max(error.scale, near.scale))
-            return judged(is_right and not complaint, error.max_abs, allowed, complaint)
+            is_right = is_right and not complaint
+            if name in unset:
+                complaint = (
+                    complaint or f"{int(unset[name].sum())} elements are not compared: the operator sets no value"
+                )
+            return judged(is_right, error.max_abs, allowed, complaint)
 
         return [verdict(name, value, exact[name]) for name, value in ours.items() if name in exact]
+
+    def _unset(self, ours: _Values, exact: _Values, run: _Run) -> _Values:
+        """Where an operator of PyTorch leaves elements of a result as the memory was, as ``aten._ctc_loss`` does behind
+        the end of a shorter target: where a result is wrong, the call is made again with NaN in all new memory.
+
+        Args:
+            ours, exact, run: as of ``_verdicts``.
+
+        Returns:
+            By the names of results that have such elements, ``True`` at these.
+        """
+        pairs = {
+            name: (value.detach(), exact[name].detach())
+            for name, value in ours.items()
+            if not is_discrete(value) and name in exact and exact[name].shape == value.shape
+        }
+        if not is_of_pytorch(self._execution.function) or all(
+            is_explained(distance(value.cpu(), other.cpu()), EQUAL, value.dtype) for value, other in pairs.values()
+        ):
+            return {}
+        with _nan_in_new_memory():
+            again = run(Target(), None)
+            reference = run(self._reference, None) if self._reference.function is None else {}
+        unset = {}
+        for name, (value, _) in pairs.items():
+            is_nan = again[name].isnan() if name in again else torch.zeros_like(value, dtype=torch.bool)
+            # What is NaN in every run is one, or memory that was NaN by chance
+            is_other = ~value.isnan() | (reference[name].to(value.device).isnan() if name in reference else False)
+            if bool((is_nan & is_other).any()):
+                unset[name] = is_nan & is_other
+        return unset
 
     def _discrete_difference(self, name: str, value: torch.Tensor, exact: torch.Tensor, run: _Run) -> str:
         """How many elements of a result of integers or booleans are wrong, in words; ``""`` if few enough.
@@ -236,6 +278,25 @@ class CallJudge:
         return move
 
 
+def _where_set(unset: _Values, values: _Values) -> _Values:
+    """The values without the elements that are unset, see ``CallJudge._unset``."""
+    return {name: value[~unset[name].to(value.device)] if name in unset else value for name, value in values.items()}
+
+
+@contextlib.contextmanager
+def _nan_in_new_memory() -> Iterator[None]:
+    """PyTorch fills what it allocates, also inside of operators: a part of its deterministic mode."""
+    mode, fills = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
+    with warnings.catch_warnings(action="ignore"):  # of operators that are not deterministic
+        try:
+            torch.set_deterministic_debug_mode("warn")
+            torch.utils.deterministic.fill_uninitialized_memory = True
+            yield
+        finally:
+            torch.set_deterministic_debug_mode(mode)
+            torch.utils.deterministic.fill_uninitialized_memory = fills
+
+
 def _of_number(value: float, exact: object) -> Verdict:
     """The verdict on a result that is a number."""
     is_same = same_number(value, exact)
@@ -245,6 +306,6 @@ def _of_number(value: float, exact: object) -> Verdict:
     return Verdict("output", type(value).__name__, (), is_same, 0.0, None, complaint)
 
 
-def _lost(dtype: torch.dtype, beside: float) -> float:
+def lost(dtype: torch.dtype, beside: float) -> float:
     """What may be lost of a value beside much larger ones: a hundredth of their rounding, as ``is_carried`` has it."""
     return epsilon(dtype) * beside / 100

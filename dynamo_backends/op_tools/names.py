@@ -110,7 +110,7 @@ def function_of(name: str) -> Callable[..., object]:
         name: as ``name_of`` gives it, or the dispatcher's, ``aten.add.Tensor``.
 
     Raises:
-        LookupError: there is none of this name, or its operator's library was not imported.
+        LookupError: it is the name of no operator, or its operator's library was not imported.
     """
     if name in _functions():
         return _functions()[name]
@@ -127,9 +127,12 @@ def function_of(name: str) -> Callable[..., object]:
         found = operator_named(*parts)
     elif len(parts) == 2 and name.startswith(_OPS):
         found = packet_named(*parts)
-    if found is None:
+    if found is not None:
+        return found
+    is_of_dispatcher = name.startswith(_OPS) or (len(parts) == 3 and parts[0] != "torch")
+    if is_of_dispatcher and parts[0] not in ("aten", "prims", "higher_order"):
         raise LookupError(f"no operator {name!r}; a library that registers it must be imported first")
-    return found
+    raise LookupError(f"{name!r} is neither a registered operator nor a function of PyTorch that computes with tensors")
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from typing import Any
 from ..dumps.listing import DynamoGraphSummary, dynamo_graphs_of_run
 from ..dumps.operator_times import GroupTime, by_module, by_operator, operator_times
 from ..dumps.reading import DumpedGraph, DumpError, Run
+from ..dumps.schema import DIRECTIONS
 from ..dumps.stage_diff import StageDiff, diff_graphs
 from ..dumps.stage_graphs import ONNX_STAGES, StageGraph, stage_graphs
 
@@ -72,22 +73,21 @@ def gather(run: Run, *, times: bool = True) -> Report:
     summaries = []
     dynamo_graphs, notice = _guarded([], dynamo_graphs_of_run, run)
     notices = [notice] if notice else []
-    for entry in run.manifest["graphs"]:
-        alone = Run(run.folder, {**run.manifest, "graphs": [entry]})  # one that is damaged does not hide the others
-        graphs, notice = _guarded([], lambda run: run.graphs, alone)
-        if notice:
-            notices.append(f"a graph cannot be shown: {notice}")
-        for graph in graphs:
-            made = {}
-            missing = []
-            makers = {**_PARTS, "time": _time if times else _recorded_time}
-            for name, make in makers.items():
-                made[name], notice = _guarded({}, make, run, graph)
-                parts[f"{graph.reference}/{name}"] = {"notice": notice} if notice else made[name]
-                missing += [notice] if notice else []
-            dynamo = next((item for item in dynamo_graphs if item.index == graph.index), None)
-            culprit = made["comparison"].get("culprit")
-            summaries.append({**_summary(graph, dynamo), "culprit": culprit, "notices": missing})
+    for position, entry in enumerate(run.manifest["graphs"]):
+        graph, notice = _guarded(None, run.graph, position)
+        if graph is None:
+            notices.append(f"{_called(entry, position)} cannot be shown: {notice}")
+            continue
+        made = {}
+        missing = []
+        makers = {**_PARTS, "time": _time if times else _recorded_time}
+        for name, make in makers.items():
+            made[name], notice = _guarded({}, make, run, graph)
+            parts[f"{graph.reference}/{name}"] = {"notice": notice} if notice else made[name]
+            missing += [notice] if notice else []
+        dynamo = next((item for item in dynamo_graphs if item.index == graph.index), None)
+        culprit = made["comparison"].get("culprit")
+        summaries.append({**_summary(graph, dynamo), "culprit": culprit, "notices": missing})
     return Report(
         {
             "run": run.folder.resolve().name,
@@ -111,6 +111,14 @@ def _guarded(otherwise: Any, make: Callable[..., Any], *arguments: Any) -> tuple
         return make(*arguments), ""
     except _DAMAGE as error:
         return otherwise, str(error) if isinstance(error, DumpError) else f"{type(error).__name__}: {error}"
+
+
+def _called(entry: Json, position: int) -> str:
+    """What a damaged entry of ``graphs`` is called: by its index and direction, as far as it has them."""
+    index, direction = (entry.get("index"), entry.get("direction")) if isinstance(entry, Mapping) else (None, None)
+    if not isinstance(index, int):
+        return f"graphs[{position}]"
+    return f"graph {index} {direction}" if direction in DIRECTIONS else f"graph {index}"
 
 
 def _pairs(values: Mapping[str, Json]) -> list[list[str]]:

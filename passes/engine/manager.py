@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 import onnx_ir as ir
@@ -115,6 +116,7 @@ class PassManager:
         target: where the graphs will run.
         explain: whether near misses are kept.
         strict: whether a pass that raises an error ends the compile; else it is left out, with a warning.
+        passes: which run, in this order; by default all that are registered, in theirs.
     """
 
     def __init__(
@@ -124,13 +126,14 @@ class PassManager:
         *,
         explain: bool = False,
         strict: bool = False,
+        passes: Sequence[Pass] | None = None,
     ) -> None:
         switches = switches or Switches()
         self._target = target or Target()
         self._explain = explain
         self._strict = strict
         self._by_stage: dict[str, list[Pass]] = {stage: [] for stage in STAGES}
-        for item in all_passes():
+        for item in all_passes() if passes is None else passes:
             if switches.is_on(item):
                 self._by_stage[item.stage].append(item)
 

@@ -32,7 +32,7 @@ def interpolate(
     new = list(size) if size is not None else [int(one * by) for one, by in zip(old, scale_factor or (), strict=True)]
     factors: Sequence[float | None] = scale_factor or [None] * len(old)
     if mode.startswith("nearest"):
-        chosen = [_nearest(*sizes, mode == "nearest-exact") for sizes in zip(old, new, factors, strict=True)]
+        chosen = [nearest_indices(*sizes, mode == "nearest-exact") for sizes in zip(old, new, factors, strict=True)]
         return _pixels(input, old, new, chosen)
     is_whole = all(by is None or int(one * by) == one * by for one, by in zip(old, factors, strict=True))
     if not is_whole and not align_corners:
@@ -57,7 +57,7 @@ def _resize(input: ir.Value, outer: list[shapes.Size], new: list[int], **attribu
     return op.Resize(input, None, None, shapes.vector([*outer, *new]), **attributes)
 
 
-def _nearest(old: int, new: int, factor: float | None, is_exact: bool) -> list[int]:
+def nearest_indices(old: int, new: int, factor: float | None, is_exact: bool) -> list[int]:
     """Which of ``old`` pixels each of ``new`` is, by PyTorch's arithmetic in float32."""
     scale = np.float32(1.0 / factor) if factor is not None and factor > 0 else np.float32(old) / np.float32(new)
     places = np.arange(new, dtype=np.float32) + np.float32(0.5 if is_exact else 0.0)
