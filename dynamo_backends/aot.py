@@ -48,7 +48,7 @@ from .artifacts import Runner
 from .errors import first_line
 from .exporter.locations import Frame, UserName, function_name, is_user_file, set_call, set_user_name, user_name
 from .fake_tensors import tell_statistics
-from .first_call import synthetic
+from .made_up_values import synthetic
 
 _GRAPH_NAME = re.compile(r"(?:^|__)(?P<id>\d+)_(?P<direction>forward|backward|inference|joint)")
 
@@ -381,6 +381,11 @@ def why_given_up(error: Exception) -> str:
     if isinstance(error, RestartAnalysis):
         return f"Dynamo traces the function again: {error.restart_reason or type(error).__name__}"
     return f"the compile failed: {type(error).__name__}: {first_line(str(error))}"
+
+
+def is_dynamo_compiling() -> bool:
+    """Whether Dynamo is compiling a frame in this thread: its guards can still be added to."""
+    return _translator() is not None
 
 
 def _translator() -> InstructionTranslator | None:

@@ -25,9 +25,13 @@ class Assumptions:
         self._environment = _environment(module)
         self.known = None if self._environment is None else _described(self._environment)
 
-    def have_grown(self) -> bool:
-        """Whether more is assumed by now."""
-        return self._environment is not None and _described(self._environment) != self.known
+    def growth(self) -> str:
+        """What is assumed by now that was not, ``guards: Ne(s77, 4)``; empty if nothing is."""
+        if self._environment is None or self.known is None:
+            return ""
+        now = _described(self._environment)
+        new = (f"{kind}: {item}" for kind, items in now.items() for item in items if item not in self.known[kind])
+        return "" if now == self.known else next(new, "less than before")
 
 
 def _environment(module: fx.GraphModule) -> ShapeEnv | None:

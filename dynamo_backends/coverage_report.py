@@ -37,6 +37,8 @@ class Report:
     def tell(self, name: GraphName) -> None:
         """Counts how much of a graph runs on ONNX Runtime, and says in the log what does not and should."""
         in_pytorch = sum(number for _, _, number in self.fallbacks)
+        if not self.on_onnx + in_pytorch:
+            return
         count("regions", self.regions)
         count("nodes_on_onnx", self.on_onnx)
         count("nodes_in_pytorch", in_pytorch)

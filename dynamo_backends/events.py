@@ -23,6 +23,7 @@ EVENTS = {
     "runtime_failures": "calls of a region that failed on ONNX Runtime, and were computed by PyTorch",
     "wrong_results": "calls of a region whose results had another shape or dtype, and were computed by PyTorch",
     "internal_failures": "failures of our own code that the safety net caught; PyTorch ran instead",
+    "not_compiled_at_a_call": "graphs that PyTorch runs, as what is compiled at a first call would hold for some sizes",
     "inductor_failures": "parts that Inductor could not compile or run; PyTorch runs them node by node",
     "calls_inside_forward_ad": "calls of a region inside forward-mode AD, which PyTorch computed",
     "autotuned DIRECTION ENGINE": "graphs that were tried with each engine, and were fastest with this one",

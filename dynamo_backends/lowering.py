@@ -31,7 +31,7 @@ from .freezing import constants_of
 from .frozen import FrozenSession, Weight, load_session
 from .observer import Observer
 from .options import Options
-from .program import Program, RegionCode, RegionProgram
+from .program import Program, ProviderCheck, RegionCode, RegionProgram
 from .reasons import Kind, Reason
 from .regions import (
     Support,
@@ -127,7 +127,6 @@ class OnnxLowering(Lowering):
         """
         split, compiled = self._compile_regions(graph)
         report = Report.of(split)
-        report.tell(graph.name)
         _tell_of_converters(split)
         attributes, regions = attributes_of(graph.module), list(split.regions)
         if self.options.fallback == "inductor" and not self.observer.watches:
@@ -272,13 +271,13 @@ class OnnxLowering(Lowering):
             executable: the same, on the providers that took it.
             left: what can be tried after these.
         """
-        others = None
+        check = None
         providers = executable.settings.providers
         if self.options.check_providers and not self.observer.watches and not only_cpu(providers):
             right = [item for item in left if fault_in(model, item) is None]
             others = tuple(executable.on(as_precise_as_pytorch(item)) for item in right)
-        graph = region_graph(region, with_meta=others is not None)  # a comparison reads it
-        return RegionProgram(executable, RegionCode(lambda: graph), others)
+            check = ProviderCheck(fx.GraphModule({}, region_graph(region), "Region"), others)
+        return RegionProgram(executable, RegionCode.of(region_graph(region)), check)
 
     def _check_fallback(self, split: Split) -> None:
         if self.options.fallback != "error":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from torch import fx
 from .artifacts import GraphName, RunnableRegion, Runner, region_name, without_graph
 from .coverage_report import Report
 from .frozen import FrozenSession, Weight, load_session
+from .graph_code import CannotStoreError, decode_graph, encode_graph
 from .options import Options
 from .runtime.binding import BoundSession
 from .runtime.executable import Executable
@@ -28,25 +30,23 @@ class RegionCode:
     """A region's nodes as PyTorch runs them, for calls on which its session fails; made when they are first needed.
 
     Args:
-        graph: makes the graph, from the region's inputs to the list of its outputs.
+        text: the graph as JSON, see ``graph_code.encode_graph``, from the region's inputs to the list of its outputs.
     """
 
-    def __init__(self, graph: Callable[[], fx.Graph]) -> None:
-        self._graph = graph
+    def __init__(self, text: str) -> None:
+        self.text = text
 
-    @property
-    def graph(self) -> fx.Graph:
-        """The nodes."""
-        return self._graph()
-
-    @functools.cached_property
-    def module(self) -> fx.GraphModule:
-        """The nodes as a module, for who runs them one by one."""
-        return fx.GraphModule({}, self.graph, "Region")
+    @classmethod
+    def of(cls, graph: fx.Graph) -> RegionCode | Callable[..., Sequence[object]]:
+        """The code of a graph; made at once where the graph cannot be described."""
+        try:
+            return cls(json.dumps(encode_graph(graph), separators=(",", ":")))
+        except CannotStoreError:
+            return without_graph(fx.GraphModule({}, graph, "Region"))
 
     @functools.cached_property
     def _code(self) -> Callable[..., Sequence[object]]:
-        return without_graph(self.module)
+        return without_graph(fx.GraphModule({}, decode_graph(json.loads(self.text)), "Region"))
 
     def __call__(self, *args: object) -> Sequence[object]:
         return self._code(*args)
@@ -59,13 +59,26 @@ class RegionProgram:
     Attributes:
         executable: the model, and how it is run.
         in_pytorch: what runs where its session fails.
-        others: the same on other execution providers, in the order in which they are tried where the first results are
-            not PyTorch's; ``None`` if the results are not compared.
+        check: how its results are compared with PyTorch's on other execution providers than the CPU's, if they are.
     """
 
     executable: Executable
-    in_pytorch: RegionCode
-    others: tuple[Executable, ...] | None = None
+    in_pytorch: RegionCode | Callable[..., Sequence[object]]
+    check: ProviderCheck | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ProviderCheck:
+    """How a region's results are compared with PyTorch's.
+
+    Attributes:
+        module: the region's nodes as PyTorch runs them one by one.
+        others: the same executable on other execution providers, in the order in which they are tried where the results
+            are not PyTorch's.
+    """
+
+    module: fx.GraphModule
+    others: tuple[Executable, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,10 +108,13 @@ class Program:
         """The weights of a region: for each position among its arguments that among the arguments of the code.
 
         Raises:
-            ValueError: one is no argument of the code, or the code does not call the region once.
+            ValueError: one is no argument of the code, or the code does not call the region once as it is to be called.
         """
         [call] = self.code.find_nodes(op="call_module", target=region_name(index))
-        given = {position: call.args[position] for position in self.regions[index].executable.weights}
+        executable = self.regions[index].executable
+        if len(call.args) != len(executable.inputs) or call.kwargs:
+            raise ValueError(f"a call with {len(call.args)} arguments of a region with {len(executable.inputs)}")
+        given = {position: call.args[position] for position in executable.weights}
         if not all(node in self.arguments for node in given.values()):
             raise ValueError("a weight that is no argument")
         return {position: self.arguments[node] for position, node in given.items()}
@@ -124,7 +140,7 @@ def load(
     name: GraphName,
     weights: Mapping[int, Weight],
     options: Options,
-    sessions: Sequence[BoundSession | FrozenSession] = (),
+    sessions: Sequence[BoundSession | FrozenSession] | None = None,
 ) -> Loaded:
     """Makes a Program run.
 
@@ -143,13 +159,13 @@ def load(
     for i, region in enumerate(program.regions):
         held = {position: weights[argument] for position, argument in program.weights_of(i).items()}
         build = functools.partial(load_session, constants=held, complete=complete)
-        session = sessions[i] if sessions else build(region.executable)
+        session = build(region.executable) if sessions is None else sessions[i]
         checked: BoundSession | FrozenSession | CheckedSession = session
-        if region.others is not None:
+        if region.check is not None:
             from .provider_check import CheckedSession  # it leads to the libraries that make models
 
-            called, in_pytorch = f"{name} region {i}", region.in_pytorch.module
-            checked = CheckedSession(called, session, region.executable, region.others, build, in_pytorch)
+            called, check = f"{name} region {i}", region.check
+            checked = CheckedSession(called, session, region.executable, check.others, build, check.module)
         regions.append(RunnableRegion(name, i, checked, region.in_pytorch, options.fallback == "error"))
     called_by_code = {region_name(region.index): region for region in regions}
     module = fx.GraphModule({**program.attributes, **called_by_code}, program.code, "SplitGraph")

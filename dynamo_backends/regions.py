@@ -28,6 +28,7 @@ from .exporter.results import is_inferred
 from .exporter.signature import signature
 from .exporter.translate import find_translation, fold_constants, translate
 from .layout import ROW_MAJOR, Layout, layout_of
+from .needed_passes import with_needed_passes
 from .numerics.exact import attribute
 from .reasons import Kind, Reason
 from .runtime.kernels import refusal
@@ -115,6 +116,7 @@ class Support:
         inputs = [Input(arg) for arg in node.all_input_nodes]
         try:
             model = translate([node], inputs, results_of(node), opset=self.opset, name=node.name)
+            model = with_needed_passes(model)
             sizes = made_up_sizes(node, model)
             refused = refusal(model, self.providers, only_first=only_first, sizes=sizes)
             if refused is not None and refused.reason.kind is not Kind.OUT_OF_MEMORY:
@@ -391,8 +393,8 @@ def region_module(graph: fx.GraphModule, region: Region) -> fx.GraphModule:
     return fx.GraphModule(graph, region_graph(region), "Region")
 
 
-def region_graph(region: Region, *, with_meta: bool = True) -> fx.Graph:
-    """The graph of ``region_module``; without ``meta`` it keeps nothing of the graph it is a part of."""
+def region_graph(region: Region) -> fx.Graph:
+    """The graph of ``region_module``."""
     result = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for item in region.inputs:
@@ -401,7 +403,4 @@ def region_graph(region: Region, *, with_meta: bool = True) -> fx.Graph:
     for node in region.nodes:
         copies[node] = result.node_copy(node, copies.__getitem__)
     result.output([copies[item.node] for item in region.outputs])
-    if not with_meta:
-        for node in result.nodes:
-            node.meta = {}
     return result

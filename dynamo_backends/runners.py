@@ -8,9 +8,10 @@ The one place for what holds whoever asks, ``Pipeline``, a first call or the aut
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,12 @@ from .cache.graphs import CachedGraphs, Entry, cached_graphs
 from .errors import CandidateError, SessionError, first_line
 from .events import count, is_tried
 from .exporter.decompositions import Decompositions, decomposition_table
-from .first_call import at_first_call
 from .freezing import weights_of
 from .frozen import Weight
 from .garbage import only_new
 from .observer import Observer
 from .options import Options
-from .program import Loaded, load
+from .program import Program, load
 from .pytorch_code import boxed_code
 from .safety_net import or_as_it_was
 from .stage_log import cached_model
@@ -45,22 +45,44 @@ logger = logging.getLogger(__name__)
 NO_WEIGHTS: Mapping[int, aot.StaticInput] = MappingProxyType({})
 
 
-def at_a_call(make: Callable[[], Runner], assumptions: Assumptions) -> Runner:
-    """What ``make`` compiles at a call: in one thread at a time, since FX traces with variables of the process, and
-    with nothing assumed on symbolic sizes, since Dynamo has its guards by now.
+@contextlib.contextmanager
+def at_a_call(name: GraphName, assumptions: Assumptions) -> Iterator[None]:
+    """What is compiled inside, at a call, is compiled in one thread at a time, since FX traces with variables of the
+    process; and nothing may be assumed on symbolic sizes, since Dynamo has its guards by now.
 
     Args:
-        make: compiles.
+        name: which graph.
         assumptions: those that may hold.
 
     Raises:
         CandidateError: more was assumed.
     """
     with aot.as_dynamo_compiles():
-        made = make()
-        if assumptions.have_grown():
-            raise CandidateError("it would hold for some sizes only")
-        return made
+        yield
+        if growth := assumptions.growth():
+            raise CandidateError(f"{name}, compiled at a call, would hold for some sizes only: {growth}")
+
+
+def at_first_call(build: Callable[[Sequence[object]], Runner]) -> Runner:
+    """A runner that is built from the arguments of its first call, in one thread.
+
+    Dynamo's lock is the only one: who compiles may call what waits for its first call, and has that lock already.
+
+    Args:
+        build: compiles on real arguments, and returns what runs.
+    """
+    waiting = [build]
+    built: list[Runner] = []
+
+    def run(args: list[object]) -> object:
+        if not built:
+            with aot.as_dynamo_compiles():
+                if not built:
+                    built.append(waiting[0](tuple(args)))
+                    waiting.clear()  # it keeps the graph
+        return built[0](args)
+
+    return run
 
 
 class Runners:
@@ -115,14 +137,10 @@ class Runners:
             weights: the arguments that are parameters or buffers, by position. Where their values are not known, the
                 graph is compiled at its first call.
         """
+        make = functools.partial(self._on_onnx, name, module, is_joint=is_joint, weights=weights)
         if not self.options.verify_passes and all(weight.value is not None for weight in weights.values()):
-            return self._on_onnx(name, module, None, is_joint=is_joint, weights=weights)
-
-        def build(arguments: Sequence[object]) -> Runner:
-            make = functools.partial(self._on_onnx, name, module, arguments, is_joint=is_joint, weights=weights)
-            return self.or_in_pytorch(name, module, lambda _: at_a_call(make, Assumptions(module)))
-
-        return at_first_call(build)
+            return make(None)
+        return at_first_call(lambda arguments: self.or_in_pytorch(name, module, lambda _: make(arguments)))
 
     @only_new
     def _on_onnx(
@@ -135,38 +153,43 @@ class Runners:
         weights: Mapping[int, aot.StaticInput],
     ) -> Runner:
         """See ``on_onnx``; ``arguments`` are those of a call, where they are known."""
-        with _disable_current_modes():  # AOTAutograd's fake mode, in which no real tensor can be made
+        is_at_a_call = arguments is not None or not aot.is_dynamo_compiling()  # as the backward of static sizes
+        compiling = at_a_call(name, Assumptions(module)) if is_at_a_call else contextlib.nullcontext()
+        with compiling, _disable_current_modes():  # AOTAutograd's fake mode, in which no real tensor can be made
             constants = weights_of(module, weights, arguments)
             placeholders = list(module.graph.find_nodes(op="placeholder"))
             held = {i: constants[node] for i, node in enumerate(placeholders) if node in constants}
             entry = self._cached.entry(name, module, held, is_joint=is_joint) if self._cached is not None else None
-            loaded = self._loaded_from_cache(entry, held) if entry is not None else None
-            if loaded is not None:
-                return loaded.run
-            compiled = self.compiler.aten(name, module, arguments, constants, is_joint=is_joint)
-            if self._cached is not None and entry is not None:
-                self._cached.keep(entry, compiled.program)
-            sessions = [region.session for region in compiled.regions]
-            return self.observer.runner(compiled, load(compiled.program, name, held, self.options, sessions))
+            found = self._found(entry, held) if entry is not None else None
+            if found is None:
+                compiled = self.compiler.aten(name, module, arguments, constants, is_joint=is_joint)
+                sessions = [region.session for region in compiled.regions]
+                loaded = load(compiled.program, name, held, self.options, sessions)
+                if self._cached is not None and entry is not None:
+                    self._cached.keep(entry, compiled.program)
+                found = compiled.program, self.observer.runner(compiled, loaded)
+        program, run = found
+        program.report.tell(name)
+        return run
 
-    def _loaded_from_cache(self, entry: Entry, weights: Mapping[int, Weight]) -> Loaded | None:
+    def _found(self, entry: Entry, weights: Mapping[int, Weight]) -> tuple[Program, Runner] | None:
         """A graph that is in the cache, ready to run."""
         assert self._cached is not None
-        program = self._cached.program(entry)
-        try:
-            loaded = load(program, entry.name, weights, self.options) if program is not None else None
-        except SessionError as error:  # there may be no memory just now
-            logger.warning("%s is in the cache, and is compiled anew: %s", entry.name, error)
-            loaded = None
-        if program is None or loaded is None:
-            count("cache_misses")
-            return None
-        count("cache_hits")
-        logger.info("%s is taken from the cache: %s", entry.name, entry.key)
-        program.report.tell(entry.name)
-        for i, region in enumerate(program.regions):
-            cached_model(entry.name, i, region.executable.model)
-        return loaded
+
+        def loaded(program: Program) -> tuple[Program, Runner] | None:
+            try:
+                return program, load(program, entry.name, weights, self.options).run
+            except SessionError as error:  # there may be no memory just now
+                logger.warning("%s is in the cache, and is compiled anew: %s", entry.name, error)
+                return None
+
+        found = self._cached.found(entry, loaded)
+        count("cache_misses" if found is None else "cache_hits")
+        if found is not None:
+            logger.info("%s is taken from the cache: %s", entry.name, entry.key)
+            for i, region in enumerate(found[0].regions):
+                cached_model(entry.name, i, region.executable.model)
+        return found
 
     def in_pytorch(self, name: GraphName, module: fx.GraphModule) -> Runner:
         """The same with all of the graph in PyTorch, for passes of others; ``module`` is changed in place."""

@@ -30,7 +30,7 @@ from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, T
 from passes.engine.fx.snapshot import FxSnapshot
 from passes.engine.locks import Lock
 
-from .errors import AheadOfTimeError, UnsupportedOperatorError, first_line
+from .errors import AheadOfTimeError, CandidateError, UnsupportedOperatorError, first_line
 from .events import count
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,11 @@ def or_as_it_was(
         torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(levels)  # a trace of vmap or grad ended half-way
         if is_for_others(error) or must_compile():
             raise
-        caught(what, error, instead)
+        if isinstance(error, CandidateError):
+            count("not_compiled_at_a_call")
+            logger.warning("%s; %s", error, instead)
+        else:
+            caught(what, error, instead)
         failed(error)
         return in_pytorch(module if recorded is None else recorded.before())
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import onnx_ir as ir
-
-from passes.engine.manager import Checker, PassManager, PassResult, Switches
+from passes.engine.manager import Checker, PassManager, PassResult
 
 from .artifacts import GraphName
 from .events import count
@@ -54,11 +52,3 @@ class StagePasses:
             elif result.fired:
                 count(f"pass {result.name}", result.fired)
         return results
-
-
-def with_needed_passes(model: ir.Model) -> ir.Model:
-    """A copy of a model after the passes without which ONNX Runtime's kernels compute something else: for who runs one
-    that is not from the end of the stage ``onnx``."""
-    model = model.clone()
-    PassManager(Switches(disable=("*",))).run("onnx", model)
-    return model

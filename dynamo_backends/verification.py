@@ -26,7 +26,8 @@ from .collectives import is_collective
 from .errors import SessionError
 from .events import count
 from .exporter.locations import where
-from .first_call import synthetic
+from .made_up_values import synthetic
+from .needed_passes import with_needed_passes
 from .numerics.differences import value_difference
 from .numerics.exact import widen
 from .numerics.graph_execution import FxExecution
@@ -34,7 +35,6 @@ from .runtime.binding import BoundSession, InputSpec, OutputSpec
 from .runtime.exposing import common_values
 from .runtime.session import Session
 from .runtime.settings import SessionSettings
-from .stage_passes import with_needed_passes
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class GraphChecker:
         self._arguments = arguments
 
     @_undisturbed()
-    def problem(self, before: fx.GraphModule, after: fx.GraphModule) -> str | None:
+    def problem(self, before: fx.GraphModule, after: fx.GraphModule, *, is_needed: bool = False) -> str | None:
         """What a pass changed, see ``passes.engine.manager.Checker``; nothing where the graph must not run again."""
         if not can_be_verified(before):
             return None
@@ -147,10 +147,14 @@ class ModelChecker:
         self._settings = dataclasses.replace(settings, optimize=False)
 
     @_undisturbed()
-    def problem(self, before: ir.Model, after: ir.Model) -> str | None:
+    def problem(self, before: ir.Model, after: ir.Model, *, is_needed: bool = False) -> str | None:
         """What a pass changed, see ``passes.engine.manager.Checker``."""
-        before, after = with_needed_passes(before), with_needed_passes(after)
-        old = self._bound(before)(self._arguments)
+        after = with_needed_passes(after)
+        if is_needed:
+            old: Sequence[object] = [self._evaluation.eager[node] for node in self._results]
+        else:
+            before = with_needed_passes(before)
+            old = self._bound(before)(self._arguments)
         try:
             new = self._bound(after)(self._arguments)
         except SessionError as error:
@@ -158,7 +162,7 @@ class ModelChecker:
         for node, ours, theirs in zip(self._results, new, old, strict=True):
             said = _first_difference(theirs, self._evaluation.exact[node], ours)
             if said is not None:
-                return self.first_value(before, after) or _at(node, said)
+                return (None if is_needed else self.first_value(before, after)) or _at(node, said)
         return None
 
     def first_value(self, before: ir.Model, after: ir.Model) -> str | None:

@@ -62,7 +62,6 @@ GROUND = {
     "debug.observer._WatchedGraph.run": "a call of a graph; it calls the net",
     "debug.observer._WatchedGraph._watched": "the net under a compared run",
     "debug.record.RecordObserver.runner.run": "a call of a graph; it calls the net",
-    "first_call.at_first_call.run": "a call from AOTAutograd's code",
     "pipeline.Pipeline._partitioned": "calls the net",
     "pipeline.Pipeline._partitioned.<lambda>": "asked by the net",
     "pipeline.Pipeline.compile_for_aot_autograd": "a call from AOTAutograd; it calls the net",
@@ -74,7 +73,8 @@ GROUND = {
     "placement.autotuner.TunedGraph._tuned": "the net under autotuning",
     "runners.Runners.or_in_pytorch": "calls the net",
     "runners.Runners.or_in_pytorch.<lambda>": "asked by the net",
-    "runners.Runners.on_onnx.build": "calls the net",
+    "runners.Runners.on_onnx.<lambda>": "calls the net",
+    "runners.at_first_call.run": "a call from AOTAutograd's code",
 }
 """The net itself, and what calls it: these would end the user's call. Nothing else may."""
 

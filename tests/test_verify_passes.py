@@ -26,7 +26,8 @@ from torch.utils.checkpoint import checkpoint
 
 from dynamo_backends import verification
 from dynamo_backends.dumps.reading import latest_run
-from dynamo_backends.first_call import at_first_call, synthetic
+from dynamo_backends.made_up_values import synthetic
+from dynamo_backends.runners import at_first_call
 from dynamo_backends.runtime.binding import InputSpec, OutputSpec
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings

@@ -3,8 +3,7 @@
 - ``store``: files of a folder, by key, with checksums, bounded in size;
 - ``environment``: all that a compiled graph depends on besides the graph and the options;
 - ``description``: a graph as text, for its key;
-- ``code``: FX graphs as JSON, and back;
-- ``entry``: a compiled graph as bytes, and back;
+- ``entry``: a Program as a record, and back;
 - ``graphs``: what the pipeline asks.
 
 What is found in the cache runs without the compiler: nothing here imports it, nor the libraries that make ONNX models.

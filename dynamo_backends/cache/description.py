@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 
 from ..aliases import IN_PYTORCH
 from ..assumptions import Assumptions
+from ..graph_code import CannotStoreError, encode_graph
 from ..numerics.exact import attribute
 from ..reasons import Reason
-from .code import CannotStoreError, encode_graph
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 

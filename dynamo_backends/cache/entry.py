@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from ..coverage_report import Report
+from ..graph_code import CannotStoreError, decode, decode_graph, encode, encode_graph
 from ..options import Options
 from ..program import Program, RegionCode, RegionProgram
 from ..reasons import Kind, Reason
@@ -20,7 +21,6 @@ from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.executable import Executable
 from ..runtime.settings import SessionSettings
 from ..strides import ExactStrides
-from .code import CannotStoreError, decode, decode_graph, encode, encode_graph
 from .description import bytes_of, check_plain, constants
 from .store import Record
 
@@ -53,7 +53,7 @@ def to_record(program: Program, originals: Mapping[str, torch.Tensor]) -> Record
     header = {
         "code": encode_graph(program.code, regions=len(program.regions)),
         "regions": [_encode_executable(item) for item in executables],
-        "in_pytorch": [encode_graph(region.in_pytorch.graph) for region in program.regions],
+        "in_pytorch": [_text_of(region) for region in program.regions],
         "originals": found,
         "constants": [[name, encode((item.dtype, tuple(item.shape)), {})] for name, item in made.items()],
         "report": [
@@ -93,9 +93,9 @@ def from_record(record: Record, module: fx.GraphModule, options: Options) -> Pro
     regions = tuple(
         RegionProgram(
             _decode_executable(encoded, model).on(tuple(options.providers)),
-            RegionCode(functools.partial(decode_graph, in_pytorch)),
+            RegionCode(str(text)),
         )
-        for encoded, model, in_pytorch in zip(header["regions"], models, header["in_pytorch"], strict=True)
+        for encoded, model, text in zip(header["regions"], models, header["in_pytorch"], strict=True)
     )
     count, on_onnx, fallbacks = header["report"]
     reasons = [(target, Reason(Kind[kind], text), times) for target, kind, text, times in fallbacks]
@@ -115,6 +115,17 @@ def _tensor(content: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch
     if not content:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(bytearray(content), dtype=dtype).reshape(shape)
+
+
+def _text_of(region: RegionProgram) -> str:
+    """What PyTorch runs of a region, as JSON.
+
+    Raises:
+        CannotStoreError: it cannot be described, or the results are to be compared with it.
+    """
+    if not isinstance(region.in_pytorch, RegionCode) or region.check is not None:
+        raise CannotStoreError("a region that is more than its description")
+    return region.in_pytorch.text
 
 
 def _encode_executable(executable: Executable) -> Any:

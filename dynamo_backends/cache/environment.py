@@ -23,9 +23,9 @@ from torch._inductor.compiler_bisector import CompilerBisector
 from passes.engine import registry
 
 from ..exporter.registration import registered_targets
+from ..graph_code import CannotStoreError
 from ..options import Options
 from ..runtime.providers import provider_name
-from .code import CannotStoreError
 
 _LIBRARIES = ("onnx", "onnx_ir", "onnxscript", "sympy")
 """Beside PyTorch, ONNX Runtime and NumPy; they need not be imported."""

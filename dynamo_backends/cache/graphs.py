@@ -22,11 +22,11 @@ from ..assumptions import Assumptions
 from ..events import count
 from ..exporter.decompositions import translated_operators
 from ..frozen import Weight
+from ..graph_code import CannotStoreError
 from ..options import Options
 from ..program import Program
 from ..safety_net import never_fails
 from . import environment
-from .code import CannotStoreError
 from .description import constants, describe
 from .entry import from_record, to_record
 from .store import Record, Store, folder_named, tell_once
@@ -136,9 +136,9 @@ class CachedGraphs:
             return None
 
     @never_fails("reading a graph from the cache", _NO_ENTRY, lambda: None)
-    def program(self, entry: Entry) -> Program | None:
-        """What was kept of a graph; ``None`` if nothing was."""
-        return self._store.read(entry.key, lambda record: from_record(record, entry.module, self._options))
+    def found(self, entry: Entry, load: Callable[[Program], T | None]) -> T | None:
+        """What ``load`` makes of what was kept of a graph; ``None`` if nothing was, or nothing that makes sense."""
+        return self._store.read(entry.key, lambda record: load(from_record(record, entry.module, self._options)))
 
     @never_fails("keeping a graph in the cache", _NOT_KEPT, lambda: None)
     def keep(self, entry: Entry, program: Program) -> None:
@@ -146,7 +146,7 @@ class CachedGraphs:
         try:
             if program.varies:
                 raise CannotStoreError(program.varies)
-            if entry.assumptions.have_grown():
+            if entry.assumptions.growth():
                 raise CannotStoreError("the compile added guards")
             environment.check_sources()
             record = to_record(program, entry.originals)

@@ -13,13 +13,13 @@ from ..artifacts import CompiledRegion, Input, Output
 from ..errors import SessionError, TranslationError, first_line
 from ..exporter.signature import signature
 from ..exporter.translate import fold_constants, translate, value_names
+from ..needed_passes import with_needed_passes
 from ..regions import results_of
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.exposing import tensors, values_of_model, values_of_session
 from ..runtime.providers import Provider, as_precise_as_pytorch
 from ..runtime.session import Session
 from ..runtime.settings import SessionSettings
-from ..stage_passes import with_needed_passes
 from .repeat import Instability, repeat_node
 
 _MOST_SESSIONS = 1_024

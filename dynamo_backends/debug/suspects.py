@@ -18,12 +18,13 @@ from passes.engine.manager import PassResult
 
 from ..artifacts import CompiledRegion
 from ..dumps.blame import Cause, Kind
+from ..errors import SessionError
+from ..needed_passes import with_needed_passes
 from ..numerics.differences import discrete_difference, is_discrete
 from ..numerics.distance import EQUAL, distance, is_explained
 from ..runtime.binding import BoundSession, OutputSpec
 from ..runtime.exposing import common_values, tensors, values_of_session
 from ..runtime.optimizers import OPTIMIZERS
-from ..stage_passes import with_needed_passes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +69,14 @@ def find_rewrite(
     search = _Search(compiled, bound, actual, value)
     if search.is_right(compiled.optimized_model):
         return Cause(Kind.SESSION), value
-    before = compiled.model
-    for step in [*steps, ModelStep("", compiled.optimized_model)]:
-        if search.is_right(step.model, optimize=False) is False:
-            return Cause(Kind.PASS, step.name), search.first_changed(before, step.model) or value
-        before = step.model
+    before = with_needed_passes(compiled.model)
+    for step in steps:
+        after = with_needed_passes(step.model)
+        if search.is_right(after, optimize=False) is False:
+            return Cause(Kind.PASS, step.name), search.first_changed(before, after) or value
+        before = after
+    if search.is_right(compiled.optimized_model, optimize=False) is False:
+        return Cause(Kind.PASS), search.first_changed(before, compiled.optimized_model) or value
     return Cause(Kind.OPTIMIZER, _wrong_optimizer(search, compiled)), value
 
 
@@ -98,7 +102,7 @@ class _Search:
         self._value = value
         names = [spec.name.removesuffix("__memory") for spec in self._bound.outputs]
         self._position = names.index(value) if value in names else None
-        plain = self._run(compiled.model, optimize=False)
+        plain = self._run(with_needed_passes(compiled.model), optimize=False)
         wrong = self._run(compiled.optimized_model)
         assert plain is not None
         self._wrong_by = distance(wrong, plain.double()) if wrong is not None else EQUAL
@@ -116,12 +120,14 @@ class _Search:
 
     def first_changed(self, before: ir.Model, after: ir.Model) -> str | None:
         """The first value of ``after``, in execution order, that is not what it is in ``before``."""
-        before, after = with_needed_passes(before), with_needed_passes(after)
         found = common_values(self._bound, before, after, self._arguments)
-        return next((value.name for value, old, new in found if old.shape == new.shape and _is_changed(new, old)), None)
+        try:
+            same_shape = ((value.name, old, new) for value, old, new in found if old.shape == new.shape)
+            return next((name for name, old, new in same_shape if _is_changed(new, old)), None)
+        except SessionError:  # refused with its values exposed
+            return None
 
     def _run(self, model: ir.Model, *, optimize: bool = True, disabled: Sequence[str] = ()) -> torch.Tensor | None:
-        model = with_needed_passes(model)
         session = self._bound.session.variant(model, optimize=optimize, also_disabled=disabled)
         if self._position is None:
             wanted = [OutputSpec(self._value, _dtype_of(model, self._value))]

@@ -18,7 +18,7 @@ from torch import fx
 
 from passes.engine.locks import Lock
 
-from ..aot import gradients_of_results
+from ..aot import as_dynamo_compiles, gradients_of_results
 from ..artifacts import GraphName, Runner
 from ..errors import CandidateError, SessionError, TranslationError, first_line
 from ..events import count, trying
@@ -75,7 +75,7 @@ class Autotuner:
         self.search = Search(engines, len(directions), margin)
         self._outcomes = outcomes
         self._graphs: weakref.WeakSet[TunedGraph] = weakref.WeakSet()
-        self.outcome = self._known()
+        self.outcome = self.search.outcome = self._known()
         _autotuners.add(self)
 
     def _known(self) -> Outcome | None:
@@ -107,13 +107,17 @@ class Autotuner:
 
     def try_again(self) -> None:
         """Times the winner and its challenger again, if there is one."""
-        with self.lock:
+        if not self.lock.acquire(blocking=False):  # another thread's call is timed
+            return
+        try:
             if self.outcome is None or self.outcome.challenger is None:
                 return
             self.search.try_again(self.outcome, self.outcome.challenger)
             self.outcome = None
             for graph in self._graphs:
                 graph.unsettle()
+        finally:
+            self.lock.release()
 
     def give_up(self) -> None:
         """The reference runs all graphs in this process, and the next one finds nothing."""
@@ -164,13 +168,27 @@ class TunedGraph:
                 self._try_again_at *= 10
                 if self._position == 0:  # where a step begins
                     self._tuner.try_again()
-        reference = self._runners.get(self._reference)
-        if not self._tuner.lock.acquire(blocking=reference is None) and reference is not None:
+            if self._settled is not None:
+                return settled(args)
+        try:
+            reference = self._built_reference()
+        except Exception as error:
+            return self._give_up(error)(args)
+        if not self._tuner.lock.acquire(blocking=False):  # who compiles may call this, and waits for nobody
             return reference(args)  # another thread's call is timed
         try:
             return self._tuned(args) if self._settled is None else self._settled(args)
         finally:
             self._tuner.lock.release()
+
+    def _built_reference(self) -> Runner:
+        """PyTorch's runner, which is built first, in one thread at a time."""
+        found = self._runners.get(self._reference)
+        if found is None:
+            with unseen(while_compiling=True), as_dynamo_compiles():
+                found = self._runners.get(self._reference) or self._builders[self._reference]()
+                self._runners[self._reference] = found
+        return found
 
     def unsettle(self) -> None:
         """Asks the autotuner again from the next call on."""
@@ -193,7 +211,8 @@ class TunedGraph:
             self._tuner.give_up()
             engine = self._reference
             self._runners[engine] = self._builders[engine]()
-        self._settle(engine)
+        if engine == self._reference:
+            self._settle(engine)  # any other is compared first, in this process too
 
     def _tuned(self, args: list[object]) -> object:
         """A call while engines are tried. What PyTorch raises is the caller's; what we raise ends the search.
@@ -216,10 +235,6 @@ class TunedGraph:
         """Builds an engine's runner; the engine that runs instead, where it cannot be built."""
         started = time.perf_counter()
         with unseen(while_compiling=True):
-            if self._reference not in self._runners:
-                self._runners[self._reference] = self._builders[self._reference]()
-            if engine == self._reference:
-                return engine
             logger.info("%s: %s compiles it", self._name, engine)
             try:
                 with trying(self._warnings[engine]):
@@ -240,8 +255,12 @@ class TunedGraph:
             ):
                 caught(f"{self._name} by {engine}", error, "PyTorch runs the graph")
         self._runners.pop(engine, None)
-        self._tuner.search.reject(self._position, engine, f"{what}{said}")
         count(f"autotune_rejected {engine}")
+        if self._tuner.outcome is None:
+            self._tuner.search.reject(self._position, engine, f"{what}{said}")
+        else:  # it was found fastest by an earlier process
+            logger.warning("%s: %s %s%s; %s runs it", self._name, engine, what, said, self._reference)
+            self._tuner.give_up()
 
     def _timed(self, engine: str, args: list[object]) -> object:
         runner, elements, device = self._runners[engine], 1, None

@@ -105,7 +105,7 @@ class Placement:
         is_tuned = written_arguments(module) is not None and may_run_twice(module)
         if torch.are_deterministic_algorithms_enabled() or not is_tuned:
             return engines[ONNX if is_inference else PYTORCH](copy_of(module))
-        builders = {name: functools.partial(self._build, name, engines[name], module) for name in self._engines}
+        builders = {item: functools.partial(self._build, name, item, engines[item], module) for item in self._engines}
         return TunedGraph(name, module, builders, self._inference if is_inference else self._training)
 
     def decompose(self, module: fx.GraphModule) -> None:
@@ -114,7 +114,7 @@ class Placement:
 
         decompose(module, self._runners.decompositions())
 
-    def _build(self, engine: str, make: Engine, module: fx.GraphModule) -> Runner:
+    def _build(self, name: GraphName, engine: str, make: Engine, module: fx.GraphModule) -> Runner:
         """What an engine makes of a copy of a graph, at a call.
 
         The graphs of a frame have their symbols together, and what one engine assumed the next finds as a fact: so none
@@ -130,7 +130,8 @@ class Placement:
             raise CandidateError(f"{_MOST_SECONDS:.0f} s were spent on it for other graphs")
         started = time.perf_counter()
         try:
-            return at_a_call(lambda: make(copy_of(module)), now if engine == PYTORCH else self._assumptions)
+            with at_a_call(name, now if engine == PYTORCH else self._assumptions):
+                return make(copy_of(module))
         finally:
             if engine == INDUCTOR:
                 _budget.left -= time.perf_counter() - started

@@ -47,6 +47,10 @@ def values_of_model(
     return _exposed_values(bound, bound.session, model.clone(), args, wanted)
 
 
+_STEP = "__stage"
+"""In the names of the steps that a pass made of a node: with other steps before, others may have them."""
+
+
 def common_values(
     bound: BoundSession, before: ir.Model, after: ir.Model, args: Sequence[object]
 ) -> Iterator[tuple[ir.Value, torch.Tensor, torch.Tensor]]:
@@ -65,7 +69,7 @@ def common_values(
         OutputSpec(str(value.name), ir.tensor_adapters.to_torch_dtype(value.dtype))
         for node in before.graph
         for value in node.outputs
-        if value.name and value.dtype is not None
+        if value.name and value.dtype is not None and _STEP not in value.name
     ]
     old, new = (tensors(values_of_model(bound, model, args, wanted)) for model in (before, after))
     for value in (value for node in after.graph for value in node.outputs):

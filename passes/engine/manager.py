@@ -56,12 +56,12 @@ _MOST_MATCHES = 5
 
 
 class PassError(RuntimeError):
-    """A pass failed. The message names it, the graph, and the option that turns it off."""
+    """A pass failed. The message names it, the graph, and the option that turns it off, if it may be off."""
 
-    def __init__(self, name: str, graph: str, error: Exception) -> None:
+    def __init__(self, item: Pass, graph: str, error: Exception) -> None:
+        advice = f". Turn it off with options={{'passes': {{'disable': [{item.name!r}]}}}}"
         super().__init__(
-            f"pass {name!r} failed on {graph}: {type(error).__name__}: {error}. Turn it off with "
-            f"options={{'passes': {{'disable': [{name!r}]}}}}"
+            f"pass {item.name!r} failed on {graph}: {type(error).__name__}: {error}{'' if item.is_needed else advice}"
         )
 
 
@@ -94,8 +94,13 @@ class PassResult:
 class Checker(Protocol):
     """The numeric check of a pass."""
 
-    def problem(self, before: Any, after: Any) -> str | None:
-        """What a pass changed in the results, naming the node and the error; ``None`` if nothing beyond rounding."""
+    def problem(self, before: Any, after: Any, *, is_needed: bool = False) -> str | None:
+        """What a pass changed in the results, naming the node and the error; ``None`` if nothing beyond rounding.
+
+        Args:
+            before, after: the graph.
+            is_needed: whether only the pass makes the results right, so that they must be eager's.
+        """
 
 
 class Listener(Protocol):
@@ -115,7 +120,8 @@ class PassManager:
         switches: which passes are on.
         target: where the graphs will run.
         explain: whether near misses are kept.
-        strict: whether a pass that raises an error ends the compile; else it is left out, with a warning.
+        strict: whether a pass that raises an error ends the compile; else it is left out, with a warning, unless it is
+            needed.
         passes: which run, in this order; by default all that are registered, in theirs.
     """
 
@@ -166,7 +172,8 @@ class PassManager:
 
         Raises:
             KeyError: there is no such stage.
-            PassError: a pass failed or spoiled the graph, and the manager is strict.
+            PassError: a pass failed or spoiled the graph, and it is needed or the manager is strict; or the checker
+                objects to one that is needed.
         """
         passes = self._by_stage[stage]
         if listener is not None and passes:
@@ -180,7 +187,7 @@ class PassManager:
             milliseconds = (time.perf_counter() - start) * 1e3
             result = dataclasses.replace(result, milliseconds=milliseconds)
             if is_changed and not result.undone:
-                result = self._checked(result, graph, snapshot, name, checker)
+                result = self._checked(item, result, graph, snapshot, name, checker)
                 if listener is not None:
                     listener.fired(result, graph)
                 if result.undone:
@@ -208,21 +215,25 @@ class PassManager:
         if error is None:
             result = PassResult(item.name, fired, before, count_nodes(graph), 0.0, context.matches, context.refusals)
             return _as_it_did(result, is_changed, name), is_changed
-        if self._strict:
-            raise PassError(item.name, name, error) from error
+        if self._strict or item.is_needed:
+            raise PassError(item, name, error) from error
         traceback = error if problem is None else None  # of a graph that was looked at, there is nothing to trace
-        logger.warning("%s. It is left out", PassError(item.name, name, error), exc_info=traceback)
+        logger.warning("%s. It is left out", PassError(item, name, error), exc_info=traceback)
         if is_changed:
             snapshot.restore()
         undone = problem or f"it failed: {error!r}"
         return PassResult(item.name, 0, before, before, 0.0, refusals=context.refusals, undone=undone), is_changed
 
     @staticmethod
-    def _checked(result: PassResult, graph: Any, snapshot: _Snapshot, name: str, checker: Checker | None) -> PassResult:
+    def _checked(
+        item: Pass, result: PassResult, graph: Any, snapshot: _Snapshot, name: str, checker: Checker | None
+    ) -> PassResult:
         """What a pass did, and whether the numeric check objects to it."""
         if checker is not None:
             _recompile(graph)
-            problem = checker.problem(snapshot.before(), graph)
+            problem = checker.problem(snapshot.before(), graph, is_needed=item.is_needed)
+            if problem is not None and item.is_needed:
+                raise PassError(item, name, ValueError(problem))
             if problem is not None:
                 where = f"; it fired at {', '.join(result.matches[:_MOST_MATCHES])}" if result.matches else ""
                 result = dataclasses.replace(result, undone=problem + where)

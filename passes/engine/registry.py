@@ -52,8 +52,8 @@ class Pass:
         before: names of passes that run after it; the name of its stage stands for all of them.
         after: names of passes that run before it; the name of its stage stands for all but those that clean up.
         cleans_up: whether it runs after all that do not.
-        is_needed: whether results would be wrong without it: it runs unless the option ``passes`` disables it by its
-            name, and ``CompilerBisector`` leaves it alone.
+        is_needed: whether results would be wrong without it: it runs last, whatever the option ``passes`` and
+            ``CompilerBisector`` say, and a graph on which it fails does not run on ONNX Runtime.
         made_of: the functions that somebody wrote, where ``run`` is made of these, as of patterns.
     """
 
@@ -223,7 +223,7 @@ def all_passes() -> tuple[Pass, ...]:
     """Every pass, ours and those of other packages, by stage, in the order they run."""
     _load_announced()
     _load_entry_points()
-    return tuple(sorted(_registered.values(), key=lambda item: STAGES.index(item.stage)))
+    return tuple(sorted(_registered.values(), key=lambda item: (STAGES.index(item.stage), item.is_needed)))
 
 
 def are_only_built_in() -> bool:
@@ -241,7 +241,7 @@ class Switches:
     """Which passes are on: names, or patterns such as ``joint.*``.
 
     Where several apply to a pass, the most specific decides: a name before a pattern, a longer pattern before a
-    shorter one. No pattern applies to a pass that is needed.
+    shorter one. Passes that are needed are on.
     """
 
     disable: tuple[str, ...] = ()
@@ -251,14 +251,19 @@ class Switches:
         """Checks the names against the passes there are.
 
         Raises:
-            ValueError: a name or pattern fits no pass (the message has the close ones), or is in both lists.
+            ValueError: a name or pattern fits no pass (the message has the close ones), is in both lists, or would turn
+                off nothing but what is needed.
         """
         if not self.disable and not self.enable:
             return
         names = [item.name for item in all_passes()]
+        needed = {item.name for item in all_passes() if item.is_needed}
         for wanted in (*self.disable, *self.enable):
             if not fnmatch.filter(names, wanted):
                 raise ValueError(_unknown(wanted, names))
+        for wanted in self.disable:
+            if needed.issuperset(fnmatch.filter(names, wanted)):
+                raise ValueError(f"{wanted!r} cannot be disabled: results would be wrong")
         for wanted in set(self.disable) & set(self.enable):
             raise ValueError(f"{wanted!r} is both disabled and enabled")
 
@@ -269,9 +274,9 @@ class Switches:
             (not set("*?[") & set(wanted), sum(character not in "*?" for character in wanted), is_on)
             for names, is_on in lists
             for wanted in names
-            if fnmatch.fnmatch(item.name, wanted) and (wanted == item.name or not item.is_needed)
+            if fnmatch.fnmatch(item.name, wanted)
         ]
-        return max(choices)[2] if choices else item.default
+        return item.is_needed or (max(choices)[2] if choices else item.default)
 
 
 def _unknown(wanted: str, names: Sequence[str]) -> str:

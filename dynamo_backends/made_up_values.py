@@ -1,37 +1,11 @@
-"""Real arguments: a compile that waits for those of the first call, and made-up values where there are none."""
+"""Values that are made up where no real ones are known."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
-
-from passes.engine.locks import Lock
-
-from .artifacts import Runner
 
 _SEED = 0
 """Equal types have equal values, in each process."""
-
-
-def at_first_call(build: Callable[[Sequence[object]], Runner]) -> Runner:
-    """A runner that is built from the arguments of its first call.
-
-    Args:
-        build: compiles on real arguments, and returns what runs.
-    """
-    lock = Lock()
-    waiting = [build]
-    built: list[Runner] = []
-
-    def run(args: list[object]) -> object:
-        with lock:
-            if not built:
-                built.append(waiting[0](tuple(args)))
-                waiting.clear()  # it keeps the graph
-        return built[0](args)
-
-    return run
 
 
 def synthetic(value: object) -> object:

@@ -19,8 +19,8 @@ import torch
 from torch import fx
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
-from ..artifacts import region_name
-from ..operator_names import operator_named
+from .artifacts import region_name
+from .operator_names import operator_named
 
 _ARITHMETIC = (
     "abs add and_ eq floordiv ge getitem gt index inv invert is_ is_not le lshift lt mod mul ne neg not_ or_ pos pow "
