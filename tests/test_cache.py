@@ -632,6 +632,30 @@ def test_an_entry_that_says_nonsense_is_ignored(folder: Path) -> None:
         assert counted("cache_hits") == 0 and counted("cache_stored") == 1
 
 
+@pytest.mark.parametrize("what", ["another weight", "settings", "arguments"])
+def test_an_entry_that_cannot_be_loaded_is_a_miss(what: str, folder: Path) -> None:
+    """One with the right key and checksum, that only ONNX Runtime or the weights show to be wrong."""
+    run_once()
+    store = Store(folder, 2**30)
+    [path] = [path for path in entries(folder) if isinstance(store.get(path.stem).header, dict)]
+    header, blobs = store.get(path.stem).header, store.get(path.stem).blobs
+    inputs, outputs, settings, weights = header["regions"][0][1]
+    if what == "another weight":
+        weights = ["tuple", list(range(len(inputs[1])))]
+    elif what == "settings":
+        settings[1][1] = "many"
+    else:
+        inputs[1].append(inputs[1][0])
+    header["regions"][0][1] = [inputs, outputs, settings, weights]
+    store.put(path.stem, Record(header, blobs))
+    forget()
+    run_once()
+    assert counted("cache_misses") == counted("cache_stored") == 1 and counted("internal_failures") == 0
+    forget()
+    run_once()
+    assert counted("cache_hits") == 1
+
+
 def test_the_size_is_bounded_and_what_is_not_used_goes(tmp_path: Path) -> None:
     store = Store(tmp_path, 5_000)
     for i, name in enumerate("abcd"):

@@ -82,6 +82,14 @@ def test_other_precisions(dtype: torch.dtype) -> None:
         assert_as_near_as_eager(lambda x: x.sum(0) if x.dtype is torch.float64 else x.sum(0) / 4, x / 16)
 
 
+@pytest.mark.parametrize("function", [torch.sum, lambda x: x.sum(0), lambda x: x.cumsum(0), lambda x: x.mean()])
+def test_sums_of_bfloat16_run_on_onnx(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """ONNX Runtime has no kernels for them; it is asked of what the passes make of them."""
+    with torch.no_grad():
+        assert_same_as_eager(function, torch.rand(700, 900).bfloat16())
+    assert_on_onnx()
+
+
 def test_half_precision_does_not_overflow_in_parts() -> None:
     """A thousand times a hundred is beyond float16, their mean is not."""
     with torch.no_grad():

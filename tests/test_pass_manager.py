@@ -251,6 +251,8 @@ BAD_SWITCHES = {
     "no list": ({"disable": "joint.*"}, "option 'passes'"),
     "no names": ({"disable": [1]}, "option 'passes'"),
     "no dict": (["joint.*"], "expected {'disable'"),
+    "what is needed": ({"disable": ["onnx.long_sums"]}, "'onnx.long_sums'"),
+    "a pattern of what is needed": ({"disable": ["onnx.long_*"]}, r"'onnx\.long_\*'"),
     "both": ({"disable": ["joint.*"], "enable": ["joint.*"]}, r"'joint\.\*'"),
 }
 

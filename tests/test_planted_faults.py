@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import zoo
-from conftest import compiled, counted
+from conftest import assert_same_as_eager, compiled, counted
 from onnxscript import opset18 as op
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
@@ -148,6 +148,35 @@ def test_a_wrong_pass(stage: str, name: str, mode: str, planted: Callable[[Pass]
     assert found[direction].startswith("diverges at "), found
     assert f"pass {stage}.wrong" in found[direction]
     assert line_of(f"silu of the {name}") in found[direction]
+
+
+def test_a_wrong_pass_that_is_needed(planted: Callable[[Pass], None], tmp_path: Path) -> None:
+    """All models that the debugger runs go through it, and eager's values tell."""
+    planted(Pass("onnx.wrong", "Planted by a test.", scale_onnx, is_needed=True))  # type: ignore[arg-type]
+    make, shape = MODELS["perceptron"]
+    verdict = verdicts(make(), shape, "inference", tmp_path)["inference"]
+    assert "pass onnx.wrong" in verdict and line_of("silu of the perceptron") in verdict
+    torch._dynamo.reset()
+    assert_same_as_eager(make(), torch.randn(*shape), settings={"options": {"verify_passes": True, "cache": False}})
+    assert counted("internal_failures") > 0
+
+
+@pytest.mark.parametrize("is_spoiled", [False, True])
+def test_a_needed_pass_that_fails(is_spoiled: bool, planted: Callable[[Pass], None]) -> None:
+    """It cannot be left out: PyTorch runs the graph."""
+
+    def fails(model: ir.Model, context: PassContext) -> int:
+        if not is_spoiled:
+            raise KeyError("planted")
+        model.graph[0].outputs[0].name = "another"
+        model.graph.outputs.clear()
+        return 1
+
+    planted(Pass("onnx.fails", "Planted by a test.", fails, is_needed=True))  # type: ignore[arg-type]
+    make, shape = MODELS["perceptron"]
+    with torch.no_grad():
+        assert_same_as_eager(make(), torch.randn(*shape))
+    assert counted("internal_failures") == 1 and counted("nodes_on_onnx") == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

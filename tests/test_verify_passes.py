@@ -25,6 +25,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import checkpoint
 
 from dynamo_backends import verification
+from dynamo_backends.aot import as_dynamo_compiles
 from dynamo_backends.dumps.reading import latest_run
 from dynamo_backends.made_up_values import synthetic
 from dynamo_backends.runners import at_first_call
@@ -402,6 +403,34 @@ def test_a_graph_is_built_once_at_its_first_call() -> None:
     for thread in threads:
         thread.join()
     assert (built, results, run([3, 4])) == ([(1, 2)], [3, 3, 3], 7)
+
+
+def test_who_compiles_may_call_what_another_thread_is_building() -> None:
+    """A compile has Dynamo's lock, and a first call takes it before any other."""
+    builds, calls = threading.Event(), threading.Event()
+
+    def build(args: object) -> Callable[[list[object]], object]:
+        builds.set()
+        with as_dynamo_compiles():  # what the compile of a first call takes
+            return lambda args: sum(args)  # type: ignore[arg-type]
+
+    run = at_first_call(build)  # type: ignore[arg-type]
+
+    def compile_and_call() -> None:
+        with as_dynamo_compiles():
+            calls.set()
+            builds.wait(0.2)
+            results.append(run([1, 2]))
+
+    results: list[object] = []
+    threads = [threading.Thread(target=compile_and_call, daemon=True)]
+    threads[0].start()
+    calls.wait()
+    threads.append(threading.Thread(target=lambda: results.append(run([1, 2])), daemon=True))
+    threads[1].start()
+    for thread in threads:
+        thread.join(60)
+    assert results == [3, 3]
 
 
 def test_what_built_a_graph_is_let_go() -> None:

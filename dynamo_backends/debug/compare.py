@@ -40,7 +40,7 @@ from ..regions import is_ordered
 from .repeat import Instability, instability_of
 from .replay import Replay
 from .rows import Blame, GraphComparison, Row
-from .suspects import ModelStep, find_rewrite
+from .suspects import ModelStep, find_rewrite, wrong_needed_pass
 from .watched import WatchedRun
 
 _EXPOSED_TIMES = 4
@@ -86,10 +86,18 @@ class _Judgement:
     def _diverges(
         self, row: Row, cause: Cause | None = None, note: str | None = None, said: str = ""
     ) -> GraphComparison:
-        cause = cause or Cause(Kind.PYTORCH if row.region is None else Kind.NODE)
+        cause = cause or self._cause(row)
         said = ", ".join(filter(None, [row.complaint, said]))
         blame = Blame(row.name, cause, row.region, row.where, row.user_name, said=Deviation(said))
         return GraphComparison(blame, note=self._nearer() if note is None else note)
+
+    def _cause(self, row: Row) -> Cause:
+        """What makes the value of a node wrong that is wrong in its exported model, or in PyTorch."""
+        if row.region is None:
+            return Cause(Kind.PYTORCH)
+        compiled = self.graph.regions[row.region]
+        name = wrong_needed_pass(compiled, self.run.session_of(compiled), self.run.values, row)
+        return Cause(Kind.PASS, name) if name else Cause(Kind.NODE)
 
     def _stale(self) -> GraphComparison | None:
         """The verdict on a session that returned something wrong, and has a weight from before it was changed."""

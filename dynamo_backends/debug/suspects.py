@@ -7,6 +7,7 @@ off; the second by switching its optimizers off, half of the list at a time.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +15,7 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
-from passes.engine.manager import PassResult
+from passes.engine.manager import PassResult, all_passes
 
 from ..artifacts import CompiledRegion
 from ..dumps.blame import Cause, Kind
@@ -23,8 +24,9 @@ from ..needed_passes import with_needed_passes
 from ..numerics.differences import discrete_difference, is_discrete
 from ..numerics.distance import EQUAL, distance, is_explained
 from ..runtime.binding import BoundSession, OutputSpec
-from ..runtime.exposing import common_values, tensors, values_of_session
+from ..runtime.exposing import common_values, tensors, values_of_model, values_of_session
 from ..runtime.optimizers import OPTIMIZERS
+from .rows import Row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +80,31 @@ def find_rewrite(
     if search.is_right(compiled.optimized_model, optimize=False) is False:
         return Cause(Kind.PASS), search.first_changed(before, compiled.optimized_model) or value
     return Cause(Kind.OPTIMIZER, _wrong_optimizer(search, compiled)), value
+
+
+def wrong_needed_pass(compiled: CompiledRegion, bound: BoundSession, actual: Mapping[fx.Node, object], row: Row) -> str:
+    """The pass that makes a value wrong, of those that all models go through; empty if the node does so by itself.
+
+    Without such a pass a value is a little off; without one that is wrong it is another by as much as it is wrong.
+
+    Args:
+        compiled, bound: the region, and its session that ran.
+        actual: the values of the run, by node.
+        row: of a value that is wrong in the exported model.
+    """
+    arguments = [actual[item.node] for item in compiled.region.inputs]
+    wanted = [OutputSpec(row.name, row.torch_dtype)]
+    needed = {item.name for item in all_passes() if item.is_needed}
+
+    def value(without: str = "") -> torch.Tensor:
+        model = with_needed_passes(compiled.model, without=without)
+        return tensors(values_of_model(bound, model, arguments, wanted))[row.name]
+
+    for name in (result.name for result in compiled.passes if result.fired and result.name in needed):
+        with contextlib.suppress(SessionError, KeyError):  # refused without the pass, or a constant
+            if row.ours is not None and distance(value(name), value().double()).max_abs > row.ours.max_abs / 2:
+                return name
+    return ""
 
 
 def _wrong_optimizer(search: _Search, compiled: CompiledRegion) -> str:
