@@ -79,6 +79,7 @@ GROUND = {
 """The net itself, and what calls it: these would end the user's call. Nothing else may."""
 
 SILENT = {
+    "cache.graphs.CachedGraphs.translated_operators.<lambda>": "an entry that makes no sense is removed, and made anew",
     "runtime.arena._use": "sessions have memory of their own then, as where ONNX Runtime has no arena to share",
     "runtime.providers.with_threads": "first called to ask ONNX Runtime of a node that it refuses anyway",
 }

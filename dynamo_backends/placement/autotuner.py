@@ -148,6 +148,8 @@ class TunedGraph:
         self._draws = draws(module)
         self._symbolic = symbolic_arguments(module)
         self._gradients = gradients_of_results(module)
+        # whether a run on other gradients of the results tells how much rounding grows, and changes nothing
+        self._may_be_moved = bool(self._gradients) and not self._draws and not self._written
         self._least_precise = least_precise(module)
         self._runners: dict[str, Runner] = {}
         self._warnings: dict[str, list[str]] = {engine: [] for engine in builders}
@@ -337,11 +339,6 @@ class TunedGraph:
                 moved = sampled(_leaves(self._runners[self._reference](self._moved(given))))
                 wrong = difference_of_results(expected, actual, moved, float32_as=self._least_precise)
         return wrong
-
-    @property
-    def _may_be_moved(self) -> bool:
-        """Whether a run on other gradients of the results tells how much rounding grows, and changes nothing."""
-        return bool(self._gradients) and not self._draws and not self._written
 
     def _moved(self, args: Sequence[object]) -> list[object]:
         """Arguments with other gradients of the results: each number is less by a rounding, or as it was, at random."""
