@@ -184,11 +184,13 @@ class Runners:
                 return None
 
         found = self._cached.found(entry, loaded)
-        count("cache_misses" if found is None else "cache_hits")
-        if found is not None:
-            logger.info("%s is taken from the cache: %s", entry.name, entry.key)
-            for i, region in enumerate(found[0].regions):
-                cached_model(entry.name, i, region.executable.model)
+        if found is None:
+            count("cache_misses")
+            return None
+        count("cache_hits")
+        logger.info("%s is taken from the cache: %s", entry.name, entry.key)
+        for i, region in enumerate(found[0].regions):
+            cached_model(entry.name, i, region.executable.model)
         return found
 
     def in_pytorch(self, name: GraphName, module: fx.GraphModule) -> Runner:

@@ -674,7 +674,7 @@ def test_a_pass_after_one_that_is_undone_sees_the_graph_as_it_was(monkeypatch: p
 
 def test_a_pass_that_the_check_objects_to_says_where_it_fired() -> None:
     class Objects:
-        def problem(self, before: fx.GraphModule, after: fx.GraphModule) -> str:
+        def problem(self, before: fx.GraphModule, after: fx.GraphModule, *, is_needed: bool = False) -> str:
             x = torch.randn(3)
             torch.testing.assert_close(before(x), x.sin())
             torch.testing.assert_close(after(x), x.cos())

@@ -28,11 +28,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import ShapeInferencePass
 
 from ..engine.context import PassContext
 from ..engine.onnx.building import Axis, Replacement, sizes_of
 from ..engine.onnx.editing import nodes_of
+from ..engine.onnx.inference import infer_types
 from ..engine.registry import Pass
 
 _WHOLE = {
@@ -92,7 +92,7 @@ def _infer_shapes(model: ir.Model, nodes: Sequence[ir.Node]) -> None:
     """Values between the nodes of one translation have no shape yet."""
     inputs = [node.inputs[0] for node in nodes]
     if any(value is not None and value.shape is None for value in inputs):
-        ShapeInferencePass()(model)
+        infer_types(ir.traversal.RecursiveGraphIterator(model.graph), model.opset_imports.get("", 1))
 
 
 def _take_apart(node: ir.Node) -> bool:
