@@ -197,7 +197,7 @@ class OnnxLowering(Lowering):
         with graph.timed("export"):
             model = translate(nodes, region.inputs, region.outputs, opset=self.options.opset, name=model_name)
             fold_constants(model)
-        inputs, outputs = _input_specs(region, model), _output_specs(region, model)
+        inputs, outputs = _input_specs(region, model), output_specs(region, model)
         settings = SessionSettings(
             self.options.providers,
             self.options.threads,
@@ -319,7 +319,8 @@ def _input_specs(region: Region, model: ir.Model) -> tuple[InputSpec, ...]:
     return tuple(specs)
 
 
-def _output_specs(region: Region, model: ir.Model) -> tuple[OutputSpec, ...]:
+def output_specs(region: Region, model: ir.Model) -> tuple[OutputSpec, ...]:
+    """How the results of a region's model become tensors."""
     specs = []
     for item, layout, value in zip(region.outputs, region.layouts, model.graph.outputs, strict=True):
         meta = item.node.meta["val"]

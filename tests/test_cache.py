@@ -24,7 +24,7 @@ from torch._dynamo.utils import counters
 from dynamo_backends.artifacts import GraphName
 from dynamo_backends.assumptions import Assumptions
 from dynamo_backends.cache import environment
-from dynamo_backends.cache.entry import _check_expression
+from dynamo_backends.cache.entry import check_expression
 from dynamo_backends.cache.graphs import CachedGraphs
 from dynamo_backends.cache.store import Record, Store, Usage, folder_named
 from dynamo_backends.cli import main
@@ -50,14 +50,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache is on, in a folder of this test's own."""
     monkeypatch.setenv("DYNAMO_BACKENDS_CACHE", "1")
     monkeypatch.setenv("DYNAMO_BACKENDS_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(ORACLE, "_known", {})
+    monkeypatch.setattr(ORACLE, "known", {})
     return tmp_path / "cache"
 
 
 def forget() -> None:
     """What a new process does not know: compiled graphs, answers about nodes, counts."""
     torch._dynamo.reset()
-    ORACLE._known.clear()
+    ORACLE.known.clear()
     counters.clear()
 
 
@@ -876,12 +876,12 @@ def test_a_function_of_no_known_kind_is_not_stored(target: object) -> None:
 )
 def test_a_size_is_arithmetic(text: str) -> None:
     with pytest.raises(ValueError, match="is no size"):
-        _check_expression(text)
+        check_expression(text)
 
 
 @pytest.mark.parametrize("text", ["s0", "2*s0 + 1", "max(1, s77 // 2)", "math.ceil(s0/2)", "-s0 % 3 if s0 > 1 else 2"])
 def test_a_size_may_be(text: str) -> None:
-    _check_expression(text)
+    check_expression(text)
 
 
 def test_arguments_come_back_as_they_were() -> None:

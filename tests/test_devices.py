@@ -12,7 +12,7 @@ from dynamo_backends.artifacts import Output, Region
 from dynamo_backends.debug import replay
 from dynamo_backends.exporter.translate import translate
 from dynamo_backends.layout import ROW_MAJOR
-from dynamo_backends.lowering import _output_specs
+from dynamo_backends.lowering import output_specs
 from dynamo_backends.reasons import Kind
 from dynamo_backends.regions import Support
 from dynamo_backends.runtime.binding import BoundSession, InputSpec, OutputSpec, ort_device
@@ -48,7 +48,7 @@ def test_each_result_is_on_its_own_device() -> None:
     outputs = [Output(sin), Output(size)]
     model = translate([sin, size], [replay.Input(sin.args[0])], outputs, opset=18)  # type: ignore[arg-type]
     region = Region(0, [sin, size], [], outputs, [ROW_MAJOR, ROW_MAJOR])
-    for specs in (_output_specs(region, model), [replay._output_spec(output, "y") for output in outputs]):
+    for specs in (output_specs(region, model), [replay.output_spec(output, "y") for output in outputs]):
         assert [spec.device.type for spec in specs] == ["meta", "cpu"], "a number is on the CPU"
 
 

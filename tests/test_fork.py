@@ -126,7 +126,7 @@ torch.set_num_threads(1)
 held, done = threading.Event(), threading.Event()
 
 def compile_something():
-    with ORACLE._lock:
+    with ORACLE.lock:
         held.set()
         done.wait()
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo_backends.cache.store import DamagedError, Record, Store, _decoded
+from dynamo_backends.cache.store import DamagedError, Record, Store, decoded
 from dynamo_backends.cli import main
 from dynamo_backends.options import ENVIRONMENT_PREFIX, Options, options_from_text, parse_options
 
@@ -70,7 +70,7 @@ def test_a_changed_cache_entry_is_no_entry(tmp_path_factory: pytest.TempPathFact
     path.write_bytes(content)
     assert (store.get("key") is None) == changed
     with pytest.raises(DamagedError):
-        _decoded(data.draw(st.binary(max_size=100)), "key")
+        decoded(data.draw(st.binary(max_size=100)), "key")
 
 
 def test_a_changed_model_is_compared_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

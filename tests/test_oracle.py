@@ -24,7 +24,7 @@ NO_MEMORY = "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Failed to allocate mem
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oracle.ORACLE, "_known", {})
+    monkeypatch.setattr(oracle.ORACLE, "known", {})
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     maximum_opset()  # it makes sessions the first time, as does the arena
     compiled(torch.cosh, dynamic=False)(torch.ones(1))
     torch._dynamo.reset()
-    oracle.ORACLE._known.clear()
+    oracle.ORACLE.known.clear()
     models: list[bytes] = []
     create = onnxruntime.InferenceSession
 

@@ -774,7 +774,7 @@ def test_an_outcome_of_which_a_part_cannot_be_built(cache: Path, monkeypatch: py
     """The forward is settled when the backward turns out not to compile."""
     plan_of = (ONNX, INDUCTOR)
     monkeypatch.setattr(Outcomes, "known", lambda self: Outcome(plan_of, {plan_of: 1.0}, {}))
-    monkeypatch.setattr(engines._budget, "left", -1.0)
+    monkeypatch.setattr(engines.budget, "left", -1.0)
     run = torch.compile(lambda x: torch.sin(x).sum(), backend="onnxrt", mode="max-autotune")
     for _ in range(3):
         x = torch.ones(4, requires_grad=True)
@@ -837,7 +837,7 @@ def test_other_threads_do_not_wait_for_a_compiler() -> None:
 
 
 def test_inductor_is_not_tried_when_it_took_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines._budget, "left", -1.0)
+    monkeypatch.setattr(engines.budget, "left", -1.0)
     run = torch.compile(lambda x: x.sin() * x, backend="onnxrt", mode="max-autotune")
     for _ in range(3 * SETTLED):
         run(torch.ones(4))

@@ -90,7 +90,7 @@ def test_a_race_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(kernels, "FAULTS", ())
     monkeypatch.setattr(known_wrong, "FAULTS", ())
-    monkeypatch.setattr(oracle.ORACLE, "_known", {})
+    monkeypatch.setattr(oracle.ORACLE, "known", {})
     monkeypatch.setitem(CONVERTERS, aten.embedding_dense_backward.default, racing)
     table, index = torch.randn(16, 64, requires_grad=True), torch.full((100_000,), 3)
     grad = torch.randn(100_000, 64)  # of both signs: the sum is small, as is its rounding, and a lost one is seen
@@ -110,7 +110,7 @@ def test_a_race_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.fixture
 def other_model(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Makes some sessions of another model: what is wrong is the session, and no model that can be looked at."""
-    original = Session._create
+    original = Session.create
 
     def plant(applies: Callable[[Session, int], bool], change: Callable[[ir.Model], None]) -> None:
         def create(self: Session, threads: int) -> onnxruntime.InferenceSession:
@@ -124,7 +124,7 @@ def other_model(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             finally:
                 self.model = kept
 
-        monkeypatch.setattr(Session, "_create", create)
+        monkeypatch.setattr(Session, "create", create)
 
     return plant
 

@@ -424,4 +424,4 @@ def test_the_verdicts_that_are_remembered_are_bounded(monkeypatch: pytest.Monkey
     session = session_of(text, [InputSpec("x", FLOAT, sizes=("s0",))], outputs)
     for size in range(10):
         session([torch.ones(size)])
-        assert 0 < len(session._judged) <= 3
+        assert 0 < len(session.judged) <= 3

@@ -109,13 +109,13 @@ def test_the_search_for_a_wrong_optimizer_runs_what_the_region_runs(monkeypatch:
     [region] = graph.regions
     assert region.bound.session.settings.disabled_optimizers
     tried: list[SessionSettings] = []
-    create = Session._create
+    create = Session.create
 
     def record(self: Session, threads: int) -> object:
         tried.append(self.settings)
         return create(self, threads)
 
-    monkeypatch.setattr(Session, "_create", record)
+    monkeypatch.setattr(Session, "create", record)
     values = {item.node: torch.randn(4) for item in region.region.inputs}
     find_rewrite(region, region.bound, [], values, region.bound.outputs[0].name)
     assert tried
@@ -139,8 +139,8 @@ def test_a_checked_pass_runs_with_the_threads_of_the_session(
 
     planted(Pass("onnx.twice", "Planted by a test.", negate_twice))
     threads: list[int] = []
-    create = Session._create
-    monkeypatch.setattr(Session, "_create", lambda self, number: threads.append(number) or create(self, number))
+    create = Session.create
+    monkeypatch.setattr(Session, "create", lambda self, number: threads.append(number) or create(self, number))
     torch.set_num_threads(1)
     compile_and_keep(lambda x: x.exp() @ x, torch.randn(4, 4), threads=2, verify_passes=True)
     assert len(threads) > 1  # those of the check, and the one that runs

@@ -56,14 +56,14 @@ def test_a_runtime_that_makes_no_session(error: Exception, monkeypatch: pytest.M
     def refuse(*args: object, **kwargs: object) -> None:
         raise error
 
-    monkeypatch.setattr(ORACLE, "_known", {})
+    monkeypatch.setattr(ORACLE, "known", {})
     with monkeypatch.context() as patched:
         patched.setattr(onnxruntime, "InferenceSession", refuse)
         patched.setattr(ARENA, "_session", None)
         assert_trains_as_eager()
         assert counted("nodes_on_onnx") == 0
     if not isinstance(error, MemoryError):
-        ORACLE._known.clear()
+        ORACLE.known.clear()
     assert_trains_as_eager()
     assert counted("nodes_on_onnx") > 0
 

@@ -122,12 +122,12 @@ def test_an_optimizer_runs_where_its_fault_is_not(monkeypatch: pytest.MonkeyPatc
         '<ir_version: 10, opset_import: ["" : 18]> g (double[4] x) => (double[4] y) { y = Neg(x) }'
     )
     always = set(kernels.optimizers_to_disable(NEG))
-    assert always > {"NoopElimination", "QDQSelectorActionTransformer", *kernels._SLOW_OPTIMIZERS}
+    assert always > {"NoopElimination", "QDQSelectorActionTransformer", *kernels.SLOW_OPTIMIZERS}
     assert always.isdisjoint({"FuseReluClip", "LayerNormFusionL1"})
     assert set(kernels.optimizers_to_disable(doubles)) > always | {"FuseReluClip", "LayerNormFusionL1"}
     mended = tuple(dataclasses.replace(fault, versions=f"<{VERSION}") for fault in kernels.OPTIMIZER_FAULTS)
     monkeypatch.setattr(kernels, "OPTIMIZER_FAULTS", mended)
-    assert set(kernels.optimizers_to_disable(doubles)) == set(kernels._SLOW_OPTIMIZERS)
+    assert set(kernels.optimizers_to_disable(doubles)) == set(kernels.SLOW_OPTIMIZERS)
 
 
 _LIST = """
@@ -243,7 +243,7 @@ def test_a_fault_of_the_cpu_provider_does_not_hold_for_what_another_takes(
             raise SessionError("no kernel")
 
     monkeypatch.setattr(kernels, "_load", load)
-    monkeypatch.setattr(oracle.ORACLE, "_known", {})
+    monkeypatch.setattr(oracle.ORACLE, "known", {})
     monkeypatch.setattr(kernels, "FAULTS", (dataclasses.replace(FAULT, operators=frozenset({"Neg"})),))
     assert (fault_in(NEG, providers) is None) == takes
     assert (refusal_of_node(NEG.graph[0], providers, 18) is None) == takes

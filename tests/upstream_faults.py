@@ -53,7 +53,7 @@ def unknown(name: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (known_wrong, kernels):
             patch.setattr(module, "FAULTS", tuple(fault for fault in module.FAULTS if fault.shown_by != name))
-        patch.setattr(oracle.ORACLE, "_known", {})
+        patch.setattr(oracle.ORACLE, "known", {})
         yield
 
 

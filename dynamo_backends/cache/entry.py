@@ -149,7 +149,7 @@ def _decode_executable(encoded: Any, model: bytes) -> Executable:
     for spec in specs:
         for size in spec.sizes or ():
             if isinstance(size, str):
-                _check_expression(size)
+                check_expression(size)
             elif not isinstance(size, int):
                 raise ValueError(f"{size!r} is no size")
     return Executable(model, read, returned, SessionSettings(*settings), weights)
@@ -162,7 +162,7 @@ _IN_SIZES = (
 
 
 @functools.lru_cache(maxsize=1_000)
-def _check_expression(text: str) -> None:
+def check_expression(text: str) -> None:
     """Checks that the text of a symbolic size, which is computed in calls, is arithmetic and nothing else.
 
     Raises:

@@ -113,7 +113,7 @@ class Store:
             tell_once(f"{others}; dynamo-backends cache --clear removes them")
             return None
         try:
-            record = _decoded(content, key)
+            record = decoded(content, key)
         except DamagedError as error:
             logger.warning("an entry of the cache is ignored and removed: %s: %s", path, error)
             self.remove(key)
@@ -223,7 +223,12 @@ def _encoded(key: str, record: Record) -> bytes:
     return _MAGIC + hashlib.sha256(body).digest() + body
 
 
-def _decoded(content: bytes, key: str) -> Record:
+def decoded(content: bytes, key: str) -> Record:
+    """The record in the content of a file.
+
+    Raises:
+        DamagedError: it is not what was written under the key.
+    """
     start = len(_MAGIC) + hashlib.sha256().digest_size
     if not content.startswith(_MAGIC) or len(content) < start + 8:
         raise DamagedError("it is not an entry of this version")

@@ -104,7 +104,7 @@ class Replay:
         return BoundSession(
             Session(with_needed_passes(model), settings),
             [_input_spec(item, str(value.name)) for item, value in zip(inputs, given, strict=True)],
-            [_output_spec(item, str(value.name)) for item, value in zip(outputs, returned, strict=True)],
+            [output_spec(item, str(value.name)) for item, value in zip(outputs, returned, strict=True)],
         )
 
 
@@ -120,7 +120,7 @@ def _specs_of(compiled: CompiledRegion) -> list[OutputSpec]:
     """All results of a region's nodes, under the names of the ONNX values that hold them."""
     nodes = [node for node in compiled.region.operators if "val" in node.meta]
     outputs = [output for node in nodes for output in results_of(node)]
-    return [_output_spec(output, value_names(output.node)[output.index or 0]) for output in outputs]
+    return [output_spec(output, value_names(output.node)[output.index or 0]) for output in outputs]
 
 
 def _input_spec(node: fx.Node, name: str) -> InputSpec:
@@ -130,7 +130,8 @@ def _input_spec(node: fx.Node, name: str) -> InputSpec:
     return InputSpec(name, None)
 
 
-def _output_spec(output: Output, name: str) -> OutputSpec:
+def output_spec(output: Output, name: str) -> OutputSpec:
+    """How a result of a node's model, under a name, becomes a tensor."""
     value = output.node.meta["val"]
     if output.index is not None:
         value = value[output.index]

@@ -38,13 +38,13 @@ _MARGIN = 0.95
 
 
 @dataclasses.dataclass
-class _Budget:
+class Budget:
     """The seconds that are left for Inductor. Engines compile in one thread at a time."""
 
     left: float = _MOST_SECONDS
 
 
-_budget = _Budget()
+budget = Budget()
 
 Engine = Callable[[fx.GraphModule], Runner]
 """Makes a runner of a graph, which it may change."""
@@ -126,7 +126,7 @@ class Placement:
         now = Assumptions(module)
         if self._assumptions is None:
             self._assumptions = now
-        if engine == INDUCTOR and _budget.left < 0:
+        if engine == INDUCTOR and budget.left < 0:
             raise CandidateError(f"{_MOST_SECONDS:.0f} s were spent on it for other graphs")
         started = time.perf_counter()
         try:
@@ -134,7 +134,7 @@ class Placement:
                 return make(copy_of(module))
         finally:
             if engine == INDUCTOR:
-                _budget.left -= time.perf_counter() - started
+                budget.left -= time.perf_counter() - started
 
     def _in_pytorch(self, name: GraphName, module: fx.GraphModule) -> Runner:
         return boxed_code(module) if self.is_plain else self._runners.in_pytorch(name, module)

@@ -152,7 +152,7 @@ class BoundSession:
         self._asynchronous = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
         self._run_options = onnxruntime.RunOptions()
         self._sizes = Sizes([spec.sizes for spec in inputs])
-        self._judged: dict[tuple[int, ...], list[tuple[tuple[int, ...], torch.dtype]] | WrongResultError] = {}
+        self.judged: dict[tuple[int, ...], list[tuple[tuple[int, ...], torch.dtype]] | WrongResultError] = {}
         """For sizes of arguments, shape and dtype of each result as it lies in memory, booleans as ``uint8``; none if
         they do not follow from the sizes, or cannot be made before the call."""
         self._expected = _memories_of(outputs)
@@ -198,7 +198,7 @@ class BoundSession:
         if len(args) != len(self.inputs):
             raise ValueError(f"{len(args)} arguments where the session takes {len(self.inputs)}")
         sizes = self._sizes.of(args)
-        judgement = self._judged.get(sizes)
+        judgement = self.judged.get(sizes)
         if isinstance(judgement, WrongResultError):
             raise WrongResultError(judgement.result, judgement.what)
         expected = self._expected if judgement is None else judgement
@@ -235,16 +235,16 @@ class BoundSession:
         are_known = all(follow(spec.sizes, known) for spec in self.outputs)
         found = (_wrong_result(results[i], spec, known) for i, spec in enumerate(self.outputs))
         wrong = next((text for text in found if text is not None), None)
-        if len(self._judged) >= _MAXIMUM_JUDGED:
-            self._judged.clear()
+        if len(self.judged) >= _MAXIMUM_JUDGED:
+            self.judged.clear()
         if wrong is not None:
-            self._judged[sizes] = wrong
+            self.judged[sizes] = wrong
             raise wrong
         shapes = [tuple(value.shape()) for value in results]
         dtypes = [torch.uint8 if spec.dtype is torch.bool else spec.dtype for spec in self.outputs]
         on_cpu = all(spec.device.type == "cpu" for spec in self.outputs)
         can_be_made = are_known and on_cpu and not any(0 in shape for shape in shapes)  # without elements, no memory
-        self._judged[sizes] = list(zip(shapes, dtypes, strict=True)) if can_be_made else []
+        self.judged[sizes] = list(zip(shapes, dtypes, strict=True)) if can_be_made else []
 
 
 def _memories_of(outputs: Sequence[OutputSpec]) -> list[tuple[tuple[int, ...], torch.dtype]]:

@@ -163,7 +163,7 @@ OPTIMIZER_FAULTS: tuple[Fault[ir.Model], ...] = (
 """Graph optimizers of ONNX Runtime that change results, or compute with fewer bits than the graph has; they run before
 nodes are given to providers, or on what the CPU provider was given."""
 
-_SLOW_OPTIMIZERS = ("SkipLayerNormFusion", "BiasSkipLayerNormFusion")
+SLOW_OPTIMIZERS = ("SkipLayerNormFusion", "BiasSkipLayerNormFusion")
 """They put a kernel there that takes five times as long as the ``Add`` and the ``LayerNormalization`` it replaces (182
 and 34 microseconds for 128 rows of 256, AMD EPYC, one thread)."""
 
@@ -171,7 +171,7 @@ and 34 microseconds for 128 rows of 256, AMD EPYC, one thread)."""
 def optimizers_to_disable(model: ir.Model) -> tuple[str, ...]:
     """The names of ONNX Runtime's optimizers that must not see a model, and of those that only cost time."""
     faults = (fault for fault in OPTIMIZER_FAULTS if fault.is_installed and fault.applies(model))
-    return tuple(sorted({*(str(name) for fault in faults for name in fault.operators), *_SLOW_OPTIMIZERS}))
+    return tuple(sorted({*(str(name) for fault in faults for name in fault.operators), *SLOW_OPTIMIZERS}))
 
 
 def fault_in(model: ir.Model, providers: Sequence[Provider]) -> tuple[ir.Node, Fault[ir.Node]] | None:

@@ -31,8 +31,8 @@ class Oracle:
 
     def __init__(self, most: int = 16_384) -> None:
         self._most = most
-        self._lock = Lock()
-        self._known: dict[Hashable, Any] = {}
+        self.lock = Lock()
+        self.known: dict[Hashable, Any] = {}
 
     def ask(self, question: Hashable, find_out: Callable[[], Answer]) -> Answer | Reason:
         """What the runtime says of a node, or the reason why it could not be asked.
@@ -42,9 +42,9 @@ class Oracle:
             find_out: asks the runtime. It runs without the lock: two threads may find out the same at once.
         """
         question = (question, loaded_libraries())
-        with self._lock:
-            if question in self._known:
-                known: Answer = self._known[question]
+        with self.lock:
+            if question in self.known:
+                known: Answer = self.known[question]
                 return known
         try:
             answer = find_out()
@@ -52,14 +52,14 @@ class Oracle:
             return Reason(Kind.OUT_OF_MEMORY, f"there was no memory to ask ONNX Runtime: {error}")
         if isinstance(answer, Reason) and answer.kind is Kind.OUT_OF_MEMORY:
             return answer
-        with self._lock:
-            self._known[question] = answer
-            if len(self._known) > self._most:
-                del self._known[next(iter(self._known))]
+        with self.lock:
+            self.known[question] = answer
+            if len(self.known) > self._most:
+                del self.known[next(iter(self.known))]
         return answer
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self.known)
 
 
 ORACLE = Oracle()

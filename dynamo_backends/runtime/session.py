@@ -65,7 +65,7 @@ class Session:
         self.constants = dict(constants)
         self._lock = threading.Lock()
         threads = settings.current_threads
-        first = self._create(threads)
+        first = self.create(threads)
         self.inputs = frozenset(item.name for item in first.get_inputs())
         self._by_threads = {threads: first}
         renew_in_children(self)
@@ -77,7 +77,8 @@ class Session:
             never_free(session)
         self._by_threads = {}
 
-    def _create(self, threads: int) -> onnxruntime.InferenceSession:
+    def create(self, threads: int) -> onnxruntime.InferenceSession:
+        """A new session whose pool has ``threads`` threads."""
         options = self.settings.options(threads)
         give(options, self.constants)
         return create_session(self.model, self.settings, options)
@@ -89,7 +90,7 @@ class Session:
             return found
         with self._lock:
             if threads not in self._by_threads:
-                self._by_threads[threads] = self._create(threads)
+                self._by_threads[threads] = self.create(threads)
             return self._by_threads[threads]
 
     def variant(
