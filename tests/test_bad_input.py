@@ -82,6 +82,7 @@ WRONG_ENVIRONMENT = {
     "PROVIDERS": ('["CPU', "DYNAMO_BACKENDS_PROVIDERS"),
     "FALLBACK": ("no", "DYNAMO_BACKENDS_FALLBACK='no': "),
     "COMPARE": ("", "DYNAMO_BACKENDS_COMPARE='': "),
+    "CACHE": ("maybe", "DYNAMO_BACKENDS_CACHE='maybe': "),
 }
 
 

@@ -200,6 +200,15 @@ def test_environment_sets_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options.providers == ("CPUExecutionProvider",)
 
 
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", True), ("true", True), ("True", True), ("0", False), ("false", False), ("FALSE", False)]
+)
+def test_booleans_in_the_environment(text: str, value: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("cache", "verify_passes"):  # one is on by default, one off
+        monkeypatch.setenv(f"DYNAMO_BACKENDS_{name.upper()}", text)
+        assert getattr(parse_options(), name) is value
+
+
 def test_environment_takes_providers_with_options_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYNAMO_BACKENDS_PROVIDERS", '[["CPUExecutionProvider", {"use_arena": "0"}]]')
     assert parse_options().providers == (("CPUExecutionProvider", {"use_arena": "0"}),)

@@ -25,7 +25,7 @@ from dynamo_backends.debug.captured import Call
 from dynamo_backends.debug.rows import Finding
 from dynamo_backends.dumps.reading import find_run
 from dynamo_backends.exporter.converters import CONVERTERS
-from dynamo_backends.exporter.locations import short_file
+from dynamo_backends.exporter.locations import short_file, stack
 from dynamo_backends.runtime import watch
 from passes import Pass, PassContext
 
@@ -346,3 +346,27 @@ def test_what_is_inaccurate_in_eager_too_is_not_reported(tmp_path: Path, capsys:
     run(cancelling, tmp_path)
     assert main(["ls", str(tmp_path)]) == 0
     assert "ok" in capsys.readouterr().out
+
+
+def test_a_node_without_a_line_has_that_of_the_nearest() -> None:
+    """Of what it is computed of, however far that is, else of what reads it."""
+    graph = fx.Graph()
+
+    def call(target: Callable[..., object], source: fx.Node, trace: str = "") -> fx.Node:
+        node = graph.call_function(target, (source,))
+        if trace:
+            node.meta["stack_trace"] = trace
+        return node
+
+    before = call(aten.sin.default, graph.placeholder("x"))
+    behind = call(aten.cos.default, before)
+    named = call(aten.exp.default, behind, 'File "a.py", line 3, in torch_dynamo_resume_in_forward_at_2\n    y.exp()')
+    after = call(aten.neg.default, named)
+    far = call(aten.abs.default, after)
+    last = call(aten.tan.default, far, 'File "b.py", line 5')  # without its text
+    graph.output(last)
+    for node in (before, behind, named, after, far):
+        (frame,) = stack(node)
+        assert (frame.file, frame.line, frame.function, frame.code) == ("a.py", 3, "forward", "y.exp()")
+    (frame,) = stack(last)
+    assert (frame.file, frame.line, frame.function, frame.code) == ("b.py", 5, "", "")
