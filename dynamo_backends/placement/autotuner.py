@@ -281,8 +281,7 @@ class TunedGraph:
                 raise
             if state is not None:
                 torch.set_rng_state(state)
-            reference = self._runners.get(self._reference) or self._builders[self._reference]()
-            result = reference(list(kept))  # what it raises is the caller's
+            result = self._runners[self._reference](list(kept))  # what it raises is the caller's
             with net(f"autotuning of {self._name}", "PyTorch runs the graph"):
                 self._reject(engine, f"failed in the {self._name.direction}", error)
             return result
