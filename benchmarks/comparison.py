@@ -123,8 +123,19 @@ class Phases:
 
 def _watch_comparison(phases: Phases) -> None:
     """All that a compared call does more than another."""
-    from dynamo_backends.debug import captured, compare, first_node, judge, observer, repeat, replay, stages, watched
-    from dynamo_backends.numerics import differences, graph_execution
+    from dynamo_backends.debug import (
+        captured,
+        compare,
+        first_node,
+        judge,
+        lockstep,
+        observer,
+        repeat,
+        replay,
+        stages,
+        watched,
+    )
+    from dynamo_backends.numerics import graph_execution, local_error, verdicts
 
     phases.watch(captured.Captured, "called", "the call itself")
     phases.watch(observer, "watch", "the call itself")
@@ -133,8 +144,9 @@ def _watch_comparison(phases: Phases) -> None:
     phases.watch(judge, "compare_run", "node by node: the rest")
     phases.watch(graph_execution, "run_eager", "node by node: eager")
     phases.watch(graph_execution, "run_exact", "node by node: float64")
-    phases.watch(replay.Replay, "node_values", "node by node: nodes alone")
-    phases.watch(replay.Replay, "_node_session", "node by node: sessions of nodes")
+    phases.watch(local_error.NodeCheck, "__init__", "node by node: nodes by themselves")
+    phases.watch(local_error.NodeCheck, "verdicts", "node by node: nodes by themselves")
+    phases.watch(compare, "explained_by_rounding", "rounding at random")
     phases.watch(replay.Replay, "region_values", "node by node: in the model")
     phases.watch(replay.Replay, "session_values", "node by node: in the session")
     phases.watch(replay.Replay, "repeat_node", "node by node: nodes again")
@@ -147,7 +159,7 @@ def _watch_comparison(phases: Phases) -> None:
     phases.watch(stages, "first_wrong_node_in_float64", "stages node by node")
     phases.watch(observer.DebugObserver, "_write_test_data", "writing")
     phases.watch(observer.DebugObserver, "conclude", "writing")
-    for module in (compare, differences, first_node, repeat, stages):
+    for module in (lockstep, verdicts, first_node, repeat, stages):
         phases.watch(module, "distance", "distances")
 
 

@@ -30,6 +30,7 @@ EVENTS = {
     "autotune_rejected ENGINE": "graphs that an engine could not compile or run, or computed something else of",
     "pass NAME": "how often the pass fired",
     "undone pass NAME": "how often the pass was undone: it failed, spoiled the graph, or changed the results",
+    "unused_converter OPERATOR": "graphs of which passes took all nodes that a registered converter would translate",
     "graphs_not_verified": "graphs with collectives, on which verify_passes checks nothing",
     "constant_weights": "weights that are constants of a session",
     "weights_left_inputs": "weights that stayed inputs, for want of memory or because ONNX Runtime refused the model",

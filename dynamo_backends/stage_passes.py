@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
+
+import onnx_ir as ir
+from torch import fx
 
 from passes.engine.manager import Checker, PassManager, PassResult
 
 from .artifacts import GraphName
-from .events import count
+from .events import count, tell
+from .exporter.registration import described, registered_converter, registered_targets
 from .observer import Observer
 from .options import Options
 from .pass_target import pass_target
 from .regions import Support
+
+logger = logging.getLogger(__name__)
 
 
 class StagePasses:
@@ -45,10 +52,26 @@ class StagePasses:
         """
         label = str(graph) if region is None else f"{graph} region {region}"
         listener = self._observer.pass_listener(GraphName(graph.index) if stage == "joint" else graph, region)
+        before = _registered(artifact)
         results = self._manager.run(stage, artifact, name=label, checker=checker, listener=listener)
         for result in results:
             if result.undone:
                 count(f"undone pass {result.name}")
             elif result.fired:
                 count(f"pass {result.name}", result.fired)
+        for target in before - _registered(artifact):
+            fired = ", ".join(result.name for result in results if result.fired and not result.undone)
+            count(f"unused_converter {target}")
+            function = registered_converter(target)
+            name = described(function) if function is not None else ""
+            tell(logger, f"{label}: the converter {name} has no {target} to translate: {fired} rewrote it")
         return results
+
+
+def _registered(artifact: object) -> set[object]:
+    """The operators with nodes in a graph, or nodes made of them in a model, whose translation somebody registered."""
+    if isinstance(artifact, fx.GraphModule):
+        return {node.target for node in artifact.graph.nodes} & registered_targets()
+    assert isinstance(artifact, ir.Model)
+    names = {node.metadata_props.get("aten_op") for node in artifact.graph}
+    return {target for target in registered_targets() if str(target) in names}

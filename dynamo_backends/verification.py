@@ -28,9 +28,10 @@ from .events import count
 from .exporter.locations import where
 from .made_up_values import synthetic
 from .needed_passes import with_needed_passes
-from .numerics.differences import value_difference
+from .numerics.distance import ordinary
 from .numerics.exact import widen
 from .numerics.graph_execution import FxExecution
+from .numerics.verdicts import is_changed, is_discrete, verdict
 from .runtime.binding import BoundSession, InputSpec, OutputSpec
 from .runtime.exposing import common_values
 from .runtime.session import Session
@@ -169,8 +170,8 @@ class ModelChecker:
         """The first value that both models name and compute differently, in words."""
         try:
             for value, theirs, ours in common_values(self._bound(after), before, after, self._arguments):
-                said = _first_difference(theirs, widen(theirs), ours)
-                if said is not None:
+                if theirs.shape == ours.shape and is_changed(ours, theirs):
+                    said = str(verdict(ours, theirs, widen(theirs))) or "another value"
                     node = value.producer()
                     source = node.metadata_props.get("source") if node is not None else None
                     return f"{value.name}{f' ({source})' if source else ''}: {said}"
@@ -188,10 +189,18 @@ def _first_difference(before: object, exact: object, after: object) -> str | Non
     for old, reference, new in zip(*leaves, strict=False):
         if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and old.dtype != new.dtype:
             return f"dtype {new.dtype} instead of {old.dtype}"
-        said = value_difference(old, reference, new)
-        if said:
-            return said
+        said = verdict(new, old, reference, inner=_ordinary(reference))
+        if said.is_wrong:
+            return str(said)
     return None
+
+
+def _ordinary(value: object) -> torch.Tensor | None:
+    """The magnitude of a value's ordinary elements, for each: terms of that size may cancel in it."""
+    if is_discrete(value):
+        return None
+    assert isinstance(value, torch.Tensor)
+    return torch.full(value.shape, ordinary(value), dtype=torch.float64)
 
 
 def _at(node: fx.Node, said: str) -> str:

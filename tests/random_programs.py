@@ -46,9 +46,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dynamo_backends.numerics.differences import is_discrete, largest
-from dynamo_backends.numerics.distance import distance, is_explained
-from dynamo_backends.numerics.twice import Twice
+from dynamo_backends.numerics.twice import Results, Twice
+from dynamo_backends.numerics.verdicts import is_discrete
 from passes.engine.fx.editing import is_view
 
 SAME, UNSTABLE, PYTORCHS, DIFFERS, RAISES, DIED, HANGS = (
@@ -606,31 +605,25 @@ def _is_explained(program: Program, complaint: Complaint, expected: Sequence[Out
     ours, theirs = _part(actual[complaint.call], key), _part(expected[complaint.call], key)
     if not isinstance(ours, torch.Tensor) or not isinstance(theirs, torch.Tensor) or is_discrete(theirs):
         return False
-    found = _exact(program, complaint.call, expected[complaint.call])
-    exact = found.get(key) if found is not None else None
-    if not isinstance(exact, torch.Tensor) or exact.shape != ours.shape:
-        return False
-    beside = largest(value for other, value in found.items() if other[0] == key[0])  # type: ignore[union-attr]
-    return is_explained(distance(ours, exact), distance(theirs, exact), ours.dtype, beside)
+    found = _reference(program, complaint.call, expected[complaint.call], key)
+    return found is not None and key in found.exact and not found.verdict(ours, key).is_wrong
 
 
-def _exact(program: Program, call: int, expected: Outcome) -> dict[tuple[str, int], object] | None:
-    """The results, changed arguments and gradients of a call in float64; ``None`` where PyTorch has none."""
+def _reference(program: Program, call: int, expected: Outcome, key: tuple[str, int]) -> Results | None:
+    """The results and changed arguments, or the gradients, of a call; ``None`` where PyTorch has no float64 of it."""
     function = program.function()
     arguments = program.make_arguments(call)
     torch.manual_seed(call)
     try:
         twice = Twice(lambda *given: list(function(*given)), arguments, torch.get_rng_state())
-        found: dict[tuple[str, int], object] = {}
-        for key, value in twice.outputs.exact.items():
-            found["result" if isinstance(key, int) else "input", key if isinstance(key, int) else key[1]] = value  # type: ignore[index]
+        if key[0] != "gradient":
+            return twice.outputs.under(
+                {item: ("result", item) if isinstance(item, int) else item for item in twice.outputs.exact}
+            )
         of = [i for i, value in enumerate(expected.gradients) if value is not None]
-        if expected.tangents and of:
-            gradients = twice.gradients(dict(expected.tangents), of)
-            found |= {("gradient", i): gradients.exact[i] for i in of}
+        return twice.gradients(dict(expected.tangents), of).under({i: ("gradient", i) for i in of})
     except Exception:  # no float64 of it: then eager is the only reference
         return None
-    return found
 
 
 def _is_unstable(program: Program, complaint: Complaint, expected: Sequence[Outcome]) -> bool:

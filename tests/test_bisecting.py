@@ -108,6 +108,9 @@ def test_a_translation_that_is_wrong_in_the_middle_of_twelve_layers(
         "gradients": [],
         "region": 0,
         "source": silu_lines(),
+        "module": "",
+        "code": "",
+        "more": 0,
         "kind": "node",
         "name": "",
         "stage": "onnx",
@@ -733,7 +736,7 @@ def test_a_session_that_held_old_weights(tmp_path: Path) -> None:
     dump = dumped(lambda x: x.sin(), torch.randn(3), dump=tmp_path)
     run = find_run(dump)
     content = json.loads((run.folder / "manifest.json").read_text())
-    blame = {"value": "sin", "region": 0, "kind": "rounding", "name": "", "source": ""}
+    blame = {"value": "sin", "region": 0, "kind": "unexplained", "name": "", "source": ""}
     content["graphs"][0].update(verdict="diverges at sin", blame=blame)
     (run.folder / "manifest.json").write_text(json.dumps(content))
     path = run.graphs[0].regions[0].folder / "test_data_set_0" / "output_0.pb"

@@ -65,9 +65,8 @@ def differing(function: Callable[..., object], args: Sequence[object], result: t
     ("result", "datum"),
     [
         (X.sin(), ""),
-        (X.sin() * (1 + 1e-6), ""),
-        (X.sin() * (1 + 1e-4), ""),  # rounding may have grown to half of the digits
-        (X.sin() * (1 + 1e-2), r" 0\.00783,"),
+        (X.sin() * (1 + 4e-7), ""),
+        (X.sin() * (1 + 1e-4), r" 4\.8e-05 .*\[1\]"),
         (X.sin().double(), "torch.float64 .*torch.float32"),
         (X.sin().double() * 2, "torch.float64 .*torch.float32"),
         (X.sin().view(3, 1), r"\(3, 1\) .*\(3,\)"),
@@ -81,20 +80,19 @@ def test_what_is_said_of_a_result(result: object, datum: str) -> None:
 
 
 def test_what_is_said_of_results_that_are_decisions() -> None:
-    """One of a hundred may be turned by rounding, in half precision every second; where float64 decides so too."""
+    """They may turn where float64 with rounding at random turns them: ten times as many as there."""
     x = torch.linspace(-1, 1, 200)
-    turned = [(x > 0) ^ (torch.arange(200) < count) for count in (1, 2, 3, 100, 101)]
-    assert [differing(lambda x: (x > 0,), [x], value) for value in turned] == [0, 0, 3, 100, 101]
-    halves = [differing(lambda x: (x > 0,), [x.to(torch.bfloat16)], value) for value in turned]
-    assert halves == [0, 0, 0, 0, 101]
-    with torch.autocast("cpu", torch.bfloat16):
-        assert wrong(lambda x: (x > 0,), [x], turned[3]) == []
-    assert differing(lambda x, n: (x > n,), [x, 0], turned[2]) == 3
+    turned = [(x > 0) ^ (torch.arange(200) < count) for count in (1, 2, 100)]
+    for args in ([x], [x.to(torch.bfloat16)]):
+        assert [differing(lambda x: (x > 0,), args, value) for value in turned] == [1, 2, 100]
+    assert differing(lambda x, n: (x > n,), [x, 0], turned[1]) == 2
     assert re.search("^gt: .*torch.float32 .*torch.bool", wrong(lambda x: (x > 0,), [X], X)[0])
-    assert wrong(lambda x: (x > 0,), [X[:1]], X[:1] < 0) == []  # of one element, no share can be told
-    assert differing(lambda x: (x > 0,), [X[:2]], X[:2] < 0) == 2
+    assert differing(lambda x: (x > 0,), [X[:1]], X[:1] < 0) == 1
     ties = torch.tensor([1.0, 1.0 + 2**-23]) / 3  # sums that are equal in float32 alone
     assert wrong(lambda x: (x + 1e3 > 1e3 + x.flip(0),), [ties], torch.tensor([True, True])) == []
+    near = torch.where(torch.arange(200) < 4, 1 / 3, x)
+    assert wrong(lambda x: (x > 1 / 3,), [near], (near > 1 / 3) ^ (torch.arange(200) < 4)) == []
+    assert differing(lambda x: (x > 1 / 3,), [near], (near > 1 / 3) ^ (torch.arange(200) < 100)) == 100
 
 
 def test_an_input_that_the_graph_changes_is_a_result() -> None:
@@ -174,7 +172,7 @@ def test_a_call_without_arguments_in_autocast() -> None:
         _, call = compared(whole, lambda: None, [])
     assert call.judge_forward([half], []) == Finding()
     (said,) = call.judge_forward([full], []).wrong
-    assert said.value == "mm" and "torch.bfloat16" in said.said
+    assert said.value == "mm" and "torch.bfloat16" in str(said.said)
     _, call = compared(whole, lambda: None, [])
     with torch.autocast("cpu", torch.bfloat16):
         assert call.judge_forward([full], []) == Finding()
@@ -355,19 +353,21 @@ def test_results_and_gradients_of_the_stage_joint() -> None:
     assert JointGraphs().judge({}, [X], state, gradients=False) == (Finding(), None)
 
 
-def test_a_gradient_that_is_nothing_beside_the_others() -> None:
-    """Rounding of the large one, where both are sums of the same terms."""
+def test_a_gradient_of_terms_that_cancel() -> None:
+    """Rounding of the large terms explains it; a small gradient beside a large one has none of that."""
 
-    def graph(small: float) -> Callable[..., object]:
-        return lambda x, tangent: (x.sin(), tangent * 1e12, tangent * small)
+    def cancels(x: torch.Tensor, tangent: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sin(), tangent * 1e4, (tangent * 1e4 + tangent) - tangent * 1e4
+
+    def small(factor: float) -> Callable[..., object]:
+        return lambda x, tangent: (x.sin(), tangent * 1e4, tangent * factor)
 
     state = torch.get_rng_state()
-    graphs = joint(graph(1e-3), graph(1e-3 * (1 + 1e-3)))
-    graphs.results = [0, ("gradient", 0), ("gradient", 1)]
-    name = graphs.first.graph.find_nodes(op="placeholder")[1].name
-    assert graphs.judge({name: Y}, [X], state, gradients=True)[0] == Finding()
-    graphs.results = [0, 1, 2]
-    assert graphs.judge({name: Y}, [X], state, gradients=False)[0].culprit is not None
+    for before, after, is_right in ((cancels, small(1.0), True), (small(1.0), small(1.001), False)):
+        graphs = joint(before, after)
+        graphs.results = [0, ("gradient", 0), ("gradient", 1)]
+        name = graphs.first.graph.find_nodes(op="placeholder")[1].name
+        assert (graphs.judge({name: Y}, [X], state, gradients=True)[0] == Finding()) == is_right
 
 
 def test_a_joint_graph_that_changes_an_argument() -> None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from conftest import assert_on_onnx, assert_same_as_eager, compiled
 
 from dynamo_backends.needed_passes import with_needed_passes
-from dynamo_backends.numerics.distance import distance, is_explained
+from dynamo_backends.numerics.verdicts import verdict
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": torch.sum,
@@ -47,14 +47,20 @@ def nearly_equal(*shape: int) -> torch.Tensor:
     return 5.12 + torch.rand(shape) * 1e-3
 
 
+def assert_right(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> None:
+    """By rounding at each element, or within ten times eager's largest error: a lost summand is far more."""
+    found = verdict(ours, eager, exact)
+    is_near = found.ours is not None and found.eager is not None and found.ours.max_abs <= 10 * found.eager.max_abs
+    assert is_near or not found.is_wrong, str(found)
+
+
 def assert_as_near_as_eager(
     function: Callable[..., torch.Tensor], x: torch.Tensor, *, dynamic: bool | None = None
 ) -> None:
     exact = function(x.double())
     eager, ours = function(x), compiled(function, dynamic=dynamic)(x)
     assert (ours.dtype, ours.shape, ours.stride()) == (eager.dtype, eager.shape, eager.stride())
-    errors = distance(ours, exact), distance(eager, exact)
-    assert is_explained(*errors, eager.dtype), f"error {errors[0].max_abs:.3g}, eager's {errors[1].max_abs:.3g}"
+    assert_right(ours, eager, exact)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -114,7 +120,7 @@ def test_normalizations_of_many_numbers(shape: tuple[int, ...]) -> None:
     exact, eager = run(torch.float64, norm), run(torch.float32, norm)
     ours = run(torch.float32, compiled(norm))
     for reference, theirs, mine in zip(exact, eager, ours, strict=True):
-        assert is_explained(distance(mine, reference), distance(theirs, reference), torch.float32)
+        assert_right(mine, theirs, reference)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
@@ -156,7 +162,7 @@ def test_gradients_of_biases_and_norms() -> None:
     exact, eager = gradients(torch.float64), gradients(torch.float32)
     ours = gradients(torch.float32, compiled(model))
     for reference, theirs, mine in zip(exact, eager, ours, strict=True):
-        assert is_explained(distance(mine, reference), distance(theirs, reference), torch.float32)
+        assert_right(mine, theirs, reference)
 
 
 def model_of(reduction: str) -> ir.Model:

@@ -1,4 +1,4 @@
-"""Distances to float64, what explains one, and the two runs beside each other that they are taken of."""
+"""Distances to float64, what rounding explains, and the runs beside each other that they are taken of."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ import torch
 from conftest import assert_same_values
 
 from dynamo_backends.numerics.call_execution import as_float64
-from dynamo_backends.numerics.differences import discrete_difference, is_discrete, largest, value_difference
-from dynamo_backends.numerics.distance import EQUAL, Distance, distance, is_carried, is_explained, nearer
+from dynamo_backends.numerics.distance import distance, nearer, ordinary
 from dynamo_backends.numerics.exact import widen
+from dynamo_backends.numerics.measure import Measure
 from dynamo_backends.numerics.randomness import PrivateRandomness, is_random
-from dynamo_backends.numerics.twice import NotRepeatableError, Twice, copies
+from dynamo_backends.numerics.results import difference_of_results
+from dynamo_backends.numerics.twice import NotRepeatableError, Results, Twice, copies
+from dynamo_backends.numerics.verdicts import is_changed, is_discrete, largest, verdict
 
 aten = torch.ops.aten
 NAN, INF = math.nan, math.inf
+EPS = torch.finfo(torch.float32).eps
+LOWEST = torch.finfo(torch.float32).min
 
 
-def off(max_abs: float = 0.0, *, scale: float = 1.0, nonfinite: int = 0, max_ulp: float = 0.0) -> Distance:
-    return Distance(max_abs, 0.0, 0.0, max_ulp, nonfinite, scale)
-
-
-def measured(value: list[float], exact: list[float], dtype: torch.dtype = torch.float32) -> Distance:
-    return distance(torch.tensor(value, dtype=dtype), torch.tensor(exact, dtype=torch.float64))
+def measured(
+    value: object, exact: object, dtype: torch.dtype = torch.float32, *others: object, **how: object
+) -> Measure:
+    wide = [torch.tensor(item, dtype=torch.float64) for item in (exact, *others)]
+    return distance(torch.tensor(value, dtype=torch.float64).to(dtype), *wide, **how)  # type: ignore[arg-type]
 
 
 # Distances
@@ -36,50 +39,48 @@ def test_each_measure() -> None:
     found = measured([1.0, -2.5, 0.25, 4.0], [1.0, -2.0, 0.0, 4.0])
     assert (found.max_abs, found.max_rel, found.scale, found.nonfinite) == (0.5, 0.25, 4.0, 0)
     assert found.rmse == pytest.approx(math.sqrt((0.5**2 + 0.25**2) / 4))
-    eps = torch.finfo(torch.float32).eps
-    assert found.max_ulp == 0.5 / (2 * eps)  # a unit in the last place of 2.0; that of zero is no measure
-
-
-def test_the_unit_in_the_last_place_is_that_of_each_element() -> None:
-    """The largest absolute error is not that of the most units."""
-    eps = torch.finfo(torch.float32).eps
-    found = measured([1.0 + 8 * eps, 1024.0 * (1 + 2 * eps)], [1.0, 1024.0])
-    assert (found.max_ulp, found.max_abs) == (8.0, 2048 * eps)
+    assert found.max_ulp == 0.5 / (2 * EPS)  # a unit in the last place of 2.0; that of zero is no measure
+    assert (found.position, found.error, found.relative) == (2, 0.25, 0.125), "0 has the smallest tolerance"
+    assert found.share == pytest.approx(found.error / found.limit)
+    found = measured([1.0 + 8 * EPS, 1024.0 * (1 + 2 * EPS)], [1.0, 1024.0])
+    assert (found.max_ulp, found.max_abs, found.position) == (8.0, 2048 * EPS, 0), "the unit is that of the element"
 
 
 def test_equal_values_have_no_distance_and_a_scale() -> None:
-    assert measured([3.0, -5.0], [3.0, -5.0]) == Distance(0.0, 0.0, 0.0, 0.0, 0, 5.0)
-    assert measured([], []) == EQUAL
-    assert distance(torch.tensor([3, 4]), torch.tensor([3, 4])) == EQUAL
+    exact = torch.arange(6.0, dtype=torch.float64).view(2, 3)
+    assert distance(exact.float().t().contiguous().t(), exact) == Measure(scale=5.0)
+    assert measured([3.0, -5.0], [3.0, -5.0]) == Measure(scale=5.0)
+    assert measured([], []) == Measure()
+    assert distance(torch.tensor([3, 4]), torch.tensor([3, 4])) == Measure()
 
 
-@pytest.mark.parametrize("position", [0, 2**14 - 1, 2**14, 40_000])
-def test_each_element_of_a_large_tensor_counts(position: int) -> None:
-    exact = torch.ones(200, 201, dtype=torch.float64)
-    value = exact.float()
+@pytest.mark.parametrize("group", [1, 301, 300 * 301])
+@pytest.mark.parametrize("position", [0, 2**16 - 1, 2**16, 90_000])
+def test_each_element_of_a_large_tensor_counts(position: int, group: int) -> None:
+    exact = torch.ones(300, 301, dtype=torch.float64)
+    value, eager = exact.float(), exact.float()
     value.view(-1)[position] = 1.5
-    found = distance(value, exact)
-    assert (found.max_abs, found.max_rel, found.scale) == (0.5, 0.5, 1.0)
+    found = distance(value, exact, eager, group=group)
+    assert (found.max_abs, found.max_rel, found.scale, found.position) == (0.5, 0.5, 1.0, position)
     assert found.rmse == pytest.approx(0.5 / math.sqrt(exact.numel()))
-    assert found.max_ulp == 0.5 / torch.finfo(torch.float32).eps
+    assert found.max_ulp == 0.5 / EPS and not found.is_rounding
+    eager.view(-1)[position] = 1.1
+    assert distance(value, exact, eager, group=group).is_rounding
     value.view(-1)[position] = NAN
-    assert distance(value, exact).nonfinite == 1
+    found = distance(value, exact, eager, group=group)
+    assert (found.nonfinite, found.position, found.relative) == (1, position, INF) and not found.is_rounding
     value.view(-1)[position] = 1.0
     exact.view(-1)[position] = 7.0
     assert distance(value, exact).scale == 7.0
 
 
-def test_strides_are_no_distance() -> None:
-    exact = torch.arange(6.0, dtype=torch.float64).view(2, 3)
-    assert distance(exact.float().t().contiguous().t(), exact).max_abs == 0.0
-
-
 def test_what_is_finite_is_measured_beside_what_is_not() -> None:
     found = measured([NAN, 1.5, INF, 2.0], [NAN, 1.0, INF, 2.0])
-    assert (found.nonfinite, found.max_abs, found.scale) == (0, 0.5, 2.0)
+    assert (found.nonfinite, found.max_abs, found.scale, found.position) == (0, 0.5, 2.0, 1)
     assert measured([INF, 2.0], [-INF, 2.0]).nonfinite == 1
-    assert measured([1.0, NAN], [INF, INF]).nonfinite == 2
-    assert measured([NAN, NAN], [NAN, NAN]) == EQUAL
+    found = measured([1.0, 2.0, NAN], [1.0, INF, INF])
+    assert (found.nonfinite, found.position) == (2, 1)
+    assert measured([NAN, NAN], [NAN, NAN]) == Measure()
     assert measured([NAN], [INF]).nonfinite == 1
 
 
@@ -87,141 +88,161 @@ def test_an_infinity_is_the_rounding_of_what_the_dtype_does_not_hold() -> None:
     assert measured([INF, -INF, 1.0], [70000.0, -70000.0, 1.0], torch.float16).nonfinite == 0
     assert measured([INF, 1.0], [60000.0, 1.0], torch.float16).nonfinite == 1
     assert measured([INF, 1.0], [70000.0, 1.0]).nonfinite == 1  # float32 holds it
-
-
-def test_masks_are_judged_by_their_relative_error() -> None:
-    """The smallest float beside ordinary values would excuse every error of theirs."""
-    lowest = torch.finfo(torch.float32).min
-    found = measured([lowest, 1.5], [lowest, 1.0])
-    assert (found.max_abs, found.scale) == (0.5, 1.0)
-    found = measured([lowest, 1.0], [lowest / 2, 1.0])
-    assert found.max_abs == pytest.approx(1.0) and found.scale == 1.0
-    assert measured([lowest, lowest], [lowest, lowest]).max_abs == 0.0
-    found = measured([lowest], [lowest / 2])
-    assert (found.max_abs, found.max_rel) == (pytest.approx(1.0), pytest.approx(1.0))
-    found = measured([lowest, 16.0], [lowest / 2, 16.0])
-    assert found.max_abs == pytest.approx(16.0), "it counts as that share of the ordinary values"
-
-
-def test_finite_values_whose_squares_are_not() -> None:
-    exact = torch.tensor([1e200, -3e200], dtype=torch.float64)
-    found = distance(exact * torch.tensor([1.5, 1.0], dtype=torch.float64), exact)
-    assert (found.max_rel, found.nonfinite) == (pytest.approx(0.5), 0)
-    assert not is_explained(found, EQUAL, torch.float64)
-    assert measured([2.0**101, 2.0**102], [2.0**101, 2.0**102]).max_abs == 0.0
+    one = [1.0, 1.0]  # what another computation does not represent at the same element, which excuses no finite error
+    assert measured([INF, 1.0], one, torch.float32, [INF, 1.0]).is_rounding
+    assert measured([INF, 1.0], one, torch.float32, [1.0, INF], group=2).nonfinite == 1
+    assert not measured([1.5, 1.0], one, torch.float32, [INF, NAN], group=2).is_rounding
 
 
 def test_complex_values_are_measured_by_their_parts() -> None:
     exact = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex128)
-    found = distance(torch.tensor([1 + 2j, 3 - 4.5j]), exact)
+    value = torch.tensor([1 + 2j, 3 - 4.5j])
+    found = distance(value, exact)
     assert (found.max_abs, found.scale, found.max_rel) == (0.5, 4.0, 0.125)
-    assert found.max_ulp == 0.5 / (4 * torch.finfo(torch.float32).eps)
-    assert not is_explained(found, EQUAL, torch.complex64)
-    assert is_explained(off(1e-7), EQUAL, torch.complex64)
+    assert found.max_ulp == 0.5 / (4 * EPS) and not found.is_rounding
+    assert distance(value, exact, torch.tensor([1 + 2j, 3 - 4.4j])).is_rounding
+    assert distance(value, exact, torch.tensor([1 + 2j, 3.4 - 4j])).is_rounding, "the other part is of the same number"
+    assert not distance(value, exact, torch.tensor([1.5 + 2j, 3 - 4j])).is_rounding
+    assert distance(value, exact, inner=torch.tensor([0.0, 1e7])).is_rounding
+    assert verdict(value, exact.to(torch.complex64), exact).index == (1,)
+    assert distance((exact * (1 + 4 * EPS)).to(torch.complex64), exact).is_rounding
     assert distance(torch.tensor([1.0]), torch.tensor([1 + 1j], dtype=torch.complex128)).max_abs == 1.0
 
 
 def test_discrete_values_are_counted() -> None:
     found = distance(torch.tensor([3, 4, 9]), torch.tensor([3, 5, 5]))
-    assert (found.max_ulp, found.max_abs) == (2.0, 4.0)
-    assert distance(torch.tensor([True, False]), torch.tensor([True, True])).max_ulp == 1.0
-    assert distance(torch.tensor([3]), torch.tensor([3.0], dtype=torch.float64)) == EQUAL
+    assert (found.max_ulp, found.max_abs, found.position) == (2.0, 4.0, 1) and not found.is_rounding
+    assert distance(torch.tensor([3]), torch.tensor([3.0], dtype=torch.float64)) == Measure()
+    right, one, two, three = (torch.arange(200) < count for count in (0, 1, 2, 3))
+    assert [distance(value, right, right, one).is_rounding for value in (one, two, three)] == [True, True, False]
+    assert not distance(one, right).is_rounding
 
 
 def test_json_has_no_infinity() -> None:
-    fields = Distance(INF, NAN, 1.0, 2.0, 3, 4.0).as_json()
-    assert fields == {"max_abs": None, "max_rel": None, "rmse": 1.0, "max_ulp": 2.0, "nonfinite": 3, "scale": 4.0}
+    fields = Measure(INF, NAN, 1.0, 2.0, 3, 4.0, INF, 5).as_json()
+    assert fields | {"max_abs": None, "max_rel": None, "rmse": 1.0, "max_ulp": 2.0, "nonfinite": 3} == fields
+    assert (fields["share"], fields["position"]) == (None, 5)
     json.dumps(fields, allow_nan=False)
 
 
-# What explains a distance
+# What rounding explains
 
 
 @pytest.mark.parametrize(
-    ("ours", "eager", "dtype", "explained"),
-    [
-        (off(5e-2), off(1e-2), torch.float32, True),  # another order of summation
-        (off(5e-1), off(1e-2), torch.float32, False),
-        (off(4e-6), EQUAL, torch.float32, True),  # rounding
-        (off(4e-5), EQUAL, torch.float32, False),
-        (off(4e-3, scale=1e3), EQUAL, torch.float32, True),
-        (off(4e-3), off(scale=1e3), torch.float32, True),
-        (off(3e-3), EQUAL, torch.float16, True),
-        (off(3e-2), EQUAL, torch.float16, False),
-        (off(3e-2), EQUAL, torch.bfloat16, True),
-        (off(1e-1), EQUAL, torch.bfloat16, False),
-        (off(1e-12), EQUAL, torch.float64, False),
-        (off(nonfinite=1), EQUAL, torch.float32, False),
-        (off(nonfinite=1), off(nonfinite=1), torch.float32, True),
-        (off(nonfinite=1), off(nonfinite=2), torch.float32, True),
-        (off(max_ulp=1.0), EQUAL, torch.int64, False),
-        (off(max_ulp=1.0), off(max_ulp=1.0), torch.bool, True),
-        (off(3.0, max_ulp=1.0), off(max_ulp=2.0), torch.int64, True),
-    ],
+    ("dtype", "units"),
+    [(torch.float64, 8), (torch.float32, 8), (torch.float16, 2), (torch.bfloat16, 2), (torch.float8_e4m3fn, 1)],
+    ids=str,
 )
-def test_what_eager_and_rounding_explain(ours: Distance, eager: Distance, dtype: torch.dtype, explained: bool) -> None:
-    assert is_explained(ours, eager, dtype) == explained
+def test_some_units_in_the_last_place(dtype: torch.dtype, units: int) -> None:
+    info = torch.finfo(dtype)
+    for count, is_rounding in ((units, True), (units + 1, False)):
+        value = [1.0, -8 * (1 + count * info.eps)]
+        assert measured(value, [1.0, -8.0], dtype).is_rounding == is_rounding
+        wide = torch.tensor(value, dtype=torch.float64)
+        assert distance(wide, torch.tensor([1.0, -8.0]).double(), dtype=dtype).is_rounding == is_rounding
 
 
-def test_what_rounding_may_have_grown_to() -> None:
-    assert is_carried(off(1e-4), torch.float32) and not is_carried(off(1e-3), torch.float32)
-    assert is_carried(off(1e-1, scale=1e3), torch.float32) and not is_carried(off(1e-4, scale=1e-3), torch.float32)
-    assert is_carried(off(1e-4, scale=0.0), torch.float32)
-    assert is_carried(off(1e-2), torch.float16)
-    assert not is_carried(off(0.0, nonfinite=1), torch.float32)
-    assert not is_carried(off(1.0), torch.int64)
+def test_what_may_become_nothing() -> None:
+    """Numbers next to it, and those that are as large inside of the computation."""
+    for dtype in (torch.float32, torch.bfloat16):
+        assert measured([0.0], [1e-38], dtype).is_rounding and not measured([0.0], [1e-37], dtype).is_rounding
+    assert measured([0.0], [2.0**-24], torch.float16).is_rounding
+    assert not measured([0.0], [2.0**-15], torch.float16).is_rounding, "float32 computes with it"
+    inner = torch.tensor([1.0, 100.0])
+    assert measured([4 * EPS, 400 * EPS], [0.0, 0.0], inner=inner).is_rounding
+    assert not measured([5 * EPS, 0.0], [0.0, 0.0], inner=inner).is_rounding
 
 
-def test_terms_that_cancel_have_the_rounding_of_what_is_beside_them() -> None:
-    """A gradient that is zero but for rounding, of an operator whose other gradients are around one."""
-    vanishing = off(1e-13, scale=1e-13)
-    assert is_explained(off(2e-7, scale=1e-13), vanishing, torch.float32, 1.0)
-    assert not is_explained(off(2e-7, scale=1e-13), vanishing, torch.float32)
-    assert not is_explained(off(2e-6, scale=1e-13), vanishing, torch.float32, 1.0)
-    assert not is_explained(off(2e-7, scale=1e-9), vanishing, torch.float32, 1.0)
-    assert (
-        largest([torch.tensor([1.0, -3.0]), [torch.tensor([INF, 2j])], torch.tensor([9]), torch.ones(0), None]) == 3.0
-    )
-    assert largest([]) == 0.0
+@pytest.mark.parametrize("outlier", [-1e9, LOWEST, 1e30, INF])
+def test_nothing_is_excused_by_another_element(outlier: float) -> None:
+    """Neither by its size, nor by its error in another computation."""
+    wrong, exact = [outlier, 1.0 + 20 * EPS, *[1.0] * 6], [outlier, *[1.0] * 7]
+    others = [[outlier * (1 + 20 * EPS), *[1.0] * 7]]
+    for group in (1, 2, 8):
+        assert not measured(wrong, exact, torch.float32, *others, group=group).is_rounding
+        assert measured(others[0], exact, torch.float32, *others, group=group).is_rounding
+    assert not measured([1.0, 1.0], [outlier, 1.0]).is_rounding
 
 
-def test_how_many_comparisons_may_turn() -> None:
-    old = torch.zeros(200, dtype=torch.bool)
-    new = old.clone()
-    new[:2] = True
-    assert discrete_difference(old, new) == ""
-    new[2] = True
-    assert discrete_difference(old, new) == "3 of 200 elements differ"
-    assert discrete_difference(old, new, 0.5) == "" and discrete_difference(old, old, 0) == ""
+def test_what_another_computation_explains() -> None:
+    """A unit in the last place is no more than any rounding."""
+    for others, most in ([1], 8), ([100], 1008), ([-100], 1008), ([0, 100, 50], 1008):
+        exact, *near = ([1.0 + count * EPS] for count in (0, *others))
+        found = [measured([1.0 + count * EPS], exact, torch.float32, *near).is_rounding for count in (most, most + 1)]
+        assert found == [True, False]
 
 
-def test_which_is_nearer() -> None:
-    assert [nearer(off(a), off(b)) for a, b in ((1, 2), (2, 1), (1, 1))] == ["runtime", "eager", "equal"]
+@pytest.mark.parametrize(
+    ("group", "known", "first", "end"),
+    # the largest one of the row, the smallest of a row, of another row; of all; of the smallest quarter
+    [(1, 3, 3, 4), (4, 3, 3, 4), (4, 0, 0, 4), (4, 4, 4, 8), (8, 3, 3, 8), (8, 2, 2, 8), (8, 1, 0, 8), (8, 0, 0, 8)],
+)
+def test_errors_have_one_size_in_a_group(group: int, known: int, first: int, end: int) -> None:
+    exact, zeros = [2.0**i for i in range(8)], [0.0] * 8  # which are no quarter
+
+    def off(position: int) -> list[float]:
+        return [item + 0.01 * (i == position) for i, item in enumerate(exact)]
+
+    found = [i for i in range(8) if measured(off(i), exact, torch.float32, off(known), group=group).is_rounding]
+    assert found == list(range(first, end))
+    right = measured([0.01] * 8 + exact, zeros + exact, torch.float32, zeros + off(known), group=16)
+    assert right.is_rounding == (known < 2)
 
 
-def test_only_integers_and_booleans_are_discrete() -> None:
-    assert [is_discrete(torch.zeros(1, dtype=dtype)) for dtype in (torch.int64, torch.bool)] == [True, True]
-    assert not any(is_discrete(torch.zeros(1, dtype=dtype)) for dtype in (torch.float16, torch.complex64))
+def test_what_excuses_nothing() -> None:
+    """One error of a thousand elements, an infinity that both have, a NaN in ``inner``, NaN for what overflows."""
+    ones = [1.0] * 1000
+    assert not measured([1.4] * 500 + ones[500:], [1.05] + ones[1:], torch.float32, ones, group=1000).is_rounding
+    for wrong in (3.0, NAN, -INF):
+        assert not measured([1.0, wrong], [1.0, INF], torch.float32, [1.0, INF], group=2).is_rounding
+    assert not measured([NAN, 1.5], [NAN, 1.0], torch.float32, inner=torch.tensor([NAN, 1.0])).is_rounding
+    assert [measured([item], [1e39], torch.float32).is_rounding for item in (INF, NAN, -INF)] == [True, False, False]
+    assert not is_changed(torch.tensor([INF, 1.0]), torch.tensor([INF, 1.0]))
+    assert is_changed(torch.tensor([3.0, 1.0]), torch.tensor([INF, 1.0]))
+    mask, x = (torch.arange(16) < 4).float(), torch.randn(8, 16)
+    found = run_twice(lambda x, m: [torch.softmax(x.masked_fill(m == 0, -1e9), -1)], x, mask).outputs
+    assert found.verdict(found.eager[0] * 1.3, 0).is_wrong, "zeros of a mask are not moved"  # type: ignore[operator]
+    stored, w = torch.randn(4, 4).to(torch.float8_e4m3fn), torch.randn(3, 4)
+    found = run_twice(lambda x, w: [x @ w.float()], w, stored).outputs
+    assert found.verdict(found.eager[0] * 1.05, 0).is_wrong  # type: ignore[operator]
+    rows, x = torch.randn(8, 64), torch.randn(64, 64)
+    exact = rows.double() + torch.tensor([0.0] * 7 + [1.0]).view(8, 1).double()  # eager's last row is far off
+    assert verdict(rows * torch.tensor([2.0] + [1.0] * 7).view(8, 1), rows, exact).is_wrong, "of another row"
+    mask, zeros = torch.full((8, 8), LOWEST), torch.relu(x)
+    zeros[0, 0] = 1e6
+    for expected, actual in (
+        ([mask, x], [mask, x * 0]),
+        ([zeros], [torch.where(zeros < 50, zeros * 10, zeros)]),
+        ([x.bfloat16()], [x.bfloat16() * 1.1]),
+    ):
+        assert difference_of_results(expected, actual) and not difference_of_results(expected, expected)
+    number = Results({0: torch.tensor(3)}, {0: torch.tensor(3)}, lambda: [{0: torch.tensor(5)}])
+    assert not number.verdict(torch.tensor(5), 0).is_wrong
+
+
+def test_magnitudes_and_kinds() -> None:
+    values = [torch.tensor([1.0, -3.0]), [torch.tensor([INF, 2j])], torch.tensor([9]), torch.ones(0), None]
+    assert largest(values) == 3.0 and largest([]) == 0.0
+    assert ordinary(torch.tensor([1.0, 1.0, -1.0, LOWEST, INF, NAN])) == 1.0
+    assert [ordinary(torch.zeros(n)) for n in (0, 3)] == [0.0, 0.0] and ordinary(torch.tensor([0.0, 0, 0, 2])) == 2.0
+    assert [nearer(Measure(1), Measure(b)) for b in (2, 0, 1)] == ["runtime", "eager", "equal"]
+    dtypes = (torch.int64, torch.bool, torch.float16, torch.complex64)
+    assert [is_discrete(torch.zeros(1, dtype=dtype)) for dtype in dtypes] == [True, True, False, False]
     assert is_discrete(3) and is_discrete(None)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "datum"),
     [
-        (torch.ones(2), torch.ones(2), ""),
-        (torch.ones(2), torch.ones(2) + 1e-6, ""),
-        (torch.ones(2), torch.ones(2) * 1.01, r" 0\.01, 0 .* 1$"),
-        (torch.ones(2), torch.tensor([1.0, NAN]), "^1 .*NaN"),
+        (torch.ones(2), torch.ones(2) + 8 * EPS, ""),
+        (torch.ones(2), torch.tensor([1.0, 1.01]), r" 0\.01 .*\[1\].* 9\.54e-07$"),
+        (torch.ones(2), torch.tensor([1.0, NAN]), r"^1 .*NaN.*\[1\]"),
         (torch.ones(2), torch.ones(2, 1), r"\(2, 1\) .*\(2,\)"),
         (torch.ones(2), torch.ones(2, dtype=torch.int64), "torch.int64 .*torch.float32"),
-        (torch.ones(2, dtype=torch.int64), torch.ones(2), "torch.float32 .*torch.int64"),
         (torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.int32), "torch.int32 .*torch.int64"),
-        (torch.ones(2), torch.ones(2, dtype=torch.bfloat16), ""),
         (torch.ones(2), torch.full((2,), 1.01, dtype=torch.bfloat16), ""),  # no more than its rounding
-        (torch.full((2,), 1.01, dtype=torch.bfloat16), torch.ones(2), ""),
         (torch.ones(2), torch.full((2,), 1.1, dtype=torch.bfloat16), " 0.102"),
         (torch.tensor([1, 2]), torch.tensor([1, 3]), "^1 of 2 "),
-        (3, 3, ""),
         (3, 4, "^4 .*3$"),
         (NAN, NAN, ""),
         (NAN, 1.0, r"^1\.0 .*nan$"),
@@ -231,10 +252,22 @@ def test_only_integers_and_booleans_are_discrete() -> None:
         (torch.ones(()), 1.0, ""),
     ],
 )
-def test_a_difference_in_words(old: object, new: object, datum: str) -> None:
+def test_a_verdict_in_words(old: object, new: object, datum: str) -> None:
     exact = torch.ones(2).double() if isinstance(old, torch.Tensor) and old.is_floating_point() else old
-    found = value_difference(old, exact, new)
-    assert re.search(datum, found) if datum else found == ""
+    found = verdict(new, old, exact)
+    assert found.is_wrong == bool(datum)
+    assert re.search(datum, str(found)) if datum else str(found) == ""
+
+
+def test_what_a_verdict_goes_by() -> None:
+    eager = torch.tensor([1.0, 2.0, 4.0, 8.0])
+    exact, wrong = eager.double(), eager * torch.tensor([1, 1, 1.001, 1])
+    found = verdict(wrong, eager, exact)
+    assert found.is_of_size and found.index == (2,) and found.ours is not None and found.ours.error > found.ours.limit
+    assert not verdict(wrong, eager, exact, rounded_to=torch.bfloat16).is_wrong
+    assert not verdict(wrong, exact.mul(1.001).float(), exact).is_wrong, "eager's own error"
+    assert verdict(wrong, eager, exact, [torch.tensor(9.0), 3]).is_wrong, "of another shape, or none"
+    assert not verdict(eager > 4, eager > 2, eager > 2, [eager > 4]).is_wrong
 
 
 # Random numbers
@@ -393,6 +426,40 @@ def test_gradients_of_both_runs() -> None:
     assert_same_values(found.exact[1], wide)
     assert_same_values(found.eager[0], (wide.cos() * 3 + 2 + other).float())
     assert found.eager[2] is found.exact[2] is None
+
+
+def test_float64_with_rounding_at_random() -> None:
+    """Comparisons turn in it that are near a tie, random numbers do not, and no infinity becomes a number."""
+    x = torch.cat([torch.full((50,), 1 / 3), torch.tensor([INF, -INF])])
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x.sin() * 3, x * 3 > 1, x.view(2, 26), torch.rand_like(x), x.abs() * 2 > 1]
+
+    outputs = run_twice(function, x).outputs
+    first, second, *_ = outputs.under({i: str(i) for i in range(5)}).movements()
+    assert not torch.equal(first["0"][:50], second["0"][:50]), "each at random of its own"  # type: ignore[index]
+    for found in (first, second):
+        torch.testing.assert_close(found["0"], x.double().sin() * 3, rtol=4 * EPS, atol=0, equal_nan=True)
+        assert 5 < (found["1"] != outputs.eager[1]).sum() < 45  # type: ignore[attr-defined, union-attr]
+        expected = [x.double().view(2, 26), widen(outputs.eager[3]), outputs.eager[4]]
+        assert_same_values([found[key] for key in "234"], expected)
+
+
+def test_what_rounding_at_random_explains() -> None:
+    """Where terms cancel, an error that eager, by chance, does not make; of gradients too."""
+    x = torch.ones(4, requires_grad=True)
+    twice = run_twice(lambda x, y: [((x + 1e4) - 1e4).detach(), y * 2, (x * 1e4 - x * 1e4 + x).sum() + y.sum()], x, x)
+    for results in (twice.outputs, twice.gradients({2: torch.ones(())}, [0, 1])):
+        right = [results.eager[i].detach() for i in (0, 1)]  # type: ignore[attr-defined]
+        errors = {error: [results.verdict(right[i] + error, i).is_wrong for i in (0, 1)] for error in (0, 1e-3, 0.1)}
+        assert errors == {0: [False, False], 1e-3: [False, True], 0.1: [True, True]}
+        assert results.verdict(right[0][:2], 0).is_wrong
+
+
+def test_rounding_at_random_may_have_no_result() -> None:
+    """Where it decides a shape that the next operator does not take."""
+    results = run_twice(lambda x: [x * 2, x[x * 3 > 1].view(0, 7)], torch.ones(50) / 3).outputs
+    assert results.verdict(torch.ones(50), 0).is_wrong and not results.movements()
 
 
 def test_a_backward_that_draws_random_numbers_is_not_compared() -> None:

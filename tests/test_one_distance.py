@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +17,7 @@ import torch
 
 from dynamo_backends.dumps import repro
 from dynamo_backends.dumps.cut_folder import repro_text
-from dynamo_backends.dumps.differences import NOTHING, distance, kind_of
+from dynamo_backends.dumps.differences import distance, kind_of
 from dynamo_backends.dumps.execution import (
     PLAIN,
     Session,
@@ -26,7 +28,7 @@ from dynamo_backends.dumps.execution import (
 from dynamo_backends.dumps.models import OnnxModel
 from dynamo_backends.dumps.reading import DATA_SET, write_data_set
 from dynamo_backends.numerics import distance as in_torch
-from dynamo_backends.numerics.rounding import rounding_units
+from dynamo_backends.numerics.measure import FORMATS
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
 SPECIAL = (0.0, -0.0, 1.0, -1e-30, 1e30, -3e38, 65504.0, 65520.0, 1e6, 1e38, float("inf"), float("-inf"), float("nan"))
@@ -59,18 +61,14 @@ def pairs(dtype: torch.dtype, size: int) -> list[tuple[torch.Tensor, torch.Tenso
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_the_distance_to_float64_and_what_it_explains(dtype: torch.dtype, size: int) -> None:
-    verdicts = set()
+    found = set()
     for ours, eager, exact in pairs(dtype, size):
-        theirs = [in_torch.distance(value, exact) for value in (ours, eager)]
-        found = [distance(numpy_of(value), exact.numpy()) for value in (ours, eager)]
-        for expected, actual in zip(theirs, found, strict=True):
-            assert actual.nonfinite == expected.nonfinite
-            assert (actual.max_abs, actual.scale) == pytest.approx((expected.max_abs, expected.scale), rel=1e-7)
-        verdict = in_torch.is_explained(theirs[0], theirs[1], dtype)
-        assert found[0].is_explained(found[1]) == verdict
-        assert found[0].is_explained(NOTHING) == in_torch.is_explained(theirs[0], in_torch.EQUAL, dtype)
-        verdicts.add(verdict)
-    assert verdicts == {True, False} or size < len(SPECIAL)
+        expected = in_torch.distance(ours, exact, eager, group=max(size, 1))
+        actual = distance(numpy_of(ours), exact.numpy(), [numpy_of(eager)])
+        assert actual.measured == expected
+        assert actual.is_rounding == expected.is_rounding
+        found.add(actual.is_rounding)
+    assert found == {True, False} or size < len(SPECIAL)
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.int64, torch.uint8, torch.bool], ids=str)
@@ -81,28 +79,25 @@ def test_the_distance_of_what_is_not_real(dtype: torch.dtype) -> None:
         value = exact.to(dtype).clone()
         value[:changed] = value[:changed] + 1 if dtype != torch.bool else ~value[:changed]
         expected, actual = in_torch.distance(value, exact), distance(value.numpy(), exact.numpy())
-        assert actual.nonfinite == expected.nonfinite and actual.max_abs == pytest.approx(expected.max_abs)
-        assert actual.is_explained(NOTHING) == in_torch.is_explained(expected, in_torch.EQUAL, dtype) == (not changed)
+        assert actual.measured == expected and actual.is_rounding == (not changed)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_the_distance_of_repro(dtype: torch.dtype) -> None:
-    """It compares with outputs that are stored in the dtype: what is infinite in it is infinite in both."""
-    for ours, right, _ in pairs(dtype, 100):
-        values = [repro.plain(*bits_of(numpy_of(value))) for value in (ours, right)]
-        found = distance(numpy_of(ours), numpy_of(right))
-        error, nonfinite, scale = repro.error_of(values[0], values[1])
-        assert (error, scale) == pytest.approx((found.max_abs, found.scale)) and nonfinite == found.nonfinite
-
-
-def test_repro_knows_the_units_of_each_dtype(tmp_path: Path) -> None:
-    namespace: dict[str, object] = {"__file__": str(tmp_path), "__name__": "repro"}
-    exec(compile(repro_text({}), "repro.py", "exec"), namespace)  # noqa: S102
-    rounding = namespace["SETTINGS"]["rounding"]  # type: ignore[index]
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128):
-        name = str(dtype).removeprefix("torch.")
-        number = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(getattr(ml_dtypes, name, name)))
-        assert rounding[str(number)] == rounding_units(name) * torch.finfo(dtype).eps
+def test_the_rule_of_repro(tmp_path: Path) -> None:
+    """It needs numpy and onnxruntime alone, and has the tolerance of each dtype."""
+    text = repro_text({"allowed": {"y": 3.0}})
+    assert "dynamo_backends" not in "".join(line for line in text.splitlines() if "import" in line)
+    (tmp_path / "repro.py").write_text(text)
+    namespace: dict[str, Any] = runpy.run_path(str(tmp_path / "repro.py"))
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64):
+        right = torch.linspace(1, 2, 16, dtype=torch.float64).to(dtype)
+        epsilon = torch.finfo(dtype).eps
+        units = FORMATS[str(torch.empty(0, dtype=dtype).abs().dtype).removeprefix("torch.")].units
+        for name, allowed in (("x", 1), ("y", 3)):
+            for far in (0.6, 1.8):
+                value = (right.to(torch.complex128) * (1 + far * allowed * units * epsilon)).to(dtype)
+                data = [(name, *bits_of(numpy_of(item))) for item in (right, value)]
+                is_wrong, *_ = namespace["_judged"](data[0], {name: data[1][1:]})
+                assert is_wrong == (far > 1), (dtype, name, far)
 
 
 @pytest.mark.parametrize(

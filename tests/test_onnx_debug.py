@@ -25,7 +25,6 @@ from dynamo_backends.debug import tensors
 from dynamo_backends.dumps.reading import SCHEMA_VERSION
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.locations import short_file
-from dynamo_backends.numerics.distance import distance, is_explained
 from passes import Pass, PassContext
 
 
@@ -400,25 +399,6 @@ def test_two_models_share_the_run_folder(dump: Path) -> None:
     first, second = graphs(dump)
     assert first["index"] < second["index"]
     assert len([path for path in dump.iterdir() if path.name.startswith("run_")]) == 1
-
-
-def test_distance_counts_what_only_one_side_cannot_represent() -> None:
-    exact = torch.tensor([1.0, float("nan"), float("inf"), 2.0], dtype=torch.float64)
-    right = distance(torch.tensor([1.0, float("nan"), float("inf"), 2.0]), exact)
-    wrong = distance(torch.tensor([1.0, 0.0, float("inf"), float("nan")]), exact)
-    assert right.nonfinite == 0 and wrong.nonfinite == 2
-    assert not is_explained(wrong, right, torch.float32)
-
-
-def test_an_overflow_of_the_dtype_is_no_difference() -> None:
-    exact = torch.tensor([1e300, 1.0], dtype=torch.float64)
-    assert distance(torch.tensor([float("inf"), 1.0]), exact).nonfinite == 0
-
-
-def test_ulp_distance_is_in_units_of_the_dtype() -> None:
-    value = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))
-    assert distance(value, torch.tensor(1.0).double()).max_ulp == pytest.approx(1.0)
-    assert distance(torch.tensor([3, 4]), torch.tensor([3, 5])).max_ulp == 1.0
 
 
 def test_a_model_that_onnx_runtime_refuses_is_dumped_with_what_it_said(

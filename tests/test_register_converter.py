@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 import onnxruntime_extensions
 import pytest
 import torch
-from conftest import assert_same_as_eager, counted
+from conftest import assert_same_as_eager, compiled, counted
 from onnxscript import opset18, script
 from onnxscript import opset18 as op
 from onnxscript.values import Opset
@@ -24,6 +25,7 @@ from dynamo_backends.runtime import custom_operators
 from dynamo_backends.runtime.apart import check_apart
 from dynamo_backends.runtime.settings import SessionSettings
 
+aten = torch.ops.aten
 ONLY_ONNX = {"fallback": "error", "placement": "onnx"}
 
 
@@ -276,3 +278,26 @@ def test_what_is_no_operator_or_no_function_is_an_error(caplog: pytest.LogCaptur
         register_converter(torch.ops.aten.cos.default)(lambda x: -x)
     register_converter(torch.ops.aten.linear.default)(refuse)
     assert "aten.linear" in caplog.text
+
+
+def test_a_converter_whose_nodes_a_fusion_takes_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    @register_converter(aten._softmax.default)
+    def softmax(x: ir.Value, dim: int, half: bool) -> object:
+        return op.Softmax(x, axis=dim)
+
+    q = torch.randn(2, 4, 8, 8)
+    assert_same_as_eager(lambda q, k, v: torch.softmax(q @ k.transpose(-1, -2) * 0.35, -1) @ v, q, q + 1, q * 2)
+    assert counted(f"unused_converter {aten._softmax.default}") == 1
+    assert any("softmax" in record.message and "onnx.attention" in record.message for record in caplog.records)
+
+
+def test_a_wrong_converter_is_named_with_its_line(tmp_path: Path) -> None:
+    @register_converter(aten.sinh.default)
+    def negative(x: ir.Value) -> object:
+        return op.Neg(op.Sinh(x))
+
+    function = compiled(lambda x: x.sinh(), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
+    function(torch.randn(3))
+    (graph,) = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    line = f"{Path(__file__).name}:{negative.__code__.co_firstlineno}"
+    assert graph["blame"]["code"] == line and line in graph["verdict"]

@@ -90,8 +90,9 @@ def test_another_order_of_summation_is_rounding() -> None:
     runs = iter(range(100))
 
     def compiled() -> torch.Tensor:
-        result = x.cumsum(0)
-        return result * (1 + 1e-6) if next(runs) % 2 else result
+        parts = x.view(100, 1000)
+        by_parts = (parts.cumsum(1) + (parts.sum(1).cumsum(0) - parts.sum(1))[:, None]).view(-1)
+        return by_parts if next(runs) % 2 else x.cumsum(0)
 
     verdict = judge(_subject(compiled, x), runs=6, threads=(1,))
     assert verdict.outcome == "rounding between runs"

@@ -58,6 +58,14 @@ def test_a_fault_before_it_is_still_one() -> None:
     assert found is given
 
 
+def test_a_fault_in_a_branch_of_its_own_is_still_one() -> None:
+    write, arguments, _ = CASES["index_put"]
+    graph = make_fx(lambda x, *more: (write(x, *more), x.exp()))(torch.randn(5, 3), *arguments)
+    values = dict(zip(graph.graph.find_nodes(op="placeholder"), (torch.randn(5, 3), *arguments), strict=True))
+    given = GraphComparison(Blame("exp", Cause(Kind.NODE)))
+    assert without_undefined(given, graph, values) is given
+
+
 def test_what_agrees_is_ok() -> None:
     write, arguments, _ = CASES["index_put"]
     comparison = GraphComparison()

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.numerics.distance import EQUAL, Distance, distance, is_explained
+from dynamo_backends.numerics.distance import distance, ordinary
+from dynamo_backends.numerics.measure import Measure
 
 IDENTICAL = "identical"
 BETWEEN_THREADS = "rounding between threads"
@@ -316,7 +317,7 @@ class _Bound:
 
     exact: torch.Tensor
     eager: torch.Tensor
-    eager_distance: Distance
+    eager_distance: Measure
     off: int
     undefined: bool
 
@@ -341,13 +342,14 @@ class _Bound:
             return None, 0.0
         if same_bits([value], [self.eager]):
             return None, _error(self.eager_distance)
-        ours = distance(value, self.exact)
+        parts = torch.view_as_real(self.exact) if self.exact.is_complex() else self.exact
+        inner = torch.full(parts.shape, ordinary(parts.double().abs()))  # a running sum may come back to 0
+        ours = distance(value, self.exact, _widened(self.eager), group=value.numel(), inner=inner)
         off = _elements_off(value, self.exact)
         chaotic = _error(self.eager_distance) > _CHAOTIC
-        if is_explained(ours, self.eager_distance, value.dtype) and (not chaotic or off <= 2 * self.off):
+        if ours.is_rounding and (not chaotic or off <= 2 * self.off):
             return None, _error(ours)
-        near = distance(value, _widened(self.eager))
-        if is_explained(near, EQUAL, value.dtype):  # eager's jump, with eager's rounding
+        if distance(value, _widened(self.eager)).is_rounding:  # eager's jump, with eager's rounding
             return None, _error(ours)
         return (
             f"largest error {ours.max_abs:.3g} of {ours.scale:.3g} ({ours.nonfinite} not finite, {off} of "
@@ -356,7 +358,7 @@ class _Bound:
         ), _error(ours)
 
 
-def _error(measured: Distance) -> float:
+def _error(measured: Measure) -> float:
     if measured.scale:
         return measured.max_abs / measured.scale
     return measured.max_abs

@@ -12,8 +12,8 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from ..errors import first_line
-from ..numerics.differences import value_difference
 from ..numerics.twice import NotRepeatableError, Twice
+from ..numerics.verdicts import verdict
 from .loading import SEED, Inputs
 from .steps import Steps, generated, leaves_of, loss_of
 
@@ -125,7 +125,7 @@ def strict_difference(eager: object, exact: object, actual: object) -> str:
         return f"dtype {actual.dtype} instead of {eager.dtype}"
     if (eager is None) != (actual is None):
         return "no gradient, and eager has one" if actual is None else "a gradient where eager has none"
-    return value_difference(eager, exact, actual)
+    return str(verdict(actual, eager, exact))
 
 
 def text_difference(eager: Sequence[Any], exact: Sequence[Any], actual: Sequence[Any]) -> str:

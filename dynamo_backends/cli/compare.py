@@ -155,8 +155,9 @@ def comparison_text(comparison: Comparison, *, everything: bool) -> str:
         counts = ", ".join(f"{number} {mark}" for mark, number in marks.items())
         lines += [f"{len(comparison.rows)} rows: {counts}; --all shows them", ""]
     lines.append(legend_text(marks))
-    measure = "10 times what one unit of rounding in all inputs and weights makes there, and " * comparison.measured
-    lines += [f"Rounding explains {measure}64 units of the dtype (4 of float16 and bfloat16) at the largest value.", ""]
+    measured = "10 times what one unit of rounding in all inputs and weights makes, and " * comparison.measured
+    half = "(2 and 2 in half precision)"
+    lines += [f"Rounding explains, at each element, {measured}8 units in the last place {half}.", ""]
     lines.append(f"{comparison.verdict}{_worst(comparison)}")
     return "\n".join(lines) + "\n"
 
@@ -191,9 +192,9 @@ def amount(difference: Difference) -> str:
         return "0"
     if difference.what:
         return difference.what
-    if difference.nonfinite:
-        return f"{difference.nonfinite} NaN or infinite"
-    return f"{difference.max_abs:.1e}" if difference.dtype else f"{difference.differing} differ"
+    if difference.measured.nonfinite:
+        return f"{difference.measured.nonfinite} NaN or infinite"
+    return f"{difference.measured.max_abs:.1e}" if difference.dtype else f"{difference.differing} differ"
 
 
 def _both(first: str | None, second: str | None) -> str:
@@ -216,8 +217,8 @@ def _worst(comparison: Comparison) -> str:
         return ""
     if not found:
         return ": all outputs are equal"
-    worst, row = max(found, key=lambda item: item[0].relative)
-    return f": {row.name} differs most, by {amount(worst)}; rounding explains {row.limit:.1e}"
+    worst, row = max(found, key=lambda item: item[0].measured.relative)
+    return f": {row.name} differs most, by {amount(worst)}; rounding explains {worst.measured.limit:.1e} there"
 
 
 def _as_json(comparison: Comparison) -> dict[str, object]:
@@ -227,7 +228,6 @@ def _as_json(comparison: Comparison) -> dict[str, object]:
             "first": row.first and dataclasses.asdict(row.first),
             "second": row.second and dataclasses.asdict(row.second),
             "difference": row.difference and row.difference.as_json(),
-            "limit": row.limit,
         }
 
     first = comparison.first_different

@@ -168,7 +168,7 @@ def _progress(what: str) -> Iterator[None]:
 
 def disagreements(ours: Result, eager: Result, exact: Result) -> list[str]:
     """The results of ``onnxrt`` that are not as near to float64 as eager's, or of another type or shape."""
-    from ..numerics.distance import distance, is_explained
+    from ..numerics.verdicts import verdict
 
     complaints = []
     for name, its in eager.items():
@@ -177,7 +177,7 @@ def disagreements(ours: Result, eager: Result, exact: Result) -> list[str]:
             here = "missing" if our is None else f"{our.dtype} {tuple(our.shape)}"
             complaints.append(f"onnxrt: {name} is {here}, eager's {its.dtype} {tuple(its.shape)}")
             continue
-        our_error, its_error = distance(our, exact[name]), distance(its, exact[name])
-        if not is_explained(our_error, its_error, its.dtype):
-            complaints.append(f"onnxrt: {name} is off by {our_error.max_abs:.1e}, eager's by {its_error.max_abs:.1e}")
+        said = verdict(our, its, exact[name])
+        if said.is_wrong:
+            complaints.append(f"onnxrt: {name} is {said}")
     return complaints

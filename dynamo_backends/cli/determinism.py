@@ -66,7 +66,7 @@ def _text(graph: DumpedGraph, regions: Sequence[RegionDeterminism], arguments: a
             f"{value.differing_runs} of {runs}"
             if value.other_threads == value.threads
             else _threads(value.other_threads),
-            f"{value.difference.max_abs:.2e}",
+            f"{value.difference.measured.max_abs:.2e}",
             "rounding" if value.is_rounding else "more",
             value.module,
             value.source,

@@ -61,14 +61,14 @@ def replay_text(replayed: Sequence[Replayed]) -> str:
             output.name,
             output.described,
             amount(output.difference),
-            f"{output.difference.scale:.2g}" if output.difference.dtype else "",
-            "" if output.difference.is_equal else f"{output.limit:.1e}",
+            f"{output.difference.measured.scale:.2g}" if output.difference.dtype else "",
+            "" if output.difference.is_equal else f"{output.difference.measured.limit:.1e}",
         )
         for item in replayed
         for output in item.outputs
     ]
     lines = [fit_table(rows, headers), "", legend_text({mark for mark, *_ in rows})]
-    lines += ["explained: the largest difference that rounding explains", ""]
+    lines += ["explained: what rounding explains at the element that is worst for it", ""]
     for item in replayed:
         lines.append(f"{item.name}: {item.settings}: {item.verdict}")
         lines += [f"  note: {note}" for note in item.notes]
@@ -91,7 +91,6 @@ def _as_json(item: Replayed) -> dict[str, object]:
                 "type": output.described,
                 "mark": output.mark,
                 "difference": output.difference.as_json(),
-                "limit": output.limit,
             }
             for output in item.outputs
         ],

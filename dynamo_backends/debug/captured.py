@@ -28,24 +28,19 @@ from ..errors import first_line
 from ..exporter.decompositions import decomposition_table
 from ..exporter.locations import UserName, set_user_name
 from ..layout import significant_strides
-from ..numerics.differences import Deviation, discrete_difference, is_discrete, value_difference
-from ..numerics.distance import is_carried
 from ..numerics.randomness import PrivateRandomness
 from ..numerics.twice import Results, Twice, as_given, copies, is_plain
+from ..numerics.verdicts import Verdict
 from ..watchers import unseen
 from .choice import ChosenRun
 from .decomposed import DecompositionCheck, NodeTracker
 from .rows import Blame, Finding
-from .stages import StageGraphs, Step, beside, changed, copy_of, difference, interpret, name_of_result
+from .stages import StageGraphs, Step, changed, copy_of, difference, interpret, name_of_result
 
 logger = logging.getLogger(__name__)
 
 KEPT_CALLS = 4
 """Calls whose backward may still come that are kept for it, the latest ones."""
-
-_TURNED = 0.01
-_TURNED_IN_HALF = 0.5
-"""The share of a result's comparisons and indices that another rounding may turn; in half precision, values tie."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -318,37 +313,9 @@ class Call:
         given = self._captured.all_arguments(arguments)
         changed_inputs = [key for key in reference.eager if isinstance(key, tuple) and key[0] == "input"]
         actual |= {key: given[key[1]] for key in changed_inputs}
-        wrong = _wrong(reference, actual, first) + self._wrongly_decided(twice, results)
+        wrong = _wrong(reference, actual, first)
         wrong = wrong or _wrongly_laid_out(reference, dict(enumerate(results)), first)
         return Finding(culprit, wrong, unchecked=_inexact(twice) + self._captured.pre_grad.unchecked)
-
-    def _wrongly_decided(self, twice: Twice, results: Sequence[object]) -> list[Blame]:
-        """The results without floating-point values of which more differ than rounding may turn."""
-        pairs = [
-            (i, eager, value)
-            for i, eager, value in _both_tensors(twice.outputs, dict(enumerate(results)))
-            if is_discrete(eager) and eager.shape == value.shape and not torch.equal(eager, value)
-        ]
-        if not pairs:
-            return []
-        graph = self._captured.pre_grad.first
-        with self._as_called():
-            exact = twice.decided_in_float64(lambda *args: interpret(graph, args), self.arguments)
-        found = []
-        for i, eager, value in pairs:
-            sure = eager == exact[i]  # where float64 differs from eager, rounding decides
-            said = discrete_difference(eager[sure], value[sure], self._share_turned_by_rounding())
-            if said and sure.sum() > 1:
-                found.append(_wrong_result(graph, i, Deviation(said)))
-        return found
-
-    def _share_turned_by_rounding(self) -> float:
-        """How many of the comparisons and indices of a graph another rounding may turn at most."""
-        half = (torch.float16, torch.bfloat16)
-        is_half = any(dtype in half for dtype in self._autocast.values()) or any(
-            isinstance(value, torch.Tensor) and value.dtype in half for value in self.arguments
-        )
-        return _TURNED_IN_HALF if is_half else _TURNED
 
     def judge_backward(self, tangents: Mapping[object, torch.Tensor], gradients: Mapping[int, object]) -> Finding:
         """Compares the gradients the compiled backward returned.
@@ -377,8 +344,11 @@ class Call:
         return Finding(culprit, wrong, because, unchecked + self._captured.pre_grad.unchecked)
 
     def _run(self, graph: fx.GraphModule) -> Twice:
-        with self._as_called():
-            return Twice(lambda *args: interpret(graph, args), self.arguments, self.state, self._leaves)
+        def run(*args: object) -> list[object]:
+            with self._as_called():
+                return interpret(graph, args)
+
+        return Twice(run, self.arguments, self.state, self._leaves)
 
     @contextlib.contextmanager
     def _as_called(self) -> Iterator[None]:
@@ -413,7 +383,7 @@ class Call:
         last = self._captured.pre_grad.steps[-1].graph
         culprit = self._wrong_decomposition(last, tangents)
         said = ((key, difference(before, traced, key)) for key in common)
-        wrong = (_wrong_result(last, key, found, Kind.TRACE) for key, found in said if found)
+        wrong = (_wrong_result(last, key, found, Kind.TRACE) for key, found in said if found.is_wrong)
         return culprit or next(wrong, None)
 
     def _wrong_decomposition(self, graph: fx.GraphModule, tangents: Mapping[object, torch.Tensor]) -> Blame | None:
@@ -457,7 +427,7 @@ def _inexact(twice: Twice) -> list[str]:
     return [f"the reference of {name} is not float64: {reason}" for name, reason in twice.inexact.items()]
 
 
-def _wrong_result(graph: fx.GraphModule, key: object, said: Deviation, kind: Kind = Kind.RESULT) -> Blame:
+def _wrong_result(graph: fx.GraphModule, key: object, said: Verdict, kind: Kind = Kind.RESULT) -> Blame:
     name, source = name_of_result(graph, key)
     return Blame(name, Cause(kind), source=source, said=said)
 
@@ -473,25 +443,19 @@ def _both_tensors(reference: Results, actual: Mapping[Any, object]) -> Iterator[
 def _wrongly_laid_out(reference: Results, actual: Mapping[object, object], graph: fx.GraphModule) -> list[Blame]:
     """The results with other strides than eager's, where they address something."""
     return [
-        _wrong_result(graph, key, Deviation(f"strides {tuple(value.stride())} instead of {tuple(eager.stride())}"))
+        _wrong_result(graph, key, Verdict(f"strides {tuple(value.stride())} instead of {tuple(eager.stride())}"))
         for key, eager, value in _both_tensors(reference, actual)
         if value.shape == eager.shape and significant_strides(value) != significant_strides(eager)
     ]
 
 
 def _wrong(reference: Results, actual: Mapping[object, object], graph: fx.GraphModule) -> list[Blame]:
-    """The results that are further from float64 than eager, rounding and its growth explain."""
+    """The results that are further from float64 than eager's error, or else rounding at random, explains."""
     found = []
     for key, value in actual.items():
-        eager, exact = reference.eager.get(key), reference.exact.get(key)
-        if is_discrete(eager) and is_discrete(value):
-            continue
-        said = value_difference(eager, exact, value, beside(reference, key))
-        if isinstance(eager, torch.Tensor) and isinstance(value, torch.Tensor) and isinstance(exact, torch.Tensor):
-            if eager.dtype != value.dtype:
-                said = Deviation(f"dtype {value.dtype} instead of {eager.dtype}")
-            elif said.ours is not None and is_carried(said.ours, value.dtype, beside(reference, key)):
-                said = Deviation()
-        if said:
+        eager = reference.eager.get(key)
+        is_other = isinstance(eager, torch.Tensor) and isinstance(value, torch.Tensor) and eager.dtype != value.dtype
+        said = Verdict(f"dtype {value.dtype} instead of {eager.dtype}") if is_other else reference.verdict(value, key)  # type: ignore[attr-defined]
+        if said.is_wrong:
             found.append(_wrong_result(graph, key, said))
     return found

@@ -12,13 +12,17 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ..numerics.distance import EQUAL, Distance, distance, is_explained, same_elements
+from ..numerics.distance import distance, ordinary, same_elements
+from ..numerics.measure import FORMATS, Measure
 from ..runtime.binding import BoundSession
 
 _NODE_TIMES = 10
 _REGION_TIMES = 4
 """How often a node alone and a region are repeated, besides once with other threads. A race shows in one of two to four
 runs; and the more rarely, the more is done between the runs, so that they come one right after the other."""
+
+_SUMMED = 16.0
+"""How many times larger than a result's ordinary elements what it sums up is: in another order, with other threads."""
 
 _TIMES_OF_ONE_THREAD = 1
 """How often a region is that ran with one thread. It has no races; memory that nobody wrote differs at once."""
@@ -38,16 +42,20 @@ class Instability:
     threads: int
     other_threads: int
     dtype: torch.dtype
-    difference: Distance
+    difference: Measure
 
     @property
     def between_runs(self) -> bool:
         """Whether nothing but the run was another."""
         return self.threads == self.other_threads
 
-    def is_rounding(self, eager: Distance | None) -> bool:
-        """Whether the difference is no more than rounding and eager's error, its distance to float64, account for."""
-        return is_explained(self.difference, eager or EQUAL, self.dtype)
+    def is_rounding(self, eager: Measure | None) -> bool:
+        """Whether the difference may be another order of addition: it is within the tolerance at each element, or no
+        larger than eager's error, its distance to float64, and the factor of the rule."""
+        found, rule = self.difference, FORMATS.get(str(self.dtype).removeprefix("torch."))
+        if found.is_rounding or found.nonfinite or rule is None or eager is None:
+            return found.is_rounding
+        return found.max_abs <= rule.factor * eager.max_abs
 
     def __str__(self) -> str:
         with_threads = f"with {self.threads} thread{'s' if self.threads > 1 else ''}"
@@ -137,5 +145,7 @@ def differences_of(
         if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
             continue
         if not same_elements(before, after):
-            found = distance(after, before.double() if before.is_floating_point() else before)
+            is_rounded = before.is_floating_point()
+            usual = torch.full(before.shape, _SUMMED * ordinary(before)) if is_rounded else None
+            found = distance(after, before.double() if is_rounded else before, inner=usual)
             yield i, Instability(threads, other_threads, before.dtype, found)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from ..dumps.blame import Cause, Kind
 from ..exporter.locations import Frame, place
-from ..numerics.differences import Deviation
-from ..numerics.distance import Distance, is_explained
 from ..numerics.extent import Element, Extent
+from ..numerics.measure import Measure
+from ..numerics.verdicts import RIGHT, Verdict
 from .choice import SizesByName, sizes_text
 from .repeat import Instability
 
@@ -40,19 +39,15 @@ class Row:
         equals_eager: the runtime's propagated value is eager's, bit for bit.
         onnx: propagated distance to exact.
         eager: eager's distance to exact.
-        local_onnx: distance of the node alone, on eager's inputs, to eager if that is no more than rounding, else to
-            float64 on these inputs.
+        local_onnx: the error of the node by itself, on what it is given in the model: to eager's result on the same if
+            that is no more than rounding, else to float64's.
         local_eager: eager's distance to the same: nothing, or the error that it has.
-        in_model_onnx: distance of the node in the region's model, on the runtime's own upstream values, to float64 on
-            these; looked at where the propagated value is not explained by eager's error.
-        in_model_eager: eager's distance to the same.
+        index: of the element whose local error is worst, where that is no rounding.
         session: distance to exact of what the session that really ran computed: what it returned, or the value of that
             name in the model ONNX Runtime made of it.
         session_instability: how that came out another time, where its bits differed.
         local_instability: the same of the node alone, on eager's inputs; it is looked for where the session or the node
             alone differs by more than rounding.
-        beside: the largest magnitude of what it is computed together with, see ``is_explained``: the other results of
-            its node, and in a backward graph the gradients that the graph returns.
         inputs: the values that the node reads, as rows have their names.
         has_infinite_argument: whether a number among its arguments is infinite or NaN, as where a mask is filled.
         is_uninitialized: whether it is memory as it is, without values.
@@ -61,6 +56,8 @@ class Row:
         session_extent: the same of what ``session`` is the distance of.
         nonfinite_elements: some elements that are NaN or infinite, of eager's value or else of the runtime's.
         complaint: a dtype or shape that is not eager's, or ``""``.
+        converter: the file and line of the function that somebody registered as the operator's translation; or
+            ``""``.
     """
 
     name: str
@@ -74,16 +71,14 @@ class Row:
     region: int | None = None
     is_output: bool = False
     equals_eager: bool = False
-    onnx: Distance | None = None
-    eager: Distance | None = None
-    local_onnx: Distance | None = None
-    local_eager: Distance | None = None
-    in_model_onnx: Distance | None = None
-    in_model_eager: Distance | None = None
-    session: Distance | None = None
+    onnx: Measure | None = None
+    eager: Measure | None = None
+    local_onnx: Measure | None = None
+    local_eager: Measure | None = None
+    index: tuple[int, ...] = ()
+    session: Measure | None = None
     session_instability: Instability | None = None
     local_instability: Instability | None = None
-    beside: float = 0.0
     inputs: Sequence[str] = ()
     has_infinite_argument: bool = False
     is_uninitialized: bool = False
@@ -92,6 +87,7 @@ class Row:
     session_extent: Extent | None = None
     nonfinite_elements: Sequence[Element] = ()
     complaint: str = ""
+    converter: str = ""
 
     @property
     def where(self) -> str:
@@ -113,34 +109,19 @@ class Row:
         return getattr(torch, self.dtype)
 
     @property
-    def ours(self) -> Distance | None:
+    def ours(self) -> Measure | None:
         """The distance to exact of the value as it really was where that is known, else of the propagated one."""
         return self.session or self.onnx
 
-    def is_explained(self, ours: Distance | None, eager: Distance | None) -> bool:
-        """Whether eager's error and rounding explain one; what was not measured needs no explanation."""
-        return ours is None or eager is None or is_explained(ours, eager, self.torch_dtype, self.beside)
-
     @property
     def locally_explained(self) -> bool:
-        """Whether the node by itself is right: on eager's inputs it is as near to exact as eager."""
-        return self.is_explained(self.local_onnx, self.local_eager)
+        """Whether the node by itself is right: on what it was given it is as near to exact as rounding makes it."""
+        return not self.complaint and (self.local_onnx is None or self.local_onnx.is_rounding)
 
     @property
     def propagated_explained(self) -> bool:
         """Whether the value in the region's model is as near to exact as eager's."""
-        return self.is_explained(self.onnx, self.eager)
-
-    @property
-    def in_model_explained(self) -> bool:
-        """Whether the node in the region's model is right on what it was given there."""
-        return self.is_explained(self.in_model_onnx, self.in_model_eager)
-
-    @property
-    def jumps(self) -> bool:
-        """Whether the error jumps up here: the value is wrong, and what the node was given does not explain it."""
-        is_wrong_here = not (self.in_model_explained and self.locally_explained)
-        return bool(self.complaint) or (not self.propagated_explained and is_wrong_here)
+        return self.onnx is None or self.onnx.is_rounding
 
     @property
     def unstable_alone(self) -> bool:
@@ -157,7 +138,7 @@ class Row:
     @property
     def explained(self) -> bool:
         """Whether the value, as it really was where that is known, is as near to exact as eager's."""
-        return not self.complaint and self.is_explained(self.ours, self.eager)
+        return not self.complaint and (self.ours is None or self.ours.is_rounding)
 
     @property
     def error(self) -> Error | None:
@@ -167,16 +148,8 @@ class Row:
     @property
     def errors(self) -> list[Error]:
         """The distances to exact that rounding does not explain, with eager's."""
-        pairs = (
-            (self.ours, self.eager),
-            (self.local_onnx, self.local_eager),
-            (self.in_model_onnx, self.in_model_eager),
-        )
-        found = [
-            Error(self.name, ours, eager)
-            for ours, eager in pairs
-            if ours is not None and not self.is_explained(ours, eager)
-        ]
+        pairs = ((self.ours, self.eager), (self.local_onnx, self.local_eager))
+        found = [Error(self.name, ours, eager) for ours, eager in pairs if ours is not None and not ours.is_rounding]
         if self.unstable_in_session and self.session_instability is not None:
             found.append(Error(self.name, self.session_instability.difference, self.eager))
         if self.unstable_alone and self.local_instability is not None:
@@ -189,7 +162,7 @@ class Row:
         compared."""
         if self.unstable_alone:
             return "?"
-        if self.complaint or not self.locally_explained or not self.in_model_explained:
+        if not self.locally_explained:
             return "!"
         if self.onnx is None:
             return " "
@@ -203,7 +176,7 @@ class Row:
 def _as_json(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [_as_json(item) for item in value]
-    return value.as_json() if isinstance(value, (Distance, Extent, Element, Instability, Frame)) else value
+    return value.as_json() if isinstance(value, (Measure, Extent, Element, Instability, Frame)) else value
 
 
 _SAID_IN_NOTE = (Kind.PASS, Kind.DECOMPOSITION, Kind.TRACE, Kind.STAGE)
@@ -219,6 +192,9 @@ class Blame:
         region: the region that computes it; ``None`` in PyTorch, or where a stage before the regions is to blame.
         source: the line, see ``exporter.locations.place``, or ``""``.
         user_name: what the user calls it, ``grad of fc.weight``, or ``""``.
+        module: the path of the ``nn.Module`` that computes it, or ``""``.
+        code: the file and line of what made it wrong, a pass or a registered converter; or ``""``.
+        more: how many more nodes are wrong by themselves.
         gradients: in a backward, what the user gets that is computed next of it: ``grad of fc.weight``.
         said: how it is wrong.
     """
@@ -228,16 +204,23 @@ class Blame:
     region: int | None = None
     source: str = ""
     user_name: str = ""
+    module: str = ""
+    code: str = ""
+    more: int = 0
     gradients: Sequence[str] = ()
-    said: Deviation = Deviation()
+    said: Verdict = RIGHT
 
     def __str__(self) -> str:
         name = self.user_name if self.cause.kind == Kind.RESULT and self.user_name else self.value
-        parts = [f"{name} ({self.source or 'no source line'})", str(self.cause)]
-        parts += [] if self.cause.kind in _SAID_IN_NOTE else [self.said]
+        in_module = f" in {self.module}" if self.module else ""
+        cause = str(self.cause) or ("converter" if self.code else "")
+        cause += f" ({self.code})" if self.code else ""
+        parts = [f"{name} ({self.source or 'no source line'}){in_module}", cause]
+        parts += [] if self.cause.kind in _SAID_IN_NOTE else [str(self.said)]
         more = f" and {len(self.gradients) - _NAMED} more" if len(self.gradients) > _NAMED else ""
         named = f", on the way to {', '.join(self.gradients[:_NAMED])}{more}" if self.gradients else ""
-        return ": ".join(filter(None, parts)) + named
+        others = f", and {self.more} more nodes are wrong by themselves" if self.more else ""
+        return ": ".join(filter(None, parts)) + named + others
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -246,6 +229,9 @@ class Blame:
             "gradients": list(self.gradients),
             "region": self.region,
             "source": self.source,
+            "module": self.module,
+            "code": self.code,
+            "more": self.more,
             "kind": self.cause.kind.value,
             "name": self.cause.name,
             "stage": self.cause.stage,
@@ -258,15 +244,13 @@ class Error:
     """The error of one value: its name, its distance to float64, and eager's; ``None`` where that is not known."""
 
     value: str
-    onnx: Distance
-    eager: Distance | None
+    onnx: Measure
+    eager: Measure | None
 
     @property
     def relative(self) -> float:
-        """To the largest magnitude of the value; infinite where elements are NaN or infinite on one side only."""
-        if self.onnx.nonfinite:
-            return math.inf
-        return self.onnx.max_abs / self.onnx.scale if self.onnx.scale else self.onnx.max_abs
+        """See ``Measure.relative``."""
+        return self.onnx.relative
 
     def as_json(self) -> dict[str, object]:
         eager = self.eager.as_json() if self.eager else None

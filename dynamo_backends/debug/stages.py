@@ -24,10 +24,10 @@ from ..collectives import is_collective
 from ..dumps.blame import Cause, Kind
 from ..errors import first_line
 from ..exporter.locations import user_name, where
-from ..numerics.differences import Deviation, is_discrete, same_number, value_difference
 from ..numerics.distance import FLOAT64_ROUNDING, distance
 from ..numerics.exact import REFUSALS, WHATEVER_THE_FAKE_RESULT
 from ..numerics.twice import NotRepeatableError, Results, Twice
+from ..numerics.verdicts import RIGHT, Verdict, is_discrete, same_number
 from .first_node import first_wrong_node, first_wrong_node_in_float64
 from .interpreter import Interpreter
 from .rows import Blame
@@ -93,8 +93,8 @@ class StageGraphs:
         Args:
             arguments: one value for each placeholder.
             state: of the CPU's random numbers.
-            keys: of the results that count, by position: gradients of one backward have ``("gradient", j)``, see
-                ``beside``. By default all count, and the position is the key.
+            keys: of the results that count, by position: gradients of one backward have ``("gradient", j)``. By default
+                all count, and the position is the key.
         """
         self.unchecked = []
 
@@ -152,7 +152,7 @@ class StageGraphs:
             return Blame(node[0], step.cause, source=node[1], said=node[2])
         for key in old.eager:
             said = difference(old, new, key)
-            if said:
+            if said.is_wrong:
                 place = next((position for position, item in (keys or {}).items() if item == key), key)
                 places = [(node.name, where(node)) for node in before.graph.nodes if node.name in step.matches]
                 name, source = places[0] if places else name_of_result(before, place)
@@ -207,26 +207,19 @@ def changed(before: Results, after: Results) -> bool:
                 return True
             continue
         found = distance(new, old)
-        error = found.max_abs / FLOAT64_ROUNDING
-        if found.nonfinite or (error > (found.scale or 1.0) and error > beside(before, key)):
+        if found.nonfinite or found.max_abs > FLOAT64_ROUNDING * (found.scale or 1.0):
             return True
     return False
 
 
-def difference(before: Results, after: Results, key: object) -> Deviation:
-    """In words, why a result is not as near to float64 as the same result before; ``""`` if it is.
+def difference(before: Results, after: Results, key: object) -> Verdict:
+    """The verdict on a result by the same result before.
 
     Discrete results do not count: rounding may turn a comparison.
     """
     if is_discrete(before.eager.get(key)) and is_discrete(after.eager.get(key)):
-        return Deviation()
-    old, exact, new = before.eager.get(key), before.exact.get(key), after.eager.get(key)
-    return value_difference(old, exact, new, beside(before, key))
-
-
-def beside(results: Results, key: object) -> float:
-    """The largest of the gradients, if a result is one, see ``is_explained``."""
-    return results.largest_gradient if isinstance(key, tuple) and key[0] == "gradient" else 0.0
+        return RIGHT
+    return before.verdict(after.eager.get(key), key)
 
 
 def name_of_result(graph: fx.GraphModule, key: object) -> tuple[str, str]:

@@ -21,8 +21,9 @@ from ..artifacts import CompiledRegion
 from ..dumps.blame import Cause, Kind
 from ..errors import SessionError
 from ..needed_passes import with_needed_passes
-from ..numerics.differences import discrete_difference, is_discrete
-from ..numerics.distance import EQUAL, distance, is_explained
+from ..numerics.distance import distance
+from ..numerics.measure import Measure
+from ..numerics.verdicts import is_changed
 from ..runtime.binding import BoundSession, OutputSpec
 from ..runtime.exposing import common_values, tensors, values_of_model, values_of_session
 from ..runtime.optimizers import OPTIMIZERS
@@ -103,9 +104,9 @@ def wrong_needed_pass(compiled: CompiledRegion, bound: BoundSession, actual: Map
     for name in (result.name for result in compiled.passes if result.fired and result.name in needed):
         with contextlib.suppress(SessionError):  # refused without the pass
             alone, passed = value(name), value()
-            if alone is None or passed is None or row.ours is None:
+            if alone is None or passed is None or row.local_onnx is None:
                 return ""
-            if distance(alone, passed.double()).max_abs > row.ours.max_abs / 2:
+            if distance(alone, passed.double()).share > row.local_onnx.share / 2:
                 return name
     return ""
 
@@ -135,7 +136,7 @@ class _Search:
         plain = self._run(with_needed_passes(compiled.model), optimize=False)
         wrong = self._run(compiled.optimized_model)
         assert plain is not None
-        self._wrong_by = distance(wrong, plain.double()) if wrong is not None else EQUAL
+        self._wrong_by = distance(wrong, plain.double()) if wrong is not None else Measure()
         self._plain = plain
 
     def is_right(self, model: ir.Model, *, optimize: bool = True, disabled: Sequence[str] = ()) -> bool | None:
@@ -144,7 +145,7 @@ class _Search:
         if found is None:
             return None
         error = distance(found, self._plain.double())
-        if is_explained(error, EQUAL, found.dtype):
+        if error.is_rounding:
             return True
         return error.nonfinite <= self._wrong_by.nonfinite / 2 and error.max_abs <= self._wrong_by.max_abs / 2
 
@@ -153,7 +154,7 @@ class _Search:
         found = common_values(self._bound, before, after, self._arguments)
         try:
             same_shape = ((value.name, old, new) for value, old, new in found if old.shape == new.shape)
-            return next((name for name, old, new in same_shape if _is_changed(new, old)), None)
+            return next((name for name, old, new in same_shape if is_changed(new, old)), None)
         except SessionError:  # refused with its values exposed
             return None
 
@@ -166,13 +167,6 @@ class _Search:
         result = bound(self._arguments)[self._position]
         assert isinstance(result, torch.Tensor)
         return result
-
-
-def _is_changed(new: torch.Tensor, old: torch.Tensor) -> bool:
-    """Whether a value is another by more than rounding, which may turn a few comparisons and indices."""
-    if is_discrete(old):
-        return bool(discrete_difference(old, new))
-    return not is_explained(distance(new, old.double()), EQUAL, old.dtype)
 
 
 def _dtype_of(model: ir.Model, name: str) -> torch.dtype:

@@ -7,7 +7,7 @@ import json
 
 from ..artifacts import CompiledGraph, operator_name
 from ..exporter.locations import user_name, where
-from ..numerics.distance import Distance
+from ..numerics.measure import Measure
 from ..tables import text_table
 from .rows import GraphComparison
 
@@ -17,8 +17,8 @@ value    the FX node, 'name__1' for the second of several results; '>' what the 
 onnx, eager
          largest absolute error against float64, each on its own upstream values (propagated)
 session  the same in the session that really ran, where its model still has the value
-local    the node alone on eager's inputs: onnx | eager, against float64 on the same inputs, or against eager (| 0)
-         where that is no more than rounding
+local    the node by itself, on what it is given in the model: onnx | eager, against float64 on the same, or against
+         eager (| 0) where that is no more than rounding
 ulp      the local error of onnx in units in the last place
 region   which ONNX model computes it; 'PyTorch': it does not run on ONNX Runtime
 source   the line; of a library's also the line of your own files that led there; what is wrong with a type follows
@@ -85,7 +85,7 @@ def regions_text(graph: CompiledGraph) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _number(item: Distance | None) -> str:
+def _number(item: Measure | None) -> str:
     if item is None:
         return ""
     if item.nonfinite:

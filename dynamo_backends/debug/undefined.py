@@ -18,26 +18,47 @@ from ..numerics.graph_execution import value_of
 from .rows import GraphComparison
 
 
+def undefined_values(module: fx.GraphModule, values: Mapping[fx.Node, object]) -> dict[str, str]:
+    """By name, the nodes whose values PyTorch leaves undefined, and all that read them; with the reason.
+
+    Args:
+        module: the graph that ran.
+        values: those of the nodes that are known; the others are computed where they are needed.
+    """
+    known = dict(values)
+    found: dict[str, str] = {}
+    for node in module.graph.nodes:
+        if node.target in _SOURCES and _is_undefined(node, fx.map_arg(node.args, lambda item: value_of(item, known))):
+            why = "writes several values to one place; PyTorch does not say which of them stays"
+            found[node.name] = f"{node.name} ({source_line(node) or 'no source line'}) {why}"
+        reason = next((found[arg.name] for arg in node.all_input_nodes if arg.name in found), None)
+        if reason is not None and node.op != "output":
+            found.setdefault(node.name, reason)
+    return found
+
+
 def without_undefined(
     comparison: GraphComparison, module: fx.GraphModule, values: Mapping[fx.Node, object]
 ) -> GraphComparison:
     """A verdict that names no value which PyTorch leaves undefined.
 
-    A graph that diverges at such a node of the run or behind it is not comparable; what was said of it is in the note.
-    ``values`` has those of the nodes that are known; the others are computed where they are needed.
+    A graph that diverges at such a value is not comparable; what was said of it is in the note. Of a result that is no
+    node of the graph, it is not told what it depends on: any undefined result of the graph may explain it.
+    ``values`` as of ``undefined_values``.
     """
-    if comparison.ok:
+    undefined = undefined_values(module, values) if comparison.blame is not None else {}
+    if comparison.blame is None or not undefined:
         return comparison
-    known = dict(values)
-    for node in module.graph.nodes:
-        if node.target in _SOURCES and _is_undefined(node, fx.map_arg(node.args, lambda item: value_of(item, known))):
-            why = "writes several values to one place; PyTorch does not say which of them stays"
-            said = f"{node.name} ({source_line(node) or 'no source line'}) {why}"
-            note = "; ".join(filter(None, [f"else it {comparison.verdict}", comparison.note]))
-            return dataclasses.replace(comparison, not_comparable=said, note=note, blame=None)
-        if comparison.blame is not None and node.name == comparison.blame.value.split("__")[0]:
-            return comparison  # nothing undefined comes before it
-    return comparison
+    name = comparison.blame.value.split("__")[0]
+    names = [node.name for node in module.graph.nodes]
+    results = [node.name for node in module.graph.output_node().all_input_nodes]
+    reason = (
+        undefined.get(name) if name in names else next((undefined[item] for item in results if item in undefined), None)
+    )
+    if reason is None:
+        return comparison
+    note = "; ".join(filter(None, [f"else it {comparison.verdict}", comparison.note]))
+    return dataclasses.replace(comparison, not_comparable=reason, note=note, blame=None)
 
 
 _aten = torch.ops.aten

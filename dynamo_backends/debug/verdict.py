@@ -6,16 +6,20 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-import torch
+from passes.engine.manager import all_passes
+from passes.engine.origins import written_at
 
 from ..dumps.blame import Kind
-from ..numerics.distance import is_explained
+from ..numerics.measure import FORMATS
 from ..runtime.providers import Provider, only_cpu, options_for_float32, provider_name
 from .choice import SizesByName
 from .rows import Blame, Error, Finding, GraphComparison, Row
 
 _STEPS = 3
 """In how many steps from the first gradient that is reached those of the same module are."""
+
+_FEWER_DIGITS = 4 * FORMATS["bfloat16"].epsilon
+"""The relative error of a provider that computes float32 as bfloat16."""
 
 _SHOWN = 3
 """How many unchecked things the note names; the manifest has all."""
@@ -40,7 +44,7 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
     if culprits:
         row = comparison.row_of(culprits[0].value)
         blame = dataclasses.replace(culprits[0], user_name=row.user_name if row is not None else "")
-        notes, not_comparable = [blame.said], ""
+        notes, not_comparable = [str(blame.said)], ""
         if not comparison.ok:
             notes.append(f"the graph after it {comparison.verdict}")
     elif comparison.ok and wrong:
@@ -48,8 +52,11 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
         notes = [because or "no stage, no pass and no node by itself explains it"]
         blame = _with_row(wrong[0], comparison.rows)
     if blame is not None:
-        blame = dataclasses.replace(blame, gradients=_gradients(blame, comparison.rows))
         row = comparison.row_of(blame.value)
+        gradients = _gradients(blame, comparison.rows)
+        blame = dataclasses.replace(
+            blame, module=row.module if row is not None else "", code=_code(blame, row), gradients=gradients
+        )
         notes += [f"{row.name} is {row.user_name}"] if row is not None and row.user_name else []
     elif unchecked and not not_comparable:
         more = f" and {len(unchecked) - _SHOWN} more" if len(unchecked) > _SHOWN else ""
@@ -62,7 +69,7 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
         note="; ".join(filter(None, notes)),
         unchecked=unchecked,
         sizes=sizes,
-        faults=[Error(name, said.ours, said.theirs) for name, said in errors if said.ours is not None],
+        faults=[Error(name, said.ours, said.eager) for name, said in errors if said.ours is not None],
     )
 
 
@@ -74,15 +81,20 @@ def with_precision(comparison: GraphComparison, providers: Sequence[Provider]) -
     row = comparison.row_of(comparison.blame.value) if comparison.blame is not None else None
     if row is None or row.region is None or row.dtype != "float32" or only_cpu(providers):
         return comparison
-    pairs = ((row.local_onnx, row.local_eager), (row.ours, row.eager))
-    errors = [(ours, eager) for ours, eager in pairs if ours is not None and eager is not None]
-    wrong = [pair for pair in errors if not is_explained(*pair, torch.float32, row.beside)]
-    if not wrong or not all(is_explained(*pair, torch.bfloat16, row.beside) for pair in wrong):
+    wrong = [error for error in (row.local_onnx, row.ours) if error is not None and not error.is_rounding]
+    if not wrong or any(error.relative > _FEWER_DIGITS for error in wrong):
         return comparison
     name, asked = provider_name(providers[0]), options_for_float32(providers[0])
     said = f"the error is no larger than rounding to bfloat16 makes: {name} may compute float32 with fewer digits"
     said += f"; the options {asked} ask for float32" if asked else ""
     return dataclasses.replace(comparison, note="; ".join(filter(None, [comparison.note, said])))
+
+
+def _code(blame: Blame, row: Row | None) -> str:
+    """What somebody wrote that made a value wrong, and its line, where that is known."""
+    if blame.cause.kind == Kind.PASS:
+        return next((written_at(item.written) for item in all_passes() if item.name == blame.cause.name), "")
+    return row.converter if row is not None and blame.cause.kind == Kind.NODE else ""
 
 
 def _with_row(wrong: Blame, rows: Sequence[Row]) -> Blame:

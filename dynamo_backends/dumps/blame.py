@@ -24,7 +24,7 @@ class Kind(enum.StrEnum):
     SESSION = "session"  # the session that ran; another one of the same model is right
     STALE_WEIGHT = "stale weight"  # the session that ran has an old value of the weight ``name``
     UNSTABLE = "unstable"  # results that differ from run to run, or by threads: ``name`` is ``runs`` or ``threads``
-    ROUNDING = "rounding"  # rounding that grows: every node by itself is right
+    UNEXPLAINED = "unexplained"  # every node by itself is right, and rounding does not explain the error
     RESULT = "result"  # a result is wrong, and nothing by itself explains it
 
 
@@ -37,7 +37,7 @@ _STAGES = {
     Kind.SESSION: "run",
     Kind.STALE_WEIGHT: "run",
     Kind.UNSTABLE: "run",
-    Kind.ROUNDING: "run",
+    Kind.UNEXPLAINED: "run",
 }
 
 
@@ -72,7 +72,7 @@ class Cause:
     @property
     def blames_no_node(self) -> bool:
         """Whether every node of ``model.onnx`` was found right by itself."""
-        return self.kind in (Kind.PASS, Kind.OPTIMIZER, Kind.SESSION, Kind.ROUNDING)
+        return self.kind in (Kind.PASS, Kind.OPTIMIZER, Kind.SESSION, Kind.UNEXPLAINED)
 
     def __str__(self) -> str:
         if self.kind == Kind.UNSTABLE:
@@ -89,6 +89,6 @@ _TEXTS = {
     Kind.OPTIMIZER: ("ONNX Runtime optimizer {}", "ONNX Runtime's optimizers"),
     Kind.SESSION: ("", "the session that ran; another session of the same model is right"),
     Kind.STALE_WEIGHT: ("the session that ran has an old value of {}", "the session that ran has an old weight"),
-    Kind.ROUNDING: ("", "rounding that grows"),
+    Kind.UNEXPLAINED: ("", "no node by itself explains it"),
 }
 """How a cause is said, with its name and without; a node and a result have no text."""

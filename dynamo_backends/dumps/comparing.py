@@ -23,14 +23,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .differences import EQUAL, ONLY_FIRST, ONLY_SECOND, ROUNDING, Difference, OnnxValue
+from .differences import EQUAL, ONLY_FIRST, ONLY_SECOND, ROUNDING, OnnxValue
 from .execution import drawing
 from .feeds import read_feeds
 from .matching import computed_inputs, same_inputs
 from .models import OnnxModel, load_model
 from .reading import DATA_SET, DumpError, find_run
 from .rows import Row, aligned_rows, first_different
-from .running import Runtime, coarsest_unit, movements, run_model
+from .running import Runtime, coarsest_unit, moved_values, run_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Comparison:
         side = row.first
         assert side is not None and row.difference is not None
         where = f", {side.source}" if side.source else ""
-        what = row.difference.text(row.limit)
+        what = row.difference
         return f"diverges at {side.name} ({side.operator or side.kind}{where}): {what}"
 
 
@@ -112,10 +112,10 @@ def compare(
 
     # Where one is in float16, its rounding is in all.
     unit = coarsest_unit(item.value for ran in (one, other) for item in ran.values if item.kind == "result")
-    moved: Mapping[str, Difference] = {}
+    moved: Mapping[str, OnnxValue] = {}
     measured = True
     try:
-        moved = movements(first, ours, run, one.computed, unit, seed) if unit else {}
+        moved = moved_values(first, ours, run, unit, seed) if unit else {}
     except DumpError as error:
         measured = False
         notes.append(f"what rounding makes was not measured ({error}), only units of the dtype count")

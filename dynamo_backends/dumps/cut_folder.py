@@ -11,21 +11,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 
-from ..numerics.rounding import rounding_units
+from ..numerics import measure
 from ..python_process import how_it_ended, worker_environment
 from ..runtime.custom_operators import libraries_of_environment
 from .candidates import LONGEST, Feeds, Outcome, write_model
-from .differences import epsilon, finfo
 from .execution import Settings
 from .reading import DATA_SET, MANIFEST, SCHEMA_VERSION, write_data_set
 
 _SETTINGS = "SETTINGS: dict = {}\n"  # the line of ``repro.py`` that the settings take the place of
 
-_ROUNDED = (1, 10, 11, 14, 15, 16)
-"""ONNX's numbers of the floating-point and complex dtypes that ``repro.py`` computes with."""
+_IMPORT = "from dynamo_backends.numerics.measure import measure\n"  # the line that its source takes the place of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +33,7 @@ class Piece:
     settings: Settings  # of the session
     inputs: Feeds  # of the data set; empty where the session is not made
     right: Feeds  # the right outputs
-    allowed: Mapping[str, float]  # by output, the error that needs no explanation
+    allowed: Mapping[str, float]  # by output, the error that rounding explains, in tolerances of its dtype
     ends: str  # how ``repro.py`` ends: ``differs``, ``refused``, ``failed`` or ``crashed``
     text: str  # what is wrong, for a person
 
@@ -60,14 +57,14 @@ def write_piece(folder: Path, piece: Piece, versions: Mapping[str, Any]) -> None
 
 
 def repro_text(settings: Mapping[str, Any]) -> str:
-    """``repro.py`` with these settings: the module ``dumps/repro.py`` itself, which imports nothing of ours."""
+    """``repro.py`` with these settings: the module ``dumps/repro.py`` with ``numerics/measure.py`` in it, which need
+    nothing of ours."""
     source = Path(__file__).with_name("repro.py").read_text(encoding="utf-8")
-    assert source.count(_SETTINGS) == 1
-    dtypes = {number: onnx.helper.tensor_dtype_to_np_dtype(number) for number in _ROUNDED}
-    rounding = {str(number): rounding_units(dtype.name) * epsilon(dtype) for number, dtype in dtypes.items()}
-    smallest = {str(number): float(finfo(dtype).smallest_normal) for number, dtype in dtypes.items()}
-    text = json.dumps({**settings, "rounding": rounding, "smallest_normal": smallest})
-    return source.replace(_SETTINGS, f"SETTINGS: dict = json.loads({text!r})\n")
+    rule = Path(measure.__file__).read_text(encoding="utf-8")
+    rule = rule[rule.index("import dataclasses\n") :]
+    assert source.count(_SETTINGS) == 1 and source.count(_IMPORT) == 1
+    source = source.replace(_IMPORT, "").replace("import numpy as np\n", "", 1)
+    return source.replace(_SETTINGS, f"{rule}\n\nSETTINGS: dict = json.loads({json.dumps(settings)!r})\n")
 
 
 def run_repro(folder: Path) -> Outcome:

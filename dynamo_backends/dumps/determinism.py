@@ -8,7 +8,7 @@
 
 A region runs again and again on its recorded inputs, one run right after the other: as it ran, and as the model that
 ONNX Runtime made of it with all its values as outputs and nothing left to optimize, so that its fusions stay. Bits
-count; what differs by no more than rounding is said to be, in the sense of the comparison (``numerics/rounding.py``).
+count; what differs by no more than rounding is said to be, in the sense of the comparison (``numerics/measure.py``).
 The first value that differs although its inputs did not, in any run, is a culprit. It is then repeated alone, on the
 values of the first run: one that differs there too differs by itself.
 """
@@ -49,7 +49,7 @@ class UnstableValue:
     @property
     def is_rounding(self) -> bool:
         """Whether the difference is no more than rounding."""
-        return self.difference.is_explained(NOTHING)
+        return self.difference.is_rounding
 
     def as_json(self) -> dict[str, object]:
         fields = {**dataclasses.asdict(self), "is_rounding": self.is_rounding}
@@ -213,6 +213,8 @@ def _add_differences(
     differing = {name: item for name, item in found.items() if not item.is_equal}
     for name, item in differing.items():
         count, worst = unstable.get(name, (0, NOTHING))
-        larger = max(worst, item, key=lambda one: (bool(one.what), one.nonfinite, one.max_abs, one.differing))
+        larger = max(
+            worst, item, key=lambda one: (bool(one.what), one.measured.nonfinite, one.measured.max_abs, one.differing)
+        )
         unstable[name] = (count + 1, larger)
     return set(differing)

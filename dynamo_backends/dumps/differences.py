@@ -1,28 +1,26 @@
-"""How far two values of ONNX models are apart, in numpy, and what of it rounding explains.
+"""How far two values of ONNX models are apart, and whether rounding explains it.
 
 ::
 
-    distance(value, exact).is_explained(distance(eager, exact))       # against float64
-    difference(first, second).is_explained(movement)                  # neither of them is the truth
+    distance(value, exact, [eager]).is_rounding         # against float64
+    difference(first, second, moved).is_rounding        # neither of them is the truth
 
-The rule is that of ``numerics/distance.py``: an error is explained if it is no larger than ``FACTOR`` times one that
-rounding is known to make there, plus a few units of the dtype at the largest value (``numerics/rounding.py``). The
-known one is the error of another computation that is right, or by how much the value moves when all that it is computed
-of moves by one unit of rounding (``movement.py``).
+The rule is that of ``numerics/measure.py``. What rounding is known to make is the error of another computation that is
+right, or of ``first`` where all that it is computed of is moved by one unit of rounding (``running.moved_values``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import ml_dtypes
 import numpy as np
 
-from ..numerics.rounding import FACTOR, rounding_units
+from ..numerics.measure import FORMATS, Measure, group_of, measure
 from .models import shape_text, type_name
-from .repro import measured
 
 OnnxValue: TypeAlias = "np.ndarray | list[OnnxValue] | dict[object, object] | None"
 """A tensor, a sequence, a map, or an optional that is empty."""
@@ -44,13 +42,9 @@ LEGEND = {
 class Difference:
     """What is different in two values."""
 
-    max_abs: float = 0.0  # the largest absolute difference
-    scale: float = 0.0  # the largest ordinary magnitude: in either, or in the right one of the two
+    measured: Measure = Measure()  # of the second, as if the first were right; or of a value and the right one
     differing: int = 0  # how many elements differ
-    nonfinite: int = 0  # elements that are NaN or infinite in one only, or infinite with another sign
     dtype: str = ""  # the name of the coarser dtype, in whose units rounding is; ``""`` for values that are not rounded
-    unit: float = 0.0  # its epsilon
-    tiny: float = 0.0  # its smallest normal number; the smaller ones are as far apart as those
     what: str = ""  # in words, why they cannot be compared element by element; else ``""``
 
     @property
@@ -59,60 +53,55 @@ class Difference:
         return not self.what and not self.differing
 
     @property
-    def relative(self) -> float:
-        """The largest difference, relative to the largest magnitude."""
-        return self.max_abs / self.scale if self.scale else self.max_abs
+    def is_rounding(self) -> bool:
+        """Whether it may be rounding, at each element."""
+        return not self.what and self.measured.is_rounding
 
     @property
     def error(self) -> float:
         """The largest difference; infinite where elements are NaN or infinite in one only, or cannot be compared."""
-        return math.inf if self.what or self.nonfinite else self.max_abs
+        return math.inf if self.what or self.measured.nonfinite else self.measured.max_abs
 
-    def limit(self, known: Difference) -> float:
-        """The largest difference that rounding explains: elements that differ where values are not rounded."""
-        if not self.dtype:
-            return FACTOR * known.differing if known.max_abs else 0.0
-        return FACTOR * known.max_abs + rounding_units(self.dtype) * self.unit * max(self.scale, self.tiny)
-
-    def is_explained(self, known: Difference) -> bool:
-        """Whether it may be rounding; ``known`` is a difference that rounding makes there."""
-        if self.what or self.nonfinite > known.nonfinite:
-            return False
-        if not self.dtype:  # what is rounded to integers: a few elements, and by no more
-            return self.differing <= self.limit(known) and self.max_abs <= known.max_abs
-        return self.max_abs <= self.limit(known)
-
-    def mark(self, known: Difference, otherwise: str = DIFFERENT) -> str:
+    def mark(self, otherwise: str = DIFFERENT) -> str:
         """``=``, ``~`` or, where rounding does not explain it, another key of ``LEGEND``."""
-        return EQUAL if self.is_equal else ROUNDING if self.is_explained(known) else otherwise
+        return EQUAL if self.is_equal else ROUNDING if self.is_rounding else otherwise
 
-    def text(self, limit: float) -> str:
-        """In words, how far the values are apart, and how far rounding would explain."""
+    def __str__(self) -> str:
         if self.what:
             return self.what
-        if self.nonfinite:
-            return f"{self.nonfinite} elements are NaN or infinite in one only"
+        if self.measured.nonfinite:
+            return f"{self.measured.nonfinite} elements are NaN or infinite in one only"
         if not self.dtype:
             return f"{self.differing} elements differ"
-        return f"off by {self.max_abs:.2g} at values up to {self.scale:.2g}; rounding explains {limit:.1g}"
+        return f"off by {self.measured.error:.2g}, where rounding explains {self.measured.limit:.1g}"
 
     def as_json(self) -> dict[str, object]:
-        """JSON has no infinity; it becomes ``null``."""
-        fields = dataclasses.asdict(self) | {"relative": self.relative}
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
+        """The fields of the measure among the others."""
+        fields = {"differing": self.differing, "dtype": self.dtype, "what": self.what}
+        relative = self.measured.relative
+        return {
+            **self.measured.as_json(),
+            **fields,
+            "relative": relative if math.isfinite(relative) else None,
+            "is_rounding": self.is_rounding,
+        }
 
 
 NOTHING = Difference()
 
 
-def difference(first: OnnxValue, second: OnnxValue) -> Difference:
-    """The difference of two values. Tensors of other shapes but as many elements are compared in their order."""
+def difference(first: OnnxValue, second: OnnxValue, moved: OnnxValue = None) -> Difference:
+    """The difference of two values. Tensors of other shapes but as many elements are compared in their order.
+
+    ``moved`` is the first where all that it is computed of is moved by rounding.
+    """
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
-        return _of_tensors(first, second)
+        return _of_tensors(first, second, [moved] if isinstance(moved, np.ndarray) else [])
     if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
         if len(first) != len(second):
             return Difference(differing=1, what=f"{len(first)} and {len(second)} elements")
-        return _worst([difference(a, b) for a, b in zip(first, second, strict=True)])
+        movements = moved if isinstance(moved, (list, tuple)) and len(moved) == len(first) else [None] * len(first)
+        return _worst([difference(*items) for items in zip(first, second, movements, strict=True)])
     if isinstance(first, dict) and isinstance(second, dict):
         if first.keys() != second.keys():
             return Difference(differing=1, what="other keys")
@@ -122,19 +111,35 @@ def difference(first: OnnxValue, second: OnnxValue) -> Difference:
     return Difference(differing=1, what=f"{described(first)} and {described(second)}")
 
 
-def distance(value: np.ndarray, exact: np.ndarray, dtype: np.dtype | None = None) -> Difference:
+def distance(
+    value: np.ndarray,
+    exact: np.ndarray,
+    others: Sequence[np.ndarray] = (),
+    *,
+    dtype: np.dtype | None = None,
+    inner: float = 0.0,
+) -> Difference:
     """How far a tensor is from the right one, which is in float64 or in its dtype.
 
-    Rounding is in units of ``dtype``, by default the value's.
+    Args:
+        value, exact: the tensor, and the right one.
+        others: other computations that are right.
+        dtype: whose rounding is no fault, by default the value's.
+        inner: see ``measure``; one number for all elements.
     """
     dtype = value.dtype if dtype is None else dtype
     if value.shape != exact.shape or kind_of(value.dtype) != kind_of(exact.dtype):
         return Difference(differing=1, what=f"{described(value)} instead of {described(exact)}")
-    if kind_of(dtype) not in ("float", "complex"):
-        return _of_chunks(value, exact)
-    # But for the last place of the largest number, which float64's rounding may reach.
-    found = _of_chunks(value, exact, float(finfo(dtype).max) * (1 - epsilon(dtype)))
-    return _in_units_of(dtype, found)
+    return _measured(value, exact, others, dtype, inner)
+
+
+def tolerance(known: np.ndarray, right: np.ndarray) -> float:
+    """How many times the tolerance of its dtype an error may have, where a right result has that of ``known``."""
+    found = distance(known, right).measured
+    rule = FORMATS.get(known.dtype.name)
+    return (
+        1.0 if rule is None or found.max_ulp <= 1 or not math.isfinite(found.share) else 1 + rule.factor * found.share
+    )
 
 
 def described(value: OnnxValue) -> str:
@@ -165,65 +170,47 @@ def finfo(dtype: np.dtype) -> np.finfo:
     return np.finfo(dtype) if dtype.kind == "c" else ml_dtypes.finfo(dtype)
 
 
-def _of_tensors(first: np.ndarray, second: np.ndarray) -> Difference:
+def _of_tensors(first: np.ndarray, second: np.ndarray, moved: Sequence[np.ndarray]) -> Difference:
     if first.size != second.size:
         return Difference(differing=1, what=f"{described(first)} and {described(second)}")
     kinds = {kind_of(first.dtype), kind_of(second.dtype)}
     if kinds == {"string"}:
-        return Difference(differing=sum(a != b for a, b in zip(first.flat, second.flat, strict=True)))
+        differing = sum(a != b for a, b in zip(first.flat, second.flat, strict=True))
+        return Difference(Measure(share=math.inf if differing else 0.0), differing)
     if "string" in kinds or ("float" in kinds and len(kinds) > 1):
         return Difference(differing=1, what=f"{described(first)} and {described(second)}")
     rounded = [array.dtype for array in (first, second) if kind_of(array.dtype) in ("float", "complex")]
-    coarsest = max(rounded, key=epsilon, default=None)
-    found = _of_chunks(first, second)
-    return found if coarsest is None else _in_units_of(coarsest, found)
+    coarsest = max(rounded, key=epsilon, default=first.dtype)
+    return _measured(second.reshape(first.shape), first, [item for item in moved if item.size == first.size], coarsest)
 
 
-def _in_units_of(dtype: np.dtype, found: Difference) -> Difference:
-    tiny = float(finfo(dtype).smallest_normal)
-    return dataclasses.replace(found, dtype=dtype.name, unit=epsilon(dtype), tiny=tiny)
+def _measured(
+    value: np.ndarray, right: np.ndarray, others: Sequence[np.ndarray], dtype: np.dtype, inner: float = 0.0
+) -> Difference:
+    """The difference of a value from one that counts as right."""
+    arrays = [_known_to_numpy(item.reshape(value.shape)) for item in (value, right, *others)]
+    extents = np.broadcast_to(inner, value.shape) if inner else None
+    found = measure(arrays[0], arrays[1], dtype.name, arrays[2:], inner=extents, group=group_of(value.shape))
+    a, b = (item.reshape(-1) for item in arrays[:2])
+    differing = sum(_differing(a[i : i + _CHUNK], b[i : i + _CHUNK]) for i in range(0, a.size, _CHUNK))
+    return Difference(found, differing, dtype.name if kind_of(dtype) in ("float", "complex") else "")
 
 
-def _of_chunks(first: np.ndarray, second: np.ndarray, largest: float | None = None) -> Difference:
-    """The difference of as many elements, without dtype and unit.
-
-    With ``largest``, see ``measured``, the second is right, and its magnitudes count; else neither is.
-    """
-    a, b = first.reshape(-1), second.reshape(-1)
-    parts = [_part(a[i : i + _CHUNK], b[i : i + _CHUNK], largest) for i in range(0, a.size, _CHUNK)]
-    found = _worst([part for part, _ in parts])
-    relative = max((huge for _, huge in parts), default=0.0)  # of the scale of all chunks
-    return dataclasses.replace(found, max_abs=max(found.max_abs, relative * max(found.scale, 1.0)))
+def _known_to_numpy(value: np.ndarray) -> np.ndarray:
+    """An array of numpy's own dtypes: those of ``ml_dtypes`` in wider ones."""
+    if value.dtype.kind in "biufc":
+        return value
+    return value.astype(np.int64 if kind_of(value.dtype) == "integer" else np.float32)
 
 
-def _part(first: np.ndarray, second: np.ndarray, largest: float | None) -> tuple[Difference, float]:
-    """The difference of some ordinary elements, and the relative difference of huge ones."""
-    if kind_of(first.dtype) == "complex" or kind_of(second.dtype) == "complex":
-        a, b = (np.ascontiguousarray(array, np.complex128).view(np.float64) for array in (first, second))
-    elif {kind_of(first.dtype), kind_of(second.dtype)} <= {"integer", "bool"}:
-        unequal = first != second
-        count = int(np.count_nonzero(unequal))
-        if not count:
-            return NOTHING, 0.0
-        apart = np.abs(first[unequal].astype(np.float64) - second[unequal].astype(np.float64))
-        return Difference(float(apart.max()), float(np.abs(second[unequal].astype(np.float64)).max()), count), 0.0
-    else:
-        a, b = first.astype(np.float64), second.astype(np.float64)
-    size = np.abs(b) if largest is not None else np.fmax(np.abs(a), np.abs(b))
-    error, relative, nonfinite, scale = measured(a, b, size, math.inf if largest is None else largest)
-    count = int(np.count_nonzero((a != b) & ~(np.isnan(a) & np.isnan(b))))
-    return Difference(error, scale, count, nonfinite), relative
+def _differing(first: np.ndarray, second: np.ndarray) -> int:
+    unequal = first != second
+    if unequal.any() and first.dtype.kind in "fc" and second.dtype.kind in "fc":
+        unequal &= ~(np.isnan(first) & np.isnan(second))
+    return int(np.count_nonzero(unequal))
 
 
-def _worst(parts: list[Difference]) -> Difference:
-    """The difference of all parts together."""
-    return Difference(
-        max_abs=max((part.max_abs for part in parts), default=0.0),
-        scale=max((part.scale for part in parts), default=0.0),
-        differing=sum(part.differing for part in parts),
-        nonfinite=sum(part.nonfinite for part in parts),
-        dtype=max((part.dtype for part in parts), default=""),
-        unit=max((part.unit for part in parts), default=0.0),
-        tiny=max((part.tiny for part in parts), default=0.0),
-        what=next((part.what for part in parts if part.what), ""),
-    )
+def _worst(parts: Sequence[Difference]) -> Difference:
+    """The difference of all parts together: of the one that is worst, with the elements of all."""
+    worst = max(parts, key=lambda part: (bool(part.what), part.measured.share), default=NOTHING)
+    return dataclasses.replace(worst, differing=sum(part.differing for part in parts))

@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from .candidates import LONGEST, Feeds, Outcome, Runner, write_model
 from .cutting import Parts, inputs_of, outputs_of
-from .differences import NOTHING, Difference, distance
+from .differences import distance
 from .execution import Settings
 from .reading import DATA_SET, DumpError, write_data_set
 
@@ -59,25 +59,23 @@ class Memory:
         return self._known[key]
 
 
-def reference(known: np.ndarray, exact: np.ndarray | None) -> tuple[np.ndarray, Difference]:
-    """What a value is compared with, and how far the known one is from it: float64's result, where there is one.
+def reference(known: np.ndarray, exact: np.ndarray | None) -> tuple[np.ndarray, list[np.ndarray]]:
+    """What a value is compared with, and what is right beside it: float64's result and the known, where there is one.
 
     Where float64 does not overflow and the known value does, the known value is all there is.
     """
-    if exact is not None and exact.dtype == np.float64 and exact.shape == known.shape:
-        found = distance(known, exact)
-        if not found.nonfinite:
-            return exact, found
-    return known, NOTHING
+    is_exact = exact is not None and exact.dtype == np.float64 and exact.shape == known.shape
+    if exact is None or not is_exact or distance(known, exact).measured.nonfinite:
+        return known, []
+    return exact, [known]
 
 
 def fault_of(value: np.ndarray, known: np.ndarray, exact: np.ndarray | None = None) -> float | None:
     """The error of a value that is wrong, infinite where it is NaN or of another type; ``None`` if it is right."""
     if value.dtype != known.dtype or value.shape != known.shape:
         return float("inf")
-    right, allowed = reference(known, exact)
-    found = distance(value, right)
-    return None if found.is_explained(allowed) else found.error
+    found = distance(value, *reference(known, exact))
+    return None if found.is_rounding else found.error
 
 
 @dataclasses.dataclass(frozen=True)

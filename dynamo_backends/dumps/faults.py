@@ -13,15 +13,18 @@ import onnx_ir as ir
 from ..runtime.optimizers import OPTIMIZERS
 from .bisection import RIGHT, WRONG, Bisection, Search
 from .blame import Cause, Kind
-from .candidates import Feeds
+from .candidates import Feeds, Runner
 from .cut_folder import Piece
 from .cutting import Parts, inputs_of
-from .differences import NOTHING, distance
+from .differences import distance, tolerance
 from .execution import PLAIN, Settings
 from .failing import Diverges, fault_of, reference, smallest
 from .reading import DumpedRegion, read_data_set
+from .running import moved_by_rounding
 
 _FEW_NODES = 64  # nodes whose kernels are all looked at where the verdict names none
+
+_TIMES = 4  # how often what a node reads is moved by rounding
 
 _LEVELS = ("ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
 
@@ -74,12 +77,12 @@ def wrong_translation(ran: RanModel, culprit: Culprit | None) -> Bisection | Non
         return None
     for name in names:
         right, eager = culprit.exact[name], culprit.eager[name]
-        allowed = distance(eager, right)
-        error = distance(exact[name], right, eager.dtype)
+        translated = exact[name]
         has_right_type = known[name].dtype == eager.dtype
-        if error.nonfinite and has_right_type and _overflows_alike(exact[name], eager):
-            error = dataclasses.replace(error, nonfinite=0)
-        if has_right_type and error.is_explained(allowed):
+        if has_right_type and _overflows_alike(translated, eager):
+            translated = _as_type(translated, eager.dtype)
+        error = distance(translated, right, [eager], dtype=eager.dtype)
+        if has_right_type and error.is_rounding:
             continue
         search.tried(what, WRONG, name, error.error if has_right_type else float("inf"))
         operators = (parts.nodes[i].metadata_props.get("aten_op", "") for i in kept)
@@ -88,7 +91,7 @@ def wrong_translation(ran: RanModel, culprit: Culprit | None) -> Bisection | Non
         found.advice.append("report it with the folder to dynamo-backends, or to who registered the converter")
         text = f"The translation of {found.cause} ({name}): ONNX Runtime's result is not PyTorch's"
         returned = {name: _as_type(right, eager.dtype)}
-        piece = _piece(ran, model, known, returned, error.limit(allowed), text)
+        piece = _piece(ran, model, known, returned, tolerance(eager, right), text)
         return search.finish(piece, len(parts.nodes))
     search.tried(what, RIGHT)
     return None
@@ -123,16 +126,31 @@ def wrong_kernel(ran: RanModel, culprit: Culprit | None) -> Bisection | None:
         for name, array in search.runner.run(model, known, PLAIN).outputs.items():
             right = _as_type(exact[name], array.dtype)
             error = distance(array, right)
-            if error.is_explained(NOTHING):
+            if not error.is_rounding:
+                error = distance(array, exact[name], _moved_results(search.runner, model, known, name))
+            if error.is_rounding:
                 continue
             search.tried(what, WRONG, name, error.error)
             found.place, found.value, found.cause = "kernel", name, parts.nodes[i].op_type
             found.advice.append("a kernel of ONNX Runtime is wrong: report it to onnxruntime with the folder")
             text = f"ONNX Runtime's kernel of {found.cause} computes something else than ONNX says"
-            piece = _piece(ran, model, known, {name: right}, error.limit(NOTHING), text)
+            piece = _piece(ran, model, known, {name: right}, 1.0, text)
             return search.finish(piece, len(parts.nodes))
     search.tried(what, f"not told: nothing computes {', '.join(sorted(untold))} in float64" if untold else RIGHT)
     return None
+
+
+def _moved_results(runner: Runner, model: ir.Model, known: Feeds, name: str) -> list[np.ndarray]:
+    """A result in float64 where what it is computed of is moved by its rounding, a few times."""
+    found = []
+    for seed in range(_TIMES):
+        generator = np.random.default_rng(seed)
+        moved = {
+            key: np.asarray(moved_by_rounding(value, 0.0, generator)) for key, value in inputs_of(model, known).items()
+        }
+        results = runner.exact(model, moved)
+        found += [results[name]] if results is not None else []
+    return found
 
 
 def wrong_pass(ran: RanModel, optimized: RanModel) -> Bisection | None:
@@ -208,8 +226,8 @@ def _piece(ran: RanModel, model: ir.Model, known: Feeds, right: Feeds, allowed: 
 
 
 def _allowed(known: np.ndarray, exact: np.ndarray | None) -> float:
-    """The largest error that rounding explains."""
-    return distance(known, known).limit(reference(known, exact)[1])
+    """See ``Piece.allowed``."""
+    return tolerance(known, reference(known, exact)[0])
 
 
 def _starts(parts: Parts, value: str) -> Sequence[Sequence[int]]:

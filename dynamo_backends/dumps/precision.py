@@ -9,7 +9,7 @@
 The model that ran is changed: chosen nodes compute in float32, with a ``Cast`` around them, and between two chosen
 nodes values stay in float32 (``widening.py``). A choice is judged by the results of the region on its recorded inputs,
 by the rule of the comparison: as near to float64 as eager's, but for a factor and a few units of rounding
-(``numerics/rounding.py``). float64 is the same model with all nodes in float64. The set is the smallest in this sense:
+(``numerics/measure.py``). float64 is the same model with all nodes in float64. The set is the smallest in this sense:
 none of its nodes can be left out. It is found by halving as long as a part suffices, then one by one (delta debugging).
 """
 
@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from .differences import NOTHING, Difference, distance
+from ..numerics.measure import FORMATS, ordinary
+from .differences import distance
 from .execution import region_settings, session_of_region
 from .failing import smallest
 from .models import OnnxModel, load_ir
@@ -180,12 +181,13 @@ class RegionSearch:
         return [self._error(name, value) for name, value in results.items() if value.dtype.name in _JUDGED]
 
     def _error(self, name: str, value: np.ndarray) -> ResultError:
-        found = distance(value, np.asarray(self._exact[name], np.float64))
+        exact = np.asarray(self._exact[name], np.float64)
+        coarser = FORMATS[value.dtype.name].epsilon / FORMATS["float32"].epsilon
+        found = distance(value, exact, inner=ordinary(exact) * coarser).measured
         eager = (self.rows.get(name) or {}).get("eager") or {}
-        known = Difference(eager.get("max_abs") or 0.0, nonfinite=eager.get("nonfinite", 0))
-        known = NOTHING if self.strict else known
-        error = math.inf if found.nonfinite > known.nonfinite else found.max_abs
-        return ResultError(name, value.dtype.name, error, found.limit(known))
+        known = 0.0 if self.strict else FORMATS[value.dtype.name].factor * (eager.get("share") or 0.0)
+        is_overflow = found.nonfinite > (0 if self.strict else eager.get("nonfinite", 0))
+        return ResultError(name, value.dtype.name, math.inf if is_overflow else found.error, found.limit * (1 + known))
 
     def _suffices(self, names: Sequence[str]) -> bool:
         right = _are_right(self.errors(names))

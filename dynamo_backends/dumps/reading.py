@@ -31,7 +31,7 @@ from . import schema
 if TYPE_CHECKING:
     import numpy as np
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Of ``manifest.json`` and what it names. It grows when something that is read here changes its meaning."""
 
 MANIFEST = "manifest.json"

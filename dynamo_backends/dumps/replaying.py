@@ -21,11 +21,11 @@ from pathlib import Path
 import onnx
 
 from ..errors import first_line
-from .differences import DIFFERENT, EQUAL, NOTHING, ROUNDING, Difference, OnnxValue, described, difference
+from .differences import DIFFERENT, EQUAL, ROUNDING, Difference, OnnxValue, described, difference
 from .execution import available_provider, drawing, region_settings, session_of_region
 from .models import OnnxModel, load_model
 from .reading import DumpedGraph, DumpedRegion, DumpError
-from .running import Runtime, coarsest_unit, movements, run_model
+from .running import Runtime, coarsest_unit, moved_values, run_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,14 +42,13 @@ class Variant:
 class ReplayedOutput:
     """An output of a region: its dtype and shape (``described``), and its difference from the recorded value.
 
-    ``mark`` is a key of ``differences.LEGEND``; ``limit`` the largest difference that rounding explains.
+    ``mark`` is a key of ``differences.LEGEND``.
     """
 
     name: str
     described: str
     mark: str
     difference: Difference
-    limit: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Replayed:
         ``diverges at the output NAME: …`` where it is not the same."""
         worst = next((item for item in self.outputs if item.mark == DIFFERENT), None)
         if worst is not None:
-            return f"diverges at the output {worst.name}: {worst.difference.text(worst.limit)}"
+            return f"diverges at the output {worst.name}: {worst.difference}"
         if self.ok:
             return "ok"
         verdict = "no run was compared" if self.recorded_verdict is None else f"verdict: {self.recorded_verdict}"
@@ -113,16 +112,15 @@ def replay(graph: DumpedGraph, region: DumpedRegion, variant: Variant) -> Replay
     missing = [key for key in recorded if key not in found]
     if missing:
         raise DumpError(f"{path} has no output {missing[0]}, which was recorded: the dump is damaged")
-    differences = {key: difference(found[key], value) for key, value in recorded.items()}
-    moved: Mapping[str, Difference] = {}
+    moved: Mapping[str, OnnxValue] = {}
     notes = []
-    if not all(item.is_equal for item in differences.values()):
-        moved = movements(model, inputs, run, found, coarsest_unit([*found.values(), *inputs.values()]))
+    if not all(difference(value, found[key]).is_equal for key, value in recorded.items()):
+        moved = moved_values(model, inputs, run, coarsest_unit([*found.values(), *inputs.values()]))
         notes = drawing(model)
     outputs = []
-    for key, item in differences.items():
-        movement = moved.get(key, NOTHING)
-        outputs.append(ReplayedOutput(key, described(found[key]), item.mark(movement), item, item.limit(movement)))
+    for key, value in recorded.items():
+        item = difference(found[key], value, moved.get(key))
+        outputs.append(ReplayedOutput(key, described(found[key]), item.mark(), item))
     held = len(region.entry["constants"])
     how = f"{settings.text}, {held} weights as constants" if held else settings.text
     return Replayed(model.name, path, "reference evaluator" if is_reference else how, outputs, notes, graph.verdict)

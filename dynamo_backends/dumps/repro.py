@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from dynamo_backends.numerics.measure import measure
+
 SETTINGS: dict = {}
 
 Tensor = tuple[str, np.ndarray, int]  # a tensor's name, its array, and ONNX's number of its dtype
@@ -33,7 +35,8 @@ _DTYPES = {
 
 _BFLOAT16 = 16
 
-_HUGE = 1e30  # values from here on (masks filled with the smallest float) are judged by their relative error
+_NAMES = {1: "float32", 10: "float16", 11: "float64", 14: "float32", 15: "float64", 16: "bfloat16"}
+"""The names of the dtypes that are rounded."""
 
 
 def session_of(model: Any, settings: Any = None, constants: Sequence[Tensor] = ()) -> Any:
@@ -200,47 +203,6 @@ def plain(array: np.ndarray, number: int) -> np.ndarray:
     return array.astype(np.float64) if number in (1, 10, 11) else array
 
 
-def error_of(value: np.ndarray, right: np.ndarray) -> tuple[float, int, float]:
-    """How far an array of ``plain`` is from the right one of the same shape.
-
-    Returns:
-        The largest absolute error; the number of elements that are NaN or infinite on one side only; the largest
-        magnitude of the right values. Of integers and booleans the error is the number of elements that differ.
-    """
-    if value.dtype.kind != "f":
-        return float((value != right).sum()), 0, 1.0
-    error, relative, nonfinite, scale = measured(value, right, np.abs(right))
-    return max(error, relative * max(scale, 1.0)), nonfinite, scale
-
-
-def measured(
-    value: np.ndarray, right: np.ndarray, size: np.ndarray, largest: float = float("inf")
-) -> tuple[float, float, int, float]:
-    """What the distance of two float64 arrays is made of.
-
-    Args:
-        value, right: the values, and what they should be.
-        size: the magnitude that each element is judged by.
-        largest: the largest number of the value's dtype: where the right one is larger, an infinity is its rounding.
-
-    Returns:
-        Of ordinary elements the largest absolute error; of huge ones the largest relative error; how many are NaN or
-        infinite on one side only, or infinite with another sign; the largest ordinary magnitude.
-    """
-    with np.errstate(invalid="ignore", over="ignore"):
-        finite = np.isfinite(value) & np.isfinite(right)
-        same = (value == right) | (np.isnan(value) & np.isnan(right))
-        overflows = np.isfinite(right) & (np.abs(right) > largest)
-        nonfinite = int((~finite & ~same & ~overflows).sum())
-        value, right, size = value[finite], right[finite], size[finite]
-        ordinary = size < _HUGE
-        error = float(np.abs(value - right)[ordinary].max(initial=0.0))
-        scale = float(size[ordinary].max(initial=0.0))
-        value, right, size = value[~ordinary], right[~ordinary], size[~ordinary]
-        relative = float(np.abs(value / size - right / size).max(initial=0.0))
-    return error, relative, nonfinite, scale
-
-
 def main() -> int:
     """Runs the model, prints what comes of it, and returns the exit code."""
     folder = Path(__file__).resolve().parent
@@ -296,11 +258,11 @@ def _judged(expected: Tensor, outputs: Any) -> tuple[bool, float, str, str]:
     if number != its_number or array.shape != right.shape:
         said = f"type {its_number} {array.shape} instead of {number} {right.shape}"
         return True, float("inf"), name, f"{name}: {said}"
-    error, nonfinite, scale = error_of(plain(array, number), plain(right, number))
-    size = max(scale, SETTINGS.get("smallest_normal", {}).get(str(number), 0.0))
-    allowed = SETTINGS.get("allowed", {}).get(name, SETTINGS.get("rounding", {}).get(str(number), 0.0) * size)
-    line = f"{name}: off by {error:.3g} at values up to {scale:.3g}, NaN or infinite on one side {nonfinite}"
-    return nonfinite > 0 or error > allowed, float("inf") if nonfinite else error, name, line
+    found = measure(plain(array, number), plain(right, number), _NAMES.get(number, ""))
+    is_wrong = found.share > SETTINGS.get("allowed", {}).get(name, 1.0)
+    line = f"{name}: off by {found.max_abs:.3g} at values up to {found.scale:.3g}, "
+    line += f"{found.share:.3g} times the tolerance, NaN or infinite on one side {found.nonfinite}"
+    return is_wrong, float("inf") if found.nonfinite else found.max_abs, name, line
 
 
 if __name__ == "__main__":

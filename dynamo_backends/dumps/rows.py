@@ -13,11 +13,11 @@ import numpy as np
 
 from .differences import (
     DIFFERENT,
-    NOTHING,
     ONLY_FIRST,
     ONLY_SECOND,
     UNSURE,
     Difference,
+    OnnxValue,
     described,
     difference,
     kind_of,
@@ -64,7 +64,6 @@ class Row:
     first: Side | None  # first, second: ``None`` where only the other model has it
     second: Side | None
     difference: Difference | None = None  # of the two
-    limit: float = 0.0  # the largest difference that rounding explains
 
     @property
     def name(self) -> str:
@@ -75,11 +74,11 @@ class Row:
 
 
 def aligned_rows(
-    one: ModelRun, other: ModelRun, matched: Sequence[Matched], movements: Mapping[str, Difference]
+    one: ModelRun, other: ModelRun, matched: Sequence[Matched], moved: Mapping[str, OnnxValue]
 ) -> list[Row]:
     """The rows: what both models have stored, their results, and their outputs.
 
-    ``matched`` are inputs and initializers; ``movements`` say by how much rounding moves the values of the first.
+    ``matched`` are inputs and initializers; ``moved`` are the values of the first that rounding moved.
     """
     stored, theirs_stored = ([item for item in run.values if item.kind != "result"] for run in (one, other))
     results, theirs = ([item for item in run.values if item.kind == "result"] for run in (one, other))
@@ -87,15 +86,15 @@ def aligned_rows(
     partners = {item.partner: item.name for item in matched}
     _match_stored(stored, theirs_stored, partners, by_their_names)
     by_name = {item.name: item for item in other.values}
-    rows = [_row(item, by_name.get(partners.get(item.name, "")), movements, trusted=True) for item in stored]
+    rows = [_row(item, by_name.get(partners.get(item.name, "")), moved, trusted=True) for item in stored]
     used = set(partners.values())
-    rows += [_row(None, item, movements) for item in theirs_stored if item.name not in used]
+    rows += [_row(None, item, moved) for item in theirs_stored if item.name not in used]
     pairs = _aligned(results, theirs, partners, by_their_names)
     partners |= {results[i].name: theirs[j].name for i, j in pairs.items()}
     for a, b in _in_order(results, theirs, pairs):
         trusted = a is not None and b is not None and _are_the_same(a, b, partners, by_their_names)
-        rows.append(_row(a, b, movements, trusted=trusted))
-    return rows + _output_rows(one, other, movements)
+        rows.append(_row(a, b, moved, trusted=trusted))
+    return rows + _output_rows(one, other, moved)
 
 
 def _match_stored(
@@ -138,19 +137,15 @@ def _are_the_same(a: NodeValue, b: NodeValue, partners: Mapping[str, str], by_th
     return a.operator == b.operator and _have_one_type(a, b) and ours == [name for name in b.inputs if name]
 
 
-def _row(
-    a: NodeValue | None, b: NodeValue | None, movements: Mapping[str, Difference], *, trusted: bool = False
-) -> Row:
+def _row(a: NodeValue | None, b: NodeValue | None, moved: Mapping[str, OnnxValue], *, trusted: bool = False) -> Row:
     first, second = None if a is None else Side.of(a), None if b is None else Side.of(b)
     if a is None or b is None:
         return Row(ONLY_FIRST if b is None else ONLY_SECOND, first, second)
-    found = difference(a.value, b.value)
-    movement = movements.get(f"output {a.name}" if a.kind == "output" else a.name, NOTHING)
-    mark = found.mark(movement, DIFFERENT if trusted else UNSURE)
-    return Row(mark, first, second, found, found.limit(movement))
+    found = difference(a.value, b.value, moved.get(f"output {a.name}" if a.kind == "output" else a.name))
+    return Row(found.mark(DIFFERENT if trusted else UNSURE), first, second, found)
 
 
-def _output_rows(one: ModelRun, other: ModelRun, movements: Mapping[str, Difference]) -> list[Row]:
+def _output_rows(one: ModelRun, other: ModelRun, moved: Mapping[str, OnnxValue]) -> list[Row]:
     """The outputs, matched by name; those of other names by value, then by type and place."""
     ours, theirs = _outputs(one), _outputs(other)
     pairs = {name: theirs.pop(name) for name in ours if name in theirs}
@@ -160,8 +155,8 @@ def _output_rows(one: ModelRun, other: ModelRun, movements: Mapping[str, Differe
             partner = next((other for other in theirs.values() if is_alike(item, other)), None)
             if name not in pairs and partner is not None:
                 pairs[name] = theirs.pop(partner.name)
-    rows = [_row(item, pairs.get(name), movements, trusted=True) for name, item in ours.items()]
-    return rows + [_row(None, item, movements) for item in theirs.values()]
+    rows = [_row(item, pairs.get(name), moved, trusted=True) for name, item in ours.items()]
+    return rows + [_row(None, item, moved) for item in theirs.values()]
 
 
 def _outputs(run: ModelRun) -> dict[str, NodeValue]:

@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 
 from ..errors import first_line
-from .differences import Difference, OnnxValue, described, difference, epsilon, kind_of
+from .differences import OnnxValue, described, epsilon, kind_of
 from .execution import Session, Settings, operator_of
 from .models import OnnxModel, is_external, load_model
 from .reading import DumpError
@@ -171,32 +171,24 @@ def reference_evaluator(model: onnx.ModelProto) -> onnx.reference.ReferenceEvalu
     return ReferenceEvaluator(model, new_ops=ExtendedReferenceEvaluator.filter_ops(model, known, opsets=None))
 
 
-def movements(
+def moved_values(
     model: OnnxModel,
     feeds: Mapping[str, OnnxValue],
     run: Callable[[OnnxModel, Mapping[str, OnnxValue]], Mapping[str, OnnxValue]],
-    before: Mapping[str, OnnxValue],
     unit: float,
     seed: int = 0,
-) -> dict[str, Difference]:
-    """By how much each value moves when all floating-point inputs and weights move by one unit of rounding.
+) -> dict[str, OnnxValue]:
+    """The values of a model where all floating-point inputs and weights are moved by one unit of rounding.
 
     Args:
         run: runs a model on inputs; its values by name.
-        before: the values that it has without being moved.
         unit: of rounding, relative, see ``coarsest_unit``; a value of a coarser dtype moves by that of its own.
         seed: of the directions.
     """
     generator = np.random.default_rng(seed)
 
     def moved(value: OnnxValue) -> OnnxValue:
-        if not isinstance(value, np.ndarray) or kind_of(value.dtype) != "float":
-            return value
-        relative = max(unit, epsilon(value.dtype))
-        signs = generator.integers(0, 2, value.shape) * 2 - 1
-        with np.errstate(all="ignore"):
-            shifted = (value.astype(np.float64) * (1 + relative * signs)).astype(value.dtype)
-            return np.where(np.isfinite(shifted.astype(np.float64)), shifted, value)
+        return moved_by_rounding(value, unit, generator)
 
     changed, values = model.copy(), model.initializers
     room = _LARGEST_MOVED
@@ -205,8 +197,19 @@ def movements(
         if kind_of(value.dtype) == "float" and value.nbytes <= room:
             room -= value.nbytes
             item.CopyFrom(onnx.numpy_helper.from_array(moved(value), item.name))
-    after = run(changed, {name: moved(value) for name, value in feeds.items()})
-    return {name: difference(value, before[name]) for name, value in after.items() if name in before}
+    return dict(run(changed, {name: moved(value) for name, value in feeds.items()}))
+
+
+def moved_by_rounding(value: OnnxValue, unit: float, generator: np.random.Generator) -> OnnxValue:
+    """A floating-point tensor whose elements are moved, up or down at random, by ``unit`` of themselves, or by a unit
+    of its dtype if that is larger; anything else as it is."""
+    if not isinstance(value, np.ndarray) or kind_of(value.dtype) != "float":
+        return value
+    relative = max(unit, epsilon(value.dtype))
+    signs = generator.integers(0, 2, value.shape) * 2 - 1
+    with np.errstate(all="ignore"):
+        shifted = (value.astype(np.float64) * (1 + relative * signs)).astype(value.dtype)
+        return np.where(np.isfinite(shifted.astype(np.float64)), shifted, value)
 
 
 def coarsest_unit(values: Iterable[OnnxValue]) -> float:

@@ -56,11 +56,14 @@ _REGION: Form = {
     "stages": _STAGES,
 }
 
-_DISTANCE: Form = {"nonfinite": int, **dict.fromkeys(("max_abs", "max_rel", "rmse", "max_ulp", "scale"), _FIGURE)}
+_DISTANCE: Form = {
+    "nonfinite": int,
+    **dict.fromkeys(("max_abs", "max_rel", "rmse", "max_ulp", "scale", "share"), _FIGURE),
+}
 
 _BLAME: Form = {
     "kind": frozenset(kind.value for kind in Kind),
-    **dict.fromkeys(("name", "value", "source"), str),
+    **dict.fromkeys(("name", "value", "source", "module?", "code?"), str),
     "region": _INDEX,
 }
 

@@ -154,6 +154,11 @@ def described(function: Callable[..., object]) -> str:
     return origins.described(_written(function))
 
 
+def written_at(function: Callable[..., object]) -> str:
+    """Where a converter was written: ``converters.py:12``."""
+    return origins.written_at(_written(function))
+
+
 def _written(function: Callable[..., object]) -> object:
     """What somebody wrote of a converter: of an onnxscript function the Python function."""
     return getattr(function, "function", function)

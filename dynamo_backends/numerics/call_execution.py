@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from .exact import WIDER
 from .randomness import PrivateRandomness
 from .twice import Float64, Recording, copies
+from .verdicts import epsilon
 
 Change: TypeAlias = Callable[[str, torch.Tensor], torch.Tensor]
 """Is given an argument's name and the argument; returns another of the same shape."""
@@ -36,7 +37,7 @@ class Target:
     Attributes:
         wide: whether in float64; comparisons, indices and random numbers are those of the recorded call, see ``twice``.
         decides: whether comparisons and indices are float64's own all the same.
-        noise: with ``wide``, each result inside is moved at random by up to so much of itself, as rounding would.
+        noise: with ``wide``, the dtype by whose rounding what is computed inside is moved at random.
         device: of the copies; ``None`` for the arguments' own.
         function: computes the same on another runtime; no mode of PyTorch is in its way.
         timer: makes the context in which the function, and then the backward, is called.
@@ -44,7 +45,7 @@ class Target:
 
     wide: bool = False
     decides: bool = False
-    noise: float = 0.0
+    noise: torch.dtype | None = None
     device: torch.device | None = None
     function: Callable[..., Any] | None = None
     timer: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
@@ -116,8 +117,13 @@ class CallExecution:
     @property
     def coarsest(self) -> torch.dtype:
         """The floating-point or complex dtype of least precision among the arguments; float64 if there is none."""
-        dtypes = [leaf.dtype for leaf in self._own if isinstance(leaf, torch.Tensor)]
+        dtypes = [leaf.dtype for leaf in self.tensors]
         return max((dtype for dtype in dtypes if epsilon(dtype)), key=epsilon, default=torch.float64)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The caller's own tensors among the arguments."""
+        return [leaf for leaf in self._own if isinstance(leaf, torch.Tensor)]
 
     def run(self, target: Target, change: Change | None = None, *, with_gradients: bool = False) -> Run:
         """Calls the function on copies of the arguments; after the call itself.
@@ -170,7 +176,7 @@ class Run:
         self._modes: list[Any] = []
         if target.function is None:
             self._modes.append(PrivateRandomness(self._state))
-        self._float64 = Float64(execution.recording, decides_itself=target.decides, noise=target.noise)
+        self._float64 = Float64(execution.recording, decides_itself=target.decides, noise=target.noise or False)
         if target.wide:
             self._modes.append(self._float64)
         wanted = execution.requires_grad if with_gradients else [False] * len(leaves)
@@ -251,11 +257,6 @@ def named_tensors(value: object, name: str) -> Iterator[tuple[str, torch.Tensor]
 def version_of(value: object) -> int:
     """How often a tensor was changed in place; 0 for one of inference mode, where PyTorch does not count."""
     return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
-
-
-def epsilon(dtype: torch.dtype) -> float:
-    """The relative rounding of a dtype; 0 for one that does not round."""
-    return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
 def requires_grad(value: object) -> TypeGuard[torch.Tensor]:

@@ -16,9 +16,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from .differences import is_discrete
-from .exact import Environment, attribute, run_eager, run_exact, run_only_exact, widened_copy
-from .randomness import PrivateRandomness
+from .exact import REFUSALS, Environment, attribute, run_eager, run_exact, run_only_exact, widened_copy
+from .randomness import PrivateRandomness, moved
+from .verdicts import is_discrete
 
 
 class FxExecution:
@@ -32,11 +32,14 @@ class FxExecution:
         exact: whether float64 runs.
         recorded: by node, results that are not computed again, as of random numbers.
         compared: names of nodes whose values are needed until ``release`` is called for them.
+        noise: without ``eager``, draws by how much of a unit in its last place each value that a node reads is moved:
+            float64 with the rounding of the graph's dtypes, at random.
 
     Attributes:
         eager, exact: values that are still needed; an argument's in float64 from its first reader on. The two share no
             memory of floating-point values.
         inexact: by name of a node, why PyTorch has no float64 of it; eager's result stands for it.
+        drawn: what nodes that drew random numbers returned.
         decisions: nodes that made discrete values of floating-point ones, which another rounding may turn.
     """
 
@@ -50,14 +53,17 @@ class FxExecution:
         exact: bool = True,
         recorded: Mapping[fx.Node, object] | None = None,
         compared: Collection[str] = (),
+        noise: torch.Generator | None = None,
     ) -> None:
         self.eager: Environment = {}
         self.exact: Environment = {}
         self.inexact: dict[str, str] = {}
         self.decisions: set[fx.Node] = set()
+        self.drawn: dict[fx.Node, object] = {}
         self._module = module
         self._has_eager, self._has_exact = eager, exact
-        self._recorded = recorded or {}
+        self._recorded = recorded if recorded is not None else {}
+        self._noise = noise
         self._nodes = iter(module.graph.nodes)
         self._arguments = iter(arguments)
         self._randomness = PrivateRandomness(state)
@@ -75,7 +81,11 @@ class FxExecution:
     def run(self, node: fx.Node) -> None:
         """Runs one node; all that it reads was run. What it reads is kept until ``release``."""
         if node in self._recorded:
-            self.eager[node] = self._recorded[node]
+            value = self._recorded[node]
+            if self._has_eager:
+                self.eager[node] = value
+            else:
+                self.exact[node] = pytree.tree_map(widened_copy, value)
         elif node.op in ("placeholder", "get_attr"):
             is_argument = node.op == "placeholder"
             value = next(self._arguments) if is_argument else attribute(self._module, str(node.target))
@@ -87,7 +97,7 @@ class FxExecution:
             self._call(node)
         else:
             with self._randomness:
-                self.exact[node] = run_only_exact(node, self.exact)
+                self.exact[node] = self._only_exact(node)
 
     def _call(self, node: fx.Node) -> None:
         if self._has_exact:
@@ -100,8 +110,25 @@ class FxExecution:
             given = pytree.tree_leaves([self.eager[arg] for arg in node.all_input_nodes])
             if not all(map(is_discrete, given)):
                 self.decisions.add(node)
-        if self._has_exact and self._randomness.draws == draws:
+        if self._randomness.draws > draws:
+            self.drawn[node] = eager
+        elif self._has_exact:
             self.exact[node] = run_exact(node, self.exact, eager, self.inexact)
+
+    def _only_exact(self, node: fx.Node) -> object:
+        """A node's results where float64 alone runs."""
+        if self._noise is None:
+            return run_only_exact(node, self.exact)
+        given = {arg: self.exact[arg] for arg in node.all_input_nodes}
+        if not _returns_view(node):
+            compares = all(map(is_discrete, pytree.tree_leaves(node.meta.get("val"))))
+            given = {arg: _moved(arg, value, self._noise, compares) for arg, value in given.items()}
+        try:
+            return run_only_exact(node, given)
+        except REFUSALS:
+            return pytree.tree_map(
+                widened_copy, run_eager(node, {arg: _narrowed(arg, value) for arg, value in given.items()})
+            )
 
     def exact_of(self, node: fx.Node) -> object:
         """A node's value in float64; eager's, widened, where the node was not computed, or drew random numbers."""
@@ -117,6 +144,27 @@ class FxExecution:
             self.eager.pop(node, None)
             self.exact.pop(node, None)
         return dead
+
+
+def _moved(node: fx.Node, value: object, generator: torch.Generator, whole_stay: bool) -> object:
+    """A node's value, moved at random by up to a unit in the last place of the dtype that it has in the graph."""
+    fake = node.meta.get("val")
+    is_wide = isinstance(value, torch.Tensor) and value.dtype is torch.float64
+    if not is_wide or not isinstance(fake, torch.Tensor) or not fake.is_floating_point():
+        return value
+    assert isinstance(value, torch.Tensor)
+    return moved(value, fake.dtype, generator, whole_stay=whole_stay)
+
+
+def _narrowed(node: fx.Node, value: object) -> object:
+    """A node's value in the dtype that it has in the graph."""
+    fake = node.meta.get("val")
+    return value.to(fake.dtype) if isinstance(value, torch.Tensor) and isinstance(fake, torch.Tensor) else value
+
+
+def _returns_view(node: fx.Node) -> bool:
+    schema = node.target._schema if isinstance(node.target, torch._ops.OpOverload) else None
+    return schema is None or any(result.alias_info is not None for result in schema.returns)
 
 
 def value_of(node: fx.Node, known: Environment) -> object:

@@ -64,7 +64,7 @@ class PrivateRandomness(TorchDispatchMode):
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.HigherOrderOperator):  # what is inside may draw, or ask for the state
             return self._with_process_generator(func, args, kwargs)
-        if not is_random(func) or kwargs.get("generator") is not None or not _is_on_cpu(args, kwargs):
+        if not draws_numbers(func, args, kwargs) or kwargs.get("generator") is not None or not _is_on_cpu(args, kwargs):
             return func(*args, **kwargs)
         self.draws += 1
         if func is aten.native_dropout.default and args[0].dtype in (torch.float32, torch.float64):
@@ -106,3 +106,54 @@ def _is_on_cpu(args: object, kwargs: dict[str, Any]) -> bool:
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     device = kwargs.get("device") or (tensors[0].device if tensors else "cpu")
     return torch.device(device).type == "cpu"
+
+
+def moved(
+    value: torch.Tensor, dtype: torch.dtype, generator: torch.Generator, *, whole_stay: bool = False
+) -> torch.Tensor:
+    """A tensor of float64 whose elements are moved at random by up to a unit in the last place of a dtype.
+
+    Zeros and infinities stay; with ``whole_stay`` all whole numbers, which are exact where they are compared: those of
+    a mask, or indices.
+    """
+    info = torch.finfo(dtype)
+    by = torch.rand(value.shape, dtype=torch.float64, generator=generator).mul_(2).sub_(1).mul_(info.eps)
+    size = value.abs().clamp_(min=info.smallest_normal)  # smaller ones are as far apart as these
+    stays = ~value.isfinite() | (value == (value.round() if whole_stay else 0.0))
+    return torch.where(stays, value, value + size * by.to(value.device))
+
+
+NEAR_ONE = frozenset(
+    {"sigmoid", "silu", "gelu", "elu", "celu", "selu", "mish", "hardswish", "hardsigmoid", "log_sigmoid_forward"}
+)
+"""Functions that kernels compute of numbers near one, such as ``exp(x) - 1``, or times such numbers."""
+
+_GRADIENTS_NEAR_ONE = frozenset({f"{name}_backward" for name in (*NEAR_ONE, "tanh", "log_sigmoid", "softplus")})
+
+
+def size_near_one(name: str, args: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The size of the numbers near one, or times such numbers, inside of an operator; ``None`` if it has none.
+
+    Args:
+        name: of the operator, without its overload.
+        args: its floating-point arguments.
+    """
+    if name in NEAR_ONE and args:
+        return args[0].abs().clamp(min=1.0)
+    if name in _GRADIENTS_NEAR_ONE and len(args) > 1:
+        return args[0].abs() * args[1].abs().clamp(min=1.0)
+    return None
+
+
+def moved_near_one(
+    name: str, result: torch.Tensor, args: Sequence[Any], dtype: torch.dtype, generator: torch.Generator
+) -> torch.Tensor:
+    """A result in float64 of an operator, moved at random by what a unit in the last place of one, inside of the
+    function, makes; as it is where there are no such numbers. No dtype has larger units than float32: half precision is
+    computed in that."""
+    size = size_near_one(name, [item for item in args if isinstance(item, torch.Tensor) and item.is_floating_point()])
+    if size is None:
+        return result
+    unit = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    by = torch.rand(result.shape, dtype=torch.float64, generator=generator).mul_(2).sub_(1).mul_(unit)
+    return result + size * by.to(result.device)

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 import torch
 
 from ..layout import significant_strides
-from .distance import dense, distance, is_carried, is_explained
+from .distance import dense, ordinary
+from .verdicts import is_discrete, verdict
 
 _SAMPLE = 2**18
 """Elements of the largest tensor that is compared as a whole."""
 
-_GROWN = 16.0
-"""How many times the rounding of its arguments a graph may make itself: it has many nodes that round."""
+_UNITS = 64.0
+_CARRIED = 0.01
+"""Units in the last place that are near; the share that rounding carried through a graph makes at most."""
 
 
 def difference_of_results(
@@ -24,6 +26,7 @@ def difference_of_results(
     *,
     exact: Sequence[object] | None = None,
     float32_as: torch.dtype = torch.float32,
+    is_checked: bool = False,
 ) -> str:
     """What distinguishes the results of two runs beyond rounding; empty if nothing does.
 
@@ -32,12 +35,12 @@ def difference_of_results(
         actual: the others, in the same way.
         moved: those of PyTorch on arguments that are a rounding away: how far they are from ``expected`` tells how much
             rounding grows.
-        exact: those of float64, which tells what rounding accounts for; without it, half of the dtype's digits do.
+        exact: those of float64, which tells what rounding accounts for.
         float32_as: the dtype by whose rounding float32 is judged.
+        is_checked: whether what is no rounding is compared again, with ``exact``; else half of the digits are enough.
     """
     if len(actual) != len(expected):
         return f"{len(actual)} results, not {len(expected)}"
-    largest = max((_largest(value) for value in expected), default=0.0)
     for i, (our, their) in enumerate(zip(actual, expected, strict=True)):
         ours, theirs = _like(our), _like(their)
         if ours is None or theirs is None:
@@ -51,9 +54,17 @@ def difference_of_results(
             return f"result {i} is laid out in another way"
         rounded_to = float32_as if ours.dtype is torch.float32 else ours.dtype
         actual_elements, expected_elements = _elements(our), _elements(their)
-        if _is_near(actual_elements, expected_elements, largest, None if exact is None else exact[i], rounded_to):
+        unit = torch.finfo(rounded_to).eps if rounded_to.is_floating_point or rounded_to.is_complex else 0.0
+        if _is_near(actual_elements, expected_elements, _UNITS * unit if is_checked else min(unit**0.5, _CARRIED)):
             continue
-        if moved is None or not _is_moved(actual_elements, expected_elements, _elements(moved[i])):
+        found = verdict(
+            actual_elements,
+            expected_elements,
+            expected_elements if exact is None else exact[i],
+            [] if moved is None else [_elements(moved[i])],
+            rounded_to=rounded_to,
+        )
+        if found.is_wrong:
             return f"result {i} has other values"
     return ""
 
@@ -97,26 +108,12 @@ def _sample(value: torch.Tensor) -> torch.Tensor | Sample:
     return Sample(value.to("meta"), memory[::step].clone())
 
 
-def _is_near(ours: torch.Tensor, theirs: torch.Tensor, largest: float, exact: object, rounded_to: torch.dtype) -> bool:
-    between = distance(ours, theirs)
-    if not isinstance(exact, torch.Tensor):
-        return is_carried(between, rounded_to, largest)
-    return is_carried(between, rounded_to, largest) or is_explained(
-        distance(ours, exact), distance(theirs, exact), rounded_to, largest
-    )
-
-
-def _is_moved(ours: torch.Tensor, theirs: torch.Tensor, moved: torch.Tensor) -> bool:
-    """Whether a difference is no more than ``_GROWN`` times what a rounding of the arguments makes."""
-    between = distance(ours, theirs)
-    return not between.nonfinite and between.max_abs <= _GROWN * distance(moved, theirs).max_abs
-
-
-def _largest(value: object) -> float:
-    value = value.elements if isinstance(value, Sample) else value
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() == 0:
-        return 0.0
-    whole = dense(value.detach())
-    whole = whole.float() if whole.itemsize == 1 else whole  # PyTorch has no largest of those
-    largest = float(whole.abs().max())
-    return largest if largest < float("inf") else 0.0
+def _is_near(ours: torch.Tensor, theirs: torch.Tensor, share: float) -> bool:
+    """Whether each element is within a share of itself, and of the tensor's ordinary elements."""
+    if is_discrete(theirs):
+        return torch.equal(ours, theirs)
+    dtype = torch.complex128 if theirs.is_complex() else torch.float64
+    wide, right = (dense(item.detach()).to(dtype) for item in (ours, theirs))
+    same = (wide == right) | (wide.isnan() & right.isnan())
+    allowed = share * (right.abs() + ordinary(right))
+    return bool((same | (wide.isfinite() & right.isfinite() & ((wide - right).abs() <= allowed))).all())

@@ -19,36 +19,55 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeAlias, TypeGuard, cast
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ..collectives import is_collective
-from .differences import largest
 from .distance import same_elements
 from .exact import BIT_CASTS, REFUSALS, WIDER, of_default_dtype, widen, wider_dtype
-from .randomness import PrivateRandomness, draws_numbers
+from .randomness import PrivateRandomness, draws_numbers, moved, moved_near_one
+from .verdicts import Verdict, epsilon, verdict
 
 aten = torch.ops.aten
+
+_TIMES = 3
+"""How often a program runs with random rounding."""
+
+
+Values: TypeAlias = "Mapping[object, object]"
 
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """What the two runs gave, by key: tensors or numbers."""
+    """What the two runs gave, by key: tensors or numbers.
 
-    eager: Mapping[object, object]
-    exact: Mapping[object, object]
+    Attributes:
+        movements: what float64 gives with rounding at random, see ``Twice``: computed when it is asked for.
+    """
+
+    eager: Values
+    exact: Values
+    movements: Callable[[], Sequence[Values]] = tuple
 
     def under(self, keys: Mapping[Any, object]) -> Results:
         """Some of the results, by the keys that these are mapped to."""
-        return Results(*({new: values[key] for key, new in keys.items()} for values in (self.eager, self.exact)))
 
-    @functools.cached_property
-    def largest_gradient(self) -> float:
-        """The largest magnitude among the results with keys ``("gradient", j)``."""
-        return largest(value for key, value in self.exact.items() if isinstance(key, tuple) and key[0] == "gradient")
+        def mapped(values: Values) -> Values:
+            return {new: values[key] for key, new in keys.items() if key in values}
+
+        return Results(mapped(self.eager), mapped(self.exact), lambda: [mapped(item) for item in self.movements()])
+
+    def verdict(self, actual: object, key: object) -> Verdict:
+        """The verdict on another value of a result: by eager's error, and where that does not explain it, by what
+        rounding at random makes."""
+        eager, exact = self.eager.get(key), self.exact.get(key)
+        found = verdict(actual, eager, exact)
+        if found.is_wrong and found.is_of_size:
+            found = verdict(actual, eager, exact, [item.get(key) for item in self.movements()])
+        return found
 
 
 class Twice:
@@ -73,6 +92,7 @@ class Twice:
         generator_state: torch.Tensor,
         are_leaves: Sequence[bool] | None = None,
     ) -> None:
+        self._function, self._given, self._are_leaves = function, arguments, are_leaves or [True] * len(arguments)
         self._recording = Recording()
         self._float64 = Float64(self._recording)
         self._arguments: dict[str, list[object]] = {}
@@ -81,23 +101,45 @@ class Twice:
         self._state = generator_state
         for name, mode in self._modes():
             leaves = copies(arguments, wide=mode is self._float64)
-            given = [
-                as_given(leaf, is_leaf)
-                for leaf, is_leaf in zip(leaves, are_leaves or [True] * len(leaves), strict=True)
-            ]
+            given = _given(leaves, self._are_leaves)
             with _from_state(self._state), mode:
                 self._results[name] = list(function(*given))
             self._arguments[name], self._leaves[name] = given, leaves
         changed = [j for j, value in enumerate(arguments) if _is_changed(value, self._arguments["eager"][j])]
-        self.outputs = Results(*(self._values_of(name, changed) for name, _ in self._modes()))
+        eager, exact = (self._values_of(name, changed) for name, _ in self._modes())
+        self.outputs = Results(eager, exact, self._movements(None, (), changed))
 
-    def decided_in_float64(
-        self, function: Callable[..., Sequence[object]], arguments: Sequence[object]
-    ) -> Sequence[object]:
-        """The results of the same where float64 makes its own comparisons; random numbers are those of the two runs."""
-        given = copies(arguments, wide=True)
-        with _from_state(self._state), torch.no_grad(), Float64(self._recording, decides_itself=True):
-            return [_detached(value) for value in function(*given)]
+    def _movements(
+        self, tangents: Mapping[object, torch.Tensor] | None, of: Sequence[int], changed: Sequence[int] = ()
+    ) -> Callable[[], list[Values]]:
+        """Gives the results, or with ``tangents`` the gradients, where float64 is moved by the rounding of the eager
+        run; without what the two runs returned.
+
+        What an operator reads is moved at random by up to a unit in the last place of the coarsest dtype of the eager
+        run, and the results of functions like SiLU by what a unit of one makes in them; a few times, each from other
+        random numbers. Comparisons and indices are those runs' own; a run that cannot go on with them, as where a shape
+        depends on one, is left out.
+        """
+        arguments, function, are_leaves = self._given, self._function, self._are_leaves
+        recording, state = self._recording, self._state
+
+        def run(seed: int) -> Iterator[Values]:
+            with contextlib.suppress(*REFUSALS, IndexError):
+                yield once(seed)
+
+        def once(seed: int) -> Values:
+            leaves = copies(arguments, wide=True)
+            given = _given(leaves, are_leaves)
+            noise = torch.Generator().manual_seed(seed)
+            mode = Float64(recording, decides_itself=True, noise=True, generator=noise)
+            with _from_state(state), torch.set_grad_enabled(bool(tangents)), mode:
+                results = list(function(*given))
+                if tangents is not None:
+                    return _gradients(results, given, leaves, tangents, of)
+                values: dict[object, object] = dict(enumerate(map(_detached, results)))
+                return values | {("input", j): _detached(given[j]) for j in changed}
+
+        return functools.cache(lambda: [values for seed in range(_TIMES) for values in run(seed)])
 
     @property
     def inexact(self) -> Mapping[str, str]:
@@ -127,15 +169,13 @@ class Twice:
         draws = self._recording.draws
         for name, mode in self._modes():
             with _from_state(self._state), torch.enable_grad(), mode:
-                ends = [self._result(name, key) for key in tangents]
-                grads = [tangent.to(end.dtype) for end, tangent in zip(ends, tangents.values(), strict=True)]
-                leaves = [self._leaves[name][j] for j in of]
-                results = torch.autograd.grad(ends, leaves, grads, allow_unused=True)
+                given = self._results[name], self._arguments[name], self._leaves[name]
+                gradients = _gradients(*given, tangents, of)
             if self._recording.draws > draws:
                 raise NotRepeatableError("the backward draws random numbers, and there is no telling which")
-            found.append(dict(zip(of, results, strict=True)))
+            found.append(gradients)
         self._results.clear()
-        return Results(*found)
+        return Results(found[0], found[1], self._movements(tangents, of))
 
     def _modes(self) -> list[tuple[str, TorchDispatchMode]]:
         return [("eager", self._recording), ("exact", self._float64)]
@@ -144,15 +184,30 @@ class Twice:
         values: dict[object, object] = dict(enumerate(map(_detached, self._results[name])))
         return values | {("input", j): _detached(self._arguments[name][j]) for j in changed}
 
-    def _result(self, name: str, key: object) -> torch.Tensor:
+
+def _gradients(
+    results: Sequence[object],
+    arguments: Sequence[object],
+    leaves: Sequence[object],
+    tangents: Mapping[object, torch.Tensor],
+    of: Sequence[int],
+) -> dict[object, object]:
+    """The gradients of some leaves by autograd, see ``Twice.gradients``."""
+
+    def end(key: object) -> torch.Tensor:
         if isinstance(key, int):
-            value = self._results[name][key]
+            value = results[key]
         else:
             assert isinstance(key, tuple)
             kind, position = key
-            value = self._arguments[name][position] if kind == "input" else self._results[name][position]._base  # type: ignore[attr-defined]
+            value = arguments[position] if kind == "input" else cast(torch.Tensor, results[position])._base
         assert isinstance(value, torch.Tensor)
         return value
+
+    ends = [end(key) for key in tangents]
+    grads = [tangent.to(item.dtype) for item, tangent in zip(ends, tangents.values(), strict=True)]
+    found = torch.autograd.grad(ends, [cast(torch.Tensor, leaves[j]) for j in of], grads, allow_unused=True)
+    return dict(zip(of, found, strict=True))
 
 
 def _detached(value: object) -> object:
@@ -163,6 +218,11 @@ def _is_changed(before: object, after: object) -> bool:
     if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor) or before.is_nested:
         return False  # PyTorch does not compare nested ones
     return before.dtype != after.dtype or not same_elements(before.detach(), after.detach())
+
+
+def _given(leaves: Sequence[object], are_leaves: Sequence[bool]) -> list[object]:
+    with torch.enable_grad():
+        return list(map(as_given, leaves, are_leaves))
 
 
 def as_given(leaf: object, is_leaf: bool) -> object:
@@ -263,6 +323,8 @@ class Recording(TorchDispatchMode):
     Attributes:
         kept: by operator.
         draws: how many operators have drawn random numbers.
+        dtypes: by operator, call after call, the floating-point dtype of least precision that it took or returned, but
+            for those of eight bits, which are stored and not computed; and whether it returned only discrete values.
         failure: why the run cannot be repeated, or ``""``.
     """
 
@@ -272,6 +334,7 @@ class Recording(TorchDispatchMode):
         super().__init__()
         self.kept: dict[object, list[_Kept]] = collections.defaultdict(list)
         self.draws = 0
+        self.dtypes: dict[object, list[tuple[torch.dtype, bool]]] = collections.defaultdict(list)
         self.failure = ""
         self._raises = raises
 
@@ -281,6 +344,8 @@ class Recording(TorchDispatchMode):
             if self._raises:
                 raise NotRepeatableError(self.failure)
         result = func(*args, **(kwargs or {}))
+        dtypes = {leaf.dtype for leaf in _floats((args, kwargs, result)) if leaf.itemsize > 1}
+        self.dtypes[func].append((max(dtypes, key=epsilon, default=torch.float64), not _floats(result)))
         self.draws += draws_numbers(func, args, kwargs or {})
         if decides(func, args, kwargs or {}, result):
             written = {key: _cloned(value) for key, value in written_by(func, args, kwargs or {}).items()}
@@ -308,19 +373,29 @@ class Float64(TorchDispatchMode):
     Args:
         recording: what eager did.
         decides_itself: whether comparisons and indices are float64's own; random numbers are eager's all the same.
-        noise: each result is moved at random by up to so much of itself, as rounding would in a lower precision.
+        noise: whether what an operator reads is moved at random, by the rounding of the dtype that the same call had in
+            eager's run; or the dtype.
+        generator: draws the noise.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, recording: Recording, *, decides_itself: bool = False, noise: float = 0.0) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        *,
+        decides_itself: bool = False,
+        noise: torch.dtype | bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
         super().__init__()
         self._noise = noise
-        self._generator = torch.Generator().manual_seed(0) if noise else None
+        self._generator = generator or torch.Generator().manual_seed(0)
         self.inexact: dict[str, str] = {}
         self._recording = recording
         self._decides = decides_itself
         self._position: collections.Counter[object] = collections.Counter()
+        self._calls: collections.Counter[object] = collections.Counter()
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         args, kwargs = pytree.tree_map(wider_dtype, (args, kwargs or {}))
@@ -360,23 +435,34 @@ class Float64(TorchDispatchMode):
         return _widened(kept.result)
 
     def _compute(self, func: Any, args: Any, kwargs: Any) -> object:
+        is_function = isinstance(func, torch._ops.OpOverload) and not func._schema.is_mutable
+        noise = self._noise_of(func) if self._noise and is_function and not _returns_view(func) else None
+        if noise is not None:
+            args, kwargs = pytree.tree_map(lambda value: self._moved(value, *noise), (args, kwargs))
         try:
             result = func(*args, **kwargs)
         except REFUSALS as error:
             return self._in_low_precision(func, args, kwargs, error)
-        if not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable:
+        if not is_function:
             return result
-        if self._noise and not _returns_view(func):
-            result = pytree.tree_map(self._moved, result)
         if any(leaf.dtype in WIDER for leaf in _floats(result)) and not _returns_view(func):
             result = _widened(of_default_dtype(func, args, kwargs, result))
+        if noise is not None and isinstance(result, torch.Tensor) and result.dtype is torch.float64:
+            result = moved_near_one(func.overloadpacket.__name__, result, args, noise[0], self._generator)
         return result
 
-    def _moved(self, value: object) -> object:
+    def _noise_of(self, func: object) -> tuple[torch.dtype, bool]:
+        """The dtype whose rounding the next call of an operator had in eager's run, and whether it compared."""
+        if isinstance(self._noise, torch.dtype):
+            return self._noise, False
+        dtypes, position = self._recording.dtypes[func], self._calls[func]
+        self._calls[func] += 1
+        return dtypes[min(position, len(dtypes) - 1)] if dtypes else (torch.float64, False)
+
+    def _moved(self, value: object, dtype: torch.dtype, compares: bool) -> object:
         if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
             return value
-        by = torch.rand(value.shape, dtype=torch.float64, generator=self._generator).mul_(2).sub_(1).mul_(self._noise)
-        return torch.addcmul(value, value, by.to(value.device))
+        return moved(value, dtype, self._generator, whole_stay=compares)
 
     def _in_low_precision(self, func: Any, args: Any, kwargs: Any, error: Exception) -> object:
         """For an operator that float64 does not have."""

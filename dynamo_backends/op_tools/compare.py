@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -40,13 +39,6 @@ class Compared(Verdict):
     number: int
     call: str
     source: str
-
-    @property
-    def share(self) -> float:
-        """``max_diff`` as a multiple of what is allowed; infinite if it is wrong for another reason, or is NaN."""
-        if self.allowed and math.isfinite(self.max_diff):
-            return self.max_diff / self.allowed
-        return 0.0 if self.allclose else math.inf
 
     def __str__(self) -> str:
         which = "" if self.value == "output" else f" {self.value}"

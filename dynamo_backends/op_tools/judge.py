@@ -12,10 +12,13 @@ from typing import TypeAlias
 
 import torch
 
-from ..numerics.call_execution import FLOAT64, CallExecution, Change, Target, epsilon
-from ..numerics.differences import discrete_difference, is_discrete, largest, same_number
-from ..numerics.distance import EQUAL, allowed_error, distance, is_explained
+from ..numerics.call_execution import FLOAT64, CallExecution, Change, Target
+from ..numerics.distance import distance, ordinary
 from ..numerics.exact import WIDER
+from ..numerics.local_error import is_broadcast
+from ..numerics.measure import group_of
+from ..numerics.randomness import moved
+from ..numerics.verdicts import epsilon, is_discrete, largest, same_number
 from .gradients import Gradients
 from .names import is_of_pytorch
 from .tool import dtype_name
@@ -26,6 +29,12 @@ _TRIES = 3
 _STEP = 1e-6
 _DIFFERENCES = 1e-8
 """How far arguments are moved for a derivative by differences, and its error in float64 relative to the results."""
+
+_TIES = 0.01
+"""The share of comparisons and indices that may come out otherwise in float64, where two values are equal."""
+
+_BESIDE = 1e3
+"""By how much larger than a result what is computed with it may be, and its rounding be in the result."""
 
 _NUMERICAL = 1e-3
 """The relative error of a directional derivative that needs no explanation: the function may have kinks."""
@@ -44,9 +53,10 @@ class Verdict:
         dtype, shape: of it.
         allclose: whether it is as near to the reference as its dtype and the condition of the operator allow.
         max_diff: largest absolute difference.
-        allowed: the largest that needs no explanation; ``None`` where elements are counted.
+        allowed: what needs no explanation at the element that is worst for it; ``None`` where elements are counted.
         complaint: ``Inconsistent dtypes: ...``, another shape, elements that differ, NaN; elements that were not
             compared; or ``""``.
+        share: the largest error as a multiple of what is allowed at that element.
     """
 
     value: str
@@ -56,6 +66,7 @@ class Verdict:
     max_diff: float
     allowed: float | None
     complaint: str = ""
+    share: float = 0.0
 
 
 class CallJudge:
@@ -180,10 +191,11 @@ class CallJudge:
         beside = largest(_where_set(unset, exact).values())
 
         @functools.cache
-        def moved(dtype: torch.dtype) -> Sequence[_Values]:
-            """The values where the arguments, and all inside, are moved by a unit in the last place of a dtype."""
-            noisy = dataclasses.replace(FLOAT64, noise=epsilon(dtype))
-            return [_where_set(unset, run(noisy, self._mover(dtype))) for _ in range(_TRIES)]
+        def movements(dtype: torch.dtype) -> Sequence[_Values]:
+            """Float64's values; and these where the arguments, and all inside, are moved by their rounding."""
+            noisy = dataclasses.replace(FLOAT64, noise=dtype)
+            found = [run(FLOAT64, None), *(run(noisy, self._mover(dtype)) for _ in range(_TRIES))]
+            return [_where_set(unset, values) for values in found]
 
         def verdict(name: str, value: torch.Tensor, exact: torch.Tensor) -> Verdict:
             judged = functools.partial(Verdict, name, dtype_name(value.dtype), tuple(value.shape))
@@ -194,28 +206,42 @@ class CallJudge:
             is_same = exact.dtype in (expected, value.dtype)  # some functions have a dtype of their own in float64 too
             complaint = "" if is_same else f"Inconsistent dtypes: {value.dtype} {exact.dtype}"
             value, exact = (_where_set(unset, {name: item})[name].detach().cpu() for item in (value, exact))
-            error = distance(value, exact)
             if is_discrete(value):
+                error = distance(value, exact)
                 complaint = complaint or self._discrete_difference(name, value, exact, run)
                 return judged(not complaint, error.max_abs, None, complaint)
+            coarser = max((value.dtype, computed_in, self._execution.coarsest), key=epsilon)
+            inner = self._magnitudes(exact) + beside / _BESIDE
+            error = distance(value, exact, inner=inner)
             if error.nonfinite:
                 complaint = complaint or f"{error.nonfinite} elements are NaN or infinite on one side only"
-            coarser = max((value.dtype, computed_in, self._execution.coarsest), key=epsilon)
-            near = EQUAL
-            is_right = is_explained(error, near, value.dtype, beside) or error.max_abs <= lost(value.dtype, beside)
-            if not is_right and not error.nonfinite:
-                others = [distance(values[name].cpu(), exact) for values in moved(coarser) if name in values]
-                near = max(others, key=lambda item: item.max_abs, default=EQUAL)
-                is_right = is_explained(error, near, coarser, beside)
-            allowed = allowed_error(near, value.dtype, max(error.scale, near.scale))
-            is_right = is_right and not complaint
+            elif not error.is_rounding:
+                base, *others = movements(coarser)
+                # around what it is compared with, which need not be float64
+                near = [exact + (item[name] - base[name]).cpu() for item in others if name in item]
+                error = distance(value, exact, *near, inner=inner, group=group_of(exact.shape), dtype=coarser)
+            is_right = error.is_rounding and not complaint
+            allowed = error.limit if error.limit else None
             if name in unset:
                 complaint = (
                     complaint or f"{int(unset[name].sum())} elements are not compared: the operator sets no value"
                 )
-            return judged(is_right, error.max_abs, allowed, complaint)
+            return judged(
+                is_right, error.max_abs, allowed, complaint, error.share if is_right or error.share > 1 else math.inf
+            )
 
         return [verdict(name, value, exact[name]) for name, value in ours.items() if name in exact]
+
+    def _magnitudes(self, exact: torch.Tensor) -> torch.Tensor:
+        """For each element of a result, the magnitude of numbers inside of its computation: of the elements of the
+        arguments that are broadcast to it, and of the result's ordinary elements."""
+        size = torch.full(exact.shape, ordinary(exact), dtype=torch.float64)
+        for item in self._execution.tensors:
+            if item.is_floating_point() and is_broadcast(item.shape, exact.shape):
+                size = torch.maximum(
+                    size, item.detach().abs().double().cpu().nan_to_num(0.0, 0.0, 0.0).expand(exact.shape)
+                )
+        return size
 
     def _unset(self, ours: _Values, exact: _Values, run: _Run) -> _Values:
         """Where an operator of PyTorch leaves elements of a result as the memory was, as ``aten._ctc_loss`` does behind
@@ -233,7 +259,7 @@ class CallJudge:
             if not is_discrete(value) and name in exact and exact[name].shape == value.shape
         }
         if not is_of_pytorch(self._execution.function) or all(
-            is_explained(distance(value.cpu(), other.cpu()), EQUAL, value.dtype) for value, other in pairs.values()
+            distance(value.cpu(), other.cpu()).is_rounding for value, other in pairs.values()
         ):
             return {}
         with _nan_in_new_memory():
@@ -255,25 +281,25 @@ class CallJudge:
         otherwise on arguments that are moved by their rounding, two values may be equal, or nearly so.
         """
         if not self._reference.wide:
-            return discrete_difference(value, exact)
-        difference = discrete_difference(value, exact, share=0)
+            is_rounded = any(item.is_floating_point() for item in self._execution.tensors)
+            return _turned(value, exact, _TIES if is_rounded else 0.0)
+        difference = _turned(value, exact, share=0)
         is_rounded = self._execution.coarsest is not torch.float64
         if difference or self._execution.recording.draws or not is_rounded:
             return difference
         deciding = dataclasses.replace(FLOAT64, decides=True)
         decided = run(deciding, None).get(name)
-        if decided is None or not (difference := discrete_difference(value, decided.cpu())):
+        if decided is None or not (difference := _turned(value, decided.cpu())):
             return ""
         others = (run(deciding, self._mover(self._execution.coarsest)).get(name) for _ in range(_TRIES))
-        is_tie = any(other is not None and discrete_difference(decided, other) for other in others)
+        is_tie = any(other is not None and _turned(decided, other) for other in others)
         return "" if is_tie else difference
 
     def _mover(self, dtype: torch.dtype) -> Change:
         """Moves an argument at random by up to a unit in the last place of a dtype."""
 
         def move(_: str, value: torch.Tensor) -> torch.Tensor:
-            noise = torch.rand(value.shape, dtype=torch.float64, generator=self._generator).mul_(2).sub_(1)
-            return (value * (1 + noise.mul_(epsilon(dtype)).to(value.device))).to(value.dtype)
+            return moved(value.double(), dtype, self._generator).to(value.dtype)
 
         return move
 
@@ -306,6 +332,7 @@ def _of_number(value: float, exact: object) -> Verdict:
     return Verdict("output", type(value).__name__, (), is_same, 0.0, None, complaint)
 
 
-def lost(dtype: torch.dtype, beside: float) -> float:
-    """What may be lost of a value beside much larger ones: a hundredth of their rounding, as ``is_carried`` has it."""
-    return epsilon(dtype) * beside / 100
+def _turned(value: torch.Tensor, other: torch.Tensor, share: float = _TIES) -> str:
+    """In words, how many elements of two discrete results differ; ``""`` if no more than ``share`` of them."""
+    differing = int((value != other).sum())
+    return f"{differing} of {value.numel()} elements differ" if differing > share * value.numel() else ""

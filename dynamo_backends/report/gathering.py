@@ -25,10 +25,10 @@ from ..dumps.stage_graphs import ONNX_STAGES, StageGraph, stage_graphs
 Json = Any
 """What ``json`` reads and writes. What it has of a dump is checked where it is read."""
 
-MEASURES = ("max_abs", "max_rel", "rmse", "max_ulp", "nonfinite", "scale")
+MEASURES = ("max_abs", "max_rel", "rmse", "max_ulp", "nonfinite", "scale", "share")
 """The figures of a distance, in the order they are in the page."""
 
-DISTANCES = ("onnx", "eager", "session", "local_onnx", "local_eager", "in_model_onnx", "in_model_eager")
+DISTANCES = ("onnx", "eager", "session", "local_onnx", "local_eager")
 """The distances of a row, see ``debug.rows.Row``."""
 
 _TEXTS = ("name", "user_name", "operator", "module", "source", "dtype")

@@ -29,12 +29,22 @@ def is_defined_again(first: object, second: object) -> bool:
 
 def described(value: object) -> str:
     """A function's name and where it was written, for a message: ``fold (my_passes.py:12)``; of several, the first."""
+    inner, line = _innermost(value), written_at(value)
+    name = getattr(inner, "__qualname__", None) or repr(inner)
+    return f"{name} ({line})" if line else name
+
+
+def written_at(value: object) -> str:
+    """Where a function was written: ``my_passes.py:12``; of several, the first; ``""`` if that is not told."""
+    inner = _innermost(value)
+    code = getattr(inner, "__code__", None) or getattr(vars(type(inner)).get("__call__"), "__code__", None)
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code is not None else ""
+
+
+def _innermost(value: object) -> object:
     while isinstance(value, (functools.partial, list, tuple)):
         value = value.func if isinstance(value, functools.partial) else next(iter(value), None)
-    inner = inspect.unwrap(value) if callable(value) else value
-    code = getattr(inner, "__code__", None) or getattr(vars(type(inner)).get("__call__"), "__code__", None)
-    name = getattr(inner, "__qualname__", None) or repr(inner)
-    return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+    return inspect.unwrap(value) if callable(value) else value
 
 
 def _identity(value: object, depth: int) -> object:

@@ -6,7 +6,6 @@ const TABS = [
 const MARKS = {"=": "eager's bits", "~": "another rounding", "!": "wrong by itself", "?": "different each time", " ": "not compared"};
 const KINDS = [
   ["session", "session that ran"], ["onnx", "ONNX, propagated"], ["eager", "eager, propagated"], ["local_onnx", "ONNX, local"], ["local_eager", "eager, local"],
-  ["in_model_onnx", "ONNX, in the model"], ["in_model_eager", "eager, in the model"],
 ];
 const WHOLE = 60; // nodes that a person can take in; of more, those around one are shown
 const NEAR = 24;
@@ -264,7 +263,7 @@ function comparisonColumns() {
     text("operator", "operator", "minmax(92px, 1fr)", (row) => row.operator.replace(/^aten\./, "").replace(/\.default$/, "")),
     text("type", "type", "minmax(116px, 1fr)", (row) => `${row.dtype} ${row.shape || "scalar"}`),
     error("session", "session", "Largest absolute error in the session that ran"), error("onnx", "ONNX", "Largest absolute error, propagated"),
-    error("eager", "eager", "Largest absolute error of eager, propagated"), error("local_onnx", "local", "Largest absolute error of the node alone"),
+    error("eager", "eager", "Largest absolute error of eager, propagated"), error("local_onnx", "local", "Largest absolute error of the node by itself"),
     error("local_eager", "eager's", "Largest absolute error of eager's node alone"),
     text("module", "module", "minmax(100px, 2fr)", (row) => row.module), text("source", "line", "minmax(110px, 2fr)", (row) => short(row.source)),
   ];

@@ -4,7 +4,7 @@ const SERIES = [
   {key: "session", title: "session", colour: "--series-1", help: "of the session that really ran, to float64"},
   {key: "onnx", title: "ONNX", colour: "--series-2", help: "of ONNX Runtime node by node, on its own upstream values, to float64"},
   {key: "eager", title: "eager", colour: "--series-3", help: "of PyTorch, to float64"},
-  {key: "local_onnx", title: "ONNX, local", colour: "--series-4", help: "of the node alone on eager's inputs, to float64 on the same"},
+  {key: "local_onnx", title: "ONNX, local", colour: "--series-4", help: "of the node by itself, on what it is given in the model"},
   {key: "local_eager", title: "eager, local", colour: "--series-5", help: "of eager alone, to float64 on the same"},
 ];
 const MARGIN = {left: 62, right: 14, top: 20, bottom: 34};

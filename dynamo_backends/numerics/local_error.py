@@ -1,0 +1,249 @@
+"""The error that a node makes by itself: its result against PyTorch's on the same arguments.
+
+What rounding may do at each element is found in steps, each only where the one before does not explain the result:
+
+1. units in the last place;
+2. the numbers inside of the computation: the sum of the magnitudes of what is added up, the numbers near one that some
+   functions are computed of;
+3. eager's own error against float64;
+4. by how much float64's result moves if all arguments are moved at random by a unit in their last place.
+
+What is selected, compared or rounded once (``where``, ``argmax``, ``add``) has only the first: on the same arguments
+another result is no matter of rounding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from .distance import dense, distance
+from .exact import REFUSALS, Environment, run_eager, run_exact, run_only_exact, widen
+from .randomness import moved, size_near_one
+from .verdicts import RIGHT, Verdict, index_of, is_discrete, verdict
+
+_TIMES = 4
+"""How often arguments are moved: at an element, one movement may be next to nothing by chance."""
+
+_TIMES_IN_FLOAT64 = 16
+"""The same of float64, where a movement is a whole unit or none, and what cancels stays 0 more often."""
+
+SUMS = frozenset(
+    {
+        "mm", "addmm", "bmm", "baddbmm", "matmul", "linear",
+        "mv", "addmv", "dot", "convolution", "convolution_backward", "sum",
+        "mean", "cumsum", "index_add", "scatter_add", "scatter_reduce", "embedding_dense_backward",
+        "_embedding_bag", "avg_pool1d", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d",
+        "upsample_bilinear2d", "upsample_linear1d", "upsample_trilinear3d",
+    }
+)  # fmt: skip
+"""Operators that add products of their arguments: of the magnitudes they make the sum of the magnitudes."""
+
+_ROUNDED_ONCE = frozenset(
+    {
+        "add", "sub", "rsub", "mul", "div", "neg",
+        "abs", "sign", "sgn", "floor", "ceil", "round",
+        "trunc", "where", "masked_fill", "fill", "clamp", "clamp_min",
+        "clamp_max", "minimum", "maximum", "relu", "threshold", "eq",
+        "ne", "lt", "le", "gt", "ge", "argmax",
+        "argmin", "sort", "topk", "max", "min", "amax",
+        "amin", "any", "all", "isnan", "isinf", "logical_and",
+        "logical_or", "logical_not", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_not",
+        "signbit", "_to_copy",
+    }
+)  # fmt: skip
+"""Operators that select, compare, or round one exact result."""
+
+
+_OF_ONE = frozenset({"expm1", "log1p", "erfc", "asinh", "acosh", "atanh", "logit", "logaddexp", "logaddexp2"})
+"""Functions that ONNX has to make of others, of numbers near one."""
+
+
+def name_of(node: fx.Node) -> str:
+    """The name that all overloads of a node's operator have; ``""`` if it calls none."""
+    return node.target.overloadpacket.__name__ if isinstance(node.target, torch._ops.OpOverload) else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """Nodes of a graph that are computed together.
+
+    Attributes:
+        nodes: in order; the last one's results are compared. Several where what it reads is no value of the model.
+        given: the values of what else they read, as they were where the results were computed.
+    """
+
+    nodes: Sequence[fx.Node]
+    given: Environment
+
+    def results(self, run: Callable[[fx.Node, Environment], object], given: Environment) -> object:
+        """What the last node computes, each run by ``run`` on the values before it."""
+        values = dict(given)
+        for node in self.nodes:
+            values[node] = run(node, values)
+        return values[self.nodes[-1]]
+
+
+class NodeCheck:
+    """Judges the results of a segment, mostly of one node.
+
+    Attributes:
+        eager: PyTorch's results.
+        inexact: by a node's name, why PyTorch has no float64 of it.
+
+    Raises:
+        REFUSALS, IndexError: PyTorch does not take what was given.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self._node = segment.nodes[-1]
+        self._name = name_of(self._node)
+        self._generator = torch.Generator().manual_seed(0)
+        self._exact: list[object] | None = None
+        self._moved: list[list[object]] = []
+        self.inexact: dict[str, str] = {}
+        self._by_eager: Environment = {}
+        self.eager = _leaves(segment.results(self._run_eager, segment.given))
+
+    def verdicts(self, actual: Sequence[object]) -> list[Verdict]:
+        """The verdicts on the results; of what was not computed, ``None``, there is none to make."""
+        return [self._verdict(i, value) for i, value in enumerate(actual)]
+
+    def _verdict(self, i: int, value: object) -> Verdict:
+        eager = self.eager[i]
+        if not isinstance(value, torch.Tensor) or not isinstance(eager, torch.Tensor):
+            return RIGHT
+        return self._tensor_verdict(i, dense(value), dense(eager))
+
+    def _tensor_verdict(self, i: int, value: torch.Tensor, eager: torch.Tensor) -> Verdict:
+        if value.dtype != eager.dtype or value.shape != eager.shape or is_discrete(value):
+            found = verdict(value, eager, eager)
+            if found.is_wrong and is_discrete(value) and value.dtype == eager.dtype and not self._is_rounded_once:
+                return verdict(value, eager, eager, self._moved_results(i))
+            return found
+        near = distance(value, eager)
+        if near.is_rounding:
+            return Verdict(ours=near, eager=distance(eager, eager), index=index_of(near, value))
+        inner = None if self._is_rounded_once else self._inner(i)
+        if inner is not None:
+            near = distance(value, eager, inner=inner)
+            if near.is_rounding:
+                return Verdict(ours=near, eager=distance(eager, eager), index=index_of(near, value))
+        row = 1 if self._is_rounded_once or not value.dim() else value.shape[-1]
+        found = verdict(value, eager, self._exact_results()[i], group=row, inner=inner)
+        if not found.is_wrong or self._is_rounded_once:
+            return found
+        return verdict(value, eager, self._exact_results()[i], self._moved_results(i), group=row, inner=inner)
+
+    def _run_eager(self, node: fx.Node, values: Environment) -> object:
+        self._by_eager[node] = run_eager(node, values)
+        return self._by_eager[node]
+
+    @property
+    def _is_rounded_once(self) -> bool:
+        """Whether nothing but one rounding, or none, is between the arguments and the result.
+
+        Not in float16: ONNX Runtime computes it in float32, and leaves out the rounding between two nodes. A number
+        among the arguments may be rounded to half precision before it takes part.
+        """
+        if self._name not in _ROUNDED_ONCE or "alpha" in self._node.kwargs or len(self._segment.nodes) > 1:
+            return False
+        dtypes = {item.dtype for item in self._tensors() if item.is_floating_point()}
+        numbers = [leaf for leaf in pytree.tree_leaves((self._node.args, self._node.kwargs)) if isinstance(leaf, float)]
+        return torch.float16 not in dtypes and (torch.bfloat16 not in dtypes or all(map(_is_bfloat16, numbers)))
+
+    def _tensors(self) -> list[torch.Tensor]:
+        leaves = pytree.tree_leaves(list(self._segment.given.values()))
+        return [item for item in leaves if isinstance(item, torch.Tensor)]
+
+    def _inner(self, i: int) -> torch.Tensor | None:
+        """For each element, the magnitude of the numbers inside of the computation; ``None`` if it is not known."""
+        eager = self.eager[i]
+        assert isinstance(eager, torch.Tensor)
+        if self._name in SUMS:
+            absolute = {arg: pytree.tree_map(_magnitude, value) for arg, value in self._segment.given.items()}
+            try:
+                size = _leaves(self._segment.results(run_eager, absolute))[i]
+            except REFUSALS:  # it has no float32 of these
+                return None
+            return size.abs().float() if isinstance(size, torch.Tensor) else None
+        if len(self._segment.nodes) > 1:
+            return None
+        read = [self._segment.given[arg] for arg in self._node.all_input_nodes]
+        floats = [dense(item) for item in read if isinstance(item, torch.Tensor) and item.is_floating_point()]
+        if self._name in ("add", "sub", "rsub", "lerp"):  # of several roundings, or in half precision
+            return sum((_finite(item).expand(eager.shape) for item in floats), torch.zeros(eager.shape))
+        if self._name in _OF_ONE:
+            return torch.ones(eager.shape)
+        return size_near_one(self._name, [item.float() for item in floats])
+
+    def _exact_results(self) -> list[object]:
+        if self._exact is None:
+            wide = {arg: pytree.tree_map(widen, value) for arg, value in self._segment.given.items()}
+
+            def run(node: fx.Node, values: Environment) -> object:
+                return run_exact(node, values, self._by_eager[node], self.inexact)
+
+            self._exact = _leaves(self._segment.results(run, wide))
+        return self._exact
+
+    def _moved_results(self, i: int) -> list[object]:
+        """Float64's i-th result where each argument is moved at random by up to a unit in its last place."""
+        is_double = any(item.dtype is torch.float64 for item in self._tensors())
+        for _ in range((_TIMES_IN_FLOAT64 if is_double else _TIMES) - len(self._moved)):
+            moved = {arg: pytree.tree_map(self._move, value) for arg, value in self._segment.given.items()}
+            try:
+                self._moved.append(_leaves(self._segment.results(self._run_moved, moved)))
+            except REFUSALS:  # float64 has not the operator
+                self._moved.append(self._exact_results())
+        return [results[i] for results in self._moved]
+
+    def _run_moved(self, node: fx.Node, values: Environment) -> object:
+        """In float64; between two nodes of the segment there is rounding, too."""
+        result = run_only_exact(node, values)
+        fake = self._by_eager[node]
+        if node is self._node or not isinstance(result, torch.Tensor) or not isinstance(fake, torch.Tensor):
+            return result
+        return moved(result, fake.dtype, self._generator) if fake.is_floating_point() else result
+
+    def _move(self, value: object) -> object:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        wide = widen(value)
+        assert isinstance(wide, torch.Tensor)
+        if value.dtype is torch.float16:  # infinity may be a number that is too large for it, and is none in float32
+            beyond = 2 * torch.finfo(value.dtype).max
+            wide = torch.where(wide.isinf(), wide.sign() * beyond, wide)
+        return moved(wide, value.dtype, self._generator)
+
+
+def is_broadcast(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Whether a tensor of one shape is expanded to another one."""
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(size in (1, other) for size, other in pairs)
+
+
+def _magnitude(value: object) -> Any:
+    """The magnitudes of floating-point elements, in float32 at least; anything else as it is."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    return value.abs() if value.dtype is torch.float64 else value.float().abs()
+
+
+def _finite(value: torch.Tensor) -> torch.Tensor:
+    """The magnitudes of the elements; 0 where they are not finite."""
+    return dense(value).float().abs().nan_to_num(0.0, 0.0, 0.0)
+
+
+def _leaves(results: object) -> list[object]:
+    return list(results) if isinstance(results, (tuple, list)) else [results]
+
+
+def _is_bfloat16(number: float) -> bool:
+    return float(torch.tensor(number).to(torch.bfloat16)) == number

@@ -1,0 +1,361 @@
+"""How far computed numbers are from right ones, and how much of that rounding explains: for each element by itself.
+
+::
+
+    found = measure(value, exact, "float32", others=[eager])
+    found.max_abs, found.share          # the largest error; the largest error as a multiple of its tolerance
+    found.is_rounding                   # share <= 1
+
+The tolerance of element i is
+
+    units * epsilon * |exact_i|  +  factor * (the largest error of ``others`` at i)  +  4 * epsilon of float32 * inner_i
+
+(of float64 in float64).
+
+``others`` are computations that are right, such as eager's, or float64 with all that it reads moved by one unit of
+rounding. Their errors count where they are more than a unit in the last place. So nothing is excused by what another
+element of the tensor is: neither by an outlier nor by a mask of -1e9.
+
+This file needs numpy alone, and is a part of each ``repro.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A floating-point dtype: the distance from 1 to the next number, the smallest normal and the largest number."""
+
+    epsilon: float
+    smallest: float
+    largest: float
+
+    @property
+    def units(self) -> float:
+        """Units in the last place that an element may be off: kernels and approximations of float32 and float64 differ
+        by up to three; half precision is computed in float32 and rounded once."""
+        return 8.0 if self.epsilon < 2**-20 else 2.0 if self.epsilon < 2**-5 else 1.0
+
+    @property
+    def factor(self) -> float:
+        """By how much an error may be larger than another one that rounding makes there."""
+        return 10.0 if self.epsilon < 2**-20 else 2.0
+
+    @property
+    def floor(self) -> float:
+        """The tolerance of the number 0. Numbers below the smallest normal one may be rounded to 0, but in float16,
+        whose arithmetic is that of float32."""
+        return self.smallest if self.smallest < 1e-30 else self.units * self.epsilon * self.smallest
+
+
+FORMATS = {
+    "float64": Format(2.0**-52, 2.0**-1022, float(np.finfo(np.float64).max)),
+    "float32": Format(2.0**-23, 2.0**-126, float(np.finfo(np.float32).max)),
+    "float16": Format(2.0**-10, 2.0**-14, 65504.0),
+    "bfloat16": Format(2.0**-7, 2.0**-126, (2 - 2.0**-7) * 2.0**127),
+    "float8_e4m3fn": Format(2.0**-3, 2.0**-6, 448.0),
+    "float8_e4m3fnuz": Format(2.0**-3, 2.0**-7, 240.0),
+    "float8_e5m2": Format(2.0**-2, 2.0**-14, 57344.0),
+    "float8_e5m2fnuz": Format(2.0**-2, 2.0**-15, 57344.0),
+}
+"""By the dtype's name. A complex one has that of its parts."""
+
+_INNER_UNITS = 4.0
+_SINGLE = FORMATS["float32"].epsilon
+_FEW = 16
+_GROUPS = 16
+"""Elements that tell what size their errors have; groups of a large tensor."""
+
+_EXPONENT = 0x7FF0000000000000
+"""The bits of a float64 that alone make the power of two at or below its magnitude."""
+
+_SAMPLE = 2**13
+_USUAL = 0.99
+_BINS = 2200
+"""Elements that tell what errors others have; the share of them that is no exception; powers of two."""
+
+_FAR = 1e3
+"""How many times larger than the lower quartile an outlier is."""
+
+_CHUNK = 2**15
+"""Elements measured at a time: few enough for a processor's cache."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """The distance of a value to a right one, over all elements.
+
+    Attributes:
+        max_abs: largest absolute error.
+        max_rel: largest error relative to the right value, where that is not zero.
+        rmse: root of the mean squared error.
+        max_ulp: largest error in units in the last place of the value's dtype; of integers and booleans the number of
+            elements that differ.
+        nonfinite: elements that are NaN or infinite on one side only, or infinite with another sign.
+        scale: largest finite magnitude of the right value.
+        share: the largest error as a multiple of its tolerance: up to 1 it is rounding.
+        position: where that is, in row-major order.
+        error, limit: the error and the tolerance there.
+    """
+
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    rmse: float = 0.0
+    max_ulp: float = 0.0
+    nonfinite: int = 0
+    scale: float = 0.0
+    share: float = 0.0
+    position: int = 0
+    error: float = 0.0
+    limit: float = 0.0
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether rounding explains it at each element."""
+        return self.share <= 1.0
+
+    @property
+    def relative(self) -> float:
+        """The largest error relative to the largest magnitude; infinite where one side only is NaN or infinite."""
+        if self.nonfinite:
+            return math.inf
+        return self.max_abs / self.scale if self.scale else self.max_abs
+
+    def as_json(self) -> dict[str, float | int | None]:
+        """For a JSON file, which has no NaN and infinity: they become ``null``."""
+        fields = dataclasses.asdict(self)
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
+
+
+def measure(
+    value: np.ndarray,
+    exact: np.ndarray,
+    dtype: str,
+    others: Sequence[np.ndarray] = (),
+    *,
+    inner: np.ndarray | None = None,
+    group: int = 1,
+) -> Measure:
+    """Measures a value.
+
+    Args:
+        value: of any dtype of numpy.
+        exact: what it should be, of the same shape; in float64 if it is rounded.
+        dtype: the name of the dtype that the value is rounded to; its units are those of the tolerance.
+        others: results of computations that are right.
+        inner: for each element, the magnitude of numbers inside of its computation, which is one of float32.
+        group: how many elements, one after the other, have rounding errors of one size: those of a row, or all. Each
+            by itself is chance. So that of ``others`` counts which all but one in a hundred of the elements that are no
+            larger, or are among the smallest quarter, do not exceed, and somewhere in the group do reach.
+    """
+    if value.dtype.kind == "c" or exact.dtype.kind == "c":
+        value, exact, *others = (_parts(item) for item in (value, exact, *others))
+        inner, group = None if inner is None else np.repeat(inner.reshape(-1), 2), 2 * group
+    arrays = [item.reshape(-1) for item in (value, exact, *others)]
+    if not arrays[0].size:
+        return Measure()
+    if value.dtype.kind in "biu":
+        return _discrete(*arrays)
+    name = dtype.replace("complex64", "float32").replace("complex128", "float64")
+    rule = FORMATS.get(name, FORMATS["float64"])
+    extents = inner.reshape(-1) if inner is not None else None
+    found = _measured(arrays, rule, extents, None)
+    if not found.is_rounding and not found.nonfinite and group > 1 and others:
+        found = _measured(arrays, rule, extents, _Envelope(arrays, rule, group))
+    return found
+
+
+def _measured(
+    arrays: Sequence[np.ndarray], rule: Format, inner: np.ndarray | None, envelope: _Envelope | None
+) -> Measure:
+    """The measure of all elements, chunk by chunk."""
+    step = _CHUNK if envelope is None or envelope.is_one_group else -(-_CHUNK // envelope.group) * envelope.group
+    found, squares, finite = Measure(), 0.0, 0
+    with np.errstate(all="ignore"):
+        for start in range(0, arrays[0].size, step):
+            part = slice(start, start + step)
+            chunk = [item[part].astype(np.float64) for item in arrays]
+            one, its_squares, its_finite = _chunk(chunk, rule, None if inner is None else inner[part], envelope, start)
+            squares, finite = squares + its_squares, finite + its_finite
+            found = _together(found, one)
+    return dataclasses.replace(found, rmse=math.sqrt(squares / max(finite, 1)))
+
+
+def group_of(shape: Sequence[int]) -> int:
+    """How many elements of a tensor, one after the other, are judged by errors that any of them has: some rows, a
+    sixteenth of all rows at most, so that eager's luck in one of them is no measure; all of a small tensor."""
+    row = max(shape[-1], 1) if shape else 1
+    rows = math.prod(shape[:-1])
+    if row * rows <= _FEW:
+        return max(row * rows, 1)
+    most = max(rows // _GROUPS, -(-_FEW // row), 1)
+    return row * next((count for count in range(min(most, rows), 0, -1) if rows % count == 0), 1)
+
+
+def ordinary(value: np.ndarray) -> float:
+    """The root of the mean square of the elements that are neither 0 nor far larger than the lower quartile."""
+    size = np.abs(value[np.isfinite(value) & (value != 0)]).reshape(-1).astype(np.float64)
+    if not size.size:
+        return 0.0
+    quartile = np.partition(size, size.size // 4)[size.size // 4]
+    return float(np.sqrt(np.square(size[size <= _FAR * quartile]).mean()))
+
+
+def _parts(value: np.ndarray) -> np.ndarray:
+    """The real and imaginary parts of complex numbers one after the other."""
+    if value.dtype.kind != "c":
+        value = value.astype(np.complex128)
+    return np.ascontiguousarray(value).view("f4" if value.dtype.itemsize == 8 else "f8")
+
+
+def _discrete(value: np.ndarray, exact: np.ndarray, *others: np.ndarray) -> Measure:
+    unequal = value != exact
+    differing = int(np.count_nonzero(unequal))
+    if not differing:
+        return Measure()
+    turned = np.logical_or.reduce([other != exact for other in others]) if others else np.zeros(value.shape, bool)
+    apart = np.abs(value[unequal].astype(np.float64) - exact[unequal].astype(np.float64))
+    far = max((float(np.abs(other.astype(np.float64) - exact).max()) for other in others), default=0.0)
+    outside = int(np.count_nonzero(unequal & ~turned))
+    limit = float(np.count_nonzero(turned)) if apart.max() <= 2 * far else 0.0
+    return Measure(
+        max_abs=float(apart.max()),
+        max_ulp=float(differing),
+        scale=float(np.abs(exact.astype(np.float64)).max()),
+        share=outside / limit if limit else math.inf,
+        position=int((unequal & ~turned if outside else unequal).argmax()),
+        error=float(outside),
+        limit=limit,
+    )
+
+
+def _chunk(
+    arrays: Sequence[np.ndarray],
+    rule: Format,
+    inner: np.ndarray | None,
+    envelope: _Envelope | None,
+    start: int,
+) -> tuple[Measure, float, int]:
+    """The measure of some elements, the sum of the squares of the finite errors, and how many these are."""
+    value, exact, *others = arrays
+    error, size = np.abs(value - exact), np.abs(exact)
+    largest = float(error.max())
+    nonfinite, where = 0, 0
+    if not math.isfinite(largest):
+        finite = np.isfinite(value) & np.isfinite(exact)
+        wrong = _one_sided(value, exact, rule)
+        for other in others:  # what no other computation can represent either
+            leaves = np.isfinite(exact) & (np.abs(other) > rule.largest)
+            wrong &= ~_one_sided(other, exact, rule) & ~(leaves & (value == np.copysign(np.inf, other)))
+        nonfinite, where = int(np.count_nonzero(wrong)), int(wrong.argmax())
+        error, size = np.where(finite, error, 0.0), np.where(np.isfinite(exact), size, 0.0)
+        largest = float(error.max())
+    count = error.size
+    scale = float(size.max())
+    if largest == 0.0:
+        share = math.inf if nonfinite else 0.0
+        return Measure(nonfinite=nonfinite, scale=scale, share=share, position=start + where), 0.0, count
+    tolerance = rule.units * rule.epsilon * size + rule.floor
+    if inner is not None:
+        tolerance += _INNER_UNITS * min(rule.epsilon, _SINGLE) * np.nan_to_num(inner, nan=0.0, posinf=0.0)
+    if others:
+        known = _known(others, exact, size, rule)
+        tolerance += rule.factor * (known if envelope is None else envelope.known(known, size))
+    shares = np.divide(error, tolerance, out=tolerance)
+    position = int(shares.argmax())
+    share = float(shares[position])
+    relative = np.divide(error, size, out=np.zeros_like(error), where=size > 0)
+    max_rel = float(relative.max())
+    unit = np.maximum(size, rule.smallest)
+    unit.view(np.int64)[...] &= _EXPONENT  # the power of two at or below each magnitude
+    np.divide(size, unit, out=unit)
+    max_ulp = float(np.multiply(unit, relative, out=unit).max()) / rule.epsilon
+    limit = float(error[position]) / share if share else 0.0
+    at = start + (where if nonfinite else position)
+    found = Measure(
+        largest,
+        max_rel,
+        0.0,
+        max_ulp,
+        nonfinite,
+        scale,
+        math.inf if nonfinite else share,
+        at,
+        float(error[position]),
+        limit,
+    )
+    return found, float(np.dot(error, error)), count
+
+
+def _one_sided(value: np.ndarray, exact: np.ndarray, rule: Format) -> np.ndarray:
+    """Where a value is NaN or infinite and should not be, or the reverse."""
+    finite = np.isfinite(value) & np.isfinite(exact)
+    same = (value == exact) | (np.isnan(value) & np.isnan(exact))
+    beyond = np.isfinite(exact) & (np.abs(exact) > rule.largest * (1 - rule.epsilon))  # infinity is its rounding
+    return ~finite & ~same & ~(beyond & (value == np.copysign(np.inf, exact)))
+
+
+def _known(others: Sequence[np.ndarray], exact: np.ndarray, size: np.ndarray, rule: Format) -> np.ndarray:
+    """For each element, the largest error of the other computations, where it is more than a unit in the last place."""
+    errors = [np.abs(other - exact) for other in others]
+    known = np.maximum.reduce(errors) if len(errors) > 1 else errors[0]
+    known *= known > rule.epsilon * size
+    return known if math.isfinite(float(known.max())) else np.nan_to_num(known, copy=False, nan=0.0, posinf=0.0)
+
+
+class _Envelope:
+    """For each magnitude, the error that other computations have at elements that are no larger, or are among the
+    smallest quarter: that of all but one in a hundred, of a sample."""
+
+    def __init__(self, arrays: Sequence[np.ndarray], rule: Format, group: int) -> None:
+        self.group = group
+        self.is_one_group = group >= arrays[0].size
+        step = max(arrays[0].size // _SAMPLE, 1) | 1  # odd: not the same column of each row
+        with np.errstate(all="ignore"):
+            _, exact, *others = (item[::step].astype(np.float64) for item in arrays)
+            size = np.abs(exact)
+            errors, bins = _known(others, exact, size, rule), _binary(size)
+        order = np.lexsort((errors, bins))
+        errors, bins = errors[order], bins[order]
+        present, starts, counts = np.unique(bins, return_index=True, return_counts=True)
+        largest = np.zeros(_BINS)
+        largest[present] = errors[starts + np.ceil(counts * _USUAL).astype(int) - 1]
+        self._largest = np.maximum.accumulate(largest)
+        nonzero = bins > 0
+        if nonzero.any():  # the smaller the fewer to learn from
+            quarter = int(bins[nonzero][(nonzero.sum() - 1) // 4])
+            self._largest[: quarter + 1] = self._largest[quarter]
+
+    def known(self, errors: np.ndarray, size: np.ndarray) -> np.ndarray:
+        """For each element, its own error or that of its group, whichever is larger."""
+        found = self._largest[_binary(size)]
+        if not self.is_one_group:
+            in_group = errors.reshape(-1, self.group).max(axis=1, keepdims=True)
+            found = np.minimum(found.reshape(-1, self.group), in_group).reshape(-1)
+        return np.maximum(found, errors)
+
+
+def _binary(size: np.ndarray) -> np.ndarray:
+    """The index of the power of two next to each magnitude."""
+    return np.clip(np.frexp(np.nan_to_num(size, nan=0.0, posinf=0.0))[1] + _BINS // 2, 1, _BINS - 1) * (size > 0)
+
+
+def _together(first: Measure, other: Measure) -> Measure:
+    worst = other if other.share > first.share else first
+    return Measure(
+        max_abs=max(first.max_abs, other.max_abs),
+        max_rel=max(first.max_rel, other.max_rel),
+        max_ulp=max(first.max_ulp, other.max_ulp),
+        nonfinite=first.nonfinite + other.nonfinite,
+        scale=max(first.scale, other.scale),
+        share=worst.share,
+        position=worst.position,
+        error=worst.error,
+        limit=worst.limit,
+    )
