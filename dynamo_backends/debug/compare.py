@@ -39,24 +39,23 @@ def compare_run(graph: CompiledGraph, run: WatchedRun, models: Models, replay: R
     """
     lockstep = Lockstep(graph, run, replay)
     rows: list[Row] = []
-    failure = ""
+    failures: list[str] = []
     try:
         rows.extend(lockstep.rows())
     except Exception as error:
         caught(f"the comparison of {graph.name}", error, "The graph runs")
-        failure = f"{type(error).__name__}: {first_line(str(error))}"
+        failures.append(f"the nodes after {len(rows)}: {type(error).__name__}: {first_line(str(error))}")
     comparison = GraphComparison()
     try:
         comparison = _Judgement(graph, run, models, rows, replay).comparison()
     except Exception as error:
         caught(f"the verdict on {graph.name}", error, "The graph runs")
-        failure = failure or f"{type(error).__name__}: {first_line(str(error))}"
+        failures.append(f"the verdict on the nodes: {type(error).__name__}: {first_line(str(error))}")
     if comparison.ok:
-        comparison.not_comparable = failure or "; ".join(
-            f"PyTorch ran region_{i}: {why}" for i, why in run.rescued.items()
-        )
+        reasons = failures or [f"PyTorch ran region_{i}: {why}" for i, why in run.rescued.items()]
+        comparison.not_comparable = "; ".join(reasons)
     again = [f"region_{i} was not run again: {item.failure}" for i, item in run.repeated.items() if item.failure]
-    unchecked = [*lockstep.unchecked(), *again, *([f"the nodes after {len(rows)}: {failure}"] if failure else [])]
+    unchecked = [*lockstep.unchecked(), *again, *failures]
     return dataclasses.replace(comparison, rows=rows, unchecked=unchecked, rescued=run.rescued)
 
 
@@ -77,8 +76,8 @@ class _Judgement:
         wrong = [row for row in self.rows if not row.locally_explained]
         wrong = [row for row in wrong if not self._is_undefined(row)] or wrong
         if wrong:
-            nodes = {row.name.split("__")[0] for row in wrong}
-            following = f"the next node that is wrong by itself is {wrong[1].name}" if len(nodes) > 1 else ""
+            nodes = list(dict.fromkeys(row.name.split("__")[0] for row in wrong))
+            following = f"the next node that is wrong by itself is {nodes[1]}" if nodes[1:] else ""
             found = self._diverges(wrong[0], note="; ".join(filter(None, [self._nearer(), following])))
             assert found.blame is not None
             return dataclasses.replace(found, blame=dataclasses.replace(found.blame, more=len(nodes) - 1))

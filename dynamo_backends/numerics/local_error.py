@@ -8,8 +8,8 @@ What rounding may do at each element is found in steps, each only where the one 
 3. eager's own error against float64;
 4. by how much float64's result moves if all arguments are moved at random by a unit in their last place.
 
-What is selected, compared or rounded once (``where``, ``argmax``, ``add``) has only the first: on the same arguments
-another result is no matter of rounding.
+What is selected, compared or rounded once (``where``, ``argmax``, ``add``) has only the first and the third: on the
+same arguments another result is no matter of rounding.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from .distance import dense, distance
 from .exact import REFUSALS, Environment, run_eager, run_exact, run_only_exact, widen
+from .measure import Measure
 from .randomness import moved, size_near_one
 from .verdicts import RIGHT, Verdict, index_of, is_discrete, verdict
 
@@ -127,14 +128,12 @@ class NodeCheck:
             if found.is_wrong and is_discrete(value) and value.dtype == eager.dtype and not self._is_rounded_once:
                 return verdict(value, eager, eager, self._moved_results(i))
             return found
-        near = distance(value, eager)
+        near, inner = distance(value, eager), None
+        if not near.is_rounding and not self._is_rounded_once:
+            inner = self._inner(i)
+            near = near if inner is None else distance(value, eager, inner=inner)
         if near.is_rounding:
-            return Verdict(ours=near, eager=distance(eager, eager), index=index_of(near, value))
-        inner = None if self._is_rounded_once else self._inner(i)
-        if inner is not None:
-            near = distance(value, eager, inner=inner)
-            if near.is_rounding:
-                return Verdict(ours=near, eager=distance(eager, eager), index=index_of(near, value))
+            return Verdict(ours=near, eager=Measure(scale=near.scale), index=index_of(near, value))
         row = 1 if self._is_rounded_once or not value.dim() else value.shape[-1]
         found = verdict(value, eager, self._exact_results()[i], group=row, inner=inner)
         if not found.is_wrong or self._is_rounded_once:
