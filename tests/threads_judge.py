@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends.numerics.distance import distance, ordinary
 from dynamo_backends.numerics.measure import Measure
+from dynamo_backends.numerics.twice import Float64, Recording
 
 IDENTICAL = "identical"
 BETWEEN_THREADS = "rounding between threads"
@@ -29,6 +30,9 @@ _CHAOTIC = 1e-3
 both sides of a jump, and the compiled function may have no more than twice as many of them."""
 
 _ROUNDING_UNITS = 64.0
+_TIMES = 3
+"""How often float64 runs with rounding at random."""
+
 _KEPT = 2
 """How many results that differ from the first are measured against float64, for each number of threads."""
 
@@ -136,6 +140,7 @@ class _Judge:
         self.others: dict[str, list[Results]] = {}
         self.found = Verdict(IDENTICAL)
         self._undefined_varies = False
+        self._has_exact = True
         self._runs = runs
         self._seconds = seconds
 
@@ -231,8 +236,18 @@ class _Judge:
         alike = len(exact) == len(eager) and all(a.shape == b.shape for a, b in zip(exact, eager, strict=True))
         if not alike:
             self.found.text = "no float64 result: compared with eager's"
+            self._has_exact = False
             return [_widened(value) for value in eager]
         return exact
+
+    def _rounded(self) -> list[Results]:
+        """The results in float64 with the rounding of float32 at random, a few times: for sums that cancel."""
+        found = []
+        for seed in range(_TIMES):
+            generator = torch.Generator().manual_seed(seed)
+            with Float64(Recording(), decides_itself=True, noise=torch.float32, generator=generator):
+                found.append(self.subject.exact())
+        return found
 
     def _measure(self, eager: list[Results], exact: Results) -> list[str]:
         """The errors of all results that were kept; returns a line for each that is wrong."""
@@ -271,6 +286,8 @@ class _Judge:
         said = None
         for position, (value, bound) in enumerate(zip(results, bounds, strict=True)):
             text, relative = bound.fault(value)
+            if text is not None and self._has_exact:
+                text, relative = bound.fault(value, [results[position] for results in self._rounded()])
             self.found.error = max(self.found.error, relative)
             if text is not None and said is None:
                 said = f"result {position}: {text}"
@@ -332,8 +349,13 @@ class _Bound:
     def eager_relative(self) -> float:
         return 0.0 if self.undefined else _error(self.eager_distance)
 
-    def fault(self, value: torch.Tensor) -> tuple[str | None, float]:
-        """What is wrong with a value, if anything is, and its error relative to the largest value."""
+    def fault(self, value: torch.Tensor, rounded: Sequence[torch.Tensor] = ()) -> tuple[str | None, float]:
+        """What is wrong with a value, if anything is, and its error relative to the largest value.
+
+        Args:
+            value: what is judged.
+            rounded: what float64 gives with rounding at random.
+        """
         if value.shape != self.exact.shape:
             return f"shape {tuple(value.shape)} instead of {tuple(self.exact.shape)}", 0.0
         if value.dtype != self.eager.dtype:
@@ -344,7 +366,7 @@ class _Bound:
             return None, _error(self.eager_distance)
         parts = torch.view_as_real(self.exact) if self.exact.is_complex() else self.exact
         inner = torch.full(parts.shape, ordinary(parts.double().abs()))  # a running sum may come back to 0
-        ours = distance(value, self.exact, _widened(self.eager), group=value.numel(), inner=inner)
+        ours = distance(value, self.exact, _widened(self.eager), *rounded, group=value.numel(), inner=inner)
         off = _elements_off(value, self.exact)
         chaotic = _error(self.eager_distance) > _CHAOTIC
         if ours.is_rounding and (not chaotic or off <= 2 * self.off):
