@@ -58,9 +58,10 @@ _HEADERS = ["#", "mark", "value", "operator", "type", *_MEASURES, "region", "mod
 
 
 def side_by_side_json(comparison: GraphComparison) -> str:
-    """The rows with every measure, what the graph takes among them, for programs."""
-    rows = [row.as_json() for row in comparison.rows]
-    return json.dumps({"verdict": comparison.verdict, "note": comparison.note, "rows": rows}, indent=1)
+    """The rows with every measure, what the graph takes among them, for programs; each row on a line of its own."""
+    head = json.dumps({"verdict": comparison.verdict, "note": comparison.note})[:-1]
+    rows = ",\n".join(json.dumps(row.as_json()) for row in comparison.rows)  # with ``indent`` it takes ten times longer
+    return f'{head}, "rows": [\n{rows}\n]}}\n'
 
 
 def regions_text(graph: CompiledGraph) -> str:

@@ -128,6 +128,8 @@ class NodeCheck:
             if found.is_wrong and is_discrete(value) and value.dtype == eager.dtype and not self._is_rounded_once:
                 return verdict(value, eager, eager, self._moved_results(i))
             return found
+        if torch.equal(value, eager):
+            return Verdict(ours=Measure(), eager=Measure())
         near, inner = distance(value, eager), None
         if not near.is_rounding and not self._is_rounded_once:
             inner = self._inner(i)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -83,7 +83,7 @@ _BINS = 2200
 _FAR = 1e3
 """How many times larger than the lower quartile an outlier is."""
 
-_CHUNK = 2**15
+_CHUNK = 2**13
 """Elements measured at a time: few enough for a processor's cache."""
 
 
@@ -165,26 +165,84 @@ def measure(
     name = dtype.replace("complex64", "float32").replace("complex128", "float64")
     rule = FORMATS.get(name, FORMATS["float64"])
     extents = inner.reshape(-1) if inner is not None else None
-    found = _measured(arrays, rule, extents, None)
-    if not found.is_rounding and not found.nonfinite and group > 1 and others:
-        found = _measured(arrays, rule, extents, _Envelope(arrays, rule, group))
+    found, beyond, reached = _measured(arrays, rule, extents, group)
+    if beyond.size and not found.nonfinite and group > 1 and others:
+        return _with_those_of_others(found, beyond, arrays, rule, extents, reached[beyond // group])
     return found
 
 
 def _measured(
-    arrays: Sequence[np.ndarray], rule: Format, inner: np.ndarray | None, envelope: _Envelope | None
-) -> Measure:
-    """The measure of all elements, chunk by chunk."""
-    step = _CHUNK if envelope is None or envelope.is_one_group else -(-_CHUNK // envelope.group) * envelope.group
-    found, squares, finite = Measure(), 0.0, 0
+    arrays: Sequence[np.ndarray], rule: Format, inner: np.ndarray | None, group: int
+) -> tuple[Measure, np.ndarray, np.ndarray]:
+    """The measure of all elements, chunk by chunk; the positions of those beyond their tolerance; and, where there are
+    others, their largest error in each group."""
+    found, squares, finite, beyond = Measure(), 0.0, 0, [np.zeros(0, np.intp)]
+    reached = np.zeros(arrays[0].size // group + 1)
     with np.errstate(all="ignore"):
-        for start in range(0, arrays[0].size, step):
-            part = slice(start, start + step)
-            chunk = [item[part].astype(np.float64) for item in arrays]
-            one, its_squares, its_finite = _chunk(chunk, rule, None if inner is None else inner[part], envelope, start)
-            squares, finite = squares + its_squares, finite + its_finite
+        for part in _chunks(arrays[0].size, group):
+            value, exact, *others = (item[part].astype(np.float64, copy=False) for item in arrays)
+            known = _known(others, exact, rule) if others else None
+            if known is not None and group > 1:
+                first, width = part.start // group, min(group, known.size)
+                largest = known.reshape(-1, width).max(axis=1)
+                reached[first : first + largest.size] = np.maximum(reached[first : first + largest.size], largest)
+            tolerance = _tolerance(np.abs(exact), rule, None if inner is None else inner[part], known)
+            one, error, shares = _chunk(value, exact, others, rule, tolerance, part.start)
+            squares, finite = squares + float(np.dot(error, error)), finite + error.size
             found = _together(found, one)
-    return dataclasses.replace(found, rmse=math.sqrt(squares / max(finite, 1)))
+            if one.share > 1.0:
+                beyond.append(part.start + np.flatnonzero(shares > 1.0))
+    found = dataclasses.replace(found, rmse=math.sqrt(squares / max(finite, 1)))
+    return found, np.concatenate(beyond), reached
+
+
+def _chunks(size: int, group: int) -> Iterator[slice]:
+    """Parts of some groups, or parts of a group."""
+    step = max(_CHUNK // group, 1) * group
+    for start in range(0, size, step):
+        stop = min(start + step, size)
+        width = stop - start if group <= _CHUNK else _CHUNK
+        for part in range(start, stop, width):
+            yield slice(part, min(part + width, stop))
+
+
+def _with_those_of_others(
+    found: Measure,
+    beyond: np.ndarray,
+    arrays: Sequence[np.ndarray],
+    rule: Format,
+    inner: np.ndarray | None,
+    reached: np.ndarray,
+) -> Measure:
+    """The measure where the elements ``beyond`` their tolerance have that of the errors that others have at their
+    magnitude, and somewhere in their group do reach."""
+    with np.errstate(all="ignore"):
+        value, exact, *others = (item[beyond].astype(np.float64) for item in arrays)
+        error, size = _apart(value, exact), np.abs(exact)
+        known = np.minimum(_Envelope(arrays, rule).largest(size), reached)
+        known = np.maximum(known, _known(others, exact, rule))
+        tolerance = _tolerance(size, rule, None if inner is None else inner[beyond], known)
+        shares = error / tolerance
+    worst = int(shares.argmax())
+    return dataclasses.replace(
+        found,
+        share=float(shares[worst]),
+        position=int(beyond[worst]),
+        error=float(error[worst]),
+        limit=float(tolerance[worst]),
+    )
+
+
+def _tolerance(size: np.ndarray, rule: Format, inner: np.ndarray | None, known: np.ndarray | None) -> np.ndarray:
+    """See the module; ``known`` are the errors of others."""
+    tolerance = np.where(np.isfinite(size), size, 0.0)
+    tolerance *= rule.units * rule.epsilon
+    tolerance += rule.floor
+    if inner is not None:
+        tolerance += _INNER_UNITS * min(rule.epsilon, _SINGLE) * np.nan_to_num(inner, nan=0.0, posinf=0.0)
+    if known is not None:
+        tolerance += rule.factor * known
+    return tolerance
 
 
 def group_of(shape: Sequence[int]) -> int:
@@ -236,15 +294,15 @@ def _discrete(value: np.ndarray, exact: np.ndarray, *others: np.ndarray) -> Meas
 
 
 def _chunk(
-    arrays: Sequence[np.ndarray],
+    value: np.ndarray,
+    exact: np.ndarray,
+    others: Sequence[np.ndarray],
     rule: Format,
-    inner: np.ndarray | None,
-    envelope: _Envelope | None,
+    tolerance: np.ndarray,
     start: int,
-) -> tuple[Measure, float, int]:
-    """The measure of some elements, the sum of the squares of the finite errors, and how many these are."""
-    value, exact, *others = arrays
-    error, size = np.abs(value - exact), np.abs(exact)
+) -> tuple[Measure, np.ndarray, np.ndarray]:
+    """The measure of some elements, the errors of the finite ones, and each error as a multiple of its tolerance."""
+    error, size = _apart(value, exact), np.abs(exact)
     largest = float(error.max())
     nonfinite, where = 0, 0
     if not math.isfinite(largest):
@@ -256,41 +314,34 @@ def _chunk(
         nonfinite, where = int(np.count_nonzero(wrong)), int(wrong.argmax())
         error, size = np.where(finite, error, 0.0), np.where(np.isfinite(exact), size, 0.0)
         largest = float(error.max())
-    count = error.size
     scale = float(size.max())
     if largest == 0.0:
         share = math.inf if nonfinite else 0.0
-        return Measure(nonfinite=nonfinite, scale=scale, share=share, position=start + where), 0.0, count
-    tolerance = rule.units * rule.epsilon * size + rule.floor
-    if inner is not None:
-        tolerance += _INNER_UNITS * min(rule.epsilon, _SINGLE) * np.nan_to_num(inner, nan=0.0, posinf=0.0)
-    if others:
-        known = _known(others, exact, size, rule)
-        tolerance += rule.factor * (known if envelope is None else envelope.known(known, size))
-    shares = np.divide(error, tolerance, out=tolerance)
+        return Measure(nonfinite=nonfinite, scale=scale, share=share, position=start + where), error, error
+    shares = error / tolerance
     position = int(shares.argmax())
-    share = float(shares[position])
-    relative = np.divide(error, size, out=np.zeros_like(error), where=size > 0)
-    max_rel = float(relative.max())
-    unit = np.maximum(size, rule.smallest)
-    unit.view(np.int64)[...] &= _EXPONENT  # the power of two at or below each magnitude
-    np.divide(size, unit, out=unit)
-    max_ulp = float(np.multiply(unit, relative, out=unit).max()) / rule.epsilon
-    limit = float(error[position]) / share if share else 0.0
-    at = start + (where if nonfinite else position)
+    share, worst = float(shares[position]), float(error[position])
+    nonzero = np.where(size > 0, size, np.inf)
+    max_rel = float((error / nonzero).max())
+    nonzero.view(np.int64)[...] &= _EXPONENT  # the power of two at or below each magnitude
+    unit = np.maximum(nonzero, rule.smallest, out=nonzero)
     found = Measure(
-        largest,
-        max_rel,
-        0.0,
-        max_ulp,
-        nonfinite,
-        scale,
-        math.inf if nonfinite else share,
-        at,
-        float(error[position]),
-        limit,
+        max_abs=largest,
+        max_rel=max_rel,
+        max_ulp=float(np.divide(error, unit, out=unit).max()) / rule.epsilon,
+        nonfinite=nonfinite,
+        scale=scale,
+        share=math.inf if nonfinite else share,
+        position=start + (where if nonfinite else position),
+        error=worst,
+        limit=worst / share if share else 0.0,
     )
-    return found, float(np.dot(error, error)), count
+    return found, error, shares
+
+
+def _apart(value: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    difference = value - exact
+    return np.abs(difference, out=difference)
 
 
 def _one_sided(value: np.ndarray, exact: np.ndarray, rule: Format) -> np.ndarray:
@@ -301,11 +352,11 @@ def _one_sided(value: np.ndarray, exact: np.ndarray, rule: Format) -> np.ndarray
     return ~finite & ~same & ~(beyond & (value == np.copysign(np.inf, exact)))
 
 
-def _known(others: Sequence[np.ndarray], exact: np.ndarray, size: np.ndarray, rule: Format) -> np.ndarray:
+def _known(others: Sequence[np.ndarray], exact: np.ndarray, rule: Format) -> np.ndarray:
     """For each element, the largest error of the other computations, where it is more than a unit in the last place."""
-    errors = [np.abs(other - exact) for other in others]
+    errors = [_apart(other, exact) for other in others]
     known = np.maximum.reduce(errors) if len(errors) > 1 else errors[0]
-    known *= known > rule.epsilon * size
+    known *= known > rule.epsilon * np.abs(exact)
     return known if math.isfinite(float(known.max())) else np.nan_to_num(known, copy=False, nan=0.0, posinf=0.0)
 
 
@@ -313,14 +364,10 @@ class _Envelope:
     """For each magnitude, the error that other computations have at elements that are no larger, or are among the
     smallest quarter: that of all but one in a hundred, of a sample."""
 
-    def __init__(self, arrays: Sequence[np.ndarray], rule: Format, group: int) -> None:
-        self.group = group
-        self.is_one_group = group >= arrays[0].size
+    def __init__(self, arrays: Sequence[np.ndarray], rule: Format) -> None:
         step = max(arrays[0].size // _SAMPLE, 1) | 1  # odd: not the same column of each row
-        with np.errstate(all="ignore"):
-            _, exact, *others = (item[::step].astype(np.float64) for item in arrays)
-            size = np.abs(exact)
-            errors, bins = _known(others, exact, size, rule), _binary(size)
+        _, exact, *others = (item[::step].astype(np.float64) for item in arrays)
+        errors, bins = _known(others, exact, rule), _binary(np.abs(exact))
         order = np.lexsort((errors, bins))
         errors, bins = errors[order], bins[order]
         present, starts, counts = np.unique(bins, return_index=True, return_counts=True)
@@ -332,13 +379,9 @@ class _Envelope:
             quarter = int(bins[nonzero][(nonzero.sum() - 1) // 4])
             self._largest[: quarter + 1] = self._largest[quarter]
 
-    def known(self, errors: np.ndarray, size: np.ndarray) -> np.ndarray:
-        """For each element, its own error or that of its group, whichever is larger."""
-        found = self._largest[_binary(size)]
-        if not self.is_one_group:
-            in_group = errors.reshape(-1, self.group).max(axis=1, keepdims=True)
-            found = np.minimum(found.reshape(-1, self.group), in_group).reshape(-1)
-        return np.maximum(found, errors)
+    def largest(self, size: np.ndarray) -> np.ndarray:
+        """For each magnitude, the error."""
+        return self._largest[_binary(size)]
 
 
 def _binary(size: np.ndarray) -> np.ndarray:

@@ -185,6 +185,17 @@ class Twice:
         return values | {("input", j): _detached(self._arguments[name][j]) for j in changed}
 
 
+def eager_values(
+    function: Callable[..., Sequence[object]], arguments: Sequence[object], generator_state: torch.Tensor
+) -> Values:
+    """What ``Twice(...).outputs.eager`` would be, without the run in float64."""
+    given = _given(copies(arguments), [True] * len(arguments))
+    with _from_state(generator_state):
+        values: dict[object, object] = dict(enumerate(map(_detached, function(*given))))
+    pairs = enumerate(zip(arguments, given, strict=True))
+    return values | {("input", j): _detached(new) for j, (old, new) in pairs if _is_changed(old, new)}
+
+
 def _gradients(
     results: Sequence[object],
     arguments: Sequence[object],
