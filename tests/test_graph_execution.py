@@ -108,7 +108,7 @@ def test_float64_with_rounding_at_random() -> None:
     for seed in (0, 0, 1):
         noise = torch.Generator().manual_seed(seed)
         state, recorded = torch.get_rng_state(), {nodes[1]: x}
-        execution = FxExecution(module, [x], state, eager=False, recorded=recorded, noise=noise)
+        execution = FxExecution(module, [x], state, eager=False, recorded=recorded, perturbing=noise)
         execution.reach(nodes[-1])
         viewed, random, turned, product, halves = (execution.exact[node] for node in nodes)
         assert torch.equal(viewed, x.double().view(2, 50)) and torch.equal(random, x.double())  # type: ignore[arg-type]

@@ -245,7 +245,7 @@ class _Judge:
         found = []
         for seed in range(_TIMES):
             generator = torch.Generator().manual_seed(seed)
-            with Float64(Recording(), decides_itself=True, noise=torch.float32, generator=generator):
+            with Float64(Recording(), decides_itself=True, perturbing=torch.float32, generator=generator):
                 found.append(self.subject.exact())
         return found
 

@@ -19,13 +19,10 @@ from ..dumps.blame import Cause, Kind
 from ..exporter.locations import where
 from ..numerics.call_execution import as_float64
 from ..numerics.exact import REFUSALS
-from ..numerics.randomness import is_random, moved
+from ..numerics.randomness import PERTURBATIONS, is_random, perturbed
 from ..numerics.verdicts import verdict
 from .interpreter import Interpreter
 from .rows import Blame
-
-_TIMES = 4
-"""How often arguments are moved."""
 
 _Table = Mapping[object, Callable[..., Any]]
 
@@ -64,11 +61,13 @@ class DecompositionCheck(TorchDispatchMode):
         if not wrong:  # ``None``: nobody asked for it, and a decomposition may give it all the same
             return
         generator = torch.Generator().manual_seed(0)
-        moved_calls = (as_float64(operator, *pytree.tree_map(_mover(generator), (args, kwargs))) for _ in range(_TIMES))
-        movements = [pytree.tree_leaves(item) for item in moved_calls]
+        given = (
+            pytree.tree_map(lambda value: perturbed(value, generator), (args, kwargs)) for _ in range(PERTURBATIONS)
+        )
+        others = [pytree.tree_leaves(as_float64(operator, *item)) for item in given]
         for i in wrong:
             ours, theirs, exactly = leaves[i]
-            said = verdict(ours, theirs, exactly, [item[i] for item in movements])
+            said = verdict(ours, theirs, exactly, [item[i] for item in others])
             if said.is_wrong:
                 name, source = self._tracker.current()
                 cause = Cause(Kind.DECOMPOSITION, str(operator))
@@ -84,17 +83,6 @@ def _functional(func: Any) -> Any:
     packet = getattr(torch.ops.aten, name.removesuffix("_"), None) if func.namespace == "aten" else None
     overload = getattr(packet, func._overloadname, None) if name.endswith("_") else None
     return overload if overload is not None else func
-
-
-def _mover(generator: torch.Generator) -> Callable[[object], object]:
-    """Moves a tensor at random by up to a unit in its last place, in float64."""
-
-    def move(value: object) -> object:
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-            return value
-        return moved(value.double(), value.dtype, generator)
-
-    return move
 
 
 def _own(value: object) -> object:

@@ -24,16 +24,13 @@ from ..exporter.known_wrong import is_uninitialized
 from ..exporter.locations import where
 from ..numerics.distance import dense, distance, ordinary
 from ..numerics.exact import REFUSALS, attribute
-from ..numerics.graph_execution import FxExecution
+from ..numerics.graph_execution import FxExecution, perturbed_executions
 from ..numerics.twice import copies
 from ..numerics.verdicts import RIGHT, Verdict, is_discrete, verdict
 
 _UNITS = 4.0
 _UNITS_OF_HALF = 0.5
 """By how many units of its dtype a constant that a pass computes once and for all may change a value in float64."""
-
-_TIMES = 3
-"""How often the earlier graph runs with rounding at random, where eager's error does not explain a value."""
 
 _NOISE = 1e-12
 """What is left in float64 of values that cancel."""
@@ -60,30 +57,30 @@ def first_wrong_node(
     left = _common_names(before, after)
     old = FxExecution(before, copies(arguments), state, compared=left)
     new = FxExecution(after, copies(arguments), state, compared=left, exact=False)
-    noisy: list[FxExecution] | None = None
+    perturbed: list[FxExecution] | None = None
 
     def difference(theirs: fx.Node, ours: fx.Node) -> Verdict:
-        nonlocal noisy
+        nonlocal perturbed
         if ours in new.decisions:
             return RIGHT
         values = old.eager[theirs], old.exact_of(theirs), new.eager[ours]
         found = _difference(*values)
         if not found.is_wrong:
             return found
-        if noisy is None:
-            generators = (torch.Generator().manual_seed(seed) for seed in range(_TIMES))
-            options = {"eager": False, "recorded": old.drawn, "compared": set(left)}
-            noisy = [FxExecution(before, copies(arguments), state, noise=item, **options) for item in generators]  # type: ignore[arg-type]
-        for item in list(noisy):
+        if perturbed is None:
+            perturbed = perturbed_executions(
+                before, lambda: copies(arguments), state, recorded=old.drawn, compared=set(left)
+            )
+        for item in list(perturbed):
             try:
                 item.reach(theirs)
             except (*REFUSALS, IndexError):  # a shape depends on a comparison that turned
-                noisy.remove(item)
-        return _difference(*values, [item.exact[theirs] for item in noisy])
+                perturbed.remove(item)
+        return _difference(*values, [item.exact[theirs] for item in perturbed])
 
     def compared(theirs: fx.Node) -> None:
         left.discard(theirs.name)
-        for item in noisy or ():
+        for item in perturbed or ():
             item.release(theirs)
 
     return _first(old, new, before, after, difference, compared)

@@ -215,35 +215,45 @@ class Lockstep:
         if region is not None:
             row.region = region.index
             ours = self._propagated.get(row.name)
-        row.onnx_extent = extent(ours)
         if isinstance(ours, torch.Tensor):
             row.complaint = _complaint(ours, eager)
             if not row.complaint:
                 row.equals_eager = torch.equal(ours, eager)
+                rearranges = region is not None and _only_rearranges(node) and self._rearranges(node, row, ours)
+                if rearranges:
+                    row.local_onnx = row.local_eager = Measure()
                 if row.equals_eager:
                     row.onnx = _as_right(row.eager)
-                elif same is not None and same.onnx is not None and self._rearranges(node, ours):
+                elif rearranges and same is not None and same.onnx is not None:
                     row.onnx = same.onnx
                 else:
                     row.onnx = _propagated(ours, exact, eager)
+        row.onnx_extent = row.eager_extent if row.equals_eager else extent(ours)
         self._measured[node] = row
         if region is None:
             return
         inside = self._in_session.pop(row.name, None)
         value = returned if isinstance(returned, torch.Tensor) else inside
-        row.session_extent = extent(value)
         if value is None:
             return
         complaint = _complaint(value, eager)
         if value is returned:
             row.complaint = complaint = row.complaint or complaint
+        if not complaint and row.onnx is not None and isinstance(ours, torch.Tensor) and torch.equal(value, ours):
+            row.session, row.session_extent = row.onnx, row.onnx_extent
+            return
+        row.session_extent = extent(value)
         if not complaint:
-            is_propagated = row.onnx is not None and isinstance(ours, torch.Tensor) and torch.equal(value, ours)
-            row.session = row.onnx if is_propagated else _propagated(value, exact, eager)
+            row.session = _propagated(value, exact, eager)
 
-    def _rearranges(self, node: fx.Node, ours: torch.Tensor) -> bool:
+    def _rearranges(self, node: fx.Node, row: Row, ours: torch.Tensor) -> bool:
         """Whether a value of the runtime has the elements of what its node rearranges."""
-        computed = run_eager(node, {node.all_input_nodes[0]: self._runtime[node.all_input_nodes[0]]})
+        source = node.all_input_nodes[0]
+        same = self._measured.get(source)
+        is_eager = same.equals_eager if same else self._runtime[source] is self._execution.eager[source]
+        if row.equals_eager and is_eager:
+            return True
+        computed = run_eager(node, {source: self._runtime[source]})
         return isinstance(computed, torch.Tensor) and computed.dtype == ours.dtype and torch.equal(computed, ours)
 
     def _compare_local(self, rows: Mapping[int, Row], node: fx.Node) -> None:
@@ -252,6 +262,8 @@ class Lockstep:
         if not is_operator(node) or is_uninitialized(node) or any(row.complaint for row in rows.values()):
             return
         if region is None and (is_ordered(node) or all(row.propagated_explained for row in rows.values())):
+            return
+        if all(row.local_onnx is not None for row in rows.values()):
             return
         if region is None or self._exposed[region.index]:
             segment, actual = self._segment(node), self._runtime[node]
@@ -269,7 +281,7 @@ class Lockstep:
         self._execution.inexact.update(check.inexact)
         for i, row in rows.items():
             row.complaint = row.complaint or found[i].complaint
-            row.local_onnx, row.local_eager = found[i].ours or Measure(), found[i].eager or Measure()
+            row.local_onnx, row.local_eager = found[i].ours or Measure(), found[i].eager or check.eager_error(i)
             row.index = found[i].index if found[i].is_wrong else ()
 
     def _alone_on_eager(self, node: fx.Node) -> object | None:

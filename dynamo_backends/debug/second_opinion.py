@@ -1,7 +1,7 @@
 """Whether rounding explains values that are further from float64 than eager's: by runs with rounding at random.
 
 Eager's error is one sample of what rounding does to a graph. Where a value is outside of it, and no node is wrong by
-itself, the graph runs a few times more in float64, with each result moved at random by up to a unit in the last place
+itself, the graph runs a few times more in float64, with each result perturbed by up to a unit in the last place
 of its dtype. These runs compare and index by themselves: a value that lies near a tie turns in them too. Beside each of
 them runs what a unit of one makes inside of functions like SiLU, and in what linear operators make of their results. Of
 ``log(y)`` an error of y is no rounding, however small it is beside one. What these runs do not explain is a fault.
@@ -22,16 +22,15 @@ from ..errors import SessionError
 from ..exporter.translate import value_names
 from ..numerics.distance import dense
 from ..numerics.exact import REFUSALS, Environment, run_only_exact
-from ..numerics.graph_execution import FxExecution
+from ..numerics.graph_execution import FxExecution, perturbed_executions
 from ..numerics.local_error import SUMS, name_of
-from ..numerics.randomness import NEAR_ONE, moved_near_one
+from ..numerics.randomness import NEAR_ONE, perturbed_near_one
 from ..numerics.verdicts import verdict
 from .lockstep import recorded_values
 from .replay import Replay
 from .rows import Row
 from .watched import WatchedRun
 
-_TIMES = 3
 _MOST = 64
 """Rows that are looked at: the outputs, and the first of the others."""
 
@@ -62,43 +61,42 @@ def explained_by_rounding(
     recorded, state = recorded_values(graph, run), torch.get_rng_state()
     names = {node.name for node in wanted}
     execution = FxExecution(graph.module, (), state, recorded=recorded, compared=names)
-    noisy, rough = [], []
-    for seed in range(_TIMES):
-        noise = torch.Generator().manual_seed(seed)
-        noisy.append(FxExecution(graph.module, (), state, eager=False, recorded=recorded, compared=names, noise=noise))
-        rough.append(_Rough(noise))
+    perturbed = perturbed_executions(graph.module, tuple, state, recorded=recorded, compared=names)
+    near_one = [_NearOne(torch.Generator().manual_seed(len(perturbed) + i)) for i in range(len(perturbed))]
     _run(graph, execution, None)
-    for item, beside in list(zip(noisy, rough, strict=True)):
+    for item, beside in list(zip(perturbed, near_one, strict=True)):
         try:
             _run(graph, item, beside)
         except (*REFUSALS, IndexError):  # a shape depends on a comparison that turned
-            noisy.remove(item)
-            rough.remove(beside)
+            perturbed.remove(item)
+            near_one.remove(beside)
     explained = {}
     for name, (node, index) in places.items():
         eager, exact = execution.eager[node], execution.exact_of(node)
-        others = [item.exact[node] for item in noisy] + [item.values[node] for item in rough if node in item.values]
+        others = [item.exact[node] for item in perturbed] + [
+            item.values[node] for item in near_one if node in item.values
+        ]
         if index is not None:
             eager, exact, *others = (item[index] for item in (eager, exact, *others))  # type: ignore[index]
-        for used in (others[: len(noisy)], others):
+        for used in (others[: len(perturbed)], others):
             if name not in explained and not verdict(ours[name], eager, exact, used).is_wrong:
                 explained[name] = used is others
     return explained | unseen
 
 
-def _run(graph: CompiledGraph, execution: FxExecution, rough: _Rough | None) -> None:
+def _run(graph: CompiledGraph, execution: FxExecution, near_one: _NearOne | None) -> None:
     for node in graph.module.graph.nodes:
         if node.op == "output":
             continue
         execution.run(node)
-        if rough is not None:
-            rough.run(node, execution.exact)
+        if near_one is not None:
+            near_one.run(node, execution.exact)
         for dead in execution.release(*node.all_input_nodes):
-            if rough is not None:
-                rough.values.pop(dead, None)
+            if near_one is not None:
+                near_one.values.pop(dead, None)
 
 
-class _Rough:
+class _NearOne:
     """Values beside those of a run in float64: with the errors of functions of numbers near one.
 
     Attributes:
@@ -114,7 +112,7 @@ class _Rough:
         name, value, args = name_of(node), exact.get(node), node.all_input_nodes
         if name in NEAR_ONE and isinstance(value, torch.Tensor) and value.dtype is torch.float64:
             given = [exact[arg] for arg in args]
-            self.values[node] = moved_near_one(name, value, given, node.meta["val"].dtype, self._generator)
+            self.values[node] = perturbed_near_one(name, value, given, node.meta["val"].dtype, self._generator)
         elif (name in _LINEAR or is_view(node.target)) and any(arg in self.values for arg in args):
             with contextlib.suppress(*REFUSALS):  # float64 has not the operator
                 self.values[node] = run_only_exact(node, {arg: self.values.get(arg, exact[arg]) for arg in args})

@@ -37,7 +37,7 @@ class Target:
     Attributes:
         wide: whether in float64; comparisons, indices and random numbers are those of the recorded call, see ``twice``.
         decides: whether comparisons and indices are float64's own all the same.
-        noise: with ``wide``, the dtype by whose rounding what is computed inside is moved at random.
+        perturbing: with ``wide``, the dtype by whose rounding what is computed inside is perturbed.
         device: of the copies; ``None`` for the arguments' own.
         function: computes the same on another runtime; no mode of PyTorch is in its way.
         timer: makes the context in which the function, and then the backward, is called.
@@ -45,7 +45,7 @@ class Target:
 
     wide: bool = False
     decides: bool = False
-    noise: torch.dtype | None = None
+    perturbing: torch.dtype | None = None
     device: torch.device | None = None
     function: Callable[..., Any] | None = None
     timer: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
@@ -176,7 +176,9 @@ class Run:
         self._modes: list[Any] = []
         if target.function is None:
             self._modes.append(PrivateRandomness(self._state))
-        self._float64 = Float64(execution.recording, decides_itself=target.decides, noise=target.noise or False)
+        self._float64 = Float64(
+            execution.recording, decides_itself=target.decides, perturbing=target.perturbing or False
+        )
         if target.wide:
             self._modes.append(self._float64)
         wanted = execution.requires_grad if with_gradients else [False] * len(leaves)

@@ -10,14 +10,14 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from .exact import REFUSALS, Environment, attribute, run_eager, run_exact, run_only_exact, widened_copy
-from .randomness import PrivateRandomness, moved
+from .randomness import PERTURBATIONS, PrivateRandomness, perturbed
 from .verdicts import is_discrete
 
 
@@ -32,8 +32,8 @@ class FxExecution:
         exact: whether float64 runs.
         recorded: by node, results that are not computed again, as of random numbers.
         compared: names of nodes whose values are needed until ``release`` is called for them.
-        noise: without ``eager``, draws by how much of a unit in its last place each value that a node reads is moved:
-            float64 with the rounding of the graph's dtypes, at random.
+        perturbing: without ``eager``, the random numbers by which each value that a node reads is perturbed, by up to a
+            unit in the last place of its dtype in the graph: float64 with random rounding.
 
     Attributes:
         eager, exact: values that are still needed; an argument's in float64 from its first reader on. The two share no
@@ -53,7 +53,7 @@ class FxExecution:
         exact: bool = True,
         recorded: Mapping[fx.Node, object] | None = None,
         compared: Collection[str] = (),
-        noise: torch.Generator | None = None,
+        perturbing: torch.Generator | None = None,
     ) -> None:
         self.eager: Environment = {}
         self.exact: Environment = {}
@@ -63,7 +63,7 @@ class FxExecution:
         self._module = module
         self._has_eager, self._has_exact = eager, exact
         self._recorded = recorded if recorded is not None else {}
-        self._noise = noise
+        self._perturbing = perturbing
         self._nodes = iter(module.graph.nodes)
         self._arguments = iter(arguments)
         self._randomness = PrivateRandomness(state)
@@ -117,12 +117,12 @@ class FxExecution:
 
     def _only_exact(self, node: fx.Node) -> object:
         """A node's results where float64 alone runs."""
-        if self._noise is None:
+        if self._perturbing is None:
             return run_only_exact(node, self.exact)
         given = {arg: self.exact[arg] for arg in node.all_input_nodes}
         if not _returns_view(node):
             compares = all(map(is_discrete, pytree.tree_leaves(node.meta.get("val"))))
-            given = {arg: _moved(arg, value, self._noise, compares) for arg, value in given.items()}
+            given = {arg: _perturbed(arg, value, self._perturbing, compares) for arg, value in given.items()}
         try:
             return run_only_exact(node, given)
         except REFUSALS:
@@ -146,14 +146,36 @@ class FxExecution:
         return dead
 
 
-def _moved(node: fx.Node, value: object, generator: torch.Generator, whole_stay: bool) -> object:
-    """A node's value, moved at random by up to a unit in the last place of the dtype that it has in the graph."""
+def perturbed_executions(
+    module: fx.GraphModule,
+    arguments: Callable[[], Sequence[object]],
+    state: torch.Tensor,
+    *,
+    recorded: Mapping[fx.Node, object],
+    compared: Collection[str],
+) -> list[FxExecution]:
+    """Executions of float64 with random rounding, each from other random numbers; see ``FxExecution``."""
+    return [
+        FxExecution(
+            module,
+            arguments(),
+            state,
+            eager=False,
+            recorded=recorded,
+            compared=compared,
+            perturbing=torch.Generator().manual_seed(seed),
+        )
+        for seed in range(PERTURBATIONS)
+    ]
+
+
+def _perturbed(node: fx.Node, value: object, generator: torch.Generator, whole_stay: bool) -> object:
+    """A node's value in float64, perturbed by up to a unit in the last place of the dtype that it has in the graph."""
     fake = node.meta.get("val")
     is_wide = isinstance(value, torch.Tensor) and value.dtype is torch.float64
     if not is_wide or not isinstance(fake, torch.Tensor) or not fake.is_floating_point():
         return value
-    assert isinstance(value, torch.Tensor)
-    return moved(value, fake.dtype, generator, whole_stay=whole_stay)
+    return perturbed(value, generator, dtype=fake.dtype, whole_stay=whole_stay)
 
 
 def _narrowed(node: fx.Node, value: object) -> object:

@@ -6,7 +6,7 @@ What rounding may do at each element is found in steps, each only where the one 
 2. the numbers inside of the computation: the sum of the magnitudes of what is added up, the numbers near one that some
    functions are computed of;
 3. eager's own error against float64;
-4. by how much float64's result moves if all arguments are moved at random by a unit in their last place.
+4. by how much float64's result changes if all arguments are perturbed by up to a unit in their last place.
 
 What is selected, compared or rounded once (``where``, ``argmax``, ``add``) has only the first and the third: on the
 same arguments another result is no matter of rounding.
@@ -25,14 +25,12 @@ from torch.utils import _pytree as pytree
 from .distance import dense, distance
 from .exact import REFUSALS, Environment, run_eager, run_exact, run_only_exact, widen
 from .measure import Measure
-from .randomness import moved, size_near_one
+from .randomness import PERTURBATIONS, perturbed, size_near_one
 from .verdicts import RIGHT, Verdict, index_of, is_discrete, verdict
 
-_TIMES = 4
-"""How often arguments are moved: at an element, one movement may be next to nothing by chance."""
-
-_TIMES_IN_FLOAT64 = 16
-"""The same of float64, where a movement is a whole unit or none, and what cancels stays 0 more often."""
+_MANY = 16
+"""How often arguments are perturbed where each element is by itself; and in float64, where a perturbation is a whole
+unit or none, and what cancels stays 0 more often."""
 
 SUMS = frozenset(
     {
@@ -107,7 +105,7 @@ class NodeCheck:
         self._name = name_of(self._node)
         self._generator = torch.Generator().manual_seed(0)
         self._exact: list[object] | None = None
-        self._moved: list[list[object]] = []
+        self._perturbed: list[list[object]] = []
         self.inexact: dict[str, str] = {}
         self._by_eager: Environment = {}
         self.eager = _leaves(segment.results(self._run_eager, segment.given))
@@ -115,6 +113,12 @@ class NodeCheck:
     def verdicts(self, actual: Sequence[object]) -> list[Verdict]:
         """The verdicts on the results; of what was not computed, ``None``, there is none to make."""
         return [self._verdict(i, value) for i, value in enumerate(actual)]
+
+    def eager_error(self, i: int) -> Measure:
+        """PyTorch's own distance to float64, where that was asked for; else none."""
+        eager, exact = self.eager[i], None if self._exact is None else self._exact[i]
+        both = isinstance(eager, torch.Tensor) and isinstance(exact, torch.Tensor)
+        return distance(dense(eager), dense(exact)) if both else Measure()
 
     def _verdict(self, i: int, value: object) -> Verdict:
         eager = self.eager[i]
@@ -126,7 +130,7 @@ class NodeCheck:
         if value.dtype != eager.dtype or value.shape != eager.shape or is_discrete(value):
             found = verdict(value, eager, eager)
             if found.is_wrong and is_discrete(value) and value.dtype == eager.dtype and not self._is_rounded_once:
-                return verdict(value, eager, eager, self._moved_results(i))
+                return verdict(value, eager, eager, self._perturbed_results(i))
             return found
         if torch.equal(value, eager):
             return Verdict(ours=Measure(), eager=Measure())
@@ -136,11 +140,17 @@ class NodeCheck:
             near = near if inner is None else distance(value, eager, inner=inner)
         if near.is_rounding:
             return Verdict(ours=near, eager=Measure(scale=near.scale), index=index_of(near, value))
-        row = 1 if self._is_rounded_once or not value.dim() else value.shape[-1]
+        row = 1 if self._is_pointwise or not value.dim() else value.shape[-1]
         found = verdict(value, eager, self._exact_results()[i], group=row, inner=inner)
         if not found.is_wrong or self._is_rounded_once:
             return found
-        return verdict(value, eager, self._exact_results()[i], self._moved_results(i), group=row, inner=inner)
+        return verdict(value, eager, self._exact_results()[i], self._perturbed_results(i), group=row, inner=inner)
+
+    @property
+    def _is_pointwise(self) -> bool:
+        """Whether an element of the result depends on one of each argument: the errors of others say nothing of it."""
+        tags = self._node.target.tags if isinstance(self._node.target, torch._ops.OpOverload) else ()
+        return self._is_rounded_once or (torch.Tag.pointwise in tags and len(self._segment.nodes) == 1)
 
     def _run_eager(self, node: fx.Node, values: Environment) -> object:
         self._by_eager[node] = run_eager(node, values)
@@ -194,34 +204,28 @@ class NodeCheck:
             self._exact = _leaves(self._segment.results(run, wide))
         return self._exact
 
-    def _moved_results(self, i: int) -> list[object]:
-        """Float64's i-th result where each argument is moved at random by up to a unit in its last place."""
+    def _perturbed_results(self, i: int) -> list[object]:
+        """Float64's i-th result where each argument is perturbed by up to a unit in its last place."""
         is_double = any(item.dtype is torch.float64 for item in self._tensors())
-        for _ in range((_TIMES_IN_FLOAT64 if is_double else _TIMES) - len(self._moved)):
-            moved = {arg: pytree.tree_map(self._move, value) for arg, value in self._segment.given.items()}
+        times = _MANY if is_double or self._is_pointwise else PERTURBATIONS
+        for _ in range(times - len(self._perturbed)):
+            values = pytree.tree_map(self._perturb, dict(self._segment.given))
             try:
-                self._moved.append(_leaves(self._segment.results(self._run_moved, moved)))
+                self._perturbed.append(_leaves(self._segment.results(self._run_perturbed, values)))
             except REFUSALS:  # float64 has not the operator
-                self._moved.append(self._exact_results())
-        return [results[i] for results in self._moved]
+                self._perturbed.append(self._exact_results())
+        return [results[i] for results in self._perturbed]
 
-    def _run_moved(self, node: fx.Node, values: Environment) -> object:
+    def _perturb(self, value: object) -> object:
+        return perturbed(value, self._generator, whole_stay=all(map(is_discrete, self.eager)))
+
+    def _run_perturbed(self, node: fx.Node, values: Environment) -> object:
         """In float64; between two nodes of the segment there is rounding, too."""
         result = run_only_exact(node, values)
         fake = self._by_eager[node]
         if node is self._node or not isinstance(result, torch.Tensor) or not isinstance(fake, torch.Tensor):
             return result
-        return moved(result, fake.dtype, self._generator) if fake.is_floating_point() else result
-
-    def _move(self, value: object) -> object:
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-            return value
-        wide = widen(value)
-        assert isinstance(wide, torch.Tensor)
-        if value.dtype is torch.float16:  # infinity may be a number that is too large for it, and is none in float32
-            beyond = 2 * torch.finfo(value.dtype).max
-            wide = torch.where(wide.isinf(), wide.sign() * beyond, wide)
-        return moved(wide, value.dtype, self._generator)
+        return perturbed(result, self._generator, dtype=fake.dtype) if fake.is_floating_point() else result
 
 
 def is_broadcast(shape: Sequence[int], to: Sequence[int]) -> bool:

@@ -108,19 +108,35 @@ def _is_on_cpu(args: object, kwargs: dict[str, Any]) -> bool:
     return torch.device(device).type == "cpu"
 
 
-def moved(
-    value: torch.Tensor, dtype: torch.dtype, generator: torch.Generator, *, whole_stay: bool = False
-) -> torch.Tensor:
-    """A tensor of float64 whose elements are moved at random by up to a unit in the last place of a dtype.
+PERTURBATIONS = 4
+"""How often what a computation reads is perturbed: at an element, one perturbation may be next to nothing by chance."""
 
-    Zeros and infinities stay; with ``whole_stay`` all whole numbers, which are exact where they are compared: those of
-    a mask, or indices.
+
+def perturbed(
+    value: Any, generator: torch.Generator, *, dtype: torch.dtype | None = None, whole_stay: bool = False
+) -> Any:
+    """A floating-point tensor in float64, each element off by up to a unit in the last place, at random; anything else
+    as it is.
+
+    Zeros and infinities stay, but those of float16, which ONNX Runtime computes in float32: they may stand for numbers
+    that are only too small or too large for it, and become such.
+
+    Args:
+        value: any.
+        generator: of the random numbers.
+        dtype: whose unit; by default the tensor's.
+        whole_stay: whether all whole numbers stay, which are exact where they are compared: those of a mask, indices.
     """
-    info = torch.finfo(dtype)
-    by = torch.rand(value.shape, dtype=torch.float64, generator=generator).mul_(2).sub_(1).mul_(info.eps)
-    size = value.abs().clamp_(min=info.smallest_normal)  # smaller ones are as far apart as these
-    stays = ~value.isfinite() | (value == (value.round() if whole_stay else 0.0))
-    return torch.where(stays, value, value + size * by.to(value.device))
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    info, wide = torch.finfo(dtype or value.dtype), value.double()
+    if value.dtype is torch.float16 and not whole_stay:
+        wide = torch.where(wide.isinf(), wide.sign() * 2 * torch.finfo(value.dtype).max, wide)
+        wide = torch.where(wide == 0, torch.finfo(value.dtype).smallest_normal * 2**-11, wide)
+    by = torch.rand(wide.shape, dtype=torch.float64, generator=generator).mul_(2).sub_(1).mul_(info.eps)
+    size = wide.abs().clamp_(min=info.smallest_normal)  # smaller ones are as far apart as these
+    stays = ~wide.isfinite() | (wide == (wide.round() if whole_stay else 0.0))
+    return torch.where(stays, wide, wide + size * by.to(wide.device))
 
 
 NEAR_ONE = frozenset(
@@ -145,10 +161,10 @@ def size_near_one(name: str, args: Sequence[torch.Tensor]) -> torch.Tensor | Non
     return None
 
 
-def moved_near_one(
+def perturbed_near_one(
     name: str, result: torch.Tensor, args: Sequence[Any], dtype: torch.dtype, generator: torch.Generator
 ) -> torch.Tensor:
-    """A result in float64 of an operator, moved at random by what a unit in the last place of one, inside of the
+    """A result in float64 of an operator, perturbed by what a unit in the last place of one, inside of the
     function, makes; as it is where there are no such numbers. No dtype has larger units than float32: half precision is
     computed in that."""
     size = size_near_one(name, [item for item in args if isinstance(item, torch.Tensor) and item.is_floating_point()])

@@ -22,7 +22,7 @@ _CARRIED = 0.01
 def difference_of_results(
     expected: Sequence[object],
     actual: Sequence[object],
-    moved: Sequence[object] | None = None,
+    perturbed: Sequence[object] | None = None,
     *,
     exact: Sequence[object] | None = None,
     float32_as: torch.dtype = torch.float32,
@@ -33,8 +33,8 @@ def difference_of_results(
     Args:
         expected: the results of PyTorch, each as it is or a ``Sample`` of it.
         actual: the others, in the same way.
-        moved: those of PyTorch on arguments that are a rounding away: how far they are from ``expected`` tells how much
-            rounding grows.
+        perturbed: those of PyTorch on arguments that are a rounding away: how far they are from ``expected`` tells how
+            much rounding grows.
         exact: those of float64, which tells what rounding accounts for.
         float32_as: the dtype by whose rounding float32 is judged.
         is_checked: whether what is no rounding is compared again, with ``exact``; else half of the digits are enough.
@@ -61,7 +61,7 @@ def difference_of_results(
             actual_elements,
             expected_elements,
             expected_elements if exact is None else exact[i],
-            [] if moved is None else [_elements(moved[i])],
+            [] if perturbed is None else [_elements(perturbed[i])],
             rounded_to=rounded_to,
         )
         if found.is_wrong:

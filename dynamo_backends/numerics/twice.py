@@ -28,14 +28,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from ..collectives import is_collective
 from .distance import same_elements
 from .exact import BIT_CASTS, REFUSALS, WIDER, of_default_dtype, widen, wider_dtype
-from .randomness import PrivateRandomness, draws_numbers, moved, moved_near_one
+from .randomness import PERTURBATIONS, PrivateRandomness, draws_numbers, perturbed, perturbed_near_one
 from .verdicts import Verdict, epsilon, verdict
 
 aten = torch.ops.aten
-
-_TIMES = 3
-"""How often a program runs with random rounding."""
-
 
 Values: TypeAlias = "Mapping[object, object]"
 
@@ -45,12 +41,12 @@ class Results:
     """What the two runs gave, by key: tensors or numbers.
 
     Attributes:
-        movements: what float64 gives with rounding at random, see ``Twice``: computed when it is asked for.
+        perturbed: what float64 gives with random rounding, see ``Twice``: computed when it is asked for.
     """
 
     eager: Values
     exact: Values
-    movements: Callable[[], Sequence[Values]] = tuple
+    perturbed: Callable[[], Sequence[Values]] = tuple
 
     def under(self, keys: Mapping[Any, object]) -> Results:
         """Some of the results, by the keys that these are mapped to."""
@@ -58,15 +54,15 @@ class Results:
         def mapped(values: Values) -> Values:
             return {new: values[key] for key, new in keys.items() if key in values}
 
-        return Results(mapped(self.eager), mapped(self.exact), lambda: [mapped(item) for item in self.movements()])
+        return Results(mapped(self.eager), mapped(self.exact), lambda: [mapped(item) for item in self.perturbed()])
 
     def verdict(self, actual: object, key: object) -> Verdict:
         """The verdict on another value of a result: by eager's error, and where that does not explain it, by what
-        rounding at random makes."""
+        random rounding makes."""
         eager, exact = self.eager.get(key), self.exact.get(key)
         found = verdict(actual, eager, exact)
         if found.is_wrong and found.is_of_size:
-            found = verdict(actual, eager, exact, [item.get(key) for item in self.movements()])
+            found = verdict(actual, eager, exact, [item.get(key) for item in self.perturbed()])
         return found
 
 
@@ -107,15 +103,15 @@ class Twice:
             self._arguments[name], self._leaves[name] = given, leaves
         changed = [j for j, value in enumerate(arguments) if _is_changed(value, self._arguments["eager"][j])]
         eager, exact = (self._values_of(name, changed) for name, _ in self._modes())
-        self.outputs = Results(eager, exact, self._movements(None, (), changed))
+        self.outputs = Results(eager, exact, self._perturbed_runs(None, (), changed))
 
-    def _movements(
+    def _perturbed_runs(
         self, tangents: Mapping[object, torch.Tensor] | None, of: Sequence[int], changed: Sequence[int] = ()
     ) -> Callable[[], list[Values]]:
-        """Gives the results, or with ``tangents`` the gradients, where float64 is moved by the rounding of the eager
+        """Gives the results, or with ``tangents`` the gradients, where float64 has the rounding of the eager
         run; without what the two runs returned.
 
-        What an operator reads is moved at random by up to a unit in the last place of the coarsest dtype of the eager
+        What an operator reads is perturbed by up to a unit in the last place of the coarsest dtype of the eager
         run, and the results of functions like SiLU by what a unit of one makes in them; a few times, each from other
         random numbers. Comparisons and indices are those runs' own; a run that cannot go on with them, as where a shape
         depends on one, is left out.
@@ -130,8 +126,8 @@ class Twice:
         def once(seed: int) -> Values:
             leaves = copies(arguments, wide=True)
             given = _given(leaves, are_leaves)
-            noise = torch.Generator().manual_seed(seed)
-            mode = Float64(recording, decides_itself=True, noise=True, generator=noise)
+            generator = torch.Generator().manual_seed(seed)
+            mode = Float64(recording, decides_itself=True, perturbing=True, generator=generator)
             with _from_state(state), torch.set_grad_enabled(bool(tangents)), mode:
                 results = list(function(*given))
                 if tangents is not None:
@@ -139,7 +135,7 @@ class Twice:
                 values: dict[object, object] = dict(enumerate(map(_detached, results)))
                 return values | {("input", j): _detached(given[j]) for j in changed}
 
-        return functools.cache(lambda: [values for seed in range(_TIMES) for values in run(seed)])
+        return functools.cache(lambda: [values for seed in range(PERTURBATIONS) for values in run(seed)])
 
     @property
     def inexact(self) -> Mapping[str, str]:
@@ -175,7 +171,7 @@ class Twice:
                 raise NotRepeatableError("the backward draws random numbers, and there is no telling which")
             found.append(gradients)
         self._results.clear()
-        return Results(found[0], found[1], self._movements(tangents, of))
+        return Results(found[0], found[1], self._perturbed_runs(tangents, of))
 
     def _modes(self) -> list[tuple[str, TorchDispatchMode]]:
         return [("eager", self._recording), ("exact", self._float64)]
@@ -384,9 +380,9 @@ class Float64(TorchDispatchMode):
     Args:
         recording: what eager did.
         decides_itself: whether comparisons and indices are float64's own; random numbers are eager's all the same.
-        noise: whether what an operator reads is moved at random, by the rounding of the dtype that the same call had in
+        perturbing: whether what an operator reads is perturbed, by the rounding of the dtype that the same call had in
             eager's run; or the dtype.
-        generator: draws the noise.
+        generator: of the random numbers of it.
     """
 
     supports_higher_order_operators = True
@@ -396,11 +392,11 @@ class Float64(TorchDispatchMode):
         recording: Recording,
         *,
         decides_itself: bool = False,
-        noise: torch.dtype | bool = False,
+        perturbing: torch.dtype | bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        self._noise = noise
+        self._perturbing = perturbing
         self._generator = generator or torch.Generator().manual_seed(0)
         self.inexact: dict[str, str] = {}
         self._recording = recording
@@ -447,9 +443,10 @@ class Float64(TorchDispatchMode):
 
     def _compute(self, func: Any, args: Any, kwargs: Any) -> object:
         is_function = isinstance(func, torch._ops.OpOverload) and not func._schema.is_mutable
-        noise = self._noise_of(func) if self._noise and is_function and not _returns_view(func) else None
-        if noise is not None:
-            args, kwargs = pytree.tree_map(lambda value: self._moved(value, *noise), (args, kwargs))
+        is_perturbed = bool(self._perturbing) and is_function and not _returns_view(func)
+        dtype, compares = self._rounding_of(func) if is_perturbed else (torch.float64, False)
+        if is_perturbed:
+            args, kwargs = pytree.tree_map(lambda value: self._perturbed(value, dtype, compares), (args, kwargs))
         try:
             result = func(*args, **kwargs)
         except REFUSALS as error:
@@ -458,22 +455,22 @@ class Float64(TorchDispatchMode):
             return result
         if any(leaf.dtype in WIDER for leaf in _floats(result)) and not _returns_view(func):
             result = _widened(of_default_dtype(func, args, kwargs, result))
-        if noise is not None and isinstance(result, torch.Tensor) and result.dtype is torch.float64:
-            result = moved_near_one(func.overloadpacket.__name__, result, args, noise[0], self._generator)
+        if is_perturbed and isinstance(result, torch.Tensor) and result.dtype is torch.float64:
+            result = perturbed_near_one(func.overloadpacket.__name__, result, args, dtype, self._generator)
         return result
 
-    def _noise_of(self, func: object) -> tuple[torch.dtype, bool]:
+    def _rounding_of(self, func: object) -> tuple[torch.dtype, bool]:
         """The dtype whose rounding the next call of an operator had in eager's run, and whether it compared."""
-        if isinstance(self._noise, torch.dtype):
-            return self._noise, False
+        if isinstance(self._perturbing, torch.dtype):
+            return self._perturbing, False
         dtypes, position = self._recording.dtypes[func], self._calls[func]
         self._calls[func] += 1
         return dtypes[min(position, len(dtypes) - 1)] if dtypes else (torch.float64, False)
 
-    def _moved(self, value: object, dtype: torch.dtype, compares: bool) -> object:
+    def _perturbed(self, value: object, dtype: torch.dtype, compares: bool) -> object:
         if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
             return value
-        return moved(value, dtype, self._generator, whole_stay=compares)
+        return perturbed(value, self._generator, dtype=dtype, whole_stay=compares)
 
     def _in_low_precision(self, func: Any, args: Any, kwargs: Any, error: Exception) -> object:
         """For an operator that float64 does not have."""

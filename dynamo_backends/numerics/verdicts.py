@@ -19,7 +19,7 @@ class Verdict:
     Attributes:
         complaint: why elements cannot be compared, such as another dtype; ``""`` where they can.
         ours: the value's distance to float64; ``None`` where that is no matter of size.
-        eager: the distance to float64 of the computation that it is compared with.
+        eager: the distance to float64 of the computation that it is compared with, if the value is wrong.
         index: of the element that is worst for its tolerance.
         is_of_size: whether it is a matter of elements, and of none of dtype, shape or kind.
     """
@@ -101,8 +101,8 @@ def _verdict(
         found = distance(actual, eager, *tensors)
         said = "" if found.is_rounding else f"{found.max_ulp:.0f} of {actual.numel()} elements differ"
         return Verdict(said, index=index_of(found, actual), is_of_size=True)
-    theirs = distance(eager, exact)
     ours = distance(actual, exact, eager, *tensors, group=group or group_of(eager.shape), inner=inner, dtype=coarser)
+    theirs = None if ours.is_rounding else distance(eager, exact)
     return Verdict("", ours, theirs, index_of(ours, actual), is_of_size=True)
 
 

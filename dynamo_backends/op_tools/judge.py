@@ -17,14 +17,11 @@ from ..numerics.distance import distance, ordinary
 from ..numerics.exact import WIDER
 from ..numerics.local_error import is_broadcast
 from ..numerics.measure import group_of
-from ..numerics.randomness import moved
+from ..numerics.randomness import PERTURBATIONS, perturbed
 from ..numerics.verdicts import epsilon, is_discrete, largest, same_number
 from .gradients import Gradients
 from .names import is_of_pytorch
 from .tool import dtype_name
-
-_TRIES = 3
-"""How often arguments are moved by a unit in their last place, to see how much that moves results."""
 
 _STEP = 1e-6
 _DIFFERENCES = 1e-8
@@ -74,7 +71,7 @@ class CallJudge:
 
     A result is right if it is as near to the reference as rounding explains: that of the result itself, or, where an
     operator is ill-conditioned, that of its arguments and of every step inside. How much the latter may be is tried:
-    the call is made again in float64 with each of them moved at random by a unit in the last place.
+    the call is made again in float64 with each of them perturbed by up to a unit in the last place.
 
     Args:
         execution: makes the call again.
@@ -191,10 +188,10 @@ class CallJudge:
         beside = largest(_where_set(unset, exact).values())
 
         @functools.cache
-        def movements(dtype: torch.dtype) -> Sequence[_Values]:
-            """Float64's values; and these where the arguments, and all inside, are moved by their rounding."""
-            noisy = dataclasses.replace(FLOAT64, noise=dtype)
-            found = [run(FLOAT64, None), *(run(noisy, self._mover(dtype)) for _ in range(_TRIES))]
+        def perturbed_runs(dtype: torch.dtype) -> Sequence[_Values]:
+            """Float64's values; and these where the arguments, and all inside, are perturbed by their rounding."""
+            target = dataclasses.replace(FLOAT64, perturbing=dtype)
+            found = [run(FLOAT64, None), *(run(target, self._perturb(dtype)) for _ in range(PERTURBATIONS))]
             return [_where_set(unset, values) for values in found]
 
         def verdict(name: str, value: torch.Tensor, exact: torch.Tensor) -> Verdict:
@@ -216,10 +213,10 @@ class CallJudge:
             if error.nonfinite:
                 complaint = complaint or f"{error.nonfinite} elements are NaN or infinite on one side only"
             elif not error.is_rounding:
-                base, *others = movements(coarser)
+                base, *near = perturbed_runs(coarser)
                 # around what it is compared with, which need not be float64
-                near = [exact + (item[name] - base[name]).cpu() for item in others if name in item]
-                error = distance(value, exact, *near, inner=inner, group=group_of(exact.shape), dtype=coarser)
+                around = [exact + (item[name] - base[name]).cpu() for item in near if name in item]
+                error = distance(value, exact, *around, inner=inner, group=group_of(exact.shape), dtype=coarser)
             is_right = error.is_rounding and not complaint
             allowed = error.limit if error.limit else None
             if name in unset:
@@ -278,7 +275,7 @@ class CallJudge:
         """How many elements of a result of integers or booleans are wrong, in words; ``""`` if few enough.
 
         In float64, that of the call's own decisions is compared exactly; then float64 decides, and where it decides
-        otherwise on arguments that are moved by their rounding, two values may be equal, or nearly so.
+        otherwise on arguments that are perturbed by their rounding, two values may be equal, or nearly so.
         """
         if not self._reference.wide:
             is_rounded = any(item.is_floating_point() for item in self._execution.tensors)
@@ -291,17 +288,14 @@ class CallJudge:
         decided = run(deciding, None).get(name)
         if decided is None or not (difference := _turned(value, decided.cpu())):
             return ""
-        others = (run(deciding, self._mover(self._execution.coarsest)).get(name) for _ in range(_TRIES))
+        others = (run(deciding, self._perturb(self._execution.coarsest)).get(name) for _ in range(PERTURBATIONS))
         is_tie = any(other is not None and _turned(decided, other) for other in others)
         return "" if is_tie else difference
 
-    def _mover(self, dtype: torch.dtype) -> Change:
-        """Moves an argument at random by up to a unit in the last place of a dtype."""
+    def _perturb(self, dtype: torch.dtype) -> Change:
+        """Perturbs an argument by up to a unit in the last place of a dtype."""
 
-        def move(_: str, value: torch.Tensor) -> torch.Tensor:
-            return moved(value.double(), dtype, self._generator).to(value.dtype)
-
-        return move
+        return lambda _, value: perturbed(value, self._generator, dtype=dtype).to(value.dtype)
 
 
 def _where_set(unset: _Values, values: _Values) -> _Values:

@@ -335,20 +335,20 @@ class TunedGraph:
         with unseen():
             wrong = difference_of_results(expected, actual, float32_as=self._least_precise)
             if wrong and given:  # where terms cancel, the results may be nothing but their rounding
-                moved = sampled(_leaves(self._runners[self._reference](self._moved(given))))
-                wrong = difference_of_results(expected, actual, moved, float32_as=self._least_precise)
+                other = sampled(_leaves(self._runners[self._reference](self._perturbed(given))))
+                wrong = difference_of_results(expected, actual, other, float32_as=self._least_precise)
         return wrong
 
-    def _moved(self, args: Sequence[object]) -> list[object]:
+    def _perturbed(self, args: Sequence[object]) -> list[object]:
         """Arguments with other gradients of the results: each number is less by a rounding, or as it was, at random."""
-        moved, rounding = list(args), torch.finfo(self._least_precise).eps
+        changed, rounding = list(args), torch.finfo(self._least_precise).eps
         for i in self._gradients:
-            value = moved[i]
+            value = changed[i]
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 generator = torch.Generator(value.device).manual_seed(0)
-                is_moved = torch.randint(2, value.shape, generator=generator, device=value.device, dtype=torch.bool)
-                moved[i] = torch.where(is_moved, value * (1 - rounding), value)
-        return moved
+                is_less = torch.randint(2, value.shape, generator=generator, device=value.device, dtype=torch.bool)
+                changed[i] = torch.where(is_less, value * (1 - rounding), value)
+        return changed
 
     def _settle(self, engine: str) -> Runner:
         """The engine runs from now on; what the others had is free. The graph stays, if one is to be tried again."""
