@@ -98,6 +98,13 @@ def times(factor: float) -> Change:
     return lambda y, *args, **kwargs: op.Mul(y, factor)
 
 
+def near_nothing(factor: float) -> Change:
+    """Results are wrong by a factor where the argument is less than 0.01."""
+    return lambda y, x, *args, **kwargs: op.Where(
+        op.Less(op.Abs(x), op.CastLike(0.01, x)), op.Mul(y, op.CastLike(factor, y)), y
+    )
+
+
 def small(factor: float) -> Change:
     """Only small elements are wrong."""
     return lambda y, *args, **kwargs: op.Where(op.Less(op.Abs(y), 50.0), op.Mul(y, factor), y)
@@ -202,6 +209,15 @@ HALF_FAULTS: dict[str, tuple[Any, ...]] = {
     "mul": (aten.mul, times(1.04), lambda x, f: f(x) * x, ROWS, LINEAR),
 }  # fmt: skip
 
+NEAR_NOTHING = torch.cat([torch.linspace(-6, 6, 1000), torch.linspace(1e-3, 9e-3, 24)]).view(64, 16)
+"""The errors of other elements of their row, such as the sine of 3.14, excuse nothing at the small ones."""
+
+FLOAT16_FAULTS: dict[str, tuple[Any, ...]] = {
+    "small silu": (aten.silu, near_nothing(1.05), lambda x: F.silu(x), NEAR_NOTHING),
+    "small gelu": (aten.gelu, near_nothing(1.05), lambda x: F.gelu(x), NEAR_NOTHING),
+    "small sine": (aten.sin, near_nothing(1.2), lambda x: x.sin(), NEAR_NOTHING),
+}
+
 
 def plant(monkeypatch: pytest.MonkeyPatch, packet: Any, change: Change) -> None:
     """Spoils the translation of an operator."""
@@ -223,6 +239,7 @@ def assert_named(graphs: list[Any], node: str, function: Any, module: str) -> No
 
 CASES = [(FAULTS, name, torch.float32) for name in FAULTS]
 CASES += [(HALF_FAULTS, name, dtype) for name in HALF_FAULTS for dtype in HALF]
+CASES += [(FLOAT16_FAULTS, name, torch.float16) for name in FLOAT16_FAULTS]
 
 
 @pytest.mark.parametrize(("faults", "name", "dtype"), CASES, ids=[f"{name}-{dtype}" for _, name, dtype in CASES])

@@ -216,7 +216,7 @@ def test_what_excuses_nothing() -> None:
         ([x.bfloat16()], [x.bfloat16() * 1.1]),
     ):
         assert difference_of_results(expected, actual) and not difference_of_results(expected, expected)
-    number = Results({0: torch.tensor(3)}, {0: torch.tensor(3)}, lambda: [{0: torch.tensor(5)}])
+    number = Results({0: torch.tensor(3)}, {0: torch.tensor(3)}, lambda times: [{0: torch.tensor(5)}])
     assert not number.verdict(torch.tensor(5), 0).is_wrong
 
 
@@ -436,7 +436,7 @@ def test_float64_with_rounding_at_random() -> None:
         return [x.sin() * 3, x * 3 > 1, x.view(2, 26), torch.rand_like(x), x.abs() * 2 > 1]
 
     outputs = run_twice(function, x).outputs
-    first, second, *_ = outputs.under({i: str(i) for i in range(5)}).perturbed()
+    first, second, *_ = outputs.under({i: str(i) for i in range(5)}).perturbed(4)
     assert not torch.equal(first["0"][:50], second["0"][:50]), "each at random of its own"  # type: ignore[index]
     for found in (first, second):
         torch.testing.assert_close(found["0"], x.double().sin() * 3, rtol=4 * EPS, atol=0, equal_nan=True)
@@ -459,7 +459,7 @@ def test_what_rounding_at_random_explains() -> None:
 def test_rounding_at_random_may_have_no_result() -> None:
     """Where it decides a shape that the next operator does not take."""
     results = run_twice(lambda x: [x * 2, x[x * 3 > 1].view(0, 7)], torch.ones(50) / 3).outputs
-    assert results.verdict(torch.ones(50), 0).is_wrong and not results.perturbed()
+    assert results.verdict(torch.ones(50), 0).is_wrong and not results.perturbed(4)
 
 
 def test_a_backward_that_draws_random_numbers_is_not_compared() -> None:

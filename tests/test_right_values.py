@@ -106,6 +106,7 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "autocast": (autocast, ROWS, LINEAR, nn.GELU, LINEAR),
     "dense": (dense, OUTLIER, LINEAR, nn.GELU, NORM, LINEAR, partial(nn.Softmax, -1)),
     "batch of one": (lambda x, f, g: g(f(x).relu()), some(1, 8), LINEAR, NORM),
+    "ties": (lambda x: torch.where((x / 24).acos() > 1.5, x, x.sign()), torch.linspace(-9, 9, 2048)),
     "empty": (lambda x, f: f(x[:0]).sum(0) + x.sum(0), ROWS, LINEAR),
 }  # fmt: skip
 

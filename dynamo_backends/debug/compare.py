@@ -82,8 +82,11 @@ class _Judgement:
             assert found.blame is not None
             return dataclasses.replace(found, blame=dataclasses.replace(found.blame, more=len(nodes) - 1))
         nothing = "" if self.graph.regions else "nothing of it runs on ONNX Runtime"
-        note = "; ".join(filter(None, [self._nearer(), nothing]))
-        return self._rewritten() or self._unexplained() or GraphComparison(note=note)
+        return (
+            self._rewritten()
+            or self._unexplained()
+            or GraphComparison(note="; ".join(filter(None, [self._nearer(), self._by_chance(), nothing])))
+        )
 
     @functools.cached_property
     def _undefined(self) -> Mapping[str, str]:
@@ -189,9 +192,22 @@ class _Judgement:
         note = "every node by itself is right, and rounding does not explain the error here"
         return self._diverges(first, Cause(Kind.UNEXPLAINED), note)
 
-    def _nearer(self) -> str:
+    def _by_chance(self) -> str:
+        """The results of a right graph that differ from eager's by more than rounding of their own."""
         outputs = [row for row in self.rows if row.is_output]
+        turned = [row for row in outputs if row.ours is not None and row.eager_extent is None and row.ours.max_ulp]
+        said = [f"{row.ours.max_ulp:.0f} elements of {row.name} turned by rounding" for row in turned if row.ours]
+        carried = [row.name for row in outputs if row.name in self._rounded and row not in turned]
+        if carried:
+            more = f" and {len(carried) - 1} more" if carried[1:] else ""
+            said.append(f"random rounding of float64 makes errors like that of {carried[0]}{more}")
+        return ", ".join(said)
+
+    def _nearer(self) -> str:
+        outputs = [row for row in self.rows if row.is_output and row.ours is not None]
         sides = [nearer(row.ours, row.eager) for row in outputs if row.ours is not None and row.eager is not None]
         return ", ".join(
-            f"{side} nearer to exact at {sides.count(side)} outputs" for side in ("runtime", "eager") if side in sides
+            f"{side} is nearer to float64 at {sides.count(name)} of {len(outputs)} results"
+            for name, side in (("runtime", "onnx"), ("eager", "eager"))
+            if name in sides
         )

@@ -24,9 +24,10 @@ from ..exporter.known_wrong import is_uninitialized
 from ..exporter.locations import where
 from ..numerics.distance import dense, distance, ordinary
 from ..numerics.exact import REFUSALS, attribute
-from ..numerics.graph_execution import FxExecution, perturbed_executions
+from ..numerics.graph_execution import FxExecution, perturbed_execution
+from ..numerics.randomness import PERTURBATIONS
 from ..numerics.twice import copies
-from ..numerics.verdicts import RIGHT, Verdict, is_discrete, verdict
+from ..numerics.verdicts import RIGHT, Verdict, index_of, is_discrete, verdict
 
 _UNITS = 4.0
 _UNITS_OF_HALF = 0.5
@@ -68,9 +69,10 @@ def first_wrong_node(
         if not found.is_wrong:
             return found
         if perturbed is None:
-            perturbed = perturbed_executions(
-                before, lambda: copies(arguments), state, recorded=old.drawn, compared=set(left)
-            )
+            perturbed = [
+                perturbed_execution(before, copies(arguments), state, seed, recorded=old.drawn, compared=set(left))
+                for seed in range(PERTURBATIONS)
+            ]
         for item in list(perturbed):
             try:
                 item.reach(theirs)
@@ -162,8 +164,8 @@ def _leaves(*values: object) -> list[list[object]]:
     return [pytree.tree_leaves(item, is_leaf=lambda x: x is None) for item in values]
 
 
-def _difference(before: object, exact: object, after: object, moved: Sequence[object] = ()) -> Verdict:
-    olds, exacts, news, *others = _leaves(before, exact, after, *moved)
+def _difference(before: object, exact: object, after: object, perturbed: Sequence[object] = ()) -> Verdict:
+    olds, exacts, news, *others = _leaves(before, exact, after, *perturbed)
     if len(olds) != len(news):
         return Verdict(f"{len(news)} results instead of {len(olds)}")
     more = zip(*others, strict=True) if others else [()] * len(olds)
@@ -190,6 +192,12 @@ def _difference_in_float64(before: object, after: object, allowed: float) -> Ver
             continue
         usual = ordinary(old)
         limit = allowed * old.abs().clamp(min=usual) + _NOISE * usual
-        if found.nonfinite or bool(((new - old).abs() > limit).any()):
-            return Verdict("", dataclasses.replace(found, share=math.inf, limit=allowed * usual))
+        error = (new - old).abs()
+        if found.nonfinite:
+            return Verdict("", dataclasses.replace(found, share=math.inf), index=index_of(found, old))
+        at = int((error / limit).nan_to_num(0.0).argmax())
+        worst, most = float(error.reshape(-1)[at]), float(limit.reshape(-1)[at])
+        if worst > most:
+            found = dataclasses.replace(found, share=worst / most, position=at, error=worst, limit=most)
+            return Verdict("", found, index=index_of(found, old))
     return RIGHT

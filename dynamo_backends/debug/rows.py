@@ -108,6 +108,13 @@ class Row:
     def torch_dtype(self) -> torch.dtype:
         return getattr(torch, self.dtype)
 
+    def explain(self, found: Measure | None) -> None:
+        """Takes a measure of ``ours`` that has more of what rounding makes in its tolerance."""
+        if self.session is not None:
+            self.session = found or self.session
+        else:
+            self.onnx = found or self.onnx
+
     @property
     def ours(self) -> Measure | None:
         """The distance to exact of the value as it really was where that is known, else of the propagated one."""
@@ -196,6 +203,7 @@ class Blame:
         code: the file and line of what made it wrong, a pass or a registered converter; or ``""``.
         more: how many more nodes are wrong by themselves.
         gradients: in a backward, what the user gets that is computed next of it: ``grad of fc.weight``.
+        because: what else makes it wrong, such as a wrong forward; or ``""``.
         said: how it is wrong.
     """
 
@@ -208,6 +216,7 @@ class Blame:
     code: str = ""
     more: int = 0
     gradients: Sequence[str] = ()
+    because: str = ""
     said: Verdict = RIGHT
 
     def __str__(self) -> str:
@@ -220,7 +229,8 @@ class Blame:
         more = f" and {len(self.gradients) - _NAMED} more" if len(self.gradients) > _NAMED else ""
         named = f", on the way to {', '.join(self.gradients[:_NAMED])}{more}" if self.gradients else ""
         others = f", and {self.more} more nodes are wrong by themselves" if self.more else ""
-        return ": ".join(filter(None, parts)) + named + others
+        because = f", because {self.because}" if self.because else ""
+        return ": ".join(filter(None, parts)) + named + others + because
 
     def as_json(self) -> dict[str, object]:
         return {

@@ -1,8 +1,8 @@
 """Whether rounding explains values that are further from float64 than eager's: by runs with rounding at random.
 
 Eager's error is one sample of what rounding does to a graph. Where a value is outside of it, and no node is wrong by
-itself, the graph runs a few times more in float64, with each result perturbed by up to a unit in the last place
-of its dtype. These runs compare and index by themselves: a value that lies near a tie turns in them too. Beside each of
+itself, the graph runs some times more in float64, with each result perturbed by up to a unit in the last place of
+its dtype. These runs compare and index by themselves: a value that lies near a tie turns in them too. Beside each of
 them runs what a unit of one makes inside of functions like SiLU, and in what linear operators make of their results. Of
 ``log(y)`` an error of y is no rounding, however small it is beside one. What these runs do not explain is a fault.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import fx
@@ -22,7 +23,7 @@ from ..errors import SessionError
 from ..exporter.translate import value_names
 from ..numerics.distance import dense
 from ..numerics.exact import REFUSALS, Environment, run_only_exact
-from ..numerics.graph_execution import FxExecution, perturbed_executions
+from ..numerics.graph_execution import FxExecution, perturbed_execution
 from ..numerics.local_error import SUMS, name_of
 from ..numerics.randomness import NEAR_ONE, perturbed_near_one
 from ..numerics.verdicts import verdict
@@ -34,6 +35,11 @@ from .watched import WatchedRun
 _MOST = 64
 """Rows that are looked at: the outputs, and the first of the others."""
 
+_MOST_RUNS = 16
+_ASKED_AFTER = (3, 6, 16)
+"""How many runs there are at most, and after how many of them it is asked whether they explain all: a comparison near
+a tie turns in one of two."""
+
 _LINEAR = SUMS | {"add", "sub", "rsub", "mul", "neg", "cat", "where", "relu", "_to_copy"}
 """Operators, beside views, that carry an error on and make it no larger beside the numbers that it comes from."""
 
@@ -42,7 +48,7 @@ def explained_by_rounding(
     graph: CompiledGraph, run: WatchedRun, replay: Replay, rows: Mapping[str, Row]
 ) -> dict[str, bool]:
     """The names of the rows whose values rounding explains, each with whether only numbers near one do; those that are
-    not looked at among them.
+    not looked at among them. The measures of these rows are then those that explain them.
 
     Args:
         graph, run, replay: as of ``compare_run``.
@@ -61,27 +67,48 @@ def explained_by_rounding(
     recorded, state = recorded_values(graph, run), torch.get_rng_state()
     names = {node.name for node in wanted}
     execution = FxExecution(graph.module, (), state, recorded=recorded, compared=names)
-    perturbed = perturbed_executions(graph.module, tuple, state, recorded=recorded, compared=names)
-    near_one = [_NearOne(torch.Generator().manual_seed(len(perturbed) + i)) for i in range(len(perturbed))]
     _run(graph, execution, None)
-    for item, beside in list(zip(perturbed, near_one, strict=True)):
+    places = {name: place for name, place in places.items() if place[0] in execution.eager}
+    furthest: dict[str, torch.Tensor] = {}
+    furthest_near_one: dict[str, torch.Tensor] = {}
+    explained: dict[str, bool] = {}
+    for seed in range(_MOST_RUNS):
+        item = perturbed_execution(graph.module, (), state, seed, recorded=recorded, compared=names)
+        near_one = _NearOne(torch.Generator().manual_seed(_MOST_RUNS + seed))
         try:
-            _run(graph, item, beside)
+            _run(graph, item, near_one)
         except (*REFUSALS, IndexError):  # a shape depends on a comparison that turned
-            perturbed.remove(item)
-            near_one.remove(beside)
-    explained = {}
-    for name, (node, index) in places.items():
-        eager, exact = execution.eager[node], execution.exact_of(node)
-        others = [item.exact[node] for item in perturbed] + [
-            item.values[node] for item in near_one if node in item.values
-        ]
-        if index is not None:
-            eager, exact, *others = (item[index] for item in (eager, exact, *others))  # type: ignore[index]
-        for used in (others[: len(perturbed)], others):
-            if name not in explained and not verdict(ours[name], eager, exact, used).is_wrong:
-                explained[name] = used is others
+            continue
+        for name, (node, index) in places.items():
+            for values, found in ((item.exact, furthest), (near_one.values, furthest_near_one)):
+                if node in values:
+                    exact, value = (_item(value, index) for value in (execution.exact_of(node), values[node]))
+                    found[name] = _further(value, found.get(name, exact), exact)
+        if seed + 1 not in _ASKED_AFTER:
+            continue
+        for name, (node, index) in list(places.items()):
+            eager, exact = (_item(value, index) for value in (execution.eager[node], execution.exact_of(node)))
+            for others in ((furthest,), (furthest, furthest_near_one)):
+                found_now = verdict(ours[name], eager, exact, [values[name] for values in others if name in values])
+                if not found_now.is_wrong:
+                    explained[name] = len(others) > 1
+                    rows[name].explain(found_now.ours)
+                    del places[name]
+                    break
+        if not places:
+            break
     return explained | unseen
+
+
+def _item(results: Any, index: int | None) -> Any:
+    return results if index is None else results[index]
+
+
+def _further(value: torch.Tensor, other: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Of each element, which of two values is further from the exact one, or is not finite."""
+    if not exact.is_floating_point():
+        return torch.where(value != exact, value, other)
+    return torch.where((value - exact).abs() <= (other - exact).abs(), other, value)
 
 
 def _run(graph: CompiledGraph, execution: FxExecution, near_one: _NearOne | None) -> None:

@@ -41,6 +41,7 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
     culprits = [finding.culprit for finding in findings if finding.culprit is not None]
     wrong = [item for finding in findings for item in finding.wrong]
     blame, notes, not_comparable = comparison.blame, [comparison.note], comparison.not_comparable
+    because = next((finding.because for finding in findings if finding.because), "")
     if culprits:
         row = comparison.row_of(culprits[0].value)
         blame = dataclasses.replace(culprits[0], user_name=row.user_name if row is not None else "")
@@ -48,9 +49,8 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
         if not comparison.ok:
             notes.append(f"the graph after it {comparison.verdict}")
     elif comparison.ok and wrong:
-        because = next((finding.because for finding in findings if finding.because), "")
-        notes = [because or "no stage, no pass and no node by itself explains it"]
-        blame = _with_row(wrong[0], comparison.rows)
+        notes = [] if because else ["no stage, no pass and no node by itself explains it"]
+        blame = dataclasses.replace(_with_row(wrong[0], comparison.rows), because=because)
     if blame is not None:
         row = comparison.row_of(blame.value)
         gradients = _gradients(blame, comparison.rows)

@@ -10,14 +10,14 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from .exact import REFUSALS, Environment, attribute, run_eager, run_exact, run_only_exact, widened_copy
-from .randomness import PERTURBATIONS, PrivateRandomness, perturbed
+from .randomness import PrivateRandomness, perturbed
 from .verdicts import is_discrete
 
 
@@ -146,27 +146,19 @@ class FxExecution:
         return dead
 
 
-def perturbed_executions(
+def perturbed_execution(
     module: fx.GraphModule,
-    arguments: Callable[[], Sequence[object]],
+    arguments: Sequence[object],
     state: torch.Tensor,
+    seed: int,
     *,
     recorded: Mapping[fx.Node, object],
     compared: Collection[str],
-) -> list[FxExecution]:
-    """Executions of float64 with random rounding, each from other random numbers; see ``FxExecution``."""
-    return [
-        FxExecution(
-            module,
-            arguments(),
-            state,
-            eager=False,
-            recorded=recorded,
-            compared=compared,
-            perturbing=torch.Generator().manual_seed(seed),
-        )
-        for seed in range(PERTURBATIONS)
-    ]
+) -> FxExecution:
+    """An execution of float64 with random rounding, see ``FxExecution``."""
+    perturbing = torch.Generator().manual_seed(seed)
+    options = {"recorded": recorded, "compared": compared, "perturbing": perturbing}
+    return FxExecution(module, arguments, state, eager=False, **options)
 
 
 def _perturbed(node: fx.Node, value: object, generator: torch.Generator, whole_stay: bool) -> object:

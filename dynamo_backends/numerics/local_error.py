@@ -217,7 +217,7 @@ class NodeCheck:
         return [results[i] for results in self._perturbed]
 
     def _perturb(self, value: object) -> object:
-        return perturbed(value, self._generator, whole_stay=all(map(is_discrete, self.eager)))
+        return perturbed(value, self._generator, zeros_stay=all(map(is_discrete, self.eager)))
 
     def _run_perturbed(self, node: fx.Node, values: Environment) -> object:
         """In float64; between two nodes of the segment there is rounding, too."""

@@ -113,7 +113,12 @@ PERTURBATIONS = 4
 
 
 def perturbed(
-    value: Any, generator: torch.Generator, *, dtype: torch.dtype | None = None, whole_stay: bool = False
+    value: Any,
+    generator: torch.Generator,
+    *,
+    dtype: torch.dtype | None = None,
+    whole_stay: bool = False,
+    zeros_stay: bool = False,
 ) -> Any:
     """A floating-point tensor in float64, each element off by up to a unit in the last place, at random; anything else
     as it is.
@@ -126,13 +131,15 @@ def perturbed(
         generator: of the random numbers.
         dtype: whose unit; by default the tensor's.
         whole_stay: whether all whole numbers stay, which are exact where they are compared: those of a mask, indices.
+        zeros_stay: whether zeros of float16 stay.
     """
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
     info, wide = torch.finfo(dtype or value.dtype), value.double()
-    if value.dtype is torch.float16 and not whole_stay:
+    if value.dtype is torch.float16:
         wide = torch.where(wide.isinf(), wide.sign() * 2 * torch.finfo(value.dtype).max, wide)
-        wide = torch.where(wide == 0, torch.finfo(value.dtype).smallest_normal * 2**-11, wide)
+        if not zeros_stay:
+            wide = torch.where(wide == 0, torch.finfo(value.dtype).smallest_normal * 2**-11, wide)
     by = torch.rand(wide.shape, dtype=torch.float64, generator=generator).mul_(2).sub_(1).mul_(info.eps)
     size = wide.abs().clamp_(min=info.smallest_normal)  # smaller ones are as far apart as these
     stays = ~wide.isfinite() | (wide == (wide.round() if whole_stay else 0.0))
