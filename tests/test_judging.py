@@ -348,7 +348,7 @@ def unstable(threads: int = 1, difference: Measure = WRONG) -> Instability:
 def test_what_a_row_says(fields: dict[str, object], mark: str, explained: bool, in_model: bool) -> None:
     found = row(**fields)
     assert (found.mark, found.explained, found.propagated_explained) == (mark, explained, in_model)
-    assert found.as_json()["mark"] == mark
+    assert found.entry.mark == mark
 
 
 def test_when_a_session_is_unstable() -> None:

@@ -12,12 +12,14 @@ import dataclasses
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from .. import aot
 from ..artifacts import CompiledGraph, Region, is_operator, operator_name
+from ..dumps.schema import ElementEntry
 from ..errors import CompiledNodesError, SessionError, first_line
 from ..exporter.known_wrong import is_uninitialized
 from ..exporter.locations import module_path, source_line, stack, user_name
@@ -320,12 +322,12 @@ class Lockstep:
         names = {arg: value_names(arg)[0] for arg in node.all_input_nodes if value_names(arg)}
         if row.eager_extent is not None and not row.eager_extent.is_finite:
             inputs = [(name, self._execution.eager.get(arg)) for arg, name in names.items()]
-            row.nonfinite_elements = nonfinite_elements(dense(eager), inputs)
+            row.nonfinite_elements = _elements(dense(eager), inputs)
         elif row.onnx_extent is not None and not row.onnx_extent.is_finite:
             ours = self._propagated.get(row.name, self._returned(node, index))
             inputs = [(name, self._runtime.get(arg)) for arg, name in names.items()]
             if isinstance(ours, torch.Tensor):
-                row.nonfinite_elements = nonfinite_elements(dense(ours), inputs)
+                row.nonfinite_elements = _elements(dense(ours), inputs)
 
     def _returned(self, node: fx.Node, index: int | None) -> object | None:
         """What the run returned for a result: a region's output, or a value PyTorch computed."""
@@ -409,3 +411,7 @@ def _complaint(ours: torch.Tensor, eager: torch.Tensor) -> str:
     if ours.shape != eager.shape:
         return f"shape {tuple(ours.shape)} instead of {tuple(eager.shape)}"
     return ""
+
+
+def _elements(result: torch.Tensor, inputs: Sequence[tuple[str, object]]) -> list[ElementEntry]:
+    return [msgspec.convert(element.as_json(), ElementEntry) for element in nonfinite_elements(result, inputs)]
