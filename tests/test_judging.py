@@ -20,7 +20,7 @@ from dynamo_backends.dumps.blame import Cause, Kind
 from dynamo_backends.numerics.measure import Measure
 from dynamo_backends.numerics.twice import Results
 from dynamo_backends.numerics.verdicts import Verdict
-from passes.engine.manager import PassResult
+from passes.engine.results import PassResult
 
 aten = torch.ops.aten
 NAN = math.nan

@@ -18,7 +18,7 @@ from dynamo_backends.debug.manifest import Cost, Manifest
 from dynamo_backends.debug.rows import OK, Blame, GraphComparison
 from dynamo_backends.dumps.blame import Cause, Kind
 from dynamo_backends.options import parse_options
-from passes.engine.manager import PassResult
+from passes.engine.results import PassResult
 
 
 class Clock:

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from passes.engine.results import PassResult, Refusal
+
 from ..dumps.reading import Run, find_run
-from ..dumps.schema import PassEntry, RefusalEntry
 from ..spelling import unknown_name
 from ..tables import fit_table
 from .common import add_dump_arguments, print_json, short_path, try_next
@@ -82,7 +83,7 @@ class Result:
     """What one pass did on one graph: the manifest's entry, and the file of the diff if there is one."""
 
     graph: str
-    entry: PassEntry
+    entry: PassResult
     diff: Path | None
 
 
@@ -187,7 +188,7 @@ def _why_as_json(name: str, results: Sequence[Result]) -> dict[str, object]:
     }
 
 
-def _misses(results: Sequence[Result]) -> list[tuple[str, RefusalEntry]]:
+def _misses(results: Sequence[Result]) -> list[tuple[str, Refusal]]:
     return [(result.graph, miss) for result in results for miss in result.entry.refusals]
 
 

@@ -320,14 +320,15 @@ class Lockstep:
     def _look_at_nonfinite(self, row: Row, node: fx.Node, index: int | None, eager: torch.Tensor) -> None:
         """Keeps some elements that are NaN or infinite, with what they were computed of."""
         names = {arg: value_names(arg)[0] for arg in node.all_input_nodes if value_names(arg)}
+        ours = self._propagated.get(row.name, self._returned(node, index))
         if row.eager_extent is not None and not row.eager_extent.is_finite:
-            inputs = [(name, self._execution.eager.get(arg)) for arg, name in names.items()]
-            row.nonfinite_elements = _elements(dense(eager), inputs)
-        elif row.onnx_extent is not None and not row.onnx_extent.is_finite:
-            ours = self._propagated.get(row.name, self._returned(node, index))
-            inputs = [(name, self._runtime.get(arg)) for arg, name in names.items()]
-            if isinstance(ours, torch.Tensor):
-                row.nonfinite_elements = _elements(dense(ours), inputs)
+            result, values = eager, self._execution.eager
+        elif row.onnx_extent is not None and not row.onnx_extent.is_finite and isinstance(ours, torch.Tensor):
+            result, values = ours, self._runtime
+        else:
+            return
+        found = nonfinite_elements(dense(result), [(name, values.get(arg)) for arg, name in names.items()])
+        row.nonfinite_elements = [msgspec.convert(element.as_json(), ElementEntry) for element in found]
 
     def _returned(self, node: fx.Node, index: int | None) -> object | None:
         """What the run returned for a result: a region's output, or a value PyTorch computed."""
@@ -411,7 +412,3 @@ def _complaint(ours: torch.Tensor, eager: torch.Tensor) -> str:
     if ours.shape != eager.shape:
         return f"shape {tuple(ours.shape)} instead of {tuple(eager.shape)}"
     return ""
-
-
-def _elements(result: torch.Tensor, inputs: Sequence[tuple[str, object]]) -> list[ElementEntry]:
-    return [msgspec.convert(element.as_json(), ElementEntry) for element in nonfinite_elements(result, inputs)]

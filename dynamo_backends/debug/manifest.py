@@ -24,28 +24,13 @@ import msgspec
 import torch
 from torch._dynamo.utils import counters
 
-from passes.engine.manager import PassResult
+from passes.engine.results import PassResult
 
 from ..aot import call_being_compiled, frame_being_compiled
 from ..artifacts import CompiledGraph, CompiledRegion, GraphName, operator_name
+from ..dumps import schema
 from ..dumps.reading import MANIFEST, SCHEMA_VERSION
-from ..dumps.schema import (
-    DIRECTIONS,
-    Cost,
-    Direction,
-    DynamoGraphEntry,
-    EndEntry,
-    ErrorEntry,
-    FallbackEntry,
-    GraphEntry,
-    LineEntry,
-    PassEntry,
-    RegionEntry,
-    RepeatedEntry,
-    RunEntry,
-    Settings,
-    StageEntry,
-)
+from ..dumps.schema import DIRECTIONS, Cost, Direction
 from ..exporter.locations import is_user_file, place, short_file, user_name, where, working_folder
 from ..forks import renew_in_children
 from ..options import Options
@@ -71,12 +56,12 @@ class Manifest:
     def __init__(self, folder: DumpFolder) -> None:
         self._folder = folder
         self._working_folder = working_folder()
-        self._graphs: dict[GraphName, GraphEntry] = {}
+        self._graphs: dict[GraphName, schema.GraphEntry] = {}
         self._options: dict[str, object] = {}
         self._failures: dict[GraphName, str] = {}
-        self._dynamo_graphs: dict[int, DynamoGraphEntry] = {}
-        self._stages: dict[GraphName, list[StageEntry]] = {}
-        self._region_stages: dict[tuple[GraphName, int], list[StageEntry]] = {}
+        self._dynamo_graphs: dict[int, schema.DynamoGraphEntry] = {}
+        self._stages: dict[GraphName, list[schema.StageEntry]] = {}
+        self._region_stages: dict[tuple[GraphName, int], list[schema.StageEntry]] = {}
         self._begin()
         _manifests.add(self)
         renew_in_children(self)
@@ -95,24 +80,27 @@ class Manifest:
         self._folder.renew_in_child()  # whichever is told of the fork first
         for name, entry in self._graphs.items():
             self._graphs[name] = dataclasses.replace(entry.as_compiled, files_in=entry.files_in)
-        entries: list[GraphEntry | DynamoGraphEntry] = [*self._graphs.values(), *self._dynamo_graphs.values()]
+        entries: list[schema.GraphEntry | schema.DynamoGraphEntry] = [
+            *self._graphs.values(),
+            *self._dynamo_graphs.values(),
+        ]
         for compiled in entries:
             compiled.files_in = compiled.files_in or self._folder.forked_from
 
-    def add_stage(self, graph: GraphName, stage: StageEntry) -> None:
+    def add_stage(self, graph: GraphName, stage: schema.StageEntry) -> None:
         """A stage's graph and file, from ``StageFiles.write``; it is in the file with the next write."""
         with self._lock:
             self._is_behind = True
             self._dynamo_graph(graph.index)
             _replace(self._stages.setdefault(graph, []), stage)
 
-    def add_region_stage(self, compiled: CompiledRegion, stage: StageEntry) -> None:
+    def add_region_stage(self, compiled: CompiledRegion, stage: schema.StageEntry) -> None:
         """The same for a model of a region; ``nodes`` are ONNX nodes."""
         with self._lock:
             self._is_behind = True
             _replace(self._region_stages.setdefault((compiled.graph, compiled.region.index), []), stage)
 
-    def _dynamo_graph(self, index: int) -> DynamoGraphEntry:
+    def _dynamo_graph(self, index: int) -> schema.DynamoGraphEntry:
         """The entry of a Dynamo graph, made if it is new, while Dynamo compiles it."""
         if index not in self._dynamo_graphs:
             frame, call = frame_being_compiled(), call_being_compiled()
@@ -121,12 +109,12 @@ class Manifest:
                 file, line = short_file(frame.file), frame.line
                 here = f"{file}:{line}"
                 said = place(str(call) if call is not None and not is_user_file(frame.file) else here, here)
-                begin = LineEntry(frame.function, file, line, said)
-                end = EndEntry(frame.reason, short_file(frame.end_file), frame.end_line, frame.details)
+                begin = schema.LineEntry(frame.function, file, line, said)
+                end = schema.EndEntry(frame.reason, short_file(frame.end_file), frame.end_line, frame.details)
             if call is not None:
-                called_from = LineEntry(call.function, short_file(call.file), call.line)
+                called_from = schema.LineEntry(call.function, short_file(call.file), call.line)
             stages = self._stages.setdefault(GraphName(index), [])
-            self._dynamo_graphs[index] = DynamoGraphEntry(index, begin, end, stages, called_from)
+            self._dynamo_graphs[index] = schema.DynamoGraphEntry(index, begin, end, stages, called_from)
         return self._dynamo_graphs[index]
 
     def add_given_up(self, graph: GraphName, why: str) -> None:
@@ -149,7 +137,7 @@ class Manifest:
                 self._apply_failure(other, entry)
             self._changed(at_once=True)
 
-    def _apply_failure(self, name: GraphName, entry: GraphEntry) -> None:
+    def _apply_failure(self, name: GraphName, entry: schema.GraphEntry) -> None:
         """The verdict on a graph of which something failed, unless a comparison finds it wrong."""
         why = self._failures.get(name) or self._failures.get(GraphName(name.index))
         if why is not None and name not in self._faulty:
@@ -160,7 +148,7 @@ class Manifest:
         with self._lock:
             self._is_behind = True
             entry = self._dynamo_graph(graph.index)
-            entry.passes = [*entry.passes, *map(_pass_entry, results)]
+            entry.passes = [*entry.passes, *_rounded(results)]
 
     def add_graph(self, graph: CompiledGraph, options: Options, *, reference: str) -> None:
         """A graph that compiled, not yet run; ``reference``: what its runs are compared with."""
@@ -168,7 +156,7 @@ class Manifest:
         folder = graph_folder(graph.name)
         placeholders = graph.module.graph.find_nodes(op="placeholder")
         seconds = {"passes": sum(result.milliseconds for result in graph.passes) / 1e3, **graph.seconds}
-        entry = GraphEntry(
+        entry = schema.GraphEntry(
             index=graph.name.index,
             direction=cast(Direction, graph.name.direction),
             folder=folder,
@@ -176,24 +164,24 @@ class Manifest:
             nodes_on_onnx=coverage.on_onnx,
             share_on_onnx=coverage.share,
             regions=[
-                RegionEntry(
+                schema.RegionEntry(
                     index=item.region.index,
                     folder=f"{folder}/region_{item.region.index}",
                     nodes=len(item.region.operators),
                     onnx_nodes=len(item.model.graph),
                     onnx_nodes_optimized=len(item.optimized_model.graph),
-                    passes=list(map(_pass_entry, item.passes)),
-                    session=msgspec.convert(item.executable.settings.as_json(), Settings),
+                    passes=_rounded(item.passes),
+                    session=msgspec.convert(item.executable.settings.as_json(), schema.Settings),
                     constants=item.executable.constants,
                     stages=self._region_stages.setdefault((graph.name, item.region.index), []),
                 )
                 for item in graph.regions
             ],
             in_pytorch=[
-                FallbackEntry(node.name, operator_name(node), str(reason), where(node))
+                schema.FallbackEntry(node.name, operator_name(node), str(reason), where(node))
                 for node, reason in coverage.in_pytorch.items()
             ],
-            passes=list(map(_pass_entry, graph.passes)),
+            passes=_rounded(graph.passes),
             stages=self._stages.setdefault(graph.name, []),
             names={node.name: name for node in placeholders if (name := user_name(node))},
             seconds={stage: round(taken, 4) for stage, taken in seconds.items()},
@@ -234,10 +222,12 @@ class Manifest:
             if name not in self._faulty:
                 entry.verdict, entry.note = comparison.verdict, comparison.note
                 entry.blame = comparison.blame.entry if comparison.blame is not None else None
-                entry.worst = msgspec.convert(comparison.worst, ErrorEntry | None, from_attributes=True)
+                entry.worst = msgspec.convert(comparison.worst, schema.ErrorEntry | None, from_attributes=True)
                 entry.unchecked, entry.rescued = comparison.unchecked, comparison.rescued
                 entry.sizes, entry.cost = comparison.sizes, cost
-                entry.repeated = {i: RepeatedEntry(len(item.unstable), item.failure) for i, item in repeated.items()}
+                entry.repeated = {
+                    i: schema.RepeatedEntry(len(item.unstable), item.failure) for i, item in repeated.items()
+                }
             if not comparison.ok:
                 self._faulty.add(name)
             self._apply_failure(name, entry)
@@ -271,7 +261,7 @@ class Manifest:
         self._next_write = end + (end - start) * _TIMES_LONGER if len(text) > _SMALL else end
 
     def _text(self) -> str:
-        content = RunEntry(
+        content = schema.RunEntry(
             SCHEMA_VERSION,
             self._started,
             self._folder.forked_from,
@@ -299,14 +289,13 @@ def _rank(name: GraphName) -> int:
     return ("", *DIRECTIONS).index(name.direction)
 
 
-def _replace(stages: list[StageEntry], stage: StageEntry) -> None:
+def _replace(stages: list[schema.StageEntry], stage: schema.StageEntry) -> None:
     """Adds a stage; what is compiled twice, such as a dynamic backward, has it already."""
     stages[:] = [other for other in stages if other.name != stage.name] + [stage]
 
 
-def _pass_entry(result: PassResult) -> PassEntry:
-    rounded = dataclasses.replace(result, milliseconds=round(result.milliseconds, 3))
-    return msgspec.convert(rounded, PassEntry, from_attributes=True)
+def _rounded(results: Sequence[PassResult]) -> list[PassResult]:
+    return [dataclasses.replace(result, milliseconds=round(result.milliseconds, 3)) for result in results]
 
 
 @functools.cache

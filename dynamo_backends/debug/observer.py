@@ -19,7 +19,8 @@ from torch import fx
 from torch._guards import CompileContext
 
 from passes.engine.locks import Lock
-from passes.engine.manager import Listener, PassResult
+from passes.engine.manager import Listener
+from passes.engine.results import PassResult
 
 from ..artifacts import CompiledGraph, CompiledRegion, GraphName, Runner
 from ..dumps.blame import Kind

@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from ..dumps.blame import Cause, Kind
-from ..dumps.schema import BlameEntry, ElementEntry, RowEntry, ValueFacts
+from ..dumps.schema import BlamedValue, BlameEntry, ElementEntry, RowEntry, ValueFacts
 from ..exporter.locations import Frame, place
 from ..numerics.extent import Extent
 from ..numerics.measure import Measure
@@ -25,25 +25,7 @@ _NAMED = 2
 
 @dataclasses.dataclass
 class Row(ValueFacts):
-    """One value of the graph.
-
-    Attributes:
-        stack: the calls that led to it, outermost first.
-        onnx: propagated distance to exact.
-        eager: eager's distance to exact.
-        local_onnx: the error of the node by itself, on what it is given in the model: to eager's result on the same if
-            that is no more than rounding, else to float64's.
-        local_eager: eager's distance to the same: nothing, or the error that it has.
-        session: distance to exact of what the session that really ran computed: what it returned, or the value of that
-            name in the model ONNX Runtime made of it.
-        session_instability: how that came out another time, where its bits differed.
-        local_instability: the same of the node alone, on eager's inputs; it is looked for where the session or the node
-            alone differs by more than rounding.
-        eager_extent: the range of eager's value, and how many elements are NaN or infinite; ``None`` of integers.
-        onnx_extent: the same of the runtime's propagated value, and of a value that PyTorch computed in the run.
-        session_extent: the same of what ``session`` is the distance of.
-        nonfinite_elements: some elements that are NaN or infinite, of eager's value or else of the runtime's.
-    """
+    """One value of the graph, with its numbers as ``RowEntry`` describes them."""
 
     stack: Sequence[Frame] = ()
     onnx: Measure | None = None
@@ -142,32 +124,11 @@ _SAID_IN_NOTE = (Kind.PASS, Kind.DECOMPOSITION, Kind.TRACE, Kind.STAGE)
 
 
 @dataclasses.dataclass(frozen=True)
-class Blame:
-    """A value that is wrong, and what made it so.
+class Blame(BlamedValue):
+    """A value that is wrong, what made it so, and how it is wrong."""
 
-    Attributes:
-        value: the FX node, with ``__i`` for the i-th of several results; what a result is called that has no row.
-        cause: what made it wrong.
-        region: the region that computes it; ``None`` in PyTorch, or where a stage before the regions is to blame.
-        source: the line, see ``exporter.locations.place``, or ``""``.
-        user_name: what the user calls it, ``grad of fc.weight``, or ``""``.
-        module: the path of the ``nn.Module`` that computes it, or ``""``.
-        code: the file and line of what made it wrong, a pass or a registered converter; or ``""``.
-        more: how many more nodes are wrong by themselves.
-        gradients: in a backward, what the user gets that is computed next of it: ``grad of fc.weight``.
-        said: how it is wrong.
-    """
-
-    value: str
     cause: Cause
-    region: int | None = None
-    source: str = ""
-    user_name: str = ""
-    module: str = ""
-    code: str = ""
-    more: int = 0
-    gradients: Sequence[str] = ()
-    said: Verdict = RIGHT
+    said: Verdict = dataclasses.field(default=RIGHT, kw_only=True)
 
     def __str__(self) -> str:
         name = self.user_name if self.cause.kind == Kind.RESULT and self.user_name else self.value
@@ -184,20 +145,9 @@ class Blame:
     @property
     def entry(self) -> BlameEntry:
         """What a dump has of it."""
-        return BlameEntry(
-            value=self.value,
-            user_name=self.user_name,
-            gradients=self.gradients,
-            region=self.region,
-            source=self.source,
-            module=self.module,
-            code=self.code,
-            more=self.more,
-            kind=self.cause.kind,
-            name=self.cause.name,
-            stage=self.cause.stage,
-            cause=str(self.cause),
-        )
+        known = {field.name: getattr(self, field.name) for field in dataclasses.fields(BlamedValue)}
+        cause = self.cause
+        return BlameEntry(**known, kind=cause.kind, name=cause.name, stage=cause.stage, cause=str(cause))
 
 
 @dataclasses.dataclass(frozen=True)

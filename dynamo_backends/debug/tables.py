@@ -61,8 +61,7 @@ _HEADERS = ["#", "mark", "value", "operator", "type", *_MEASURES, "region", "mod
 
 def side_by_side_json(comparison: GraphComparison) -> str:
     """The rows with every measure, what the graph takes among them, for programs; each row on a line of its own."""
-    content = ComparisonEntry([], comparison.verdict, comparison.note)
-    empty = msgspec.json.encode(content).decode()
+    empty = msgspec.json.encode(ComparisonEntry([], comparison.verdict, comparison.note)).decode()
     rows = ",\n".join(msgspec.json.encode(row.entry).decode() for row in comparison.rows)
     return empty.replace('"rows":[]', f'"rows":[\n{rows}\n]', 1) + "\n"
 

@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
+from passes.engine.results import PassResult
+
 from .blame import Kind
 
 Direction = Literal["inference", "forward", "backward"]
@@ -41,32 +43,6 @@ class StageEntry:
 def stage_named(stages: Iterable[StageEntry], name: str) -> StageEntry | None:
     """The stage of that name, if it is among some."""
     return next((stage for stage in stages if stage.name == name), None)
-
-
-@dataclasses.dataclass(frozen=True)
-class RefusalEntry:
-    """A near miss of a pass, see ``passes.engine.context.Refusal``."""
-
-    node: str
-    reason: str
-    matched: int
-    of: int
-    pattern: str
-
-
-@dataclasses.dataclass(frozen=True)
-class PassEntry:
-    """What a pass did to a graph, see ``passes.engine.manager.PassResult``."""
-
-    name: str
-    fired: int
-    nodes_before: int
-    nodes_after: int
-    milliseconds: float
-    matches: Sequence[str]
-    refusals: Sequence[RefusalEntry]
-    undone: str
-    note: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +89,7 @@ class RegionEntry:
     nodes: int  # FX operators
     onnx_nodes: int  # of its model; ``onnx_nodes_optimized``: after our passes
     onnx_nodes_optimized: int
-    passes: Sequence[PassEntry]  # those of the stage ``onnx``
+    passes: Sequence[PassResult]  # those of the stage ``onnx``
     session: Settings
     constants: Sequence[str]  # the inputs whose values are constants of the session
     stages: Sequence[StageEntry]  # its models
@@ -154,22 +130,29 @@ class ErrorEntry:
     eager: DistanceEntry | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BlameEntry:
-    """What a verdict names, see ``debug.rows.Blame`` and ``blame.Cause``."""
+@dataclasses.dataclass(frozen=True)
+class BlamedValue:
+    """A value that is wrong."""
 
-    value: str
-    user_name: str = ""
-    gradients: Sequence[str] = ()
-    region: int | None
-    source: str
-    module: str = ""
-    code: str = ""
-    more: int = 0
-    kind: Kind  # kind, name: the cause
+    value: str  # the FX node, with ``__i`` for the i-th of several results; what a result is called that has no row
+    _: dataclasses.KW_ONLY
+    user_name: str = ""  # what the user calls it, ``grad of fc.weight``, or ``""``
+    gradients: Sequence[str] = ()  # in a backward, what the user gets that is computed next of it
+    region: int | None = None  # that computes it; ``None`` in PyTorch, or where a stage before the regions is to blame
+    source: str = ""  # the line, see ``exporter.locations.place``, or ``""``
+    module: str = ""  # the path of the ``nn.Module`` that computes it, or ``""``
+    code: str = ""  # the file and line of what made it wrong, a pass or a registered converter; or ``""``
+    more: int = 0  # how many more nodes are wrong by themselves
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlameEntry(BlamedValue):
+    """What a verdict names, and the cause, see ``blame.Cause``."""
+
+    kind: Kind
     name: str
-    stage: str = ""  # stage, cause: what ``Cause`` makes of these
-    cause: str = ""
+    stage: str = ""
+    cause: str = ""  # in words
 
 
 @dataclasses.dataclass
@@ -202,7 +185,7 @@ class GraphEntry:
     share_on_onnx: float  # 0 to 1
     regions: Sequence[RegionEntry]  # in the order they run
     in_pytorch: Sequence[FallbackEntry]
-    passes: Sequence[PassEntry]  # those of the stage ``post_grad``
+    passes: Sequence[PassResult]  # those of the stage ``post_grad``
     stages: Sequence[StageEntry]  # ``aten`` and ``post_grad``
     names: Mapping[str, str]  # what the user calls the arguments, by their FX names
     seconds: Mapping[str, float]  # how long it took to compile, by stage
@@ -262,7 +245,7 @@ class DynamoGraphEntry:
     given_up: str | bool = False  # why Dynamo does not use it, or ``False``
     not_compiled: dict[str, str] = dataclasses.field(default_factory=dict)  # why PyTorch runs it, by direction
     files_in: str | None = None  # as of a graph
-    passes: Sequence[PassEntry] = ()  # those of ``pre_grad`` and ``joint``
+    passes: Sequence[PassResult] = ()  # those of ``pre_grad`` and ``joint``
 
 
 @dataclasses.dataclass(frozen=True)
@@ -348,20 +331,26 @@ class ValueFacts:
 
 @dataclasses.dataclass
 class RowEntry(ValueFacts):
-    """A value in ``side_by_side.json``: what is in ``debug.rows.Row``, where the distances are described."""
+    """A value in ``side_by_side.json``."""
 
-    stack: Sequence[FrameEntry] = ()
-    onnx: DistanceEntry | None = None
-    eager: DistanceEntry | None = None
+    stack: Sequence[FrameEntry] = ()  # the calls that led to it, outermost first
+    onnx: DistanceEntry | None = None  # propagated distance to exact
+    eager: DistanceEntry | None = None  # eager's distance to exact
+    # the error of the node by itself, on what it is given in the model: to eager's result on the same if that is no
+    # more than rounding, else to float64's
     local_onnx: DistanceEntry | None = None
-    local_eager: DistanceEntry | None = None
+    local_eager: DistanceEntry | None = None  # eager's distance to the same: nothing, or the error that it has
+    # distance to exact of what the session that really ran computed: what it returned, or the value of that name in the
+    # model ONNX Runtime made of it
     session: DistanceEntry | None = None
-    session_instability: InstabilityEntry | None = None
+    session_instability: InstabilityEntry | None = None  # how that came out another time, where its bits differed
+    # the same of the node alone, on eager's inputs; it is looked for where the session or the node alone differs by
+    # more than rounding
     local_instability: InstabilityEntry | None = None
-    eager_extent: ExtentEntry | None = None
-    onnx_extent: ExtentEntry | None = None
-    session_extent: ExtentEntry | None = None
-    nonfinite_elements: Sequence[ElementEntry] = ()
+    eager_extent: ExtentEntry | None = None  # of eager's value; ``None`` of integers
+    onnx_extent: ExtentEntry | None = None  # of the runtime's propagated value, or the one of PyTorch's in the run
+    session_extent: ExtentEntry | None = None  # of what ``session`` is the distance of
+    nonfinite_elements: Sequence[ElementEntry] = ()  # some that are NaN or infinite, of eager's value or the runtime's
     mark: str = " "
     locally_explained: bool = True
 
