@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from typing import cast
+from typing import TypeVar, cast
 
 import msgspec
 import torch
@@ -40,6 +40,8 @@ from .read_me import README, TEXT
 from .repeat import RepeatedRegion
 from .rows import GraphComparison
 
+T = TypeVar("T")
+
 _PACKAGES = ("dynamo-backends", "onnx", "onnxruntime", "onnxscript", "onnx-ir", "numpy", "transformers")
 
 
@@ -55,7 +57,7 @@ class Manifest:
 
     def __init__(self, folder: DumpFolder) -> None:
         self._folder = folder
-        self._working_folder = working_folder()
+        self._working_folder = _in_utf8(working_folder())
         self._graphs: dict[GraphName, schema.GraphEntry] = {}
         self._options: dict[str, object] = {}
         self._failures: dict[GraphName, str] = {}
@@ -78,14 +80,11 @@ class Manifest:
         """See ``forks.Renewable``. The graphs that the parent compiled are the child's too; their runs are not."""
         self._begin()
         self._folder.renew_in_child()  # whichever is told of the fork first
+        forker = self._folder.forked_from
         for name, entry in self._graphs.items():
-            self._graphs[name] = dataclasses.replace(entry.as_compiled, files_in=entry.files_in)
-        entries: list[schema.GraphEntry | schema.DynamoGraphEntry] = [
-            *self._graphs.values(),
-            *self._dynamo_graphs.values(),
-        ]
-        for compiled in entries:
-            compiled.files_in = compiled.files_in or self._folder.forked_from
+            self._graphs[name] = dataclasses.replace(entry.as_compiled, files_in=entry.files_in or forker)
+        for of_dynamo in self._dynamo_graphs.values():
+            of_dynamo.files_in = of_dynamo.files_in or forker
 
     def add_stage(self, graph: GraphName, stage: schema.StageEntry) -> None:
         """A stage's graph and file, from ``StageFiles.write``; it is in the file with the next write."""
@@ -188,7 +187,7 @@ class Manifest:
             reference=reference,
         )
         with self._lock:
-            self._options = dataclasses.asdict(options)
+            self._options = {name: _in_utf8(value) for name, value in dataclasses.asdict(options).items()}
             self._graphs[graph.name] = entry
             self._faulty.discard(graph.name)
             self._apply_failure(graph.name, entry)
@@ -292,6 +291,11 @@ def _rank(name: GraphName) -> int:
 def _replace(stages: list[schema.StageEntry], stage: schema.StageEntry) -> None:
     """Adds a stage; what is compiled twice, such as a dynamic backward, has it already."""
     stages[:] = [other for other in stages if other.name != stage.name] + [stage]
+
+
+def _in_utf8(value: T) -> T | str:
+    """A text that may be a path, whose bytes need not be UTF-8, as JSON is; anything else as it is."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _rounded(results: Sequence[PassResult]) -> list[PassResult]:
