@@ -61,9 +61,10 @@ _HEADERS = ["#", "mark", "value", "operator", "type", *_MEASURES, "region", "mod
 
 def side_by_side_json(comparison: GraphComparison) -> str:
     """The rows with every measure, what the graph takes among them, for programs; each row on a line of its own."""
-    empty = msgspec.json.encode(ComparisonEntry([], comparison.verdict, comparison.note)).decode()
+    content = ComparisonEntry(verdict=comparison.verdict, note=comparison.note, rows=[])
+    head = msgspec.json.encode(content).decode().removesuffix("]}")
     rows = ",\n".join(msgspec.json.encode(row.entry).decode() for row in comparison.rows)
-    return empty.replace('"rows":[]', f'"rows":[\n{rows}\n]', 1) + "\n"
+    return f"{head}\n{rows}\n]}}\n"
 
 
 def regions_text(graph: CompiledGraph) -> str:

@@ -355,13 +355,13 @@ class RowEntry(ValueFacts):
     locally_explained: bool = True
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ComparisonEntry:
     """``side_by_side.json``; the rows are in execution order."""
 
-    rows: Sequence[RowEntry]
     verdict: str = ""
     note: str = ""
+    rows: Sequence[RowEntry]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -118,19 +118,12 @@ def _entry(run: Run, graph: DumpedGraph, name: str) -> StageEntry | None:
 def _fx_nodes(path: Path) -> list[GraphNode]:
     """The nodes of an FX graph, subgraphs after their graph; what is in one bears its name: ``true_graph_0.sin``."""
     graph = read_json(path, FxGraphEntry)
-    return [
-        GraphNode(
-            node.kind,
-            (node.name,),
-            node.operator,
-            node.arguments,
-            (node.type,),
-            node.source,
-            graph.lines.get(node.source, ""),
-            user_name=node.user_name,
-        )
-        for node in graph.nodes
-    ]
+    found = []
+    for node in graph.nodes:
+        code = graph.lines.get(node.source, "")
+        given = (node.operator, node.arguments, (node.type,), node.source, code)
+        found.append(GraphNode(node.kind, (node.name,), *given, user_name=node.user_name))
+    return found
 
 
 _model = functools.lru_cache(maxsize=16)(load_ir)  # a model that is read once for its text and its nodes
