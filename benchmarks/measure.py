@@ -39,7 +39,8 @@ from dynamo_backends.observer import Observer
 from dynamo_backends.options import parse_options
 from dynamo_backends.pipeline import Pipeline
 from dynamo_backends.program import Loaded
-from passes.engine.manager import PassResult, Switches, all_passes
+from passes.engine.manager import Switches, all_passes
+from passes.engine.results import PassResult
 
 Json: TypeAlias = "dict[str, Any]"
 Step: TypeAlias = Callable[[Callable[..., Any]], object]

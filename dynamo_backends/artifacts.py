@@ -28,7 +28,7 @@ from .safety_net import caught
 if TYPE_CHECKING:  # the exporter imports this module, and does not know the runtime
     import onnx_ir as ir
 
-    from passes.engine.manager import PassResult
+    from passes.engine.results import PassResult
 
     from .frozen import FrozenSession
     from .program import Program, RegionProgram

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import fx
 
-from passes.engine.manager import Checker, PassResult
+from passes.engine.manager import Checker
+from passes.engine.results import PassResult
 
 from . import aot
 from .aliases import read_memory_of_owners, separate_returned_views

@@ -17,7 +17,8 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
-from passes.engine.manager import PassResult, mark_weight
+from passes.engine.manager import mark_weight
+from passes.engine.results import PassResult
 
 from .artifacts import CompiledGraph, CompiledRegion, GraphName, Region, Split, region_name
 from .coverage_report import Report

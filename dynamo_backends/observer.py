@@ -16,7 +16,8 @@ from .stage_log import stage_reached
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from passes.engine.manager import Listener, PassResult
+    from passes.engine.manager import Listener
+    from passes.engine.results import PassResult
 
     from .program import Loaded
 

@@ -8,7 +8,8 @@ from typing import Any
 import onnx_ir as ir
 from torch import fx
 
-from passes.engine.manager import Checker, PassManager, PassResult
+from passes.engine.manager import Checker, PassManager
+from passes.engine.results import PassResult
 
 from .artifacts import GraphName
 from .events import count, tell

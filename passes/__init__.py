@@ -33,12 +33,13 @@ from .engine import registry
 
 if TYPE_CHECKING:
     from . import catalog
-    from .engine.context import PassContext, Refusal, Target
+    from .engine.context import PassContext, Target
     from .engine.fx import editing as fx_editing
     from .engine.fx.patterns import Pattern, pattern_pass
     from .engine.onnx import editing as onnx_editing
     from .engine.onnx.patterns import OnnxPattern, onnx_pattern_pass
     from .engine.registry import Pass, register, register_pass, unregister
+    from .engine.results import Refusal
 
 __dynamo_backends_passes__ = True
 
@@ -60,7 +61,8 @@ __all__ = [
 ]
 
 _WHERE = {
-    **dict.fromkeys(("PassContext", "Refusal", "Target"), ".engine.context"),
+    **dict.fromkeys(("PassContext", "Target"), ".engine.context"),
+    "Refusal": ".engine.results",
     **dict.fromkeys(("Pattern", "pattern_pass"), ".engine.fx.patterns"),
     **dict.fromkeys(("OnnxPattern", "onnx_pattern_pass"), ".engine.onnx.patterns"),
     **dict.fromkeys(("Pass", "register", "register_pass", "unregister"), ".engine.registry"),

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dynamo_backends.dumps.execution import Settings
 from dynamo_backends.dumps.reading import SCHEMA_VERSION
+from dynamo_backends.dumps.schema import Settings
 
 MODEL = """\
 import torch

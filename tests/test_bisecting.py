@@ -101,8 +101,8 @@ def test_a_translation_that_is_wrong_in_the_middle_of_twelve_layers(
 
     monkeypatch.setitem(CONVERTERS, aten.silu.default, wrong_once)
     dump = dumped(Damped(), torch.randn(4, 8), dump=tmp_path)
-    blame = find_run(dump).graphs[0].entry["blame"]
-    assert blame == {
+    blame = find_run(dump).graphs[0].entry.blame
+    assert dataclasses.asdict(blame) == {
         "value": "silu_6",
         "user_name": "",
         "gradients": [],
@@ -130,7 +130,7 @@ def test_a_translation_that_is_wrong_in_the_middle_of_twelve_layers(
 def test_the_reference_of_a_node_is_written_only_where_it_is_to_blame(tmp_path: Path) -> None:
     dump = dumped(Damped(), torch.randn(4, 8), dump=tmp_path)
     (graph,) = find_run(dump).graphs
-    assert graph.entry["blame"] is None
+    assert graph.entry.blame is None
     assert not list(dump.rglob("culprit"))
 
 
@@ -197,9 +197,9 @@ def test_a_comparison_that_an_onnx_pass_turns(planted: Callable[[Pass], None], t
 
     dump = dumped(function, torch.randn(3, 4), torch.randn(3, 4), dump=tmp_path)
     (graph,) = find_run(dump).graphs
-    blame = graph.entry["blame"]
-    assert (blame["value"], blame["kind"], blame["name"]) == ("gt", "pass", "onnx.wrong")
-    assert blame["source"] == line_of_here("it is turned")
+    blame = graph.entry.blame
+    assert (blame.value, blame.kind, blame.name) == ("gt", "pass", "onnx.wrong")
+    assert blame.source == line_of_here("it is turned")
     found = bisected(dump)
     assert (found.place, found.value) == ("ONNX pass", "gt")
     assert_cut(found, "Less")
@@ -320,7 +320,7 @@ def test_an_optimizer_whose_fault_the_model_damps(with_faulty_optimizers: None, 
         return 1 + 1e-6 * y.sin()
 
     dump = dumped(function, torch.randn(4, 8), dump=tmp_path)
-    assert find_run(dump).graphs[0].entry["blame"]["cause"] == "ONNX Runtime optimizer QDQSelectorActionTransformer"
+    assert find_run(dump).graphs[0].entry.blame.cause == "ONNX Runtime optimizer QDQSelectorActionTransformer"
     found = bisected(dump)
     assert (found.place, found.source) == ("ONNX Runtime optimizer", line_of_here("# damped"))
     assert_cut(found, "DequantizeLinear", "MatMul")
@@ -459,7 +459,7 @@ def test_a_backward_whose_forward_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setitem(CONVERTERS, aten.silu.default, lambda x: op.Mul(op.Mul(x, op.Sigmoid(x)), 1.1))
     dump = dumped(Perceptron(), torch.randn(5, 8), dump=tmp_path, train=True)
     forward, backward = find_run(dump).graphs
-    assert backward.verdict not in (None, "ok") and backward.entry["blame"]["kind"] == "result"
+    assert backward.verdict not in (None, "ok") and backward.entry.blame.kind == "result"
     found = bisected(dump, "0/backward")
     assert (found.place, found.cut) == ("forward", None)
     assert found.advice == [f"dynamo-backends bisect {forward.reference}"]
@@ -493,7 +493,7 @@ def test_two_regions_and_symbolic_shapes(monkeypatch: pytest.MonkeyPatch, tmp_pa
         options = {"dump_dir": str(tmp_path)}
         compiled(function, backend="onnx_debug", dynamic=True, options=options)(torch.randn(5, 8))
     (graph,) = find_run(tmp_path).graphs
-    assert len(graph.regions) == 2 and graph.entry["blame"]["region"] == 1
+    assert len(graph.regions) == 2 and graph.entry.blame.region == 1
     found = bisected(tmp_path)
     assert (found.place, found.value) == ("translation", "silu")
     assert_cut(found, "Sigmoid", "Mul", "Constant", "Mul")
@@ -636,7 +636,7 @@ def test_the_region_whose_session_failed_is_in_the_manifest(monkeypatch: pytest.
     monkeypatch.setitem(CONVERTERS, aten.sinh.default, failing)
     dump = dumped(lambda x: torch.sort(x.sin(), stable=True).values.sinh().cos(), torch.randn(50), dump=tmp_path)
     (graph,) = find_run(dump).graphs
-    assert len(graph.regions) == 2 and graph.entry["rescued"].keys() == {"1"} and graph.entry["blame"] is None
+    assert len(graph.regions) == 2 and graph.entry.rescued.keys() == {1} and graph.entry.blame is None
     found = bisected(dump)
     assert found.place == "run" and found.cut is not None and "ScatterElements" in found.cut.operators
 

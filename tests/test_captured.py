@@ -15,7 +15,7 @@ from dynamo_backends.debug.captured import Call, Captured, JointGraphs
 from dynamo_backends.debug.rows import Finding
 from dynamo_backends.dumps.blame import Cause, Kind
 from dynamo_backends.numerics.twice import Results
-from passes.engine.manager import PassResult
+from passes.engine.results import PassResult
 
 aten = torch.ops.aten
 X = torch.tensor([0.1, 0.5, 0.9])

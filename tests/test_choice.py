@@ -55,8 +55,8 @@ def test_the_first_run_at_each_set_of_sizes_is_compared(tmp_path: Path, capsys: 
             function(torch.randn(rows, 8), length)
     assert counters["dynamo_backends"]["compared_runs"] == 3
     entry = graphs(tmp_path)["inference"].entry
-    assert (entry["runs"], entry["compared_runs"], entry["runs_at_other_sizes"]) == (6, 3, 0)
-    assert entry["compared_sizes"] == [
+    assert (entry.runs, entry.compared_runs, entry.runs_at_other_sizes) == (6, 3, 0)
+    assert entry.compared_sizes == [
         {"x": [4, 8], "length": 3},
         {"x": [7, 8], "length": 3},
         {"x": [7, 8], "length": 5},
@@ -72,8 +72,8 @@ def test_a_counter_does_not_have_each_run_compared(tmp_path: Path, capsys: pytes
         for step in range(2, 2 + MOST_SIZES + 5):
             function(torch.ones(3), step)
     entry = graphs(tmp_path)["inference"].entry
-    assert (entry["runs"], entry["compared_runs"]) == (MOST_SIZES + 5, MOST_SIZES)
-    assert entry["runs_at_other_sizes"] == 5 and len(entry["compared_sizes"]) == MOST_SIZES
+    assert (entry.runs, entry.compared_runs) == (MOST_SIZES + 5, MOST_SIZES)
+    assert entry.runs_at_other_sizes == 5 and len(entry.compared_sizes) == MOST_SIZES
     assert main(["ls", str(tmp_path)]) == 0
     assert "5 of 0/inference" in capsys.readouterr().out
 
@@ -83,7 +83,7 @@ def test_a_static_graph_is_compared_once(tmp_path: Path) -> None:
     for _ in range(3):
         function(torch.ones(3))
     entry = graphs(tmp_path)["inference"].entry
-    assert (entry["runs"], entry["compared_runs"], entry["sizes"]) == (3, 1, {})
+    assert (entry.runs, entry.compared_runs, entry.sizes) == (3, 1, {})
 
 
 def test_the_dump_has_the_run_that_is_wrong(
@@ -101,7 +101,7 @@ def test_the_dump_has_the_run_that_is_wrong(
             function(torch.randn(rows, 8))
     graph = graphs(tmp_path)["inference"]
     assert graph.verdict is not None and graph.verdict.endswith("), with x 7x8")
-    assert graph.entry["sizes"] == {"x": [7, 8]} and graph.entry["compared_runs"] == 4
+    assert graph.entry.sizes == {"x": [7, 8]} and graph.entry.compared_runs == 4
     shapes = [[value.shape for value in region.recorded("input").values()] for region in graph.regions]
     assert all((7, 8) in region for region in shapes), shapes
     assert json.loads((graph.folder / "side_by_side.json").read_text())["verdict"] == graph.verdict
@@ -122,10 +122,10 @@ def test_a_backward_is_compared_at_each_set_of_sizes(monkeypatch: pytest.MonkeyP
     for rows in (4, 7, 4, 7):
         function(torch.randn(rows, 8, requires_grad=True)).sum().backward()
     found = graphs(tmp_path)
-    assert found["forward"].verdict == "ok" and found["forward"].entry["compared_runs"] == 2
+    assert found["forward"].verdict == "ok" and found["forward"].entry.compared_runs == 2
     backward = found["backward"]
     assert backward.verdict is not None and backward.verdict.endswith(", with x 7x8"), backward.verdict
-    assert "diverges at cosh" in backward.verdict and backward.entry["compared_runs"] == 2
+    assert "diverges at cosh" in backward.verdict and backward.entry.compared_runs == 2
     assert bisect(find_run(tmp_path), "0/backward", output=tmp_path / "cut").place == "translation"
 
 
@@ -137,8 +137,8 @@ def test_a_forward_without_a_backward_is_compared_again(tmp_path: Path) -> None:
     for _ in range(2 * MOST_RETRIES):
         function(torch.randn(4, 8, requires_grad=True))
     found = graphs(tmp_path)
-    assert found["forward"].entry["compared_runs"] == 2 + MOST_RETRIES
-    assert found["backward"].entry["compared_sizes"] == [{"x": [7, 8]}]
+    assert found["forward"].entry.compared_runs == 2 + MOST_RETRIES
+    assert found["backward"].entry.compared_sizes == [{"x": [7, 8]}]
 
 
 def live_bytes() -> int:
@@ -166,7 +166,7 @@ def test_a_call_is_kept_no_longer_than_its_backward_may_come(tmp_path: Path) -> 
     for result in (results[2], results[0]):  # the references are computed again
         result.sum().backward()
     found = graphs(tmp_path)
-    assert found["backward"].verdict == "ok" and found["backward"].entry["compared_runs"] >= 1
+    assert found["backward"].verdict == "ok" and found["backward"].entry.compared_runs >= 1
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -181,7 +181,7 @@ def test_the_compiler_alone_compares_at_each_set_of_sizes(gradients: bool, tmp_p
             y.sum().backward()
     found = graphs(tmp_path)
     assert sorted(found) == (["backward", "forward"] if gradients else ["inference"])
-    assert all(graph.entry["compared_runs"] == 2 and graph.verdict == "ok" for graph in found.values())
+    assert all(graph.entry.compared_runs == 2 and graph.verdict == "ok" for graph in found.values())
     assert all(record.comparison.ok for record in records)
 
 
@@ -196,4 +196,4 @@ def test_what_comparisons_need_is_let_go_when_all_are_made(tmp_path: Path) -> No
             function(torch.randn(rows, 8))
         assert len(dropped) == 1
         function(torch.randn(100, 8))
-    assert graphs(tmp_path)["inference"].entry["runs_at_other_sizes"] == 1
+    assert graphs(tmp_path)["inference"].entry.runs_at_other_sizes == 1

@@ -26,6 +26,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from dynamo_backends import decomposition_table, onnx_compiler
 from dynamo_backends.dumps.reading import DumpedGraph, DumpedRegion, Run, find_run
+from dynamo_backends.dumps.schema import DynamoGraphEntry, LineEntry
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.locations import is_user_file, short_file
 
@@ -73,7 +74,7 @@ def graph_of(folder: Path, direction: str) -> DumpedGraph:
 
 
 def names_of(graph: DumpedGraph) -> set[str]:
-    return set(graph.entry["names"].values())
+    return set(graph.entry.names.values())
 
 
 def rows_of(graph: DumpedGraph) -> list[dict[str, Any]]:
@@ -161,13 +162,12 @@ def test_names_under_plain_aot_autograd(tmp_path: Path) -> None:
     forward, backward = graph_of(tmp_path, "forward"), graph_of(tmp_path, "backward")
     assert names_of(forward) == {*PARAMETERS, *BUFFERS, "input_ids"}
     assert {row["user_name"] for row in rows_of(backward)} >= {f"grad of {name}" for name in PARAMETERS}
-    [entry] = find_run(tmp_path).manifest["dynamo_graphs"]
-    assert entry["where"]["function"] == "forward" and not entry["end"]["reason"].startswith("graph break")
+    [entry] = find_run(tmp_path).dynamo_graphs
+    assert entry.where.function == "forward" and not entry.end.reason.startswith("graph break")
 
 
-def dynamo_graphs(folder: Path) -> list[dict[str, Any]]:
-    graphs: list[dict[str, Any]] = find_run(folder).manifest["dynamo_graphs"]
-    return graphs
+def dynamo_graphs(folder: Path) -> list[DynamoGraphEntry]:
+    return find_run(folder).dynamo_graphs
 
 
 def line_with(text: str) -> int:
@@ -185,15 +185,15 @@ def test_where_graphs_begin_and_end(compiled: Callable[..., Any], tmp_path: Path
     compiled(broken)(torch.randn(3))
     first, second = dynamo_graphs(tmp_path)
     here, begins, ends = short_file(__file__), line_with("def broken"), line_with("# the graph ends here")
-    assert first["where"] == {"function": "broken", "file": here, "line": begins, "place": f"{here}:{begins}"}
-    assert first["called_from"]["file"] == here
-    assert first["end"]["file"] == here and first["end"]["line"] == ends
-    assert first["end"]["reason"].startswith("graph break: ") and "`print`" in first["end"]["reason"]
-    assert "\n" not in first["end"]["reason"] and "Hint" in first["end"]["details"]
-    assert second["where"] == {"function": "broken", "file": here, "line": ends, "place": f"{here}:{ends}"}
-    assert (second["end"]["file"], second["end"]["line"]) == (here, line_with("# what goes on"))
-    assert not second["end"]["reason"].startswith("graph break") and "details" not in second["end"]
-    assert first["given_up"] is False is second["given_up"]
+    assert first.where == LineEntry("broken", here, begins, f"{here}:{begins}")
+    assert first.called_from.file == here
+    assert first.end.file == here and first.end.line == ends
+    assert first.end.reason.startswith("graph break: ") and "`print`" in first.end.reason
+    assert "\n" not in first.end.reason and "Hint" in first.end.details
+    assert second.where == LineEntry("broken", here, ends, f"{here}:{ends}")
+    assert (second.end.file, second.end.line) == (here, line_with("# what goes on"))
+    assert not second.end.reason.startswith("graph break") and not second.end.details
+    assert first.given_up is False is second.given_up
 
 
 def test_an_attempt_that_dynamo_gave_up_says_so(compiled: Callable[..., Any], tmp_path: Path) -> None:
@@ -201,10 +201,10 @@ def test_an_attempt_that_dynamo_gave_up_says_so(compiled: Callable[..., Any], tm
     for factor in (1.5, 2.5, 3.75):
         function(torch.randn(3), factor)
     graphs = dynamo_graphs(tmp_path)
-    given_up = [graph for graph in graphs if graph["given_up"]]
+    given_up = [graph for graph in graphs if graph.given_up]
     assert given_up
     used = {graph.index for graph in find_run(tmp_path).graphs}
-    assert {graph["index"] for graph in graphs if not graph["given_up"]} == used
+    assert {graph.index for graph in graphs if not graph.given_up} == used
 
 
 def test_a_stage_that_changed_nothing_has_no_file(compiled: Callable[..., Any], tmp_path: Path) -> None:
@@ -212,12 +212,12 @@ def test_a_stage_that_changed_nothing_has_no_file(compiled: Callable[..., Any], 
         compiled(Encoder())(torch.randn(2, 4))
     run = find_run(tmp_path)
     [dynamo], [graph] = dynamo_graphs(tmp_path), run.graphs
-    stages = {stage["name"]: stage for stage in [*dynamo["stages"], *graph.entry["stages"]]}
+    stages = {stage.name: stage for stage in [*dynamo.stages, *graph.entry.stages]}
     assert list(stages) == ["dynamo", "pre_grad", "joint", "aten", "post_grad"]
-    assert stages["pre_grad"]["file"] is None and stages["pre_grad"]["same_as"] == "dynamo"
-    assert stages["aten"]["file"] is None and stages["aten"]["same_as"] == "joint"
-    assert stages["joint"]["nodes"] == graph.entry["nodes"]
-    files = [stage["file"] for stage in stages.values() if stage["file"] is not None]
+    assert stages["pre_grad"].file is None and stages["pre_grad"].same_as == "dynamo"
+    assert stages["aten"].file is None and stages["aten"].same_as == "joint"
+    assert stages["joint"].nodes == graph.entry.nodes
+    files = [stage.file for stage in stages.values() if stage.file is not None]
     assert sorted(files) == sorted(code_of(run))
     texts = [(run.folder / file).read_text() for file in files]
     assert len(set(texts)) == len(texts)
@@ -230,7 +230,7 @@ def code_of(run: Run) -> Iterator[str]:
 
 def test_the_time_of_compiling_by_stage(compiled: Callable[..., Any], tmp_path: Path) -> None:
     compiled(Encoder())(torch.randn(2, 4))
-    seconds = graph_of(tmp_path, "forward").entry["seconds"]
+    seconds = graph_of(tmp_path, "forward").entry.seconds
     assert set(seconds) == {"passes", "split", "export", "onnx_passes", "session"}
     assert seconds["export"] > 0 and seconds["session"] > 0
 
@@ -238,18 +238,18 @@ def test_the_time_of_compiling_by_stage(compiled: Callable[..., Any], tmp_path: 
 def test_a_session_can_be_made_again_from_the_manifest(compiled: Callable[..., Any], tmp_path: Path) -> None:
     compiled(Encoder())(torch.randn(2, 4))
     region = graph_of(tmp_path, "forward").regions[0]
-    session = region.entry["session"]
+    session = region.entry.session
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = session["threads"]
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, session["graph_optimization_level"])
-    for key, value in session["config"].items():
+    options.intra_op_num_threads = session.threads
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, session.graph_optimization_level)
+    for key, value in session.config.items():
         options.add_session_config_entry(key, value)
     made = onnxruntime.InferenceSession(
         region.optimized_model,
         options,
-        providers=session["providers"],
-        provider_options=session["provider_options"],
-        disabled_optimizers=session["disabled_optimizers"] or None,
+        providers=session.providers,
+        provider_options=session.provider_options,
+        disabled_optimizers=session.disabled_optimizers or None,
     )
     for result, expected in zip(
         made.run(None, region.recorded("input")), region.recorded("output").values(), strict=True
@@ -363,7 +363,7 @@ def test_a_wrong_gradient_is_called_as_the_user_calls_the_parameter(
     monkeypatch.setitem(CONVERTERS, torch.ops.aten.mul.Tensor, wrong_product)
     compiled(Exponential())(torch.randn(4)).sum().backward()
     entry = graph_of(tmp_path, "backward").entry
-    assert (entry["blame"]["value"], entry["blame"]["user_name"]) == ("mul", "grad of rate")
+    assert (entry.blame.value, entry.blame.user_name) == ("mul", "grad of rate")
 
 
 class Exponential(nn.Module):
@@ -419,7 +419,7 @@ def test_repro_runs_the_model_with_onnxruntime_alone(
     with torch.no_grad():
         compiled(Mixed(dtype))(torch.tensor([[1, 2], [3, 4]]))
     region = graph_of(tmp_path, "inference").regions[0]
-    assert region.entry["constants"]
+    assert region.entry.constants
     done = run_repro(region)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert done.stdout.splitlines()[-1] == "right"
@@ -486,11 +486,11 @@ def test_onnx_own_tools_run_the_data_set(
 def test_a_model_that_no_pass_changed_is_written_once(compiled: Callable[..., Any], tmp_path: Path) -> None:
     compiled(lambda x: torch.sin(x))(torch.randn(3))
     region = graph_of(tmp_path, "inference").regions[0]
-    stages = {stage["name"]: stage for stage in region.entry["stages"]}
-    assert stages["onnx_optimized"]["file"] is None and stages["onnx_optimized"]["same_as"] == "onnx"
+    stages = {stage.name: stage for stage in region.entry.stages}
+    assert stages["onnx_optimized"].file is None and stages["onnx_optimized"].same_as == "onnx"
     assert region.optimized_model == region.model
     assert not (region.folder / "model.optimized.onnx").exists()
-    assert stages["session"]["file"] is not None and stages["session"]["nodes"] > 0
+    assert stages["session"].file is not None and stages["session"].nodes > 0
     assert run_repro(region).returncode == 0
 
 
@@ -514,7 +514,7 @@ def test_a_module_of_pytorch_by_itself(compiled: Callable[..., Any], tmp_path: P
     compiled(nn.Linear(4, 4))(torch.randn(2, 4))
     assert names_of(graph_of(tmp_path, "forward")) == {"weight", "bias", "input"}
     [entry] = dynamo_graphs(tmp_path)
-    assert entry["where"]["function"] == "forward" and entry["where"]["file"] == "torch/nn/modules/linear.py"
+    assert entry.where.function == "forward" and entry.where.file == "torch/nn/modules/linear.py"
 
 
 def test_names_of_a_list_of_modules(compiled: Callable[..., Any], tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_what_is_compiled_in_the_block_is_dumped_and_compared(compiling: Callabl
         compiling(model)(torch.randn(2, 3)).sum().backward()
     assert folder == tmp_path / "dump"
     assert graphs(folder) == [("forward", "ok"), ("backward", "ok")]
-    assert set(find_run(folder).graphs[0].entry["names"].values()) == {"weight", "bias", "input"}
+    assert set(find_run(folder).graphs[0].entry.names.values()) == {"weight", "bias", "input"}
 
 
 @pytest.mark.parametrize("backend", ["onnx_debug", "fx_debug"])
@@ -67,7 +67,7 @@ def test_nothing_is_left_of_the_block(compiling: Callable[..., Any], tmp_path: P
         compiled(inside)
         compiled(inside)
     [graph] = find_run(tmp_path).graphs
-    assert graph.entry["verdict"] == "ok"
+    assert graph.entry.verdict == "ok"
     files = sorted(tmp_path.rglob("*"))
     changed = [path.stat().st_mtime_ns for path in files]
     for x in (inside, after):

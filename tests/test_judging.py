@@ -20,7 +20,7 @@ from dynamo_backends.dumps.blame import Cause, Kind
 from dynamo_backends.numerics.measure import Measure
 from dynamo_backends.numerics.twice import Results
 from dynamo_backends.numerics.verdicts import Verdict
-from passes.engine.manager import PassResult
+from passes.engine.results import PassResult
 
 aten = torch.ops.aten
 NAN = math.nan
@@ -348,7 +348,7 @@ def unstable(threads: int = 1, difference: Measure = WRONG) -> Instability:
 def test_what_a_row_says(fields: dict[str, object], mark: str, explained: bool, in_model: bool) -> None:
     found = row(**fields)
     assert (found.mark, found.explained, found.propagated_explained) == (mark, explained, in_model)
-    assert found.as_json()["mark"] == mark
+    assert found.entry.mark == mark
 
 
 def test_when_a_session_is_unstable() -> None:

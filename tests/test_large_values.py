@@ -234,7 +234,7 @@ def assert_named(graphs: list[Any], node: str, function: Any, module: str) -> No
     place = f"{short_file(__file__)}:{function.__code__.co_firstlineno})"
     assert graph.verdict.startswith(f"diverges at {node}") and place in graph.verdict, graph.verdict
     rows = json.loads((graph.folder / "side_by_side.json").read_text())["rows"]
-    assert [row["module"] for row in rows if row["name"] == graph.entry["blame"]["value"]] == [module]
+    assert [row["module"] for row in rows if row["name"] == graph.entry.blame.value] == [module]
 
 
 CASES = [(FAULTS, name, torch.float32) for name in FAULTS]

@@ -18,7 +18,7 @@ from dynamo_backends.debug.manifest import Cost, Manifest
 from dynamo_backends.debug.rows import OK, Blame, GraphComparison
 from dynamo_backends.dumps.blame import Cause, Kind
 from dynamo_backends.options import parse_options
-from passes.engine.manager import PassResult
+from passes.engine.results import PassResult
 
 
 class Clock:
@@ -87,6 +87,13 @@ def test_a_small_manifest_is_the_truth_after_each_run(tmp_path: Path) -> None:
     for index in range(5):
         add(manifest, index)
         assert [graph["verdict"] for graph in content(folder)["graphs"]] == [OK] * (index + 1)
+
+
+def test_a_dump_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
+    folder = DumpFolder(tmp_path)
+    manifest = Manifest(folder)
+    manifest.add_graph(graph_of(0), parse_options({"dump_dir": "na\udcefve"}), reference="Dynamo's graph")
+    assert content(folder)["options"]["dump_dir"] == "na\\udcefve"
 
 
 def test_the_first_fault_is_written_at_once(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,9 +69,9 @@ def test_a_nan_that_is_masked_later(tmp_path: Path) -> None:
     assert birth.why == "0 divided by 0 is NaN"
     assert birth.reaches == []
     assert [source for _, _, source in birth.ends_at] == [line_of("# masks it")]
-    assert birth.examples[0]["value"] == "nan" and set(birth.examples[0]["inputs"].values()) == {0.0}
+    assert birth.examples[0].value == "nan" and set(birth.examples[0].inputs.values()) == {0.0}
     (read,) = birth.inputs
-    assert read.extent is not None and read.extent["smallest"] == 0 and read.extent["nan"] == 0
+    assert read.extent is not None and read.extent.smallest == 0 and read.extent.nan == 0
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_only_onnx_runtime_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     (birth,) = dumped(Tail(), tmp_path, torch.randn(16)).births
     assert (birth.node, birth.kind, birth.source) == ("silu", "NaN", line_of("# silu of the tail"))
     assert (birth.side, birth.onnx, birth.eager, birth.only_in_session) == ("onnx", 16, 0, False)
-    assert birth.examples[0]["value"] == "nan", "of ONNX Runtime's own values"
+    assert birth.examples[0].value == "nan", "of ONNX Runtime's own values"
 
 
 def test_only_the_session_that_ran_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from dynamo_backends.dumps.reading import latest_run
 from dynamo_backends.pass_target import BACKEND
 from passes import Pass, PassContext, catalog, fx_editing, register, unregister
 from passes.engine.manager import STAGES, PassManager, Switches, all_passes
+from passes.engine.results import PassResult, Refusal
 
 aten = torch.ops.aten
 
@@ -450,12 +451,9 @@ def test_the_command_tells_why_a_pass_did_not_fire(tmp_path: Path, capsys: pytes
 
 
 def test_near_misses_are_grouped_by_reason_and_close_ones_come_first() -> None:
-    def miss(node: str, reason: str, matched: int, pattern: str = "") -> dict[str, object]:
-        return {"node": node, "reason": reason, "matched": matched, "of": 4, "pattern": pattern}
-
-    far = [miss(f"mul_{i}", f"mul_{i} is used elsewhere", 1) for i in range(9)]
-    refusals = [*far, miss("tanh", "its dtype is not known", 3, "gelu"), {**miss("a", "no place", 0), "of": 0}]
-    result = Result("graph 0 forward", {"name": "post_grad.it", "fired": 0, "undone": "", "refusals": refusals}, None)
+    far = [Refusal(f"mul_{i}", f"mul_{i} is used elsewhere", 1, 4) for i in range(9)]
+    refusals = [*far, Refusal("tanh", "its dtype is not known", 3, 4, "gelu"), Refusal("a", "no place")]
+    result = Result("graph 0 forward", PassResult("post_grad.it", 0, 9, 9, 0.1, refusals=refusals), None)
     lines = why_text("post_grad.it", [result]).splitlines()
     nodes = [line.split(" (")[0].strip() for line in lines if line.startswith("  at ")]
     assert nodes == ["at tanh", "at mul_0", "at a"]

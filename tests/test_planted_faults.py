@@ -356,8 +356,8 @@ def test_a_kernel_that_is_wrong_only_in_the_session_that_runs(monkeypatch: pytes
     monkeypatch.setattr(onnxruntime, "InferenceSession", optimize_badly)
     verdicts(Damped(), (4, 8), "inference", tmp_path)
     (graph,) = find_run(tmp_path).graphs
-    blame = graph.entry["blame"]
-    assert (blame["value"], blame["source"], blame["kind"], blame["name"]) == ("silu_6", silu_lines(), "optimizer", "")
+    blame = graph.entry.blame
+    assert (blame.value, blame.source, blame.kind, blame.name) == ("silu_6", silu_lines(), "optimizer", "")
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -762,7 +762,7 @@ def test_a_stale_weight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         model.down.weight.mul_(1.1)
         function(torch.randn(5, 8))
     (graph,) = find_run(tmp_path).graphs
-    assert graph.entry["blame"]["kind"] == "stale weight" and "down.weight" in graph.verdict
+    assert graph.entry.blame.kind == "stale weight" and "down.weight" in graph.verdict
 
 
 def test_a_wrong_node_reads_what_its_translation_does_not_need(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

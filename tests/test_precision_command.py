@@ -89,7 +89,7 @@ def test_no_node_of_the_set_can_be_left_out(tmp_path: Path) -> None:
     found = only(find_precision(graph, strict=True))
     names = [node.fx_node for node in found.nodes]
     assert names
-    rows = {row["name"]: row for row in graph.rows()}
+    rows = {row.name: row for row in graph.rows()}
     search = RegionSearch(graph, graph.regions[0], rows, True, lambda said: None)
     search.find()
     assert all(item.is_right for item in search.errors(names))

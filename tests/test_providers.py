@@ -188,7 +188,7 @@ def test_the_verdict_says_that_an_error_may_be_one_of_precision() -> None:
     row = Row("mm", "aten.mm.default", dtype="float32", region=0)
     row.local_eager = distance(exact.float(), exact)
     row.local_onnx = distance(exact.bfloat16().float(), exact)
-    comparison = GraphComparison(Blame("mm", Cause(Kind.NODE), 0), rows=[row])
+    comparison = GraphComparison(Blame("mm", Cause(Kind.NODE), region=0), rows=[row])
     assert "rounding to bfloat16" in (note := with_precision(comparison, [OPENVINO, CPU]).note)
     assert "FP32" in note
     assert not with_precision(comparison, [CPU]).note

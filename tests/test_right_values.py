@@ -123,7 +123,7 @@ RIGHT_FORWARD: dict[str, tuple[Any, ...]] = {
 
 
 def assert_right(graphs: list[Any]) -> None:
-    assert graphs and [(graph.verdict, graph.entry["unchecked"]) for graph in graphs] == [("ok", [])] * len(graphs)
+    assert graphs and [(graph.verdict, graph.entry.unchecked) for graph in graphs] == [("ok", [])] * len(graphs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF])

@@ -68,7 +68,7 @@ def run(model: Callable[..., torch.Tensor], dump: Path, *inputs: torch.Tensor, *
 def gradients_of(dump: Path) -> list[str]:
     """The gradients that the fault is on the way to."""
     (wrong,) = [graph for graph in find_run(dump).graphs if graph.verdict != "ok"]
-    gradients: list[str] = wrong.entry["blame"]["gradients"]
+    gradients: list[str] = wrong.entry.blame.gradients
     return gradients
 
 
@@ -286,7 +286,7 @@ def test_a_gradient_has_the_line_where_its_parameter_is_read(
     function(torch.randn(4, 8)).sum().backward()
     assert_seen(tmp_path, r"grad of layers\.0\.weight", line_of("the layer"), capsys)
     (graph,) = [graph for graph in find_run(tmp_path).graphs if graph.verdict != "ok"]
-    assert graph.entry["blame"]["user_name"] == "grad of layers.0.weight"
+    assert graph.entry.blame.user_name == "grad of layers.0.weight"
 
 
 def test_a_model_of_pytorch_has_the_line_that_calls_it(
@@ -298,11 +298,11 @@ def test_a_model_of_pytorch_has_the_line_that_calls_it(
     with torch.no_grad():
         function(torch.randn(4, 8))  # the model is called
     assert_seen(tmp_path, "tanh", line_of("the model is called"), capsys)
-    (graph,) = find_run(tmp_path).manifest["dynamo_graphs"]
-    assert graph["where"]["file"] == "torch/nn/modules/container.py"
-    called = graph["called_from"]
-    assert graph["where"]["place"].endswith(f", called from {called['file']}:{called['line']}")
-    assert f"{Path(called['file']).name}:{called['line']}" == line_of("the model is called")
+    (graph,) = find_run(tmp_path).dynamo_graphs
+    assert graph.where.file == "torch/nn/modules/container.py"
+    called = graph.called_from
+    assert graph.where.place.endswith(f", called from {called.file}:{called.line}")
+    assert f"{Path(called.file).name}:{called.line}" == line_of("the model is called")
 
 
 def test_a_model_of_a_library_has_its_line_and_the_line_that_calls_it(
@@ -322,7 +322,7 @@ def test_a_model_of_a_library_has_its_line_and_the_line_that_calls_it(
     (graph,) = find_run(tmp_path).graphs
     own = f"{short_file(str(Path(__file__).parent))}/{line_of('the library is called')}"
     place = f"a_model_of_others.py:5, called from {own}"
-    assert graph.verdict == f"diverges at sinh ({place})" and graph.entry["blame"]["source"] == place
+    assert graph.verdict == f"diverges at sinh ({place})" and graph.entry.blame.source == place
     assert place in (graph.folder / "side_by_side.txt").read_text()
     assert "a_model_of_others.py:5 in forward" in (graph.folder.parent / "dynamo.py").read_text()
 

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import onnx_ir as ir
 import pytest
 import torch
@@ -16,8 +17,9 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.debug.stage_files import stage_json
-from dynamo_backends.dumps.listing import dynamo_graphs_of_run, graphs_of_run, runs_in
+from dynamo_backends.dumps.listing import dynamo_graphs_of_run, runs_in
 from dynamo_backends.dumps.reading import DumpError, Run, find_run
+from dynamo_backends.dumps.schema import RunEntry
 from dynamo_backends.dumps.stage_diff import Change, StageDiff, diff_nodes, diff_stages
 from dynamo_backends.dumps.stage_graphs import STAGES, StageGraph, stage_graphs, stages_of
 from dynamo_backends.exporter.locations import short_file
@@ -186,7 +188,7 @@ def test_a_stage_that_is_not_there(run: Run, tmp_path: Path) -> None:
     manifest = json.loads((copy.folder / "manifest.json").read_text())
     manifest["graphs"][0]["stages"] = [{"name": "aten"}]
     with pytest.raises(DumpError, match="damaged"):
-        stages_of(Run(copy.folder, manifest), Run(copy.folder, manifest).graphs[0])
+        _ = Run(copy.folder, msgspec.convert(manifest, RunEntry)).graphs
 
 
 def _diff(run: Run, reference: str, before: str, after: str) -> StageDiff:
@@ -284,16 +286,13 @@ def test_summaries(run: Run, tmp_path: Path) -> None:
     assert first.function == "forward" and first.reason.startswith("graph break")
     assert not second.reason.startswith("graph break") and not second.given_up
     assert first.begins.endswith("model.py:3") and first.ends.endswith("model.py:5")
-    graphs = graphs_of_run(run)
-    assert [graph.reference for graph in graphs] == ["0/forward", "0/backward", "1/forward", "1/backward"]
+    graphs = run.graphs
+    assert [graph.short_reference for graph in graphs] == ["0/forward", "0/backward", "1/forward", "1/backward"]
     assert [graph.verdict for graph in graphs] == ["ok"] * 4 and not any(graph.diverges for graph in graphs)
-    forward = graphs[2]
-    assert 0 < forward.share_on_onnx < 1 and forward.regions == 2 and forward.runs == 1
+    forward = graphs[2].entry
+    assert 0 < forward.share_on_onnx < 1 and len(forward.regions) == 2 and forward.runs == 1
     assert {"passes", "export", "onnx_passes", "session"} <= set(forward.seconds)
-    assert forward.worst_error is not None and forward.eager_error is not None
-    assert forward.worst_error <= 10 * max(
-        forward.eager_error, 1e-6
-    )  # these are rounding: how large depends on the processor
+    assert forward.worst.onnx.max_abs <= 10 * max(forward.worst.eager.max_abs, 1e-6)  # rounding, by the processor
 
     shutil.copytree(run.folder, tmp_path / "run_1_good")
     (tmp_path / "run_2_empty").mkdir()
@@ -308,7 +307,7 @@ def test_a_damaged_manifest_is_said(run: Run) -> None:
     manifest = json.loads((run.folder / "manifest.json").read_text())
     del manifest["graphs"][1]["seconds"]
     manifest["dynamo_graphs"] = [{"index": "one"}]
-    damaged = Run(run.folder, manifest)
-    for read in (graphs_of_run, dynamo_graphs_of_run):
+    damaged = Run(run.folder, msgspec.convert(manifest, RunEntry))
+    for read in (lambda run: run.graphs, dynamo_graphs_of_run):
         with pytest.raises(DumpError, match="is damaged"):
             read(damaged)

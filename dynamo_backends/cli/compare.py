@@ -128,8 +128,9 @@ def _inputs(path: str, dump: str | None) -> str:
 
 
 def _runtime(arguments: argparse.Namespace) -> Runtime:
-    from ..dumps.execution import Settings, available_provider
+    from ..dumps.execution import available_provider
     from ..dumps.running import Runtime
+    from ..dumps.schema import Settings
 
     settings = Settings()
     if arguments.provider is not None:

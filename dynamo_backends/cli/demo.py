@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from ..dumps.listing import graphs_of_run
 from ..dumps.reading import read_run
 from .ls import verdicts_text
 
@@ -136,7 +135,7 @@ def _run(arguments: argparse.Namespace, options: Options, folder: Path) -> list[
         for item in args:
             step(debug, item)
 
-    graphs = graphs_of_run(read_run(folder))
+    graphs = read_run(folder).graphs
     print(f"\n{verdicts_text(graphs)}\n")
     (_, eager_seconds), (_, our_seconds) = eager[0], ours[0]
     print(

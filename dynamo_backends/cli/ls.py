@@ -8,15 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..dumps.listing import (
-    DynamoGraphSummary,
-    GraphSummary,
-    RunSummary,
-    dynamo_graphs_of_run,
-    graphs_of_run,
-    runs_in,
-)
-from ..dumps.reading import default_folder, find_run
+from ..dumps.listing import DynamoGraphSummary, RunSummary, dynamo_graphs_of_run, runs_in
+from ..dumps.reading import DumpedGraph, default_folder, find_run
 from ..tables import fit_table
 from .common import add_dump_arguments, print_json, short_path, try_next
 
@@ -39,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     if len(runs) > 1 and not arguments.json:
         print(_runs_text(runs) + "\n")
     dumped = find_run(folder)
-    dynamo_graphs, graphs = dynamo_graphs_of_run(dumped), graphs_of_run(dumped)
+    dynamo_graphs, graphs = dynamo_graphs_of_run(dumped), dumped.graphs
     code = 1 if any(graph.diverges for graph in graphs) else 0
     if arguments.json:
         print_json(
@@ -47,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "run": str(dumped.folder),
                 "runs": [dataclasses.asdict(item) for item in runs],
                 "dynamo_graphs": [dataclasses.asdict(graph) for graph in dynamo_graphs],
-                "graphs": [dataclasses.asdict(graph) for graph in graphs],
+                "graphs": [_as_json(graph) for graph in graphs],
             }
         )
         return code
@@ -55,16 +48,39 @@ def run(arguments: argparse.Namespace) -> int:
     sys.stdout.write(f"{short_path(str(dumped.folder))}\n\n{text}")
     for graph in graphs:
         if graph.diverges and str(graph.verdict) not in text:  # a narrow terminal cut it
-            print(f"\n{graph.reference} {graph.verdict}")
-    for forker in dict.fromkeys(graph.files_in for graph in graphs if graph.files_in is not None):
-        inherited = ", ".join(graph.reference for graph in graphs if graph.files_in == forker)
-        print(f"\nthe process that forked this one compiled {inherited}: its files are in {short_path(forker)}")
-    if any(0 < graph.compared_runs < graph.runs for graph in graphs):
+            print(f"\n{graph.short_reference} {graph.verdict}")
+    for forker in dict.fromkeys(graph.inherited for graph in graphs if graph.inherited is not None):
+        inherited = ", ".join(graph.short_reference for graph in graphs if graph.inherited == forker)
+        print(f"\nthe process that forked this one compiled {inherited}: its files are in {short_path(str(forker))}")
+    if any(0 < graph.entry.compared_runs < graph.entry.runs for graph in graphs):
         print("\n" + _uncompared_text(graphs))
     if graphs:
         wrong = next((graph for graph in graphs if graph.diverges), None)
-        print("\n" + try_next(arguments, *(("bisect", wrong.reference) if wrong else ("show", graphs[0].reference))))
+        print("\n" + try_next(arguments, "bisect" if wrong else "show", (wrong or graphs[0]).short_reference))
     return code
+
+
+_SAME = ("index", "direction", "nodes", "share_on_onnx", "runs", "compared_runs", "runs_at_other_sizes", "seconds")
+"""What JSON of a graph has as the manifest has it."""
+
+
+def _as_json(graph: DumpedGraph) -> dict[str, object]:
+    entry, worst = graph.entry, graph.entry.worst
+    return {
+        **{name: getattr(entry, name) for name in (*_SAME, "verdict", "note")},
+        "reference": graph.short_reference,
+        "regions": len(graph.regions),
+        "files_in": str(graph.inherited) if graph.inherited is not None else None,
+        "worst": worst.value if worst else "",
+        "worst_error": worst.onnx.max_abs if worst else None,
+        "eager_error": _eager_error(graph),
+        "worst_nonfinite": worst.onnx.nonfinite if worst else 0,
+    }
+
+
+def _eager_error(graph: DumpedGraph) -> float | None:
+    worst = graph.entry.worst
+    return worst.eager.max_abs if worst is not None and worst.eager is not None else None
 
 
 def _runs_text(runs: Sequence[RunSummary]) -> str:
@@ -78,7 +94,7 @@ def _runs_text(runs: Sequence[RunSummary]) -> str:
     return fit_table(rows, ("run", "started", "graphs", "diverge", "not compared"))
 
 
-def _graphs_text(dynamo_graphs: Sequence[DynamoGraphSummary], graphs: Sequence[GraphSummary]) -> str:
+def _graphs_text(dynamo_graphs: Sequence[DynamoGraphSummary], graphs: Sequence[DumpedGraph]) -> str:
     """The graphs of a run as tables: where they come from, compile time, verdicts."""
     if not dynamo_graphs and not graphs:
         return "nothing was compiled\n"
@@ -87,9 +103,9 @@ def _graphs_text(dynamo_graphs: Sequence[DynamoGraphSummary], graphs: Sequence[G
         (item.index, item.function, short_path(item.begins), short_path(item.ends), _reason(item)) for item in known
     ]
     text = fit_table(rows, ("graph", "function", "from", "to", "why it ends there")) + "\n\n" if rows else ""
-    stages = list(dict.fromkeys(stage for graph in graphs for stage in graph.seconds))
+    stages = list(dict.fromkeys(stage for graph in graphs for stage in graph.entry.seconds))
     taken = [(str(item.index), {"passes": item.passes_seconds}) for item in dynamo_graphs]
-    taken += [(graph.reference, dict(graph.seconds)) for graph in graphs]
+    taken += [(graph.short_reference, dict(graph.entry.seconds)) for graph in graphs]
     taken.sort(key=lambda item: int(item[0].split("/")[0]))
     rows = [
         (name, *(_seconds(seconds.get(stage)) for stage in stages), _seconds(sum(seconds.values())))
@@ -100,16 +116,16 @@ def _graphs_text(dynamo_graphs: Sequence[DynamoGraphSummary], graphs: Sequence[G
     return text
 
 
-def verdicts_text(graphs: Sequence[GraphSummary]) -> str:
+def verdicts_text(graphs: Sequence[DumpedGraph]) -> str:
     """The verdicts on graphs as a table."""
     rows = [
         (
-            graph.reference,
-            graph.nodes,
-            f"{graph.share_on_onnx:.1%}",
-            f"{graph.compared_runs} of {graph.runs}",
+            graph.short_reference,
+            graph.entry.nodes,
+            f"{graph.entry.share_on_onnx:.1%}",
+            f"{graph.entry.compared_runs} of {graph.entry.runs}",
             _error(graph),
-            "-" if graph.eager_error is None else f"{graph.eager_error:.1e}",
+            "-" if (error := _eager_error(graph)) is None else f"{error:.1e}",
             graph.verdict or "not compared",
         )
         for graph in graphs
@@ -117,12 +133,12 @@ def verdicts_text(graphs: Sequence[GraphSummary]) -> str:
     return fit_table(rows, ("graph", "nodes", "on ONNX", "compared", "worst error", "eager's", "verdict"))
 
 
-def _uncompared_text(graphs: Sequence[GraphSummary]) -> str:
+def _uncompared_text(graphs: Sequence[DumpedGraph]) -> str:
     """Which runs were not compared, and how they would be."""
-    others = [graph for graph in graphs if graph.runs_at_other_sizes]
+    others = [graph for graph in graphs if graph.entry.runs_at_other_sizes]
     said = "of runs at the same sizes the first is compared"
     if others:
-        listed = ", ".join(f"{graph.runs_at_other_sizes} of {graph.reference}" for graph in others)
+        listed = ", ".join(f"{graph.entry.runs_at_other_sizes} of {graph.short_reference}" for graph in others)
         said = f"not compared, at sizes of which no run was: {listed}"
     return f"{said}; options={{'compare': 'every'}} compares all runs"
 
@@ -137,9 +153,10 @@ def _seconds(taken: float | None) -> str:
     return "-" if taken is None else f"{taken:.3f}"
 
 
-def _error(graph: GraphSummary) -> str:
-    if graph.worst_nonfinite:
-        return f"{graph.worst_nonfinite} NaN/Inf"
-    if graph.worst_error is None:
+def _error(graph: DumpedGraph) -> str:
+    found = graph.entry.worst.onnx if graph.entry.worst is not None else None
+    if found is not None and found.nonfinite:
+        return f"{found.nonfinite} NaN/Inf"
+    if found is None or found.max_abs is None:
         return "see verdict" if graph.diverges else "-"
-    return f"{graph.worst_error:.1e}"
+    return f"{found.max_abs:.1e}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..tables import fit_table
 from .common import add_graph_arguments, for_each_graph, try_next
@@ -12,6 +12,7 @@ from .common import add_graph_arguments, for_each_graph, try_next
 if TYPE_CHECKING:
     from ..dumps.nonfinite import Birth, Nonfinite
     from ..dumps.reading import DumpedGraph
+    from ..dumps.schema import ElementEntry, ExtentEntry
 
 DESCRIPTION = (
     "Says where NaN and infinities come from in the compared run of a graph, also where they are "
@@ -81,17 +82,17 @@ def _counts(birth: Birth) -> str:
     return said + (", only in the session as it ran: not with its values exposed" if birth.only_in_session else "")
 
 
-def _range(extent: Mapping[str, Any] | None) -> str:
+def _range(extent: ExtentEntry | None) -> str:
     if extent is None:
         return "integers"
-    parts = [] if extent["smallest"] is None else [f"{extent['smallest']:.4g} to {extent['largest']:.4g}"]
-    parts += [f"{extent[key]} {word}" for key, word in (("nan", "NaN"), ("infinite", "infinite")) if extent[key]]
+    parts = [] if extent.smallest is None else [f"{extent.smallest:.4g} to {extent.largest:.4g}"]
+    parts += [f"{count} {word}" for count, word in ((extent.nan, "NaN"), (extent.infinite, "infinite")) if count]
     return ", ".join(parts) or "empty"
 
 
-def _example(element: Mapping[str, Any]) -> str:
-    inputs = ", ".join(f"{name} = {_number(value)}" for name, value in element["inputs"].items())
-    return f"[{', '.join(map(str, element['index']))}] is {element['value']}" + (f" where {inputs}" if inputs else "")
+def _example(element: ElementEntry) -> str:
+    inputs = ", ".join(f"{name} = {_number(value)}" for name, value in element.inputs.items())
+    return f"[{', '.join(map(str, element.index))}] is {element.value}" + (f" where {inputs}" if inputs else "")
 
 
 def _number(value: float | str) -> str:

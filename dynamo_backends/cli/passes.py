@@ -8,9 +8,11 @@ import dataclasses
 import importlib
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from passes.engine.results import PassResult, Refusal
 
 from ..dumps.reading import Run, find_run
 from ..spelling import unknown_name
@@ -81,20 +83,20 @@ class Result:
     """What one pass did on one graph: the manifest's entry, and the file of the diff if there is one."""
 
     graph: str
-    entry: Mapping[str, Any]
+    entry: PassResult
     diff: Path | None
 
 
 def _results(run: Run) -> Iterator[Result]:
-    places = [(f"graph {item['index']}", item, f"graph_{item['index']:03d}") for item in run.dynamo_graphs]
+    places = [(f"graph {item.index}", item.passes, f"graph_{item.index:03d}") for item in run.dynamo_graphs]
     for graph in run.graphs:
-        places.append((graph.name, graph.entry, graph.reference))
+        places.append((graph.name, graph.entry.passes, graph.reference))
         for region in graph.regions:
             label = f"{graph.name} region {region.index}"
-            places.append((label, region.entry, f"{graph.reference}/region_{region.index}"))
-    for label, owner, folder in places:
-        for entry in owner["passes"]:
-            path = run.folder / folder / "passes" / f"{entry['name']}.diff"
+            places.append((label, region.entry.passes, f"{graph.reference}/region_{region.index}"))
+    for label, passes, folder in places:
+        for entry in passes:
+            path = run.folder / folder / "passes" / f"{entry.name}.diff"
             yield Result(label, entry, path if path.is_file() else None)
 
 
@@ -104,11 +106,11 @@ def _of_pass(results: Sequence[Result], name: str) -> list[Result]:
     Raises:
         ValueError: no pass of that name ran.
     """
-    found = [result for result in results if result.entry["name"] == name]
+    found = [result for result in results if result.entry.name == name]
     if not found:
         if name in [item.name for item in _all_passes()]:
             raise ValueError(f"pass {name!r} did not run: it was turned off, or no graph reached its stage")
-        raise ValueError(unknown_name("pass", name, list(dict.fromkeys(item.entry["name"] for item in results))))
+        raise ValueError(unknown_name("pass", name, list(dict.fromkeys(item.entry.name for item in results))))
     return found
 
 
@@ -131,16 +133,16 @@ def _done(results: Sequence[Result]) -> list[_Done]:
     found: dict[str, _Done] = {}
     for result in results:
         entry = result.entry
-        done = found.setdefault(entry["name"], _Done(entry["name"]))
+        done = found.setdefault(entry.name, _Done(entry.name))
         done.graphs += 1
-        done.milliseconds += entry["milliseconds"]
-        done.near_misses += len(entry["refusals"])
-        if entry["undone"]:
-            done.undone.append({"graph": result.graph, "reason": entry["undone"]})
+        done.milliseconds += entry.milliseconds
+        done.near_misses += len(entry.refusals)
+        if entry.undone:
+            done.undone.append({"graph": result.graph, "reason": entry.undone})
         else:
-            done.fired += entry["fired"]
-            done.nodes_before += entry["nodes_before"]
-            done.nodes_after += entry["nodes_after"]
+            done.fired += entry.fired
+            done.nodes_before += entry.nodes_before
+            done.nodes_after += entry.nodes_after
     return list(found.values())
 
 
@@ -172,18 +174,22 @@ def _why_as_json(name: str, results: Sequence[Result]) -> dict[str, object]:
     fired = [
         {
             "graph": result.graph,
-            **{key: result.entry[key] for key in keys},
+            **{key: getattr(result.entry, key) for key in keys},
             "diff": str(result.diff) if result.diff else None,
         }
         for result in results
-        if result.entry["fired"]
+        if result.entry.fired
     ]
     return {
         "name": name,
-        "fired": sum(result.entry["fired"] for result in results),
+        "fired": sum(result.entry.fired for result in results),
         "fired_in": fired,
-        "near_misses": [{"graph": result.graph, **miss} for result in results for miss in result.entry["refusals"]],
+        "near_misses": [{"graph": graph, **dataclasses.asdict(miss)} for graph, miss in _misses(results)],
     }
+
+
+def _misses(results: Sequence[Result]) -> list[tuple[str, Refusal]]:
+    return [(result.graph, miss) for result in results for miss in result.entry.refusals]
 
 
 def why_text(name: str, results: Sequence[Result]) -> str:
@@ -193,29 +199,28 @@ def why_text(name: str, results: Sequence[Result]) -> str:
         name: of the pass.
         results: what it did.
     """
-    fired = [result for result in results if result.entry["fired"]]
-    lines = [f"{name} fired {_times(sum(result.entry['fired'] for result in fired))}."]
+    fired = [result for result in results if result.entry.fired]
+    lines = [f"{name} fired {_times(sum(result.entry.fired for result in fired))}."]
     for result in fired:
         entry = result.entry
-        places = f" at {_listed(entry['matches'])}" if entry["matches"] else ""
-        undone = f", and was undone: {entry['undone']}" if entry["undone"] else ""
-        size = f"{entry['nodes_before']} nodes before and {entry['nodes_after']} after"
+        places = f" at {_listed(entry.matches)}" if entry.matches else ""
+        undone = f", and was undone: {entry.undone}" if entry.undone else ""
+        size = f"{entry.nodes_before} nodes before and {entry.nodes_after} after"
         path = f"; {short_path(str(result.diff))}" if result.diff else ""
-        lines.append(f"  {result.graph}: {_times(entry['fired'])}{places}{undone}, {size}{path}")
+        lines.append(f"  {result.graph}: {_times(entry.fired)}{places}{undone}, {size}{path}")
     diff = next((result.diff for result in fired if result.diff), None)
     if diff is not None:
         changed = diff.read_text(encoding="utf-8").splitlines()
         lines += ["", *changed[:_MOST_LINES]]
         if len(changed) > _MOST_LINES:
             lines.append(f"... {len(changed) - _MOST_LINES} more lines in {short_path(str(diff))}")
-    misses = [(result.graph, miss) for result in results for miss in result.entry["refusals"]]
-    misses.sort(key=lambda item: -item[1]["matched"] / (item[1]["of"] or 1))  # close to a match first
+    misses = sorted(_misses(results), key=lambda item: -item[1].matched / (item[1].of or 1))  # close to a match first
     groups = collections.defaultdict(list)
     for graph, miss in misses:
-        progress = f"{miss['matched']} of {miss['of']} nodes matched" if miss["of"] else "near miss"
-        pattern = f" [{miss['pattern']}]" if miss["pattern"] else ""
-        reason = re.sub(rf"(?<![\w.]){re.escape(miss['node'])}(?![\w.])", "it", miss["reason"])
-        groups[f"\n{progress}, then: {reason}{pattern}"].append(f"{miss['node']} ({graph})")
+        progress = f"{miss.matched} of {miss.of} nodes matched" if miss.of else "near miss"
+        pattern = f" [{miss.pattern}]" if miss.pattern else ""
+        reason = re.sub(rf"(?<![\w.]){re.escape(miss.node)}(?![\w.])", "it", miss.reason)
+        groups[f"\n{progress}, then: {reason}{pattern}"].append(f"{miss.node} ({graph})")
     for heading, nodes in groups.items():
         lines += [heading, f"  at {_listed(nodes)}"]
     if not misses and not fired:

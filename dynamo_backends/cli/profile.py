@@ -49,7 +49,7 @@ def _text(graph: DumpedGraph, times: Sequence[RegionTimes], arguments: argparse.
         f"({regions} region{'s' if regions > 1 else ''}, {threads} thread{'s' if threads > 1 else ''}, "
         f"{arguments.runs} runs)\n"
     )
-    in_pytorch = graph.entry.get("in_pytorch", ())
+    in_pytorch = graph.entry.in_pytorch
     if in_pytorch:
         text += f"operators that run in PyTorch, and are not measured: {len(in_pytorch)}\n"
     top = arguments.top if arguments.top > 0 else len(rows)

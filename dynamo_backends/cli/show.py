@@ -7,7 +7,8 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-from ..dumps.stage_graphs import FX_STAGES, STAGES, Stage, StageGraph, stage_graphs, stages_of
+from ..dumps.schema import StageEntry
+from ..dumps.stage_graphs import FX_STAGES, STAGES, StageGraph, stage_graphs, stages_of
 from ..tables import fit_table
 from .common import add_graph_arguments, is_coloured, print_json, run_with, try_next
 
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _neighbours(stages: Sequence[Stage], stage: str) -> Sequence[str]:
+def _neighbours(stages: Sequence[StageEntry], stage: str) -> Sequence[str]:
     """A stage and the one before it, of those that changed something; of the first, the one after."""
     (same_as,) = [item.same_as or item.name for item in stages if item.name == stage]
     names = [item.name for item in stages if item.file is not None]
@@ -72,7 +73,7 @@ def _neighbours(stages: Sequence[Stage], stage: str) -> Sequence[str]:
     return names[last - 1 : last + 1] if len(names) > 1 else []
 
 
-def _stages_text(stages: Sequence[Stage]) -> str:
+def _stages_text(stages: Sequence[StageEntry]) -> str:
     rows = [
         (stage.name, stage.nodes, stage.file if stage.file is not None else f"as {stage.same_as}") for stage in stages
     ]

@@ -100,7 +100,7 @@ class _Judgement:
     ) -> GraphComparison:
         cause = cause or self._cause(row)
         said = ", ".join(filter(None, [row.complaint, said]))
-        blame = Blame(row.name, cause, row.region, row.where, row.user_name, said=Verdict(said))
+        blame = Blame(row.name, cause, region=row.region, source=row.where, user_name=row.user_name, said=Verdict(said))
         return GraphComparison(blame, note=self._nearer() if note is None else note)
 
     def _cause(self, row: Row) -> Cause:

@@ -12,12 +12,14 @@ import dataclasses
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from .. import aot
 from ..artifacts import CompiledGraph, Region, is_operator, operator_name
+from ..dumps.schema import ElementEntry
 from ..errors import CompiledNodesError, SessionError, first_line
 from ..exporter.known_wrong import is_uninitialized
 from ..exporter.locations import module_path, source_line, stack, user_name
@@ -330,14 +332,15 @@ class Lockstep:
     def _look_at_nonfinite(self, row: Row, node: fx.Node, index: int | None, eager: torch.Tensor) -> None:
         """Keeps some elements that are NaN or infinite, with what they were computed of."""
         names = {arg: value_names(arg)[0] for arg in node.all_input_nodes if value_names(arg)}
+        ours = self._propagated.get(row.name, self._returned(node, index))
         if row.eager_extent is not None and not row.eager_extent.is_finite:
-            inputs = [(name, self._execution.eager.get(arg)) for arg, name in names.items()]
-            row.nonfinite_elements = nonfinite_elements(dense(eager), inputs)
-        elif row.onnx_extent is not None and not row.onnx_extent.is_finite:
-            ours = self._propagated.get(row.name, self._returned(node, index))
-            inputs = [(name, self._runtime.get(arg)) for arg, name in names.items()]
-            if isinstance(ours, torch.Tensor):
-                row.nonfinite_elements = nonfinite_elements(dense(ours), inputs)
+            result, values = eager, self._execution.eager
+        elif row.onnx_extent is not None and not row.onnx_extent.is_finite and isinstance(ours, torch.Tensor):
+            result, values = ours, self._runtime
+        else:
+            return
+        found = nonfinite_elements(dense(result), [(name, values.get(arg)) for arg, name in names.items()])
+        row.nonfinite_elements = [msgspec.convert(element.as_json(), ElementEntry) for element in found]
 
     def _returned(self, node: fx.Node, index: int | None) -> object | None:
         """What the run returned for a result: a region's output, or a value PyTorch computed."""

@@ -12,24 +12,25 @@ import atexit
 import dataclasses
 import datetime
 import functools
-import json
 import platform
 import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from typing import Any
+from typing import TypeVar, cast
 
+import msgspec
 import torch
 from torch._dynamo.utils import counters
 
-from passes.engine.manager import PassResult
+from passes.engine.results import PassResult
 
 from ..aot import call_being_compiled, frame_being_compiled
 from ..artifacts import CompiledGraph, CompiledRegion, GraphName, operator_name
+from ..dumps import schema
 from ..dumps.reading import MANIFEST, SCHEMA_VERSION
-from ..dumps.schema import DIRECTIONS
+from ..dumps.schema import DIRECTIONS, Cost, Direction
 from ..exporter.locations import is_user_file, place, short_file, user_name, where, working_folder
 from ..forks import renew_in_children
 from ..options import Options
@@ -38,7 +39,8 @@ from .dump_folder import DumpFolder, graph_folder
 from .read_me import README, TEXT
 from .repeat import RepeatedRegion
 from .rows import GraphComparison
-from .watched import Cost
+
+T = TypeVar("T")
 
 _PACKAGES = ("dynamo-backends", "onnx", "onnxruntime", "onnxscript", "onnx-ir", "numpy", "transformers")
 
@@ -55,13 +57,13 @@ class Manifest:
 
     def __init__(self, folder: DumpFolder) -> None:
         self._folder = folder
-        self._working_folder = working_folder()
-        self._graphs: dict[GraphName, dict[str, Any]] = {}
+        self._working_folder = _in_utf8(working_folder())
+        self._graphs: dict[GraphName, schema.GraphEntry] = {}
         self._options: dict[str, object] = {}
         self._failures: dict[GraphName, str] = {}
-        self._dynamo_graphs: dict[int, dict[str, Any]] = {}
-        self._stages: dict[GraphName, list[dict[str, object]]] = {}
-        self._region_stages: dict[tuple[GraphName, int], list[dict[str, object]]] = {}
+        self._dynamo_graphs: dict[int, schema.DynamoGraphEntry] = {}
+        self._stages: dict[GraphName, list[schema.StageEntry]] = {}
+        self._region_stages: dict[tuple[GraphName, int], list[schema.StageEntry]] = {}
         self._begin()
         _manifests.add(self)
         renew_in_children(self)
@@ -78,65 +80,52 @@ class Manifest:
         """See ``forks.Renewable``. The graphs that the parent compiled are the child's too; their runs are not."""
         self._begin()
         self._folder.renew_in_child()  # whichever is told of the fork first
-        for compiled in (*self._graphs.values(), *self._dynamo_graphs.values()):
-            compiled["files_in"] = compiled["files_in"] or self._folder.forked_from
-        for entry in self._graphs.values():
-            entry.update(_not_run())
-            for of_a_run in ("cost", "repeated"):
-                entry.pop(of_a_run, None)
+        forker = self._folder.forked_from
+        for name, entry in self._graphs.items():
+            self._graphs[name] = dataclasses.replace(entry.as_compiled, files_in=entry.files_in or forker)
+        for of_dynamo in self._dynamo_graphs.values():
+            of_dynamo.files_in = of_dynamo.files_in or forker
 
-    def add_stage(self, graph: GraphName, stage: dict[str, object]) -> None:
+    def add_stage(self, graph: GraphName, stage: schema.StageEntry) -> None:
         """A stage's graph and file, from ``StageFiles.write``; it is in the file with the next write."""
         with self._lock:
             self._is_behind = True
             self._dynamo_graph(graph.index)
             _replace(self._stages.setdefault(graph, []), stage)
 
-    def add_region_stage(self, compiled: CompiledRegion, stage: dict[str, object]) -> None:
+    def add_region_stage(self, compiled: CompiledRegion, stage: schema.StageEntry) -> None:
         """The same for a model of a region; ``nodes`` are ONNX nodes."""
         with self._lock:
             self._is_behind = True
             _replace(self._region_stages.setdefault((compiled.graph, compiled.region.index), []), stage)
 
-    def _dynamo_graph(self, index: int) -> dict[str, Any]:
+    def _dynamo_graph(self, index: int) -> schema.DynamoGraphEntry:
         """The entry of a Dynamo graph, made if it is new, while Dynamo compiles it."""
         if index not in self._dynamo_graphs:
-            frame = frame_being_compiled()
+            frame, call = frame_being_compiled(), call_being_compiled()
             begin = end = called_from = None
-            call = call_being_compiled()
             if frame is not None:
                 file, line = short_file(frame.file), frame.line
                 here = f"{file}:{line}"
                 said = place(str(call) if call is not None and not is_user_file(frame.file) else here, here)
-                begin = {"function": frame.function, "file": file, "line": line, "place": said}
-                end = {"reason": frame.reason, "file": short_file(frame.end_file), "line": frame.end_line}
-                if frame.details:
-                    end["details"] = frame.details
+                begin = schema.LineEntry(frame.function, file, line, said)
+                end = schema.EndEntry(frame.reason, short_file(frame.end_file), frame.end_line, frame.details)
             if call is not None:
-                called_from = {"function": call.function, "file": short_file(call.file), "line": call.line}
-            self._dynamo_graphs[index] = {
-                "index": index,
-                "where": begin,
-                "called_from": called_from,
-                "end": end,
-                "stages": self._stages.setdefault(GraphName(index), []),
-                "given_up": False,
-                "not_compiled": {},
-                "files_in": None,
-                "passes": [],
-            }
+                called_from = schema.LineEntry(call.function, short_file(call.file), call.line)
+            stages = self._stages.setdefault(GraphName(index), [])
+            self._dynamo_graphs[index] = schema.DynamoGraphEntry(index, begin, end, stages, called_from)
         return self._dynamo_graphs[index]
 
     def add_given_up(self, graph: GraphName, why: str) -> None:
         """A Dynamo graph that is not used, and why."""
         with self._lock:
-            self._dynamo_graph(graph.index)["given_up"] = why
+            self._dynamo_graph(graph.index).given_up = why
             self._changed()
 
     def add_not_compiled(self, graph: GraphName, why: str) -> None:
         """A forward, backward or inference graph that PyTorch runs because its compile failed, and why."""
         with self._lock:
-            self._dynamo_graph(graph.index)["not_compiled"][graph.direction] = why
+            self._dynamo_graph(graph.index).not_compiled[graph.direction] = why
             self._changed(at_once=True)
 
     def add_failure(self, name: GraphName, why: str) -> None:
@@ -147,17 +136,18 @@ class Manifest:
                 self._apply_failure(other, entry)
             self._changed(at_once=True)
 
-    def _apply_failure(self, name: GraphName, entry: dict[str, Any]) -> None:
+    def _apply_failure(self, name: GraphName, entry: schema.GraphEntry) -> None:
         """The verdict on a graph of which something failed, unless a comparison finds it wrong."""
         why = self._failures.get(name) or self._failures.get(GraphName(name.index))
         if why is not None and name not in self._faulty:
-            entry["verdict"] = f"not comparable: {why}"
+            entry.verdict = f"not comparable: {why}"
 
     def add_passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
         """What the passes of ``pre_grad`` or ``joint`` did to a Dynamo graph; it is in the file with the next write."""
         with self._lock:
             self._is_behind = True
-            self._dynamo_graph(graph.index)["passes"].extend(map(_pass_as_json, results))
+            entry = self._dynamo_graph(graph.index)
+            entry.passes = [*entry.passes, *_rounded(results)]
 
     def add_graph(self, graph: CompiledGraph, options: Options, *, reference: str) -> None:
         """A graph that compiled, not yet run; ``reference``: what its runs are compared with."""
@@ -165,41 +155,39 @@ class Manifest:
         folder = graph_folder(graph.name)
         placeholders = graph.module.graph.find_nodes(op="placeholder")
         seconds = {"passes": sum(result.milliseconds for result in graph.passes) / 1e3, **graph.seconds}
-        entry: dict[str, Any] = {
-            "index": graph.name.index,
-            "direction": graph.name.direction,
-            "folder": folder,
-            "files_in": None,
-            "nodes": coverage.total,
-            "nodes_on_onnx": coverage.on_onnx,
-            "share_on_onnx": coverage.share,
-            "regions": [
-                {
-                    "index": item.region.index,
-                    "folder": f"{folder}/region_{item.region.index}",
-                    "nodes": len(item.region.operators),
-                    "onnx_nodes": len(item.model.graph),
-                    "onnx_nodes_optimized": len(item.optimized_model.graph),
-                    "passes": [_pass_as_json(result) for result in item.passes],
-                    "session": item.executable.settings.as_json(),
-                    "constants": item.executable.constants,
-                    "stages": self._region_stages.setdefault((graph.name, item.region.index), []),
-                }
+        entry = schema.GraphEntry(
+            index=graph.name.index,
+            direction=cast(Direction, graph.name.direction),
+            folder=folder,
+            nodes=coverage.total,
+            nodes_on_onnx=coverage.on_onnx,
+            share_on_onnx=coverage.share,
+            regions=[
+                schema.RegionEntry(
+                    index=item.region.index,
+                    folder=f"{folder}/region_{item.region.index}",
+                    nodes=len(item.region.operators),
+                    onnx_nodes=len(item.model.graph),
+                    onnx_nodes_optimized=len(item.optimized_model.graph),
+                    passes=_rounded(item.passes),
+                    session=msgspec.convert(item.executable.settings.as_json(), schema.Settings),
+                    constants=item.executable.constants,
+                    stages=self._region_stages.setdefault((graph.name, item.region.index), []),
+                )
                 for item in graph.regions
             ],
-            "in_pytorch": [
-                {"node": node.name, "operator": operator_name(node), "reason": str(reason), "source": where(node)}
+            in_pytorch=[
+                schema.FallbackEntry(node.name, operator_name(node), str(reason), where(node))
                 for node, reason in coverage.in_pytorch.items()
             ],
-            "passes": [_pass_as_json(result) for result in graph.passes],
-            "stages": self._stages.setdefault(graph.name, []),
-            "names": {node.name: name for node in placeholders if (name := user_name(node))},
-            "seconds": {stage: round(taken, 4) for stage, taken in seconds.items()},
-            "reference": reference,
-            **_not_run(),
-        }
+            passes=_rounded(graph.passes),
+            stages=self._stages.setdefault(graph.name, []),
+            names={node.name: name for node in placeholders if (name := user_name(node))},
+            seconds={stage: round(taken, 4) for stage, taken in seconds.items()},
+            reference=reference,
+        )
         with self._lock:
-            self._options = dataclasses.asdict(options)
+            self._options = {name: _in_utf8(value) for name, value in dataclasses.asdict(options).items()}
             self._graphs[graph.name] = entry
             self._faulty.discard(graph.name)
             self._apply_failure(graph.name, entry)
@@ -213,10 +201,10 @@ class Manifest:
         with self._lock:
             self._is_behind = True
             entry = self._graphs[name]
-            entry["runs"] += 1
-            entry["runs_at_other_sizes"] += at_other_sizes
-            if entry["verdict"] is None and self._options["compare"] != "never":
-                entry["unchecked"] = ["its runs: none of them was compared"]
+            entry.runs += 1
+            entry.runs_at_other_sizes += at_other_sizes
+            if entry.verdict is None and self._options["compare"] != "never":
+                entry.unchecked = ["its runs: none of them was compared"]
 
     def add_comparison(
         self, name: GraphName, comparison: GraphComparison, repeated: Mapping[int, RepeatedRegion], cost: Cost
@@ -224,28 +212,21 @@ class Manifest:
         """A compared run and its cost. A verdict that is not ``ok`` stays: a later run does not hide it."""
         with self._lock:
             entry = self._graphs[name]
-            entry["status"] = "compared"
-            entry["compared_runs"] += 1
-            sizes = entry["compared_sizes"]
+            entry.status = "compared"
+            entry.compared_runs += 1
+            sizes = entry.compared_sizes
             if comparison.sizes and comparison.sizes not in sizes and len(sizes) < MOST_SIZES:
                 sizes.append(comparison.sizes)
             is_first_fault = not comparison.ok and not self._faulty
             if name not in self._faulty:
-                worst = comparison.worst
-                entry.update(
-                    verdict=comparison.verdict,
-                    note=comparison.note,
-                    blame=comparison.blame.as_json() if comparison.blame is not None else None,
-                    worst=worst.as_json() if worst is not None else None,
-                    unchecked=comparison.unchecked,
-                    rescued={str(index): why for index, why in comparison.rescued.items()},
-                    sizes=comparison.sizes,
-                    cost=dataclasses.asdict(cost),
-                    repeated={
-                        str(index): {"differing_outputs": len(item.unstable), "failure": item.failure}
-                        for index, item in repeated.items()
-                    },
-                )
+                entry.verdict, entry.note = comparison.verdict, comparison.note
+                entry.blame = comparison.blame.entry if comparison.blame is not None else None
+                entry.worst = msgspec.convert(comparison.worst, schema.ErrorEntry | None, from_attributes=True)
+                entry.unchecked, entry.rescued = comparison.unchecked, comparison.rescued
+                entry.sizes, entry.cost = comparison.sizes, cost
+                entry.repeated = {
+                    i: schema.RepeatedEntry(len(item.unstable), item.failure) for i, item in repeated.items()
+                }
             if not comparison.ok:
                 self._faulty.add(name)
             self._apply_failure(name, entry)
@@ -279,18 +260,18 @@ class Manifest:
         self._next_write = end + (end - start) * _TIMES_LONGER if len(text) > _SMALL else end
 
     def _text(self) -> str:
-        content = {
-            "schema_version": SCHEMA_VERSION,
-            "started": self._started,
-            "forked_from": self._folder.forked_from,
-            "working_folder": self._working_folder,
-            "versions": {"python": platform.python_version(), **_versions()},
-            "options": self._options,
-            "dynamo_graphs": [graph for _, graph in sorted(self._dynamo_graphs.items())],
-            "graphs": [self._graphs[name] for name in sorted(self._graphs, key=lambda name: (name.index, _rank(name)))],
-            "counters": dict(counters["dynamo_backends"]),
-        }
-        return json.dumps(content, indent=1)
+        content = schema.RunEntry(
+            SCHEMA_VERSION,
+            self._started,
+            self._folder.forked_from,
+            self._working_folder,
+            {"python": platform.python_version(), **_versions()},
+            self._options,
+            [graph for _, graph in sorted(self._dynamo_graphs.items())],
+            [self._graphs[name] for name in sorted(self._graphs, key=lambda name: (name.index, _rank(name)))],
+            dict(counters["dynamo_backends"]),
+        )
+        return msgspec.json.format(msgspec.json.encode(content), indent=1).decode()
 
 
 _manifests: weakref.WeakSet[Manifest] = weakref.WeakSet()
@@ -303,40 +284,27 @@ def flush_manifests() -> None:
         manifest.flush()
 
 
-def _not_run() -> dict[str, Any]:
-    """The part of a graph's entry that its runs fill."""
-    return {
-        "status": "compiled",
-        "runs": 0,
-        "compared_runs": 0,
-        "runs_at_other_sizes": 0,
-        "compared_sizes": [],
-        "sizes": {},
-        "verdict": None,
-        "note": "",
-        "blame": None,
-        "worst": None,
-        "unchecked": [],
-        "rescued": {},
-    }
-
-
 def _rank(name: GraphName) -> int:
     return ("", *DIRECTIONS).index(name.direction)
 
 
-def _replace(stages: list[dict[str, object]], stage: dict[str, object]) -> None:
+def _replace(stages: list[schema.StageEntry], stage: schema.StageEntry) -> None:
     """Adds a stage; what is compiled twice, such as a dynamic backward, has it already."""
-    stages[:] = [other for other in stages if other["name"] != stage["name"]] + [stage]
+    stages[:] = [other for other in stages if other.name != stage.name] + [stage]
 
 
-def _pass_as_json(result: PassResult) -> dict[str, object]:
-    return {**dataclasses.asdict(result), "milliseconds": round(result.milliseconds, 3)}
+def _in_utf8(value: T) -> T | str:
+    """A text that may be a path, whose bytes need not be UTF-8, as JSON is; anything else as it is."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
+def _rounded(results: Sequence[PassResult]) -> list[PassResult]:
+    return [dataclasses.replace(result, milliseconds=round(result.milliseconds, 3)) for result in results]
 
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    found = {"torch": torch.__version__}  # with the build, such as +cpu, which not every package's metadata has
+    found = {"torch": str(torch.__version__)}  # with the build, such as +cpu, which not every package's metadata has
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)

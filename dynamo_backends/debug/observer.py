@@ -19,11 +19,13 @@ from torch import fx
 from torch._guards import CompileContext
 
 from passes.engine.locks import Lock
-from passes.engine.manager import Listener, PassResult
+from passes.engine.manager import Listener
+from passes.engine.results import PassResult
 
 from ..artifacts import CompiledGraph, CompiledRegion, GraphName, Runner
 from ..dumps.blame import Kind
 from ..dumps.cut_folder import repro_text
+from ..dumps.schema import StageEntry
 from ..errors import CompiledNodesError, SessionError, first_line
 from ..events import count
 from ..exporter.translate import serialize
@@ -214,8 +216,7 @@ class DebugObserver(Observer):
                 self._folder.remove(file)  # see above
         else:
             return
-        made = None if same_as else file
-        entry: dict[str, object] = {"name": stage, "file": made, "same_as": same_as, "nodes": nodes}
+        entry = StageEntry(stage, nodes, None if same_as else file, same_as)
         self._manifest.add_region_stage(compiled, entry)
 
     def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:

@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 from torch import fx
 
-from passes.engine.manager import Listener, PassResult
+from passes.engine.manager import Listener
+from passes.engine.results import PassResult
 
 from ..graph_text import model_text, without_freeing
 from .dump_folder import DumpFolder

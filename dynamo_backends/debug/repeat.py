@@ -61,13 +61,6 @@ class Instability:
         with_threads = f"with {self.threads} thread{'s' if self.threads > 1 else ''}"
         return f"{with_threads}, run to run" if self.between_runs else f"{with_threads} and with {self.other_threads}"
 
-    def as_json(self) -> dict[str, object]:
-        return {
-            "threads": self.threads,
-            "other_threads": self.other_threads,
-            "difference": self.difference.as_json(),
-        }
-
 
 @dataclasses.dataclass(frozen=True)
 class RepeatedRegion:

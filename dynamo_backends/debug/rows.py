@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import torch
 
 from ..dumps.blame import Cause, Kind
+from ..dumps.schema import BlamedValue, BlameEntry, ElementEntry, RowEntry, ValueFacts
 from ..exporter.locations import Frame, place
-from ..numerics.extent import Element, Extent
+from ..numerics.extent import Extent
 from ..numerics.measure import Measure
 from ..numerics.verdicts import RIGHT, Verdict
 from .choice import SizesByName, sizes_text
@@ -22,82 +24,26 @@ _NAMED = 2
 
 
 @dataclasses.dataclass
-class Row:
-    """One value of the graph.
+class Row(ValueFacts):
+    """One value of the graph, with its numbers as ``RowEntry`` describes them."""
 
-    Attributes:
-        name: the FX node, with ``__i`` for the i-th of several results; the ONNX value bears the same name.
-        operator: the ATen operator, or ``placeholder`` or ``get_attr``.
-        module: path of the ``nn.Module`` that called it.
-        source: the user's own ``file:line``.
-        user_name: what the user calls it: ``fc.weight`` of an argument, ``grad of fc.weight`` of a result; or ``""``.
-        stack: the calls that led to it, outermost first.
-        dtype: eager's dtype, without the ``torch.`` prefix.
-        shape: eager's shape.
-        region: the region that computes it; ``None`` in PyTorch.
-        is_output: whether the graph returns it.
-        equals_eager: the runtime's propagated value is eager's, bit for bit.
-        onnx: propagated distance to exact.
-        eager: eager's distance to exact.
-        local_onnx: the error of the node by itself, on what it is given in the model: to eager's result on the same if
-            that is no more than rounding, else to float64's.
-        local_eager: eager's distance to the same: nothing, or the error that it has.
-        index: of the element whose local error is worst, where that is no rounding.
-        session: distance to exact of what the session that really ran computed: what it returned, or the value of that
-            name in the model ONNX Runtime made of it.
-        session_instability: how that came out another time, where its bits differed.
-        local_instability: the same of the node alone, on eager's inputs; it is looked for where the session or the node
-            alone differs by more than rounding.
-        inputs: the values that the node reads, as rows have their names.
-        has_infinite_argument: whether a number among its arguments is infinite or NaN, as where a mask is filled.
-        is_uninitialized: whether it is memory as it is, without values.
-        eager_extent: the range of eager's value, and how many elements are NaN or infinite; ``None`` of integers.
-        onnx_extent: the same of the runtime's propagated value, and of a value that PyTorch computed in the run.
-        session_extent: the same of what ``session`` is the distance of.
-        nonfinite_elements: some elements that are NaN or infinite, of eager's value or else of the runtime's.
-        complaint: a dtype or shape that is not eager's, or ``""``.
-        converter: the file and line of the function that somebody registered as the operator's translation; or
-            ``""``.
-    """
-
-    name: str
-    operator: str
-    module: str = ""
-    source: str = ""
-    user_name: str = ""
     stack: Sequence[Frame] = ()
-    dtype: str = ""
-    shape: tuple[int, ...] = ()
-    region: int | None = None
-    is_output: bool = False
-    equals_eager: bool = False
     onnx: Measure | None = None
     eager: Measure | None = None
     local_onnx: Measure | None = None
     local_eager: Measure | None = None
-    index: tuple[int, ...] = ()
     session: Measure | None = None
     session_instability: Instability | None = None
     local_instability: Instability | None = None
-    inputs: Sequence[str] = ()
-    has_infinite_argument: bool = False
-    is_uninitialized: bool = False
     eager_extent: Extent | None = None
     onnx_extent: Extent | None = None
     session_extent: Extent | None = None
-    nonfinite_elements: Sequence[Element] = ()
-    complaint: str = ""
-    converter: str = ""
+    nonfinite_elements: Sequence[ElementEntry] = ()
 
     @property
     def where(self) -> str:
         """The line, see ``exporter.locations.place``."""
         return place(self.source, str(self.stack[-1]) if self.stack else "")
-
-    @property
-    def is_computed(self) -> bool:
-        """Whether the graph computes it, and does not take it as an argument or hold it."""
-        return self.operator not in ("placeholder", "get_attr")
 
     @property
     def type(self) -> str:
@@ -175,49 +121,21 @@ class Row:
             return " "
         return "=" if self.equals_eager else "~"
 
-    def as_json(self) -> dict[str, object]:
-        fields = {field.name: _as_json(getattr(self, field.name)) for field in dataclasses.fields(self)}
-        return {**fields, "mark": self.mark, "locally_explained": self.locally_explained}
-
-
-def _as_json(value: object) -> object:
-    if isinstance(value, (list, tuple)):
-        return [_as_json(item) for item in value]
-    return value.as_json() if isinstance(value, (Measure, Extent, Element, Instability, Frame)) else value
+    @property
+    def entry(self) -> RowEntry:
+        """What a dump has of it."""
+        return msgspec.convert(self, RowEntry, from_attributes=True)
 
 
 _SAID_IN_NOTE = (Kind.PASS, Kind.DECOMPOSITION, Kind.TRACE, Kind.STAGE)
 
 
 @dataclasses.dataclass(frozen=True)
-class Blame:
-    """A value that is wrong, and what made it so.
+class Blame(BlamedValue):
+    """A value that is wrong, what made it so, and how it is wrong."""
 
-    Attributes:
-        value: the FX node, with ``__i`` for the i-th of several results; what a result is called that has no row.
-        cause: what made it wrong.
-        region: the region that computes it; ``None`` in PyTorch, or where a stage before the regions is to blame.
-        source: the line, see ``exporter.locations.place``, or ``""``.
-        user_name: what the user calls it, ``grad of fc.weight``, or ``""``.
-        module: the path of the ``nn.Module`` that computes it, or ``""``.
-        code: the file and line of what made it wrong, a pass or a registered converter; or ``""``.
-        more: how many more nodes are wrong by themselves.
-        gradients: in a backward, what the user gets that is computed next of it: ``grad of fc.weight``.
-        because: what else makes it wrong, such as a wrong forward; or ``""``.
-        said: how it is wrong.
-    """
-
-    value: str
     cause: Cause
-    region: int | None = None
-    source: str = ""
-    user_name: str = ""
-    module: str = ""
-    code: str = ""
-    more: int = 0
-    gradients: Sequence[str] = ()
-    because: str = ""
-    said: Verdict = RIGHT
+    said: Verdict = dataclasses.field(default=RIGHT, kw_only=True)
 
     def __str__(self) -> str:
         name = self.user_name if self.cause.kind == Kind.RESULT and self.user_name else self.value
@@ -232,21 +150,12 @@ class Blame:
         because = f", because {self.because}" if self.because else ""
         return ": ".join(filter(None, parts)) + named + others + because
 
-    def as_json(self) -> dict[str, object]:
-        return {
-            "value": self.value,
-            "user_name": self.user_name,
-            "gradients": list(self.gradients),
-            "region": self.region,
-            "source": self.source,
-            "module": self.module,
-            "code": self.code,
-            "more": self.more,
-            "kind": self.cause.kind.value,
-            "name": self.cause.name,
-            "stage": self.cause.stage,
-            "cause": str(self.cause),
-        }
+    @property
+    def entry(self) -> BlameEntry:
+        """What a dump has of it."""
+        known = {field.name: getattr(self, field.name) for field in dataclasses.fields(BlamedValue)}
+        cause = self.cause
+        return BlameEntry(**known, kind=cause.kind, name=cause.name, stage=cause.stage, cause=str(cause))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,10 +170,6 @@ class Error:
     def relative(self) -> float:
         """See ``Measure.relative``."""
         return self.onnx.relative
-
-    def as_json(self) -> dict[str, object]:
-        eager = self.eager.as_json() if self.eager else None
-        return {"value": self.value, "onnx": self.onnx.as_json(), "eager": eager}
 
 
 @dataclasses.dataclass(frozen=True)

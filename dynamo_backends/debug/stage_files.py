@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 
+import msgspec
 import torch
 from torch import fx
 from torch.fx.node import _get_qualified_name
@@ -19,11 +19,14 @@ from torch.utils._dtype_abbrs import dtype_abbrs
 
 from .. import aot
 from ..artifacts import GraphName
+from ..dumps.schema import FxGraphEntry, NodeEntry, NodeKind, StageEntry
 from ..exporter.locations import Frame, short_file, source_frame, stack, user_name
 from .dump_folder import DumpFolder, graph_folder
 
 _BEFORE = {"pre_grad": "dynamo", "post_grad": "aten"}
 """The stage before a stage, of the same graph."""
+
+_KINDS: dict[str, NodeKind] = {"placeholder": "input", "output": "output"}
 
 _ASSIGNED = re.compile(r"(?P<indent>\s+)(?P<name>\w+)(?:: \"[^\"]*\")? = ")
 _FILE = re.compile(r"(?P<start>\s*# File: )(?P<file>.+?)(?P<rest>:\d+ in .*)")
@@ -67,7 +70,7 @@ def stage_text(module: fx.GraphModule) -> str:
 
 
 def stage_json(module: fx.GraphModule) -> str:
-    """The nodes of a graph as ``schema.STAGE`` describes them, subgraphs after their graph.
+    """The nodes of a graph as a ``FxGraphEntry`` has them, subgraphs after their graph.
 
     ::
 
@@ -75,25 +78,19 @@ def stage_json(module: fx.GraphModule) -> str:
         "type":"f32[2, 3][3, 1]","source":"model.py:12","user_name":""}],"lines":{"model.py:12":"x = self.block(x)"}}
     """
     lines: dict[str, str] = {}
-    return json.dumps({"nodes": list(_nodes(module, "", lines)), "lines": lines}, separators=(",", ":"))
+    return msgspec.json.encode(FxGraphEntry(list(_nodes(module, "", lines)), lines)).decode()
 
 
-def _nodes(module: fx.GraphModule, prefix: str, lines: dict[str, str]) -> Iterator[dict[str, object]]:
+def _nodes(module: fx.GraphModule, prefix: str, lines: dict[str, str]) -> Iterator[NodeEntry]:
     for node in module.graph.nodes:
-        kind = {"placeholder": "input", "output": "output"}.get(node.op, "node")
+        kind = _KINDS.get(node.op, "node")
         frame = source_frame(node) if kind == "node" else None
         if frame is not None:
             lines[str(frame)] = frame.code
         operator, arguments = _call(node)
-        yield {
-            "kind": kind,
-            "name": prefix + ("return" if kind == "output" else node.name),
-            "operator": operator,
-            "arguments": arguments,
-            "type": _type(node.meta.get("val", node.meta.get("example_value"))),
-            "source": str(frame or ""),
-            "user_name": user_name(node),
-        }
+        name = prefix + ("return" if kind == "output" else node.name)
+        said = _type(node.meta.get("val", node.meta.get("example_value")))
+        yield NodeEntry(kind, name, operator, tuple(arguments), said, str(frame or ""), user_name(node))
     for name, part in module.named_children():
         if isinstance(part, fx.GraphModule):
             yield from _nodes(part, f"{prefix}{name}.", lines)
@@ -124,13 +121,8 @@ class StageFiles:
     folder: DumpFolder
     _written: dict[tuple[GraphName, str], tuple[str, str]] = dataclasses.field(default_factory=dict)
 
-    def write(self, stage: str, graph: GraphName, module: fx.GraphModule) -> dict[str, object]:
-        """Writes ``<graph>/<stage>.py`` and ``<stage>.json``, unless the stage before it has the same text.
-
-        Returns:
-            What the manifest says of the stage: ``name``; ``file``, ``None`` if it has none; ``same_as``, the stage
-            whose file shows it too, or ``None``; ``nodes``, the operators.
-        """
+    def write(self, stage: str, graph: GraphName, module: fx.GraphModule) -> StageEntry:
+        """Writes ``<graph>/<stage>.py`` and ``<stage>.json``, unless the stage before it has the same text."""
         text = stage_text(module)
         digest = hashlib.sha256(text.encode()).hexdigest()
         path = f"{graph_folder(graph)}/{stage}"
@@ -141,11 +133,11 @@ class StageFiles:
             for ending in ("py", "json"):  # what is compiled twice may have files of the first time
                 self.folder.remove(f"{path}.{ending}")
             self._written[graph, stage] = (digest, same)
-            return {"name": stage, "file": None, "same_as": same, "nodes": nodes}
+            return StageEntry(stage, nodes, same_as=same)
         self._written[graph, stage] = (digest, stage)
         self.folder.write_text(file, text)
         self.folder.write_text(f"{path}.json", stage_json(module))
-        return {"name": stage, "file": file, "same_as": None, "nodes": nodes}
+        return StageEntry(stage, nodes, file)
 
     @staticmethod
     def _before(stage: str, graph: GraphName) -> tuple[GraphName, str]:

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from passes.engine.manager import PassResult
+from passes.engine.results import PassResult
 
 from ..collectives import is_collective
 from ..dumps.blame import Cause, Kind

@@ -15,7 +15,8 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
-from passes.engine.manager import PassResult, all_passes
+from passes.engine.manager import all_passes
+from passes.engine.results import PassResult
 
 from ..artifacts import CompiledRegion
 from ..dumps.blame import Cause, Kind

@@ -17,29 +17,13 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from ..artifacts import CompiledGraph, CompiledRegion, RunnableRegion
+from ..dumps.schema import Cost
 from ..numerics.twice import written_by
 from ..program import Loaded
 from ..regions import ORIGINAL
 from ..runtime.binding import BoundSession
 from .interpreter import Interpreter
 from .repeat import RepeatedRegion, repeat_region
-
-
-@dataclasses.dataclass
-class Cost:
-    """Where one run spent its time, and what crossed between ONNX Runtime and PyTorch.
-
-    Attributes:
-        region_milliseconds: wall time of each region's call, by its index.
-        pytorch_milliseconds: wall time of all nodes in PyTorch.
-        crossing_tensors: values that one region computes and another or PyTorch reads, or the reverse.
-        crossing_bytes: their size.
-    """
-
-    region_milliseconds: dict[int, float] = dataclasses.field(default_factory=dict)
-    pytorch_milliseconds: float = 0.0
-    crossing_tensors: int = 0
-    crossing_bytes: int = 0
 
 
 @dataclasses.dataclass

@@ -33,11 +33,12 @@ from .candidates import Feeds, Outcome, Runner
 from .cut_folder import Piece
 from .cutting import Parts, inputs_of, outputs_of
 from .endings import bisect_ending, bisect_refused, refused_models
-from .execution import PLAIN, Settings, check_providers, region_settings
+from .execution import PLAIN, check_providers, region_settings
 from .failing import Command, fault_of
 from .faults import Culprit, RanModel, wrong_kernel, wrong_optimizer, wrong_pass, wrong_translation
 from .models import load_ir, load_model
-from .reading import DATA_SET, MANIFEST, DumpedGraph, DumpedRegion, DumpError, Run
+from .reading import DATA_SET, DumpedGraph, DumpedRegion, DumpError, Run, checked
+from .schema import Settings
 
 
 def bisect(
@@ -90,9 +91,10 @@ def _by_verdict(search: Search, region: int | None) -> Bisection:
             load_model(item.model), load_model(item.optimized_model)
         found.advice.append("nothing diverges here; --check COMMAND bisects by a check of your own")
         return found
-    blame = entry["blame"] or {}
     blamed = search.blamed
-    found.value, found.cause, found.source = blame.get("value", ""), str(blamed), blame.get("source", "")
+    found.cause = str(blamed)
+    if entry.blame is not None:
+        found.value, found.source = entry.blame.value, entry.blame.source
     if blamed.is_before_translation:
         return _in_pytorch(search)
     forward = _forward(search)
@@ -100,7 +102,7 @@ def _by_verdict(search: Search, region: int | None) -> Bisection:
         found.place, found.cause = "forward", f"its forward {forward.verdict}"
         found.advice.append(f"dynamo-backends bisect {forward.reference}")
         return found
-    if entry["status"] == "compared":
+    if entry.status == "compared":
         search.tried("decompositions and FX passes, compared in PyTorch when the model ran", RIGHT)
     if blamed.kind == Kind.UNSTABLE:
         found.place = "kernel"
@@ -119,22 +121,23 @@ def _region(search: Search, named: int | None) -> DumpedRegion:
     regions = {region.index: region for region in graph.regions}
     if not regions:
         raise DumpError(f"nothing of {graph.reference} ran on ONNX Runtime; {graph.folder / 'regions.txt'} says why")
-    failed = (index for index in regions if str(index) in entry.get("rescued", {}))
+    failed = (index for index in regions if index in entry.rescued)
     candidates = [named, _blamed_region(graph), *failed, *regions]
     return next(regions[index] for index in candidates if index in regions)
 
 
 def _blamed_region(graph: DumpedGraph) -> int | None:
     """The region of the value that the verdict names; of one that PyTorch computed, the nearest before it."""
-    blame = graph.entry["blame"]
-    if blame is None or blame["region"] is not None or not (graph.folder / "side_by_side.json").exists():
-        return blame and blame["region"]
-    rows = {row["name"]: row for row in graph.rows()}
-    names = [blame["value"]]
+    blame = graph.entry.blame
+    if blame is None or blame.region is not None or not (graph.folder / "side_by_side.json").exists():
+        return blame.region if blame else None
+    rows = {row.name: row for row in graph.rows()}
+    names = [blame.value]
     for name in names:  # which grows
-        if name in rows and rows[name]["region"] is not None:
-            return int(rows[name]["region"])
-        names += [other for other in rows.get(name, {"inputs": []})["inputs"] if other not in names]
+        row = rows.get(name)
+        if row is not None and row.region is not None:
+            return row.region
+        names += [other for other in (row.inputs if row else ()) if other not in names]
     return None
 
 
@@ -167,7 +170,7 @@ def _in_region(search: Search, region: DumpedRegion) -> Bisection:
     """A region that diverges: switches off what lies between its values and PyTorch's, one after the other."""
     settings, feeds = region_settings(region), region.recorded("input")
     parts = Parts(load_ir(region.model))
-    after = Parts(load_ir(region.optimized_model), region.entry["constants"])
+    after = Parts(load_ir(region.optimized_model), region.entry.constants)
     search.progress(f"{len(parts.nodes)} nodes, {len(after.nodes)} after our passes")
     missing = {str(value.name) for value in after.model.graph.inputs} - feeds.keys()
     if missing:
@@ -226,7 +229,7 @@ def _by_command(search: Search, region: DumpedRegion, command: str) -> Bisection
     search.tried(f"--check on {path.name}", WRONG)
     if check.fails(*_trivial()):
         raise DumpError("--check fails on a model of a single Identity, too: it does not tell models apart")
-    kept = search.reduce(path, command, {}, every, check)
+    kept = search.reduce(path, command, Settings(), every, check)
     model = parts.cut(kept, known)
     assert model is not None
     found.place, found.cause = "check", command
@@ -243,13 +246,11 @@ def _providers(run: Run) -> Settings:
     Raises:
         DumpError: one has options that a dump may not ask for, see ``check_providers``.
     """
-    given = run.manifest["options"].get("providers") or ["CPUExecutionProvider"]
-    try:
-        pairs = [(item, {}) if isinstance(item, str) else (str(item[0]), dict(item[1])) for item in given]
-    except (IndexError, TypeError, ValueError):
-        raise DumpError(f"{run.folder / MANIFEST} is damaged: {given} are no execution providers; dump again") from None
+    given = run.manifest.options.get("providers") or ["CPUExecutionProvider"]
+    form = list[str | tuple[str, dict[str, object]]]
+    pairs = [(item, {}) if isinstance(item, str) else item for item in checked(run.path, given, form, "providers")]
     names = tuple(name for name, _ in pairs)
-    options = tuple({str(key): str(value) for key, value in given.items()} for _, given in pairs)
+    options = tuple({key: str(value) for key, value in given.items()} for _, given in pairs)
     check_providers(names, options)
     return Settings(names, options)
 

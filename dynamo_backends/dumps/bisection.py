@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import onnx
@@ -18,6 +18,7 @@ from .cutting import Parts
 from .execution import PLAIN
 from .failing import Memory, is_same_end, smallest
 from .reading import DATA_SET, DumpedGraph, Run
+from .schema import Settings
 
 MEMORY = "bisection.txt"  # the file of answers beside what was cut out
 
@@ -95,8 +96,8 @@ class Search:
     progress: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        blame = self.graph.entry["blame"]
-        self.blamed = Cause.read(blame) if blame else Cause(Kind.RESULT)
+        blame = self.graph.entry.blame
+        self.blamed = Cause(blame.kind, blame.name) if blame else Cause(Kind.RESULT)
         self.found = Bisection(self.graph.reference, self.graph.verdict)
 
     def tried(self, what: str, outcome: str, value: str = "", error: float | None = None) -> None:
@@ -111,7 +112,7 @@ class Search:
         self,
         model: Path,
         question: str,
-        settings: Mapping[str, object],
+        settings: Settings,
         start: Sequence[int],
         check: Callable[[Sequence[int]], bool],
     ) -> list[int]:
@@ -120,7 +121,7 @@ class Search:
         The answers are kept on disk; they are about a file of the dump, a question, and the settings of the session.
         """
         digest = hashlib.sha256(model.read_bytes()).hexdigest()
-        memory = Memory(self.folder / MEMORY, [digest, question, sorted(settings.items()), onnx.__version__])
+        memory = Memory(self.folder / MEMORY, [digest, question, settings, onnx.__version__])
         self.found.resumed = memory.resumed
         best = len(start)
 
@@ -152,7 +153,7 @@ class Search:
             confirm: whether it fails; by default its ``repro.py`` is run.
         """
         shutil.rmtree(self.folder / DATA_SET, ignore_errors=True)
-        write_piece(self.folder, piece, self.run.manifest["versions"])
+        write_piece(self.folder, piece, self.run.manifest.versions)
         if before is not None:
             write_model(before, self.folder, "before.onnx", whole=True)
         self.progress("running repro.py in a fresh process")

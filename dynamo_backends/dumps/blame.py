@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
-from typing import Any
 
 
 class Kind(enum.StrEnum):
@@ -47,15 +45,6 @@ class Cause:
 
     kind: Kind
     name: str = ""
-
-    @classmethod
-    def read(cls, blame: Mapping[str, Any]) -> Cause:
-        """The cause in ``blame`` of the manifest.
-
-        Raises:
-            KeyError, ValueError: it is damaged.
-        """
-        return cls(Kind(blame["kind"]), str(blame["name"]))
 
     @property
     def stage(self) -> str:

@@ -18,15 +18,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import onnx
 import onnx_ir as ir
 
 from ..python_process import Ended, Worker, WorkerStartError, answer_requests, how_it_ended
-from .execution import PLAIN, ExecutionError, Session, Settings
+from .execution import PLAIN, ExecutionError, Session
 from .models import OnnxModel
 from .reading import DATA_SET, DumpError, read_data_set, write_data_set
 from .running import reference_evaluator
+from .schema import Settings
 from .widening import in_float64
 
 logger = logging.getLogger(__name__)
@@ -125,7 +127,7 @@ def _answer(request: dict[str, Any]) -> dict[str, str]:
         proto = onnx.load_model(path, load_external_data=False)
         model = OnnxModel(proto, Path(request["external_data"]), str(path))
     try:
-        session = Session(model, Settings.of(request["settings"]))
+        session = Session(model, msgspec.convert(request["settings"], Settings))
         if not request["data"]:
             return {"kind": "built", "message": ""}
         outputs = session(dict(read_data_set(Path(request["data"]), "input")))

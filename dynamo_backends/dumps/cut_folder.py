@@ -11,14 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import onnx_ir as ir
 
 from ..numerics import measure
 from ..python_process import how_it_ended, worker_environment
 from ..runtime.custom_operators import libraries_of_environment
 from .candidates import LONGEST, Feeds, Outcome, write_model
-from .execution import Settings
 from .reading import DATA_SET, MANIFEST, SCHEMA_VERSION, write_data_set
+from .schema import GraphEntry, RegionEntry, RunEntry, Settings, StageEntry
 
 _SETTINGS = "SETTINGS: dict = {}\n"  # the line of ``repro.py`` that the settings take the place of
 
@@ -38,7 +39,7 @@ class Piece:
     text: str  # what is wrong, for a person
 
 
-def write_piece(folder: Path, piece: Piece, versions: Mapping[str, Any]) -> None:
+def write_piece(folder: Path, piece: Piece, versions: Mapping[str, str]) -> None:
     """Writes the folder: ``model.onnx``, ``test_data_set_0``, ``repro.py``, ``README.txt``, ``manifest.json``.
 
     ``versions`` are those of the libraries of the run it comes from.
@@ -52,8 +53,8 @@ def write_piece(folder: Path, piece: Piece, versions: Mapping[str, Any]) -> None
     settings = {"session": session, "allowed": dict(piece.allowed)}
     (folder / "repro.py").write_text(repro_text(settings), encoding="utf-8")
     (folder / "README.txt").write_text(_readme(piece, versions), encoding="utf-8")
-    manifest = _manifest(piece, versions)
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    manifest = msgspec.json.encode(_manifest(piece, versions))
+    (folder / MANIFEST).write_bytes(msgspec.json.format(manifest, indent=1))
 
 
 def repro_text(settings: Mapping[str, Any]) -> str:
@@ -90,7 +91,7 @@ def run_repro(folder: Path) -> Outcome:
     return Outcome("right", lines[-1] if lines else "")
 
 
-def _readme(piece: Piece, versions: Mapping[str, Any]) -> str:
+def _readme(piece: Piece, versions: Mapping[str, str]) -> str:
     known = ", ".join(f"{name} {version}" for name, version in versions.items())
     operators = ", ".join(f"{node.op_type} ({node.domain or 'ai.onnx'})" for node in piece.model.graph)
     return (
@@ -103,41 +104,26 @@ def _readme(piece: Piece, versions: Mapping[str, Any]) -> str:
     )
 
 
-def _manifest(piece: Piece, versions: Mapping[str, Any]) -> dict[str, Any]:
+def _manifest(piece: Piece, versions: Mapping[str, str]) -> RunEntry:
     """The folder as a run of one graph and one region, for the commands that read dumps."""
     nodes = len(piece.model.graph)
-    region = {
-        "index": 0,
-        "folder": ".",
-        **dict.fromkeys(("nodes", "onnx_nodes", "onnx_nodes_optimized"), nodes),
-        "session": piece.settings.as_json(),
-        "constants": [],
-        "stages": [
-            {"name": "onnx", "file": "model.onnx", "nodes": nodes, "same_as": None},
-            {"name": "onnx_optimized", "file": None, "nodes": nodes, "same_as": "onnx"},
-        ],
-        "passes": [],
-    }
-    graph: dict[str, Any] = {
-        "direction": "inference",
-        "folder": ".",
-        **dict.fromkeys(("nodes", "nodes_on_onnx"), nodes),
-        **dict.fromkeys(("index", "compared_runs", "runs_at_other_sizes"), 0),
-        "runs": 1,
-        "share_on_onnx": 1.0,
-        "regions": [region],
-        **{name: [] for name in ("in_pytorch", "passes", "stages", "unchecked")},
-        **{name: {} for name in ("names", "seconds")},
-        **dict.fromkeys(("reference", "note"), ""),
-        "status": "bisected",
-        "verdict": piece.text,
-        **dict.fromkeys(("blame", "worst")),
-    }
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "versions": dict(versions),
-        "options": {},
-        "dynamo_graphs": [],
-        "graphs": [graph],
-        "counters": {},
-    }
+    stages = [StageEntry("onnx", nodes, "model.onnx"), StageEntry("onnx_optimized", nodes, same_as="onnx")]
+    graph = GraphEntry(
+        index=0,
+        direction="inference",
+        folder=".",
+        nodes=nodes,
+        nodes_on_onnx=nodes,
+        share_on_onnx=1.0,
+        regions=[RegionEntry(0, ".", nodes, nodes, nodes, (), piece.settings, (), stages)],
+        in_pytorch=(),
+        passes=(),
+        stages=(),
+        names={},
+        seconds={},
+        reference="",
+        status="bisected",
+        runs=1,
+        verdict=piece.text,
+    )
+    return RunEntry(SCHEMA_VERSION, versions=versions, graphs=[graph])

@@ -24,10 +24,11 @@ import numpy as np
 import onnx
 
 from .differences import NOTHING, Difference, OnnxValue, difference
-from .execution import Session, Settings, operator_of, region_settings, session_of_region
+from .execution import Session, operator_of, region_settings, session_of_region
 from .models import OnnxModel, load_model
 from .reading import DumpedGraph, DumpedRegion
 from .running import exposing
+from .schema import Settings
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,10 +12,11 @@ from .bisection import Bisection, Search, line_of
 from .candidates import Feeds, Outcome
 from .cut_folder import Piece
 from .cutting import Parts, inputs_of
-from .execution import PLAIN, Settings
+from .execution import PLAIN
 from .failing import EndsAs, essence, is_same_end, smallest
 from .models import load_ir
 from .reading import DumpedGraph, DumpError
+from .schema import Settings
 
 _NOTHING = np.zeros(0, np.float32)  # in the place of a right output that nobody knows
 
@@ -74,7 +75,7 @@ def bisect_ending(
         found.advice.append("no part of the model fails in this way; the whole does")
         return found
     question = f"{outcome.kind} {essence(outcome.message)}"
-    kept = search.reduce(path, question, settings.as_json(), every, check)
+    kept = search.reduce(path, question, settings, every, check)
     outputs = [str(value.name) for value in parts.outputs_of(kept)]
     if len(outputs) > 1:
         outputs = smallest(outputs, lambda names: check(kept, names))

@@ -41,6 +41,7 @@ from . import repro
 from .differences import OnnxValue, kind_of
 from .models import OnnxModel
 from .reading import DumpedRegion, DumpError
+from .schema import Settings
 
 _EXTERNAL = "session.optimized_model_external_initializers_"
 
@@ -62,48 +63,6 @@ class ExecutionError(DumpError):
         self.kind, self.said = kind, str(error) or type(error).__name__
         what = "ONNX Runtime refuses the model" if kind == "refused" else "ONNX Runtime fails"
         super().__init__(f"{model}: {what}: {first_line(self.said)}{hint}")
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """How a model becomes an ONNX Runtime session, with the names that the manifest and ``repro.session_of`` have.
-
-    ``threads`` is 0 for as many as there are cores. Of ``custom_op_libraries`` only those are loaded that the option of
-    that name in the environment names: a folder's word is no reason to run code.
-    """
-
-    providers: tuple[str, ...] = ("CPUExecutionProvider",)
-    provider_options: tuple[Mapping[str, str], ...] = ()
-    graph_optimization_level: str = "ORT_ENABLE_ALL"
-    disabled_optimizers: tuple[str, ...] = ()
-    threads: int = 0
-    config: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    custom_op_libraries: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> Settings:
-        """Those that ``as_json`` gave; of a manifest they are checked by ``region_settings``."""
-        given: dict[str, Any] = {key.name: entry[key.name] for key in dataclasses.fields(cls) if entry.get(key.name)}
-        given |= {key: tuple(value) for key, value in given.items() if isinstance(value, list)}
-        return cls(**given)
-
-    def as_json(self) -> dict[str, Any]:
-        """The same for a manifest, and for ``repro.session_of``."""
-        fields = dataclasses.asdict(self)
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
-
-    @property
-    def unoptimized(self) -> Settings:
-        """The same without graph optimizations."""
-        return dataclasses.replace(self, graph_optimization_level="ORT_DISABLE_ALL", disabled_optimizers=())
-
-    @property
-    def text(self) -> str:
-        """In words."""
-        provider = self.providers[0].removesuffix("ExecutionProvider")
-        level = self.graph_optimization_level.removeprefix("ORT_").removeprefix("ENABLE_").lower().replace("_", " ")
-        without = f" without {', '.join(self.disabled_optimizers)}" if self.disabled_optimizers else ""
-        return f"ONNX Runtime, {provider}, optimizations: {level}{without}"
 
 
 PLAIN = Settings(graph_optimization_level="ORT_DISABLE_ALL", threads=1)  # a session that changes nothing
@@ -219,10 +178,10 @@ def session_of_region(
     Raises:
         DumpError: as ``Session``; or a constant was not recorded.
     """
-    missing = [name for name in region.entry["constants"] if name not in inputs]
+    missing = [name for name in region.entry.constants if name not in inputs]
     if missing:
         raise DumpError(f"{region.folder}: nothing was recorded for the weight {missing[0]}: the dump is incomplete")
-    constants = {name: inputs[name] for name in region.entry["constants"]}
+    constants = {name: inputs[name] for name in region.entry.constants}
     return Session(model, settings, constants, write=write, profile=profile)
 
 
@@ -232,7 +191,7 @@ def region_settings(region: DumpedRegion, threads: int | None = None, *, provide
     Raises:
         DumpError: the session had what a dump may not ask for, or there is no such provider.
     """
-    settings = Settings.of(region.entry["session"])
+    settings = region.entry.session
     if provider is not None:
         settings = dataclasses.replace(settings, providers=(available_provider(provider),), provider_options=())
     check_providers(settings.providers, settings.provider_options)

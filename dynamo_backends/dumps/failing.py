@@ -22,8 +22,8 @@ import onnx_ir as ir
 from .candidates import LONGEST, Feeds, Outcome, Runner, write_model
 from .cutting import Parts, inputs_of, outputs_of
 from .differences import distance
-from .execution import Settings
 from .reading import DATA_SET, DumpError, write_data_set
+from .schema import Settings
 
 _NOT_STARTED = (126, 127)  # exit codes of a shell that cannot start a command
 

@@ -17,16 +17,17 @@ from .candidates import Feeds, Runner
 from .cut_folder import Piece
 from .cutting import Parts, inputs_of
 from .differences import distance, tolerance
-from .execution import PLAIN, Settings
+from .execution import PLAIN
 from .failing import Diverges, fault_of, reference, smallest
 from .reading import DumpedRegion, read_data_set
 from .running import moved_by_rounding
+from .schema import Level, Settings
 
 _FEW_NODES = 64  # nodes whose kernels are all looked at where the verdict names none
 
 _TIMES = 4  # how often what a node reads is moved by rounding
 
-_LEVELS = ("ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
+_LEVELS: Sequence[Level] = ("ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +201,7 @@ def wrong_optimizer(ran: RanModel, path: Path) -> Bisection | None:
         name = max(wrong, key=lambda name: wrong[name], default="")
         text = f"ONNX Runtime's optimizers, {level.removeprefix('ORT_ENABLE_').lower()}"
         search.tried(text, WRONG if wrong else RIGHT, name, wrong.get(name))
-    kept = search.reduce(path, "diverges", settings.as_json(), start, check)
+    kept = search.reduce(path, "diverges", settings, start, check)
     outputs = list(check.wrong(kept))
     outputs = smallest(outputs, lambda names: bool(check.wrong(kept, names))) if len(outputs) > 1 else outputs
     model = parts.cut(kept, known, outputs=outputs, constants=parts.weights)

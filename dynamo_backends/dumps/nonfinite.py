@@ -17,9 +17,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from .reading import DumpedGraph
+from .schema import ElementEntry, ExtentEntry, RowEntry
 
 KINDS = {"nan": "NaN", "infinite": "infinity"}
 
@@ -31,7 +31,7 @@ class Input:
     """What a node read."""
 
     name: str  # of the value
-    extent: Mapping[str, Any] | None  # ``smallest``, ``largest``, ``nan``, ``infinite``; ``None`` if it is no float
+    extent: ExtentEntry | None  # ``None`` if it is no float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Birth:
     why: str  # the usual reason, or ``""``
     inputs: Sequence[Input]  # what the node read
     # elements that are NaN or infinite, with the elements of the inputs they were made of
-    examples: Sequence[Mapping[str, Any]]
+    examples: Sequence[ElementEntry]
     reaches: Sequence[str]  # the results of the graph that it is in
     # the first nodes that read it and have no NaN or infinity: name, operator and line
     ends_at: Sequence[tuple[str, str, str]]
@@ -82,59 +82,57 @@ def find_nonfinite(graph: DumpedGraph) -> Nonfinite:
     """Where NaN and infinities come from in a compared run; ``DumpError`` if none was compared, or it is damaged."""
     births: list[Birth] = []
     meant: list[Birth] = []
-    rows = {row["name"]: row for row in graph.rows()}
+    rows = {row.name: row for row in graph.rows()}
     for row in rows.values():
-        if row["operator"] in ("placeholder", "get_attr"):
+        if not row.is_computed:
             continue
         for key in KINDS:
             if any(_is_born(rows, row, side, key) for side in _SIDES):
-                is_meant = (key == "infinite" and row["has_infinite_argument"]) or row["is_uninitialized"]
+                is_meant = (key == "infinite" and row.has_infinite_argument) or row.is_uninitialized
                 (meant if is_meant else births).append(_birth(rows, row, key))
     given = [
-        row["user_name"] or name
+        row.user_name or name
         for name, row in rows.items()
-        if row["operator"] in ("placeholder", "get_attr") and any(_count(row, "eager", key) for key in KINDS)
+        if not row.is_computed and any(_count(row, "eager", key) for key in KINDS)
     ]
     return Nonfinite(births, meant, given, len(rows))
 
 
-def _extent(row: Mapping[str, Any], side: str) -> Mapping[str, Any] | None:
+def _extent(row: RowEntry, side: str) -> ExtentEntry | None:
     """A value's range on a side; ONNX Runtime's as it ran, where that is known, else with values exposed."""
-    found: Mapping[str, Any] | None = row["eager_extent"]
-    return found if side == "eager" else row["session_extent"] or row["onnx_extent"]
+    return row.eager_extent if side == "eager" else row.session_extent or row.onnx_extent
 
 
-def _count(row: Mapping[str, Any], side: str, key: str) -> int | None:
-    found = _extent(row, side)
-    return None if found is None else int(found[key])
+def _count(row: RowEntry, side: str, key: str) -> int | None:
+    return getattr(_extent(row, side), key, None)
 
 
-def _is_born(rows: Mapping[str, Any], row: Mapping[str, Any], side: str, key: str) -> bool:
+def _is_born(rows: Mapping[str, RowEntry], row: RowEntry, side: str, key: str) -> bool:
     """Whether a value has on a side what none of its inputs has there; eager's of inputs that are not known there."""
     if not _count(row, side, key):
         return False
-    for read in (rows[name] for name in row["inputs"] if name in rows):
+    for read in (rows[name] for name in row.inputs if name in rows):
         count = _count(read, side, key)
         if count or (count is None and _count(read, "eager", key)):
             return False
     return True
 
 
-def _birth(rows: Mapping[str, Any], row: Mapping[str, Any], key: str) -> Birth:
-    inputs = [Input(name, _extent(rows[name], "eager")) for name in row["inputs"] if name in rows]
-    eager, onnx, exposed = _count(row, "eager", key), _count(row, "onnx", key), row["onnx_extent"]
-    reaches, ends_at = _follow(rows, row["name"])
+def _birth(rows: Mapping[str, RowEntry], row: RowEntry, key: str) -> Birth:
+    inputs = [Input(name, _extent(rows[name], "eager")) for name in row.inputs if name in rows]
+    eager, onnx, exposed = _count(row, "eager", key), _count(row, "onnx", key), row.onnx_extent
+    reaches, ends_at = _follow(rows, row.name)
     wanted = ("nan",) if key == "nan" else ("inf", "-inf")
-    examples = [element for element in row["nonfinite_elements"] if element["value"] in wanted]
+    examples = [element for element in row.nonfinite_elements if element.value in wanted]
     return Birth(
-        node=row["name"],
+        node=row.name,
         kind=KINDS[key],
-        **{name: row[name] for name in ("operator", "module", "source", "region", "dtype", "shape")},
-        elements=math.prod(row["shape"]),
+        **{name: getattr(row, name) for name in ("operator", "module", "source", "region", "dtype", "shape")},
+        elements=math.prod(row.shape),
         eager=eager,
         onnx=onnx,
         side="both" if eager and onnx else "onnx" if onnx else "eager",
-        only_in_session=bool(onnx) and exposed is not None and not exposed[key],
+        only_in_session=bool(onnx) and exposed is not None and not getattr(exposed, key),
         why=_why(row, key, inputs, examples),
         inputs=inputs,
         examples=examples,
@@ -143,37 +141,37 @@ def _birth(rows: Mapping[str, Any], row: Mapping[str, Any], key: str) -> Birth:
     )
 
 
-def _follow(rows: Mapping[str, Any], name: str) -> tuple[list[str], list[tuple[str, str, str]]]:
+def _follow(rows: Mapping[str, RowEntry], name: str) -> tuple[list[str], list[tuple[str, str, str]]]:
     """The results of the graph that a NaN or infinity gets into, and the nodes where it ends."""
     has = {name}
     reaches, ends_at = [], []
     for row in rows.values():
-        if row["name"] != name and not has.intersection(row["inputs"]):
+        if row.name != name and not has.intersection(row.inputs):
             continue
         if any(_count(row, side, other) for side in _SIDES for other in KINDS):
-            has.add(row["name"])
-            if row["is_output"]:
-                reaches.append(row["user_name"] or row["name"])
+            has.add(row.name)
+            if row.is_output:
+                reaches.append(row.user_name or row.name)
         elif _extent(row, "eager") is not None:
-            ends_at.append((row["name"], row["operator"], row["source"]))
+            ends_at.append((row.name, row.operator, row.source))
     return reaches, ends_at
 
 
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38, "float64": 1.7977e308}
 
 
-def _why(row: Mapping[str, Any], key: str, inputs: Sequence[Input], examples: Sequence[Mapping[str, Any]]) -> str:
+def _why(row: RowEntry, key: str, inputs: Sequence[Input], examples: Sequence[ElementEntry]) -> str:
     """What usually makes this of these inputs; where it is known which elements made it, of those."""
-    name = row["operator"].removeprefix("aten.").split(".")[0].lstrip("_")
+    name = row.operator.removeprefix("aten.").split(".")[0].lstrip("_")
     extents = [item.extent for item in inputs if item.extent is not None]
-    smallest = min((item["smallest"] for item in extents if item["smallest"] is not None), default=None)
-    largest = max((item["largest"] for item in extents if item["largest"] is not None), default=None)
-    infinite = any(item["infinite"] for item in extents)
+    smallest = min((item.smallest for item in extents if item.smallest is not None), default=None)
+    largest = max((item.largest for item in extents if item.largest is not None), default=None)
+    infinite = any(item.infinite for item in extents)
     if key == "nan" and infinite:
         if "softmax" in name or "attention" in name:
             return "an infinity among its inputs: a row of a softmax that is -infinity everywhere is NaN"
         return "an infinity among its inputs: infinity minus infinity, or infinity times 0, is NaN"
-    read = [value for example in examples for value in example["inputs"].values() if isinstance(value, (int, float))]
+    read = [value for example in examples for value in example.inputs.values() if isinstance(value, (int, float))]
     if read:
         smallest, largest = min(read), max(read)
     if smallest is None or largest is None:
@@ -181,8 +179,8 @@ def _why(row: Mapping[str, Any], key: str, inputs: Sequence[Input], examples: Se
     for names, made, is_reason, said in _REASONS:
         if name in names and made == key and is_reason(smallest, largest):
             return said
-    if key == "infinite" and row["dtype"] in _LARGEST:
-        return f"too large for {row['dtype']}, whose largest number is {_LARGEST[row['dtype']]:g}"
+    if key == "infinite" and row.dtype in _LARGEST:
+        return f"too large for {row.dtype}, whose largest number is {_LARGEST[row.dtype]:g}"
     return ""
 
 

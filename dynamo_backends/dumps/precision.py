@@ -29,6 +29,7 @@ from .execution import region_settings, session_of_region
 from .failing import smallest
 from .models import OnnxModel, load_ir
 from .reading import DumpedGraph, DumpedRegion, DumpError
+from .schema import RowEntry
 from .widening import is_low, widened
 
 _JUDGED = ("float16", "bfloat16", "float32")  # the dtypes of results that are judged
@@ -98,7 +99,7 @@ def find_precision(
     Raises:
         DumpError: no run was compared, nothing was recorded, or the model cannot be run.
     """
-    rows = {row["name"]: row for row in graph.rows()}
+    rows = {row.name: row for row in graph.rows()}
     return [RegionSearch(graph, region, rows, strict, progress).find() for region in graph.regions]
 
 
@@ -108,7 +109,7 @@ class RegionSearch:
 
     graph: DumpedGraph
     region: DumpedRegion
-    rows: Mapping[str, Mapping[str, Any]]
+    rows: Mapping[str, RowEntry]
     strict: bool
     progress: Callable[[str], None]
 
@@ -184,9 +185,10 @@ class RegionSearch:
         exact = np.asarray(self._exact[name], np.float64)
         coarser = FORMATS[value.dtype.name].epsilon / FORMATS["float32"].epsilon
         found = distance(value, exact, inner=ordinary(exact) * coarser).measured
-        eager = (self.rows.get(name) or {}).get("eager") or {}
-        known = 0.0 if self.strict else FORMATS[value.dtype.name].factor * (eager.get("share") or 0.0)
-        is_overflow = found.nonfinite > (0 if self.strict else eager.get("nonfinite", 0))
+        row = self.rows.get(name)
+        eager = row.eager if row is not None and not self.strict else None
+        known = FORMATS[value.dtype.name].factor * (eager.share or 0.0) if eager else 0.0
+        is_overflow = found.nonfinite > (eager.nonfinite if eager else 0)
         return ResultError(name, value.dtype.name, math.inf if is_overflow else found.error, found.limit * (1 + known))
 
     def _suffices(self, names: Sequence[str]) -> bool:

@@ -18,15 +18,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from ..errors import first_line
-from . import schema
+from .schema import ComparisonEntry, DynamoGraphEntry, GraphEntry, RegionEntry, RowEntry, RunEntry, stage_named
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +39,8 @@ MANIFEST = "manifest.json"
 LATEST = "latest"
 DEFAULT_FOLDER = "onnx_debug"
 DATA_SET = "test_data_set_0"
+
+T = TypeVar("T")
 
 _REFERENCE = re.compile(r"(?:graph_)?(\d+)(?:/(inference|forward|backward))?(?:/region_(\d+))?/?")
 
@@ -52,7 +55,7 @@ class DumpedRegion:
 
     index: int
     folder: Path
-    entry: Mapping[str, Any]  # what the manifest says of it
+    entry: RegionEntry  # what the manifest says of it
     inherited: Path | None = None  # its folder in the run of the process that compiled it and forked this one
 
     @property
@@ -63,14 +66,14 @@ class DumpedRegion:
     @property
     def optimized_model(self) -> Path:
         """The model after our passes: what ONNX Runtime was given. Where they changed nothing it is ``model``."""
-        same = any(item["name"] == "onnx_optimized" and item["same_as"] for item in self.entry["stages"])
-        return self.model if same else self._file("model.optimized.onnx")
+        stage = stage_named(self.entry.stages, "onnx_optimized")
+        return self.model if stage is not None and stage.same_as else self._file("model.optimized.onnx")
 
     @property
     def session_model(self) -> Path:
         """What ONNX Runtime made of it; where a provider compiled it, what ONNX Runtime was given."""
-        same = any(item["name"] == "session" and item["same_as"] for item in self.entry["stages"])
-        return self.optimized_model if same else self._file("model.session.onnx")
+        stage = stage_named(self.entry.stages, "session")
+        return self.optimized_model if stage is not None and stage.same_as else self._file("model.session.onnx")
 
     def model_of(self, stage: str) -> Path:
         """The model of a stage: ``onnx``, ``onnx_optimized`` or ``session``."""
@@ -109,7 +112,7 @@ class DumpedGraph:
     direction: str
     folder: Path
     regions: Sequence[DumpedRegion]  # in the order they run
-    entry: Mapping[str, Any]  # what the manifest says of it
+    entry: GraphEntry  # what the manifest says of it
     # the run folder of the process that compiled it and forked this one: what was written at compile time is there
     inherited: Path | None = None
 
@@ -131,16 +134,19 @@ class DumpedGraph:
     @property
     def verdict(self) -> str | None:
         """``ok``, ``diverges at …``, ``not comparable: …``; ``None`` if no run was compared."""
-        verdict: str | None = self.entry["verdict"]
-        return verdict
+        return self.entry.verdict
 
-    def rows(self) -> list[dict[str, Any]]:
+    @property
+    def diverges(self) -> bool:
+        """Whether what ran was found to be wrong."""
+        return self.verdict is not None and self.verdict.startswith("diverges")
+
+    def rows(self) -> Sequence[RowEntry]:
         """The rows of ``side_by_side.json``, in execution order; ``DumpError`` if that is not there or damaged."""
         path = self.folder / "side_by_side.json"
         if not path.exists():
             raise DumpError(f"no run of {self.name} was compared: run it with options={{'compare': 'first'}}")
-        rows: list[dict[str, Any]] = read_json(path, schema.COMPARISON)["rows"]
-        return rows
+        return read_json(path, ComparisonEntry).rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,20 +154,23 @@ class Run:
     """What one process dumped: the run folder, and its ``manifest.json``."""
 
     folder: Path
-    manifest: Mapping[str, Any]
+    manifest: RunEntry
+
+    @property
+    def path(self) -> Path:
+        """Of the manifest."""
+        return self.folder / MANIFEST
 
     @functools.cached_property
     def graphs(self) -> list[DumpedGraph]:
         """All graphs, in the order of their numbers, forward before backward; ``DumpError`` if an entry is damaged."""
-        return [self.graph(i) for i in range(len(self.manifest["graphs"]))]
+        return [self.graph(i) for i in range(len(self.manifest.graphs))]
 
     @functools.cached_property
-    def dynamo_graphs(self) -> list[Mapping[str, Any]]:
+    def dynamo_graphs(self) -> list[DynamoGraphEntry]:
         """What the manifest says of Dynamo's graphs, in the order they were compiled; as ``graphs``."""
-        entries: list[Mapping[str, Any]] = self.manifest["dynamo_graphs"]
-        for i, entry in enumerate(entries):
-            _check(self.folder / MANIFEST, entry, schema.DYNAMO_GRAPH, f"dynamo_graphs[{i}]")
-        return entries
+        entries = enumerate(self.manifest.dynamo_graphs)
+        return [checked(self.path, entry, DynamoGraphEntry, f"dynamo_graphs[{i}]") for i, entry in entries]
 
     def file_of(self, graph: DumpedGraph, relative: str) -> Path:
         """A file that was written when a graph was compiled: in this run, or in that of the process that forked it."""
@@ -169,24 +178,22 @@ class Run:
 
     def graph(self, position: int) -> DumpedGraph:
         """The graph of one entry of the manifest's ``graphs``; ``DumpError`` if that entry is damaged."""
-        entry = self.manifest["graphs"][position]
-        _check(self.folder / MANIFEST, entry, schema.GRAPH, f"graphs[{position}]")
-        forker = entry.get("files_in")
+        entry = checked(self.path, self.manifest.graphs[position], GraphEntry, f"graphs[{position}]")
+        forker = entry.files_in
         if forker is not None and (not forker.startswith("run_") or forker != Path(forker).name):
-            raise DumpError(f"{self.folder / MANIFEST} is damaged: {forker!r} is no run folder; dump again")
-        inherited = forker and self.folder.resolve().with_name(forker)
+            raise DumpError(f"{self.path} is damaged: {forker!r} is no run folder; dump again")
+        inherited = self.folder.resolve().with_name(forker) if forker else None
         regions = [
-            DumpedRegion(item["index"], self.inside(item["folder"]), item, inherited and inherited / item["folder"])
-            for item in entry["regions"]
+            DumpedRegion(item.index, self.inside(item.folder), item, inherited and inherited / item.folder)
+            for item in entry.regions
         ]
-        folder = self.inside(entry["folder"])
-        return DumpedGraph(entry["index"], entry["direction"], folder, regions, entry, inherited)
+        return DumpedGraph(entry.index, entry.direction, self.inside(entry.folder), regions, entry, inherited)
 
     def inside(self, relative: str) -> Path:
         """A path of the manifest; ``DumpError`` if it is outside the run folder."""
         path = (self.folder / relative).resolve() if "\0" not in relative else Path("/")
         if not path.is_relative_to(self.folder.resolve()):
-            raise DumpError(f"{self.folder / MANIFEST} is damaged: {relative!r} is outside the run folder; dump again")
+            raise DumpError(f"{self.path} is damaged: {relative!r} is outside the run folder; dump again")
         return path
 
     def graphs_of(self, reference: str) -> list[DumpedGraph]:
@@ -269,7 +276,7 @@ def latest_run(root: str | Path) -> Path:
 def read_run(folder: Path) -> Run:
     """A run folder; ``DumpError`` if its manifest is not there, damaged, not ours, or of another version."""
     path = folder / MANIFEST
-    manifest = read_json(path)
+    manifest = read_json(path, object)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("schema_version"), int):
         raise DumpError(f"{path} was not written by dynamo-backends")
     version = manifest["schema_version"]
@@ -277,9 +284,8 @@ def read_run(folder: Path) -> Run:
         older = "an older" if version < SCHEMA_VERSION else "a newer"
         said = f"{path} was written by {older} version of dynamo-backends"
         raise DumpError(f"{said} (schema {version}, this one reads {SCHEMA_VERSION}); dump again")
-    _check(path, manifest, schema.MANIFEST)
     _check_no_links(folder)
-    return Run(folder, manifest)
+    return Run(folder, checked(path, manifest, RunEntry))
 
 
 def _check_no_links(folder: Path) -> None:
@@ -290,22 +296,23 @@ def _check_no_links(folder: Path) -> None:
             raise DumpError(f"{Path(place) / link} is a symbolic link, which no dump has; remove it, or dump again")
 
 
-def read_json(path: Path, form: schema.Form = object) -> Any:
+def read_json(path: Path, form: type[T]) -> T:
     """What a file of the dump holds; ``DumpError`` if it cannot be read, is damaged, or not of this form."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise DumpError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise DumpError(f"{path} is damaged, it is not JSON: {error}; dump again") from None
-    _check(path, value, form)
-    return value
+    return checked(path, value, form)
 
 
-def _check(path: Path, value: object, form: schema.Form, where: str = "") -> None:
-    said = schema.problem(value, form, where)
-    if said:
-        raise DumpError(f"{path} is damaged: {said}; dump again")
+def checked(path: Path, value: object, form: Any, where: str = "") -> Any:
+    """A value of a file of JSON in its form, a type; ``DumpError`` if it does not have it. ``where`` is its key."""
+    try:
+        return msgspec.convert(value, form, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise DumpError(f"{path} is damaged: {where and f'{where}: '}{error}; dump again") from None
 
 
 def read_tensor(path: Path) -> tuple[str, np.ndarray]:

@@ -121,7 +121,7 @@ def replay(graph: DumpedGraph, region: DumpedRegion, variant: Variant) -> Replay
     for key, value in recorded.items():
         item = difference(found[key], value, moved.get(key))
         outputs.append(ReplayedOutput(key, described(found[key]), item.mark(), item))
-    held = len(region.entry["constants"])
+    held = len(region.entry.constants)
     how = f"{settings.text}, {held} weights as constants" if held else settings.text
     return Replayed(model.name, path, "reference evaluator" if is_reference else how, outputs, notes, graph.verdict)
 

@@ -22,9 +22,10 @@ import onnx
 
 from ..errors import first_line
 from .differences import OnnxValue, described, epsilon, kind_of
-from .execution import Session, Settings, operator_of
+from .execution import Session, operator_of
 from .models import OnnxModel, is_external, load_model
 from .reading import DumpError
+from .schema import Settings
 
 _LARGEST_MOVED = 2**28  # bytes of weights that are moved by rounding at most; those of larger models in part
 

@@ -82,7 +82,7 @@ def diff_graphs(graph: DumpedGraph, left: Sequence[StageGraph], right: Sequence[
         return found
     same, changes = diff_nodes(_joined(left), _joined(right))
     if any(are_models):
-        reasons = {item["node"]: f"runs in PyTorch: {item['reason']}" for item in graph.entry["in_pytorch"]}
+        reasons = {item.node: f"runs in PyTorch: {item.reason}" for item in graph.entry.in_pytorch}
         for i, change in enumerate(changes):
             if change.kind in ("added", "removed"):
                 origin = f"for {change.node.origin}" if change.node.origin else ""

@@ -15,13 +15,12 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ..graph_text import GraphNode, model_text, onnx_nodes, without_freeing
 from ..spelling import unknown_name
-from . import schema
 from .models import load_ir
 from .reading import DumpedGraph, DumpError, Run, read_json
+from .schema import FxGraphEntry, StageEntry, stage_named
 
 FX_STAGES = ("dynamo", "pre_grad", "joint", "aten", "post_grad")
 """Stages that are FX graphs; the first three are of Dynamo's graph, which its forward and its backward share."""
@@ -29,16 +28,6 @@ FX_STAGES = ("dynamo", "pre_grad", "joint", "aten", "post_grad")
 ONNX_STAGES = ("onnx", "onnx_optimized", "session")  # stages that are an ONNX model for each region
 
 STAGES = (*FX_STAGES, *ONNX_STAGES)  # all that can be shown, in order
-
-
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """A stage of a graph."""
-
-    name: str  # one of ``STAGES``
-    nodes: int  # how many operators its graph has; of an ONNX stage, of all regions
-    file: str | None  # its file in the run folder, of several regions a pattern; ``None`` if it changed nothing
-    same_as: str | None = None  # the earlier stage whose file shows it, if it changed nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,25 +57,21 @@ class StageGraph:
         return sum(node.kind == "node" for node in self.nodes)
 
 
-def stages_of(run: Run, graph: DumpedGraph) -> list[Stage]:
+def stages_of(run: Run, graph: DumpedGraph) -> list[StageEntry]:
     """The stages that a graph went through, in order; ``DumpError`` if the manifest is damaged."""
-    found = []
-    for name in FX_STAGES:
-        entry = _entry(run, graph, name)
-        if entry is not None:
-            found.append(Stage(name, entry["nodes"], entry["file"], entry["same_as"]))
+    found = [entry for name in FX_STAGES if (entry := _entry(run, graph, name)) is not None]
     for name in ONNX_STAGES:
-        entries = [entry for region in graph.regions if (entry := _entry_in(region.entry, name)) is not None]
+        entries = [entry for region in graph.regions if (entry := stage_named(region.entry.stages, name)) is not None]
         if not entries or len(entries) < len(graph.regions):
             continue
-        nodes, same_as = sum(entry["nodes"] for entry in entries), {entry["same_as"] for entry in entries}
+        nodes, same_as = sum(entry.nodes for entry in entries), {entry.same_as for entry in entries}
         if len(same_as) == 1 and None not in same_as:
-            found.append(Stage(name, nodes, None, same_as.pop()))
+            found.append(StageEntry(name, nodes, None, same_as.pop()))
             continue
         indices = ",".join(str(region.index) for region in graph.regions)
         places = f"region_{{{indices}}}" if len(entries) > 1 else f"region_{indices}"
-        file = next((Path(entry["file"]).name for entry in entries if entry["file"] is not None), "")
-        found.append(Stage(name, nodes, f"{graph.reference}/{places}/{file}"))
+        file = next((Path(entry.file).name for entry in entries if entry.file is not None), "")
+        found.append(StageEntry(name, nodes, f"{graph.reference}/{places}/{file}"))
     return found
 
 
@@ -106,51 +91,39 @@ def stage_graphs(run: Run, graph: DumpedGraph, name: str) -> list[StageGraph]:
         for region in graph.regions:
             path = region.model_of(name)
             file = f"{graph.reference}/region_{region.index}/{path.name}"
-            found.append(StageGraph(path, file, model_text(_model(path)), region.index, graph.entry["names"]))
+            found.append(StageGraph(path, file, model_text(_model(path)), region.index, graph.entry.names))
         return found
     entry = _entry(run, graph, name)
-    if entry is not None and entry["same_as"] is not None:
-        entry = _entry(run, graph, entry["same_as"])
-    if entry is None or entry["file"] is None:
+    if entry is not None and entry.same_as is not None:
+        entry = _entry(run, graph, entry.same_as)
+    if entry is None or entry.file is None:
         have = [stage for stage in FX_STAGES if _entry(run, graph, stage) is not None]
         raise DumpError(f"{graph.reference} did not go through the stage {name}; it has {', '.join(have)}")
-    path = run.file_of(graph, entry["file"])
+    path = run.file_of(graph, entry.file)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise DumpError(f"{path} cannot be read: {error}; dump again") from None
-    return [StageGraph(path, entry["file"], without_freeing(text))]
+    return [StageGraph(path, entry.file, without_freeing(text))]
 
 
-def _entry(run: Run, graph: DumpedGraph, name: str) -> Mapping[str, Any] | None:
+def _entry(run: Run, graph: DumpedGraph, name: str) -> StageEntry | None:
     """What the manifest says of a stage that is an FX graph."""
-    owners = [graph.entry]
-    if name in ("dynamo", "pre_grad", "joint"):
-        owners = [entry for entry in run.dynamo_graphs if entry["index"] == graph.index]
-    return _entry_in(owners[0], name) if owners else None
-
-
-def _entry_in(owner: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    """What the manifest says of a stage of a graph or a region."""
-    return next((entry for entry in owner["stages"] if entry["name"] == name), None)
+    if name not in ("dynamo", "pre_grad", "joint"):
+        return stage_named(graph.entry.stages, name)
+    of_dynamo = next((entry for entry in run.dynamo_graphs if entry.index == graph.index), None)
+    return stage_named(of_dynamo.stages, name) if of_dynamo else None
 
 
 def _fx_nodes(path: Path) -> list[GraphNode]:
     """The nodes of an FX graph, subgraphs after their graph; what is in one bears its name: ``true_graph_0.sin``."""
-    content = read_json(path, schema.STAGE)
-    return [
-        GraphNode(
-            item["kind"],
-            (item["name"],),
-            item["operator"],
-            tuple(item["arguments"]),
-            (item["type"],),
-            item["source"],
-            content["lines"].get(item["source"], ""),
-            user_name=item["user_name"],
-        )
-        for item in content["nodes"]
-    ]
+    graph = read_json(path, FxGraphEntry)
+    found = []
+    for node in graph.nodes:
+        code = graph.lines.get(node.source, "")
+        given = (node.operator, node.arguments, (node.type,), node.source, code)
+        found.append(GraphNode(node.kind, (node.name,), *given, user_name=node.user_name))
+    return found
 
 
 _model = functools.lru_cache(maxsize=16)(load_ir)  # a model that is read once for its text and its nodes

@@ -53,15 +53,12 @@ class Frame:
     code: str
 
     @property
-    def is_user(self) -> bool:
+    def user(self) -> bool:
         """Whether the file is the user's."""
         return is_user_file(self.file)
 
     def __str__(self) -> str:
         return f"{short_file(self.file)}:{self.line}"
-
-    def as_json(self) -> dict[str, object]:
-        return {**dataclasses.asdict(self), "user": self.is_user}
 
 
 def stack(node: fx.Node) -> list[Frame]:
@@ -99,7 +96,7 @@ def _nearest(node: fx.Node, following: Callable[[fx.Node], Sequence[fx.Node]]) -
 def source_frame(node: fx.Node) -> Frame | None:
     """The innermost frame in the user's own files; the innermost of all if none is."""
     frames = stack(node)
-    return next((frame for frame in reversed(frames) if frame.is_user), frames[-1] if frames else None)
+    return next((frame for frame in reversed(frames) if frame.user), frames[-1] if frames else None)
 
 
 def source_line(node: fx.Node) -> str:

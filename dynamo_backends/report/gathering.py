@@ -18,7 +18,7 @@ from typing import Any
 from ..dumps.listing import DynamoGraphSummary, dynamo_graphs_of_run
 from ..dumps.operator_times import GroupTime, by_module, by_operator, operator_times
 from ..dumps.reading import DumpedGraph, DumpError, Run
-from ..dumps.schema import DIRECTIONS
+from ..dumps.schema import DIRECTIONS, DistanceEntry, GraphEntry, RowEntry
 from ..dumps.stage_diff import StageDiff, diff_graphs
 from ..dumps.stage_graphs import ONNX_STAGES, StageGraph, stage_graphs
 
@@ -73,7 +73,7 @@ def gather(run: Run, *, times: bool = True) -> Report:
     summaries = []
     dynamo_graphs, notice = _guarded([], dynamo_graphs_of_run, run)
     notices = [notice] if notice else []
-    for position, entry in enumerate(run.manifest["graphs"]):
+    for position, entry in enumerate(run.manifest.graphs):
         graph, notice = _guarded(None, run.graph, position)
         if graph is None:
             notices.append(f"{_called(entry, position)} cannot be shown: {notice}")
@@ -92,9 +92,9 @@ def gather(run: Run, *, times: bool = True) -> Report:
         {
             "run": run.folder.resolve().name,
             "folder": str(run.folder.resolve()),
-            "started": run.manifest.get("started", ""),
-            "forked_from": run.manifest.get("forked_from") or "",
-            **{name: _pairs(run.manifest[name]) for name in ("versions", "options", "counters")},
+            "started": run.manifest.started,
+            "forked_from": run.manifest.forked_from or "",
+            **{name: _pairs(getattr(run.manifest, name)) for name in ("versions", "options", "counters")},
             "given_up": _given_up(dynamo_graphs),
             "graphs": summaries,
             "notices": notices,
@@ -136,7 +136,7 @@ def _given_up(dynamo_graphs: Iterable[DynamoGraphSummary]) -> list[str]:
 
 def _summary(graph: DumpedGraph, dynamo: DynamoGraphSummary | None) -> dict[str, Json]:
     entry = graph.entry
-    worst = entry["worst"]
+    worst = entry.worst
     begin = {"function": dynamo.function, "source": dynamo.begins} if dynamo else {"function": "", "source": ""}
     return {
         "reference": graph.reference,
@@ -145,18 +145,18 @@ def _summary(graph: DumpedGraph, dynamo: DynamoGraphSummary | None) -> dict[str,
         "direction": graph.direction,
         "where": begin,
         "end": {"reason": dynamo.reason, "source": dynamo.ends} if dynamo and dynamo.reason else None,
-        "nodes": entry["nodes"],
-        "nodes_on_onnx": entry["nodes_on_onnx"],
-        "share": entry["share_on_onnx"],
+        "nodes": entry.nodes,
+        "nodes_on_onnx": entry.nodes_on_onnx,
+        "share": entry.share_on_onnx,
         "regions": len(graph.regions),
-        "runs": entry["runs"],
-        "seconds": sum(entry["seconds"].values()),
-        "worst": worst and {"value": worst["value"], **{side: _distance(worst[side]) for side in ("onnx", "eager")}},
+        "runs": entry.runs,
+        "seconds": sum(entry.seconds.values()),
+        "worst": worst and {"value": worst.value, "onnx": _distance(worst.onnx), "eager": _distance(worst.eager)},
         "verdict": graph.verdict or "",
         "state": _state(graph.verdict),
-        "note": entry["note"],
-        "unchecked": entry["unchecked"],
-        "reference_kind": entry["reference"],
+        "note": entry.note,
+        "unchecked": entry.unchecked,
+        "reference_kind": entry.reference,
     }
 
 
@@ -176,7 +176,7 @@ def _comparison(run: Run, graph: DumpedGraph) -> dict[str, Json]:
     is_compared = graph.verdict is not None or (graph.folder / "side_by_side.json").exists()
     rows = graph.rows() if is_compared else []
     frames: dict[tuple[Json, ...], int] = {}
-    index = {row["name"]: i for i, row in enumerate(rows)}
+    index = {row.name: i for i, row in enumerate(rows)}
     return {
         "rows": [_row(row, index, frames) for row in rows],
         "frames": [list(frame) for frame in frames],
@@ -184,25 +184,23 @@ def _comparison(run: Run, graph: DumpedGraph) -> dict[str, Json]:
     }
 
 
-def _row(row: Mapping[str, Json], index: Mapping[str, int], frames: dict[tuple[Json, ...], int]) -> Json:
-    keys = ("file", "line", "function", "code", "user")
-    stack = [tuple(frame.get(key) for key in keys) for frame in row["stack"]]
+def _row(row: RowEntry, index: Mapping[str, int], frames: dict[tuple[Json, ...], int]) -> Json:
     return [
-        *(row[key] for key in _TEXTS),
-        "x".join(map(str, row["shape"])),
-        row["region"],
-        row["is_output"],
-        row["mark"],
-        row["complaint"],
-        *(_distance(row.get(key)) for key in DISTANCES),
-        [frames.setdefault(frame, len(frames)) for frame in stack],
-        [index[name] for name in row["inputs"] if name in index],
+        *(getattr(row, key) for key in _TEXTS),
+        "x".join(map(str, row.shape)),
+        row.region,
+        row.is_output,
+        row.mark,
+        row.complaint,
+        *(_distance(getattr(row, key)) for key in DISTANCES),
+        [frames.setdefault(dataclasses.astuple(frame), len(frames)) for frame in row.stack],
+        [index[name] for name in row.inputs if name in index],
     ]
 
 
-def _distance(distance: Json) -> list[float | None] | None:
+def _distance(distance: DistanceEntry | None) -> list[float | None] | None:
     """The figures of a distance with as many digits as are shown; ``None`` for one that is NaN or infinite."""
-    return None if distance is None else [_shortened(distance[key]) for key in MEASURES]
+    return None if distance is None else [_shortened(getattr(distance, key)) for key in MEASURES]
 
 
 def _shortened(value: Json) -> float | None:
@@ -211,9 +209,9 @@ def _shortened(value: Json) -> float | None:
     return value if isinstance(value, int) else float(f"{value:.4g}")
 
 
-def _culprit(entry: Mapping[str, Json], names: Sequence[str]) -> int | None:
+def _culprit(entry: GraphEntry, names: Sequence[str]) -> int | None:
     """The row that the verdict names, or the first result of the node; none if it is no value of this graph."""
-    name = entry["blame"]["value"] if entry["blame"] else ""
+    name = entry.blame.value if entry.blame else ""
     value = re.compile(rf"{re.escape(name)}(__\d+)?")
     return next((i for i, other in enumerate(names) if value.fullmatch(other)), None)
 
@@ -225,10 +223,11 @@ def _stages(run: Run, graph: DumpedGraph) -> dict[str, Json]:
     shown: list[dict[str, Json]] = []
     before: list[StageGraph] = []  # of the last stage that can be read
     after = ""
-    dynamo = [item for item in run.dynamo_graphs if item["index"] == graph.index]
-    files = {item["name"]: item for entry in (*dynamo, graph.entry) for item in entry["stages"]}
-    for name in [*files, *(ONNX_STAGES if graph.regions else ())]:
-        same_as = files.get(name, {}).get("same_as") or ""
+    dynamo = [item for item in run.dynamo_graphs if item.index == graph.index]
+    stages = [*(stage for item in dynamo for stage in item.stages), *graph.entry.stages]
+    earlier = {stage.name: stage.same_as or "" for stage in stages}
+    for name in [*earlier, *(ONNX_STAGES if graph.regions else ())]:
+        same_as = earlier.get(name, "")
         graphs, notice = _guarded([], stage_graphs, run, graph, name)
         stage: dict[str, Json] = {"nodes": None, "lines": [], "difference": []}
         if not notice:
@@ -281,11 +280,11 @@ def change_lines(diffs: Iterable[StageDiff]) -> list[str]:
 
 def _placement(run: Run, graph: DumpedGraph) -> dict[str, Json]:
     entry = graph.entry
-    text, notice = _guarded([], _lines, run.file_of(graph, f"{entry['folder']}/regions.txt"))
+    text, notice = _guarded([], _lines, run.file_of(graph, f"{entry.folder}/regions.txt"))
     keys = ("index", "nodes", "onnx_nodes", "onnx_nodes_optimized")
     return {
-        "in_pytorch": [[item[key] for key in ("node", "operator", "reason", "source")] for item in entry["in_pytorch"]],
-        "regions": [[item[key] for key in keys] for item in entry["regions"]],
+        "in_pytorch": [dataclasses.astuple(item) for item in entry.in_pytorch],
+        "regions": [[getattr(item, key) for key in keys] for item in entry.regions],
         "text": text,
         "notice_of_text": notice,
     }
@@ -299,13 +298,13 @@ def _lines(path: Path) -> list[str]:
 
 
 def _recorded_time(run: Run, graph: DumpedGraph) -> dict[str, Json]:
-    cost = graph.entry.get("cost") or {}
+    cost = graph.entry.cost
     return {
-        "seconds": list(graph.entry["seconds"].items()),
-        "regions": list(cost.get("region_milliseconds", {}).items()),
-        "pytorch": cost.get("pytorch_milliseconds"),
-        "crossing_tensors": cost.get("crossing_tensors"),
-        "crossing_bytes": cost.get("crossing_bytes"),
+        "seconds": list(graph.entry.seconds.items()),
+        "regions": [(str(region), taken) for region, taken in cost.region_milliseconds.items()] if cost else [],
+        "pytorch": cost and cost.pytorch_milliseconds,
+        "crossing_tensors": cost and cost.crossing_tensors,
+        "crossing_bytes": cost and cost.crossing_bytes,
         "operators": [],
         "by_operator": [],
         "by_module": [],
@@ -345,22 +344,24 @@ def _group(group: GroupTime) -> Json:
 
 
 def _passes(run: Run, graph: DumpedGraph) -> dict[str, Json]:
-    owners = [("", graph.folder.parent, item) for item in run.dynamo_graphs if item["index"] == graph.index]
-    owners += [("", graph.folder, graph.entry)]
-    owners += [(f"region_{region.index}", region.folder, region.entry) for region in graph.regions]
+    places = [
+        *(("", graph.folder.parent, item.passes) for item in run.dynamo_graphs if item.index == graph.index),
+        ("", graph.folder, graph.entry.passes),
+        *((f"region_{region.index}", region.folder, region.entry.passes) for region in graph.regions),
+    ]
     rows = []
-    for where, folder, entry in owners:
-        for result in entry["passes"]:
-            path = folder / "passes" / f"{result['name']}.diff"
+    for where, folder, passes in places:
+        for result in passes:
+            path = folder / "passes" / f"{result.name}.diff"
             lines, notice = _guarded([], _lines, path) if path.is_file() else ([], "")
             rows.append(
                 {
-                    "name": result["name"],
+                    "name": result.name,
                     "where": where,
-                    **{key: result[key] for key in ("fired", "nodes_before", "nodes_after", "milliseconds")},
-                    "near_misses": len(result["refusals"]),
-                    "said": result["undone"] or result["note"] or notice,
-                    "undone": bool(result["undone"]),
+                    **{key: getattr(result, key) for key in ("fired", "nodes_before", "nodes_after", "milliseconds")},
+                    "near_misses": len(result.refusals),
+                    "said": result.undone or result.note or notice,
+                    "undone": bool(result.undone),
                     "difference": lines[2:],  # after the names of before and after
                 }
             )

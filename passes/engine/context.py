@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch._inductor.compiler_bisector import CompilerBisector
 
+from .results import Refusal
+
 if TYPE_CHECKING:
     import onnx_ir as ir
     from torch import fx
@@ -53,25 +55,6 @@ class Target:
     infers: Callable[[ir.Node], Sequence[Inferred | None] | None] = _nothing_known
     refuses_operator: Callable[[fx.Node], str | None] = _nothing_known
     objection: Callable[[ir.Model], str | None] = _nothing_known
-
-
-@dataclasses.dataclass(frozen=True)
-class Refusal:
-    """A near miss: where a pass began to match and stopped.
-
-    Attributes:
-        node: the name of the node where it stopped.
-        reason: the condition that did not hold.
-        matched: how many nodes of the pattern had matched; with all of them, an extra check refused.
-        of: how many nodes the pattern has.
-        pattern: the pattern's name, where the pass has several.
-    """
-
-    node: str
-    reason: str
-    matched: int = 0
-    of: int = 0
-    pattern: str = ""
 
 
 class PassContext:

@@ -21,11 +21,12 @@ import onnx_ir as ir
 from torch import fx
 
 from .bisecting import bisect_command, register_backend
-from .context import Inferred, PassContext, Refusal, Target
+from .context import Inferred, PassContext, Target
 from .fx.snapshot import FxSnapshot, with_subgraphs
 from .onnx.editing import mark_weight
 from .onnx.snapshot import OnnxSnapshot
 from .registry import STAGES, Pass, Switches, all_passes
+from .results import PassResult
 
 __all__ = [
     "STAGES",
@@ -36,8 +37,6 @@ __all__ = [
     "PassContext",
     "PassError",
     "PassManager",
-    "PassResult",
-    "Refusal",
     "Switches",
     "Target",
     "all_passes",
@@ -63,32 +62,6 @@ class PassError(RuntimeError):
         super().__init__(
             f"pass {item.name!r} failed on {graph}: {type(error).__name__}: {error}{'' if item.is_needed else advice}"
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class PassResult:
-    """What one pass did to one graph.
-
-    Attributes:
-        name: the pass.
-        fired: how many times it changed the graph.
-        nodes_before, nodes_after: nodes of the graph, inputs and outputs not counted.
-        milliseconds: how long it took, with what the manager does around it, but without the numeric check.
-        matches: where it fired, as far as it says so.
-        refusals: its near misses, if they were asked for.
-        undone: why it was left out: it failed, spoiled the graph, or changed its results; empty if it stands.
-        note: how what the pass says of itself differs from what it did; ``fired`` is put right.
-    """
-
-    name: str
-    fired: int
-    nodes_before: int
-    nodes_after: int
-    milliseconds: float
-    matches: list[str] = dataclasses.field(default_factory=list)
-    refusals: list[Refusal] = dataclasses.field(default_factory=list)
-    undone: str = ""
-    note: str = ""
 
 
 class Checker(Protocol):

@@ -17,11 +17,13 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .context import PassContext
 from .locks import Lock
 from .origins import described, is_defined_again
+
+if TYPE_CHECKING:
+    from .context import PassContext
 
 logger = logging.getLogger(__name__)
 

@@ -40,8 +40,9 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-from ..context import PassContext, Refusal
+from ..context import PassContext
 from ..registry import Pass
+from ..results import Refusal
 from .editing import described, fake_result, same_value, storage_of, value_in, value_of
 
 if TYPE_CHECKING:
