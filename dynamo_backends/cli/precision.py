@@ -54,7 +54,8 @@ def _region(graph: DumpedGraph, found: RegionPrecision, arguments: argparse.Name
     where = f"{graph.name}, region_{found.region}"
     if found.outcome == "ok":
         hint = "" if arguments.strict else "\n" + try_again(arguments, "--strict")
-        return f"{where}: the verdict is ok as it is, {found.candidates} nodes are in low precision{hint}\n"
+        number = f"{found.candidates} node{'s' if found.candidates != 1 else ''}"
+        return f"{where}: no node needs float32, the outputs are right with {number} in low precision{hint}\n"
     if found.outcome == "not precision":
         lines = [f"{where}: precision does not explain it: the results are wrong with all nodes in float32"]
     else:

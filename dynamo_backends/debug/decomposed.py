@@ -15,6 +15,8 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from passes.engine.origins import written_at
+
 from ..dumps.blame import Cause, Kind
 from ..exporter.locations import where
 from ..numerics.call_execution import as_float64
@@ -71,7 +73,8 @@ class DecompositionCheck(TorchDispatchMode):
             if said.is_wrong:
                 name, source = self._tracker.current()
                 cause = Cause(Kind.DECOMPOSITION, str(operator))
-                self.culprit = Blame(name or str(operator), cause, source=source, said=said)
+                code = written_at(self._table[operator])
+                self.culprit = Blame(name or str(operator), cause, source=source, code=code, said=said)
                 return
 
 

@@ -22,6 +22,7 @@ session  the same in the session that really ran, where its model still has the 
 local    the node by itself, on what it is given in the model: onnx | eager, against float64 on the same, or against
          eager (| 0) where that is no more than rounding
 ulp      the local error of onnx in units in the last place
+share    the local error as a multiple of what rounding explains at that element: above 1 the node is wrong
 region   which ONNX model computes it; 'PyTorch': it does not run on ONNX Runtime
 source   the line; of a library's also the line of your own files that led there; what is wrong with a type follows
 '3 NaN/Inf' instead of a number: so many elements are NaN or infinite on one side only
@@ -43,6 +44,7 @@ def side_by_side_text(comparison: GraphComparison) -> str:
             _number(row.session),
             f"{_number(row.local_onnx)} | {_number(row.local_eager)}" if row.local_onnx else "",
             f"{row.local_onnx.max_ulp:.3g}" if row.local_onnx else "",
+            f"{row.local_onnx.share:.2g}" if row.local_onnx else "",
             "PyTorch" if row.region is None else row.region,
             row.module,
             row.where + (f"  {row.complaint}" if row.complaint else ""),
@@ -55,7 +57,7 @@ def side_by_side_text(comparison: GraphComparison) -> str:
     return f"verdict of the graph: {comparison.verdict}\n{note}{_LEGEND}\n{tables[0]}\n\n{tables[1]}\n"
 
 
-_MEASURES = ["onnx", "eager", "session", "local", "ulp"]
+_MEASURES = ["onnx", "eager", "session", "local", "ulp", "share"]
 _HEADERS = ["#", "mark", "value", "operator", "type", *_MEASURES, "region", "module", "source"]
 
 

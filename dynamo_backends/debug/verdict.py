@@ -54,9 +54,8 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
     if blame is not None:
         row = comparison.row_of(blame.value)
         gradients = _gradients(blame, comparison.rows)
-        blame = dataclasses.replace(
-            blame, module=row.module if row is not None else "", code=_code(blame, row), gradients=gradients
-        )
+        module, code = row.module if row is not None else "", blame.code or _code(blame, row)
+        blame = dataclasses.replace(blame, module=module, code=code, gradients=gradients)
         notes += [f"{row.name} is {row.user_name}"] if row is not None and row.user_name else []
     elif unchecked and not not_comparable:
         more = f" and {len(unchecked) - _SHOWN} more" if len(unchecked) > _SHOWN else ""
@@ -114,7 +113,7 @@ def _gradients(blame: Blame, rows: Sequence[Row]) -> list[str]:
     for row in rows:
         for name in row.inputs:
             readers[name][row.name] = row
-    reached = {row.name: row for row in rows if row.name == blame.value}
+    reached = {row.name: row for row in rows if row.name == blame.value and row.is_computed}
     seen: set[str] = set()
     found: list[str] = []
     steps = 0

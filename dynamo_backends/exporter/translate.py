@@ -280,7 +280,8 @@ class _Translation:
                 adopted.append(None)
                 continue
             if not isinstance(value, ir.Value):
-                raise TranslationError(f"its translation returns {value!r} instead of an ONNX value")
+                found = "None" if value is None else f"a {type(value).__name__}"
+                raise TranslationError(f"its translation returns {found} instead of an ONNX value")
             own = value.producer() in recorded and value not in taken and not _is_constant(value)
             result = _conform(value, meta, own, promoted, recorder.nodes)
             taken.add(value)

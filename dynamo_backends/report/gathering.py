@@ -155,6 +155,7 @@ def _summary(graph: DumpedGraph, dynamo: DynamoGraphSummary | None) -> dict[str,
         "verdict": graph.verdict or "",
         "state": _state(graph.verdict),
         "note": entry.note,
+        "of_forward": entry.blame is not None and bool(entry.blame.because),
         "unchecked": entry.unchecked,
         "reference_kind": entry.reference,
     }

@@ -26,7 +26,7 @@ class GraphPage {
   head() {
     const summary = this.summary;
     const end = summary.end ? `${summary.end.reason}${summary.end.source ? ` (${short(summary.end.source)})` : ""}` : "";
-    const forward = summary.note.includes("its forward diverges") && this.graphs.find((graph) => graph.index === summary.index && graph.culprit !== null && graph !== summary);
+    const forward = summary.of_forward && this.graphs.find((graph) => graph.index === summary.index && graph.culprit !== null && graph !== summary);
     const button = summary.culprit !== null ? ["Go to the culprit", summary] : forward ? ["Go to the culprit in its forward", forward] : null;
     return element(
       "div", {class: "head"},
