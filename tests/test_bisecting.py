@@ -111,6 +111,7 @@ def test_a_translation_that_is_wrong_in_the_middle_of_twelve_layers(
         "module": "",
         "code": "",
         "more": 0,
+        "because": "",
         "kind": "node",
         "name": "",
         "stage": "onnx",

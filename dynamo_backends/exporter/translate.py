@@ -280,7 +280,7 @@ class _Translation:
                 adopted.append(None)
                 continue
             if not isinstance(value, ir.Value):
-                found = "None" if value is None else f"a {type(value).__name__}"
+                found = f"a {type(value).__name__}" if isinstance(value, Sequence) else repr(value)
                 raise TranslationError(f"its translation returns {found} instead of an ONNX value")
             own = value.producer() in recorded and value not in taken and not _is_constant(value)
             result = _conform(value, meta, own, promoted, recorder.nodes)

@@ -147,7 +147,7 @@ def perturbed(
 
 
 NEAR_ONE = frozenset(
-    {"sigmoid", "silu", "gelu", "elu", "celu", "selu", "mish", "hardswish", "hardsigmoid", "log_sigmoid_forward"}
+    {"erf", "sigmoid", "silu", "gelu", "elu", "celu", "selu", "mish", "hardswish", "hardsigmoid", "log_sigmoid_forward"}
 )
 """Functions that kernels compute of numbers near one, such as ``exp(x) - 1``, or times such numbers."""
 
