@@ -11,6 +11,7 @@ import cmath
 import dataclasses
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import torch
@@ -177,7 +178,7 @@ class Lockstep:
             index = i if several else None
             row = self._new_row(node, index, eager)
             if is_computed and not row.is_uninitialized:
-                expected = _item(exact, index)
+                expected = item_of(exact, index)
                 assert isinstance(expected, torch.Tensor)
                 self._compare(row, node, index, dense(eager), dense(expected))
                 row.session_instability = self._repeated.get(row.name)
@@ -345,7 +346,7 @@ class Lockstep:
     def _returned(self, node: fx.Node, index: int | None) -> object | None:
         """What the run returned for a result: a region's output, or a value PyTorch computed."""
         if node in self._actual:
-            return _item(self._actual[node], index)
+            return item_of(self._actual[node], index)
         users = (user for user in node.users if index is not None and _is_item(user, index))
         return next((self._actual[user] for user in users if user in self._actual), None)
 
@@ -403,9 +404,9 @@ def _as_right(found: Measure) -> Measure:
     return Measure(found.max_abs, found.max_rel, found.rmse, found.max_ulp, found.nonfinite, found.scale)
 
 
-def _item(results: object, index: int | None) -> object:
-    """One of a node's results; all of them are one, where it has no several."""
-    return results if index is None else results[index]  # type: ignore[index]
+def item_of(results: Any, index: int | None) -> Any:
+    """One of a node's results; ``None`` for the result of a node that has one."""
+    return results if index is None else results[index]
 
 
 def _is_item(node: fx.Node, index: int) -> bool:

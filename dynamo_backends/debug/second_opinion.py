@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import fx
@@ -25,9 +24,9 @@ from ..numerics.distance import dense
 from ..numerics.exact import REFUSALS, Environment, run_only_exact
 from ..numerics.graph_execution import FxExecution, perturbed_execution
 from ..numerics.local_error import SUMS, name_of
-from ..numerics.randomness import NEAR_ONE, perturbed_near_one
+from ..numerics.randomness import MOST_PERTURBATIONS, NEAR_ONE, PERTURBATIONS, perturbed_near_one
 from ..numerics.verdicts import verdict
-from .lockstep import recorded_values
+from .lockstep import item_of, recorded_values
 from .replay import Replay
 from .rows import Row
 from .watched import WatchedRun
@@ -35,10 +34,8 @@ from .watched import WatchedRun
 _MOST = 64
 """Rows that are looked at: the outputs, and the first of the others."""
 
-_MOST_RUNS = 16
-_ASKED_AFTER = (3, 6, 16)
-"""How many runs there are at most, and after how many of them it is asked whether they explain all: a comparison near
-a tie turns in one of two."""
+_ASKED_AFTER = (PERTURBATIONS, 2 * PERTURBATIONS, MOST_PERTURBATIONS)
+"""After how many runs it is asked whether they explain all."""
 
 _LINEAR = SUMS | {"add", "sub", "rsub", "mul", "neg", "cat", "where", "relu", "_to_copy"}
 """Operators, beside views, that carry an error on and make it no larger beside the numbers that it comes from."""
@@ -72,9 +69,9 @@ def explained_by_rounding(
     furthest: dict[str, torch.Tensor] = {}
     furthest_near_one: dict[str, torch.Tensor] = {}
     explained: dict[str, bool] = {}
-    for seed in range(_MOST_RUNS):
+    for seed in range(MOST_PERTURBATIONS):
         item = perturbed_execution(graph.module, (), state, seed, recorded=recorded, compared=names)
-        near_one = _NearOne(torch.Generator().manual_seed(_MOST_RUNS + seed))
+        near_one = _NearOne(torch.Generator().manual_seed(MOST_PERTURBATIONS + seed))
         try:
             _run(graph, item, near_one)
         except (*REFUSALS, IndexError):  # a shape depends on a comparison that turned
@@ -82,12 +79,12 @@ def explained_by_rounding(
         for name, (node, index) in places.items():
             for values, found in ((item.exact, furthest), (near_one.values, furthest_near_one)):
                 if node in values:
-                    exact, value = (_item(value, index) for value in (execution.exact_of(node), values[node]))
+                    exact, value = (item_of(value, index) for value in (execution.exact_of(node), values[node]))
                     found[name] = _further(value, found.get(name, exact), exact)
         if seed + 1 not in _ASKED_AFTER:
             continue
         for name, (node, index) in list(places.items()):
-            eager, exact = (_item(value, index) for value in (execution.eager[node], execution.exact_of(node)))
+            eager, exact = (item_of(value, index) for value in (execution.eager[node], execution.exact_of(node)))
             for others in ((furthest,), (furthest, furthest_near_one)):
                 found_now = verdict(ours[name], eager, exact, [values[name] for values in others if name in values])
                 if not found_now.is_wrong:
@@ -98,10 +95,6 @@ def explained_by_rounding(
         if not places:
             break
     return explained | unseen
-
-
-def _item(results: Any, index: int | None) -> Any:
-    return results if index is None else results[index]
 
 
 def _further(value: torch.Tensor, other: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:

@@ -25,12 +25,8 @@ from torch.utils import _pytree as pytree
 from .distance import dense, distance
 from .exact import REFUSALS, Environment, run_eager, run_exact, run_only_exact, widen
 from .measure import Measure
-from .randomness import PERTURBATIONS, perturbed, size_near_one
+from .randomness import MOST_PERTURBATIONS, PERTURBATIONS, perturbed, size_near_one
 from .verdicts import RIGHT, Verdict, index_of, is_discrete, verdict
-
-_MANY = 16
-"""How often arguments are perturbed where each element is by itself; and in float64, where a perturbation is a whole
-unit or none, and what cancels stays 0 more often."""
 
 SUMS = frozenset(
     {
@@ -207,7 +203,8 @@ class NodeCheck:
     def _perturbed_results(self, i: int) -> list[object]:
         """Float64's i-th result where each argument is perturbed by up to a unit in its last place."""
         is_double = any(item.dtype is torch.float64 for item in self._tensors())
-        times = _MANY if is_double or self._is_pointwise else PERTURBATIONS
+        # In float64 a perturbation is a whole unit or none, and what cancels stays 0 more often
+        times = MOST_PERTURBATIONS if is_double or self._is_pointwise else PERTURBATIONS
         for _ in range(times - len(self._perturbed)):
             values = pytree.tree_map(self._perturb, dict(self._segment.given))
             try:

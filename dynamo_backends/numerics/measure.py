@@ -12,7 +12,7 @@ The tolerance of element i is
 
 (of float64 in float64).
 
-``others`` are computations that are right, such as eager's, or float64 with all that it reads moved by one unit of
+``others`` are computations that are right, such as eager's, or float64 with its arguments perturbed by a unit of
 rounding. Their errors count where they are more than a unit in the last place. So nothing is excused by what another
 element of the tensor is: neither by an outlier nor by a mask of -1e9.
 

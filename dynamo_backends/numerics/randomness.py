@@ -109,7 +109,9 @@ def _is_on_cpu(args: object, kwargs: dict[str, Any]) -> bool:
 
 
 PERTURBATIONS = 4
-"""How often what a computation reads is perturbed: at an element, one perturbation may be next to nothing by chance."""
+MOST_PERTURBATIONS = 16
+"""How often what a computation reads is perturbed: at an element, one perturbation may be next to nothing by chance;
+and how often at most, as where a comparison near a tie turns in one of two."""
 
 
 def perturbed(

@@ -28,7 +28,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from ..collectives import is_collective
 from .distance import same_elements
 from .exact import BIT_CASTS, REFUSALS, WIDER, of_default_dtype, widen, wider_dtype
-from .randomness import PERTURBATIONS, PrivateRandomness, draws_numbers, perturbed, perturbed_near_one
+from .randomness import (
+    MOST_PERTURBATIONS,
+    PERTURBATIONS,
+    PrivateRandomness,
+    draws_numbers,
+    perturbed,
+    perturbed_near_one,
+)
 from .verdicts import Verdict, epsilon, verdict
 
 aten = torch.ops.aten
@@ -62,7 +69,7 @@ class Results:
         eager, exact = self.eager.get(key), self.exact.get(key)
         found = verdict(actual, eager, exact)
         if found.is_wrong and found.is_of_size:
-            for times in (PERTURBATIONS, 4 * PERTURBATIONS):  # a comparison near a tie turns in one of two
+            for times in (PERTURBATIONS, MOST_PERTURBATIONS):
                 found = verdict(actual, eager, exact, [item.get(key) for item in self.perturbed(times)])
                 if not found.is_wrong:
                     break
