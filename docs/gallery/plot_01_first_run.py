@@ -73,8 +73,8 @@ compiled = torch.compile(model, backend="onnx_debug", options={"dump_dir": folde
 with torch.no_grad():
     compiled(x)
 for graph in find_run(folder).graphs:
-    print(graph.name, graph.entry["verdict"])
-assert [graph.entry["verdict"] for graph in find_run(folder).graphs] == ["ok"]
+    print(graph.name, graph.entry.verdict)
+assert [graph.entry.verdict for graph in find_run(folder).graphs] == ["ok"]
 
 # %%
 # The command line reads the same folder; it imports no PyTorch, so that it is quick.

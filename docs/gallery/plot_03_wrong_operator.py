@@ -74,8 +74,8 @@ assert command("ls", folder).returncode == 1  # a graph diverges
 # than rounding explains, given that all before it was right.
 
 (graph,) = find_run(Path(folder)).graphs
-print(graph.entry["verdict"])
-assert graph.entry["verdict"].startswith("diverges at softplus")
+print(graph.entry.verdict)
+assert graph.entry.verdict.startswith("diverges at softplus")
 print((graph.folder / "side_by_side.txt").read_text())
 
 # %%

@@ -45,8 +45,8 @@ x = torch.randn(4, 16)
 with torch.no_grad():
     torch.compile(model, backend="onnx_debug", options={"dump_dir": folder})(x)
 (graph,) = find_run(Path(folder)).graphs
-print(graph.entry["verdict"])
-assert "pass post_grad.mine.cheaper_root" in graph.entry["verdict"]
+print(graph.entry.verdict)
+assert "pass post_grad.mine.cheaper_root" in graph.entry.verdict
 
 # %%
 # Without it all is right, and so is the next user of the model:
@@ -56,8 +56,8 @@ options = {"dump_dir": other_folder, "passes": {"disable": ["post_grad.mine.*"]}
 with torch.no_grad():
     torch.compile(model, backend="onnx_debug", options=options)(x)
 (graph,) = find_run(Path(other_folder)).graphs
-print(graph.entry["verdict"])
-assert graph.entry["verdict"] == "ok"
+print(graph.entry.verdict)
+assert graph.entry.verdict == "ok"
 
 # %%
 # ``options={"verify_passes": True}`` compares each pass with the graph before it while it compiles, and undoes one that

@@ -95,5 +95,5 @@ torch._dynamo.reset()
 folder = tempfile.mkdtemp()
 torch.compile(model, backend="onnx_debug", options={"dump_dir": folder})(x).backward()
 for graph in find_run(Path(folder)).graphs:
-    print(graph.name, graph.entry["verdict"])
-    assert graph.entry["verdict"] == "ok"
+    print(graph.name, graph.entry.verdict)
+    assert graph.entry.verdict == "ok"
