@@ -47,7 +47,7 @@ def build(name: str, layers: int, width: int) -> tuple[Any, Step]:
     import transformers as tf
 
     if name == "demo":
-        from dynamo_backends.cli import llama
+        from dynamo_backends.bench import llama
 
         module = llama.build("model")
         arguments = llama.inputs("model")
@@ -124,42 +124,42 @@ class Phases:
 def _watch_comparison(phases: Phases) -> None:
     """All that a compared call does more than another."""
     from dynamo_backends.debug import (
-        captured,
-        compare,
-        first_node,
-        judge,
+        captured_graph,
+        first_changed_node,
         lockstep,
+        node_comparison,
+        node_sessions,
         observer,
-        repeat,
-        replay,
-        stages,
-        watched,
+        recorded_run,
+        repeated_runs,
+        run_verdict,
+        stage_comparison,
     )
     from dynamo_backends.numerics import graph_execution, local_error, verdicts
 
-    phases.watch(captured.Captured, "called", "the call itself")
+    phases.watch(captured_graph.Captured, "called", "the call itself")
     phases.watch(observer, "watch", "the call itself")
-    phases.watch(watched, "repeat_region", "run again")
-    phases.watch(captured.Call, "__init__", "copies of the arguments")
-    phases.watch(judge, "compare_run", "node by node: the rest")
+    phases.watch(recorded_run, "repeat_region", "run again")
+    phases.watch(captured_graph.Call, "__init__", "copies of the arguments")
+    phases.watch(run_verdict, "compare_run", "node by node: the rest")
     phases.watch(graph_execution, "run_eager", "node by node: eager")
     phases.watch(graph_execution, "run_exact", "node by node: float64")
     phases.watch(local_error.NodeCheck, "__init__", "node by node: nodes by themselves")
     phases.watch(local_error.NodeCheck, "verdicts", "node by node: nodes by themselves")
-    phases.watch(compare, "explained_by_rounding", "rounding at random")
-    phases.watch(replay.Replay, "region_values", "node by node: in the model")
-    phases.watch(replay.Replay, "session_values", "node by node: in the session")
-    phases.watch(replay.Replay, "repeat_node", "node by node: nodes again")
-    phases.watch(captured.Call, "judge_forward", "captured graph")
-    phases.watch(captured.Call, "judge_backward", "captured graph")
-    phases.watch(captured.Call, "_wrong_decomposition", "decompositions")
-    phases.watch(captured.Call, "judge_joint", "stage joint")
-    phases.watch(judge.Judge, "_post_grad", "stage post_grad")
-    phases.watch(stages, "first_wrong_node", "stages node by node")
-    phases.watch(stages, "first_wrong_node_in_float64", "stages node by node")
+    phases.watch(node_comparison, "explained_by_rounding", "rounding at random")
+    phases.watch(node_sessions.Replay, "region_values", "node by node: in the model")
+    phases.watch(node_sessions.Replay, "session_values", "node by node: in the session")
+    phases.watch(node_sessions.Replay, "repeat_node", "node by node: nodes again")
+    phases.watch(captured_graph.Call, "judge_forward", "captured graph")
+    phases.watch(captured_graph.Call, "judge_backward", "captured graph")
+    phases.watch(captured_graph.Call, "_wrong_decomposition", "decompositions")
+    phases.watch(captured_graph.Call, "judge_joint", "stage joint")
+    phases.watch(run_verdict.Judge, "_post_grad", "stage post_grad")
+    phases.watch(stage_comparison, "first_wrong_node", "stages node by node")
+    phases.watch(stage_comparison, "first_wrong_node_in_float64", "stages node by node")
     phases.watch(observer.DebugObserver, "_write_test_data", "writing")
     phases.watch(observer.DebugObserver, "conclude", "writing")
-    for module in (lockstep, verdicts, first_node, repeat, stages):
+    for module in (lockstep, verdicts, first_changed_node, repeated_runs, stage_comparison):
         phases.watch(module, "distance", "distances")
 
 

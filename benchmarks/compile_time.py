@@ -169,22 +169,22 @@ GRAPHS = {
 }
 
 STAGES = (
-    ("dynamo_backends.stage_passes", "StagePasses.run", "passes"),
-    ("dynamo_backends.compiling", "read_memory_of_owners", "shared memory"),
-    ("dynamo_backends.compiling", "separate_returned_views", "shared memory"),
-    ("dynamo_backends.lowering", "split_graph", "split"),
-    ("dynamo_backends.regions", "Support.ask", "oracle"),
-    ("dynamo_backends.lowering", "translate", "translate"),
-    ("dynamo_backends.lowering", "fold_constants", "fold constants"),
-    ("dynamo_backends.lowering", "optimizers_to_disable", "serialize"),
-    ("dynamo_backends.lowering", "serialized", "serialize"),
-    ("dynamo_backends.lowering", "load_session", "session"),
-    ("dynamo_backends.lowering", "region_graph", "region in PyTorch"),
-    ("dynamo_backends.lowering", "assemble", "assemble"),
-    ("dynamo_backends.lowering", "OnnxLowering.compile", "rest of the lowering"),
-    ("dynamo_backends.runners", "load", "load"),
-    ("dynamo_backends.runners", "Runners.on_onnx", "rest of the pipeline"),
-    ("dynamo_backends.pipeline", "Pipeline.compile_dynamo_graph", "AOTAutograd"),
+    ("dynamo_backends.pipeline.stage_passes", "StagePasses.run", "passes"),
+    ("dynamo_backends.pipeline.compiler", "read_memory_of_owners", "shared memory"),
+    ("dynamo_backends.pipeline.compiler", "separate_returned_views", "shared memory"),
+    ("dynamo_backends.pipeline.lowering", "split_graph", "split"),
+    ("dynamo_backends.partition.regions", "Support.ask", "oracle"),
+    ("dynamo_backends.pipeline.lowering", "translate", "translate"),
+    ("dynamo_backends.pipeline.lowering", "fold_constants", "fold constants"),
+    ("dynamo_backends.pipeline.lowering", "optimizers_to_disable", "serialize"),
+    ("dynamo_backends.pipeline.lowering", "serialized", "serialize"),
+    ("dynamo_backends.pipeline.lowering", "load_session", "session"),
+    ("dynamo_backends.pipeline.lowering", "region_graph", "region in PyTorch"),
+    ("dynamo_backends.pipeline.lowering", "assemble", "assemble"),
+    ("dynamo_backends.pipeline.lowering", "OnnxLowering.compile", "rest of the lowering"),
+    ("dynamo_backends.pipeline.runners", "load", "load"),
+    ("dynamo_backends.pipeline.runners", "Runners.on_onnx", "rest of the pipeline"),
+    ("dynamo_backends.pipeline.pipeline", "Pipeline.compile_dynamo_graph", "AOTAutograd"),
 )
 """The functions whose time is taken, with what it is called in the table; without that of others of them they call."""
 
@@ -241,10 +241,10 @@ class Clock:
 
 
 def compile_graph(name: str, size: int) -> None:
-    from dynamo_backends.artifacts import GraphName
-    from dynamo_backends.observer import Observer
+    from dynamo_backends.graphs.artifacts import GraphName
     from dynamo_backends.options import Options
-    from dynamo_backends.runners import Runners
+    from dynamo_backends.pipeline.observer import Observer
+    from dynamo_backends.pipeline.runners import Runners
 
     module = GRAPHS[name](size)
     measured = functools.partial(Runners(Options(), Observer()).on_onnx, GraphName(0, "inference"))

@@ -29,9 +29,9 @@ from transformers import BertConfig, BertModel, ResNetConfig, ResNetModel
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])  # not this folder: its passes.py is not the package
 
-from dynamo_backends.frozen import FrozenSession  # noqa: E402
 from dynamo_backends.runtime.binding import BoundSession  # noqa: E402
-from dynamo_backends.runtime.watch import Watch  # noqa: E402
+from dynamo_backends.weights.changes import Watch  # noqa: E402
+from dynamo_backends.weights.frozen_session import FrozenSession  # noqa: E402
 
 Case = tuple[nn.Module, tuple[torch.Tensor, ...]]
 

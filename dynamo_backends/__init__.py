@@ -30,13 +30,13 @@ TYPE_CHECKING = False  # what type checkers take for true
 
 if TYPE_CHECKING:
     from .backends import onnx_compiler
-    from .dumping import dump
     from .errors import SessionError, TranslationError, UnsupportedOperatorError
-    from .explaining import coverage, explain
+    from .explanations.functions import coverage, explain
     from .exporter.converters.registry import NotTranslatable
     from .exporter.decompositions import decomposition_table
     from .exporter.registration import register_converter, unregister_converter
     from .exporter.torch_internals import operator_set
+    from .pipeline.dump_block import dump
 
 __all__ = [
     "NotTranslatable",
@@ -58,10 +58,10 @@ _MODULES = {
     "SessionError": ".errors",
     "TranslationError": ".errors",
     "UnsupportedOperatorError": ".errors",
-    "coverage": ".explaining",
+    "coverage": ".explanations.functions",
     "decomposition_table": ".exporter.decompositions",
-    "dump": ".dumping",
-    "explain": ".explaining",
+    "dump": ".pipeline.dump_block",
+    "explain": ".explanations.functions",
     "onnx_compiler": ".backends",
     "operator_set": ".exporter.torch_internals",
     "register_converter": ".exporter.registration",
@@ -74,7 +74,7 @@ def __getattr__(name: str) -> object:
 
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    importlib.import_module(".installation", __name__)
+    importlib.import_module(".common.installation", __name__)
     value = getattr(importlib.import_module(_MODULES[name], __name__), name)
     globals()[name] = value
     return value

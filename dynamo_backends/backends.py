@@ -8,22 +8,46 @@ Each checks its options and makes a pipeline; ``onnx_debug`` is ``onnxrt`` with 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, cast
 
 from torch import fx
+from torch._dynamo.exc import ShortenTraceback
 
-from . import installation as installation  # first: it says what is wrong if the imports below would not work
-from .artifacts import Runner
-from .dumping import Block, current_block
-from .observer import GuardedObserver, Observer
-from .option_error import option_errors
+from .common import installation as installation  # first: it says what is wrong if the imports below would not work
+from .common.safety_net import caught, never_fails, or_captured
+from .graphs.artifacts import Runner
 from .options import Options, parse_options
-from .pipeline import Pipeline
+from .pipeline.dump_block import Block, current_block
+from .pipeline.observer import GuardedObserver, Observer
+from .pipeline.pipeline import Pipeline
 from .runtime.custom_operators import load_libraries
-from .safety_net import caught, never_fails, or_captured
+
+
+class OptionError(ValueError, ShortenTraceback):
+    """An unknown option or an impossible value, raised at the caller's line.
+
+    Any other error of a backend becomes a ``BackendCompilerFailed``, whose first line names the backend, at the end of
+    a traceback through Dynamo; errors of this kind are let through, and their traceback is theirs.
+    """
+
+    def __init__(self, message: str) -> None:
+        ShortenTraceback.__init__(self, message, first_useful_frame=None)
+
+    def remove_dynamo_frames(self) -> OptionError:
+        return self.with_traceback(None)
+
+
+@contextlib.contextmanager
+def option_errors() -> Iterator[None]:
+    """A ``ValueError`` inside, which is one of an option, becomes an ``OptionError``."""
+    try:
+        yield
+    except ValueError as error:
+        raise OptionError(str(error)) from None
 
 
 def onnxrt(

@@ -21,10 +21,10 @@ from typing import Any
 
 from passes.engine.registry import Switches
 
+from .common.suggestions import unknown_name
 from .runtime.custom_operators import check_libraries, libraries_from_text
 from .runtime.providers import Provider, check_providers
 from .runtime.versions import ALWAYS_LOADED, MINIMUM_OPSET, maximum_opset
-from .spelling import unknown_name
 
 ENVIRONMENT_PREFIX = "DYNAMO_BACKENDS_"
 FALLBACKS = ("pytorch", "inductor", "error")

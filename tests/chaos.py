@@ -5,7 +5,7 @@
     python tests/chaos.py --processes 4                             # all functions, each in one mode that reaches it
     python tests/chaos.py --processes 4 --every-mode                # each in all of them
     python tests/chaos.py --sample 40 --seed 3                      # forty of them, by chance
-    python tests/chaos.py --modes onnxrt --only regions.split_graph # one function
+    python tests/chaos.py --modes onnxrt --only partition.regions.split_graph # one function
 
 Functions are methods, properties, constructors, lambdas and functions in functions, too. All modules but those in
 ``NOT_RAISING`` are imported with changed source: each function begins with the question whether it is its turn to
@@ -47,9 +47,9 @@ NOT_RAISING = ("safety_net", "errors", "events", "__init__", "__main__", "cli", 
 """Of both packages, left as they are: the net, what it counts with, the commands, locks."""
 
 GROUND = {
-    "aot.boxed.run": "a call from AOTAutograd's code, which the net is under",
-    "artifacts.RunnableRegion.__call__": "a call from the code of a graph; it calls the net",
-    "artifacts.RunnableRegion._run": "the net under a region",
+    "graphs.aot.boxed.run": "a call from AOTAutograd's code, which the net is under",
+    "graphs.artifacts.RunnableRegion.__call__": "a call from the code of a graph; it calls the net",
+    "graphs.artifacts.RunnableRegion._run": "the net under a region",
     "backends.fx_debug": "a call from Dynamo; it calls the net",
     "backends.onnx_debug": "a call from Dynamo; it calls the net",
     "backends.onnxrt": "a call from Dynamo; it calls the net",
@@ -57,30 +57,30 @@ GROUND = {
     "backends.onnx_compiler.partition": "a call from AOTAutograd; it calls the net",
     "backends._compiled": "it calls the net",
     "backends._compiled.<lambda>": "asked by the net whether failures are to be raised",
-    "debug.captured.Captured.called": "calls the compiled graph, whose errors are the user's",
-    "debug.judge.ComparedEntry.__call__": "a call from Dynamo; it is the net under the comparison",
+    "debug.captured_graph.Captured.called": "calls the compiled graph, whose errors are the user's",
+    "debug.run_verdict.ComparedEntry.__call__": "a call from Dynamo; it is the net under the comparison",
     "debug.observer._WatchedGraph.run": "a call of a graph; it calls the net",
     "debug.observer._WatchedGraph._watched": "the net under a compared run",
     "debug.record.RecordObserver.runner.run": "a call of a graph; it calls the net",
-    "pipeline.Pipeline._partitioned": "calls the net",
-    "pipeline.Pipeline._partitioned.<lambda>": "asked by the net",
-    "pipeline.Pipeline.compile_for_aot_autograd": "a call from AOTAutograd; it calls the net",
-    "pipeline.Pipeline.partition_for_aot_autograd": "a call from AOTAutograd; it calls the net",
+    "pipeline.pipeline.Pipeline._partitioned": "calls the net",
+    "pipeline.pipeline.Pipeline._partitioned.<lambda>": "asked by the net",
+    "pipeline.pipeline.Pipeline.compile_for_aot_autograd": "a call from AOTAutograd; it calls the net",
+    "pipeline.pipeline.Pipeline.partition_for_aot_autograd": "a call from AOTAutograd; it calls the net",
     "placement.autotuner.TunedGraph.__call__": "a call from AOTAutograd's code",
     "placement.autotuner.TunedGraph._called_and_compared": "runs PyTorch, whose errors are the user's",
     "placement.autotuner.TunedGraph._give_up": "the net under autotuning",
     "placement.autotuner.TunedGraph._timed": "runs PyTorch, whose errors are the user's",
     "placement.autotuner.TunedGraph._tuned": "the net under autotuning",
-    "runners.Runners.or_in_pytorch": "calls the net",
-    "runners.Runners.or_in_pytorch.<lambda>": "asked by the net",
-    "runners.Runners.on_onnx.<lambda>": "calls the net",
-    "runners.at_first_call.run": "a call from AOTAutograd's code",
+    "pipeline.runners.Runners.or_in_pytorch": "calls the net",
+    "pipeline.runners.Runners.or_in_pytorch.<lambda>": "asked by the net",
+    "pipeline.runners.Runners.on_onnx.<lambda>": "calls the net",
+    "graphs.late_compile.at_first_call.run": "a call from AOTAutograd's code",
 }
 """The net itself, and what calls it: these would end the user's call. Nothing else may."""
 
 SILENT = {
     "cache.graphs.CachedGraphs.translated_operators.<lambda>": "an entry that makes no sense is removed, and made anew",
-    "runtime.arena._use": "sessions have memory of their own then, as where ONNX Runtime has no arena to share",
+    "runtime.memory_arena._use": "sessions have memory of their own then, as where ONNX Runtime has no arena to share",
     "runtime.providers.with_threads": "first called to ask ONNX Runtime of a node that it refuses anyway",
 }
 """Functions that change nothing that is counted when their first call fails, and why."""

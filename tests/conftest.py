@@ -21,8 +21,8 @@ import torch
 from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from dynamo_backends import pass_target, pipeline
 from dynamo_backends.exporter.decompositions import SUMS_AT_INDICES
+from dynamo_backends.pipeline import pass_target, pipeline
 from passes import Pass, register, unregister
 from passes.engine.fx.editing import is_view
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import conftest  # noqa: F401  the settings of the tests
 import torch
 
-from dynamo_backends.runtime.heap import give_back
+from dynamo_backends.runtime.system_memory import give_back
 
 
 @dataclasses.dataclass(frozen=True)

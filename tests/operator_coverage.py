@@ -34,11 +34,11 @@ from torch import fx
 from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.artifacts import GraphName, Split
-from dynamo_backends.observer import Observer
+from dynamo_backends.errors import Kind, Reason
+from dynamo_backends.graphs.artifacts import GraphName, Split
 from dynamo_backends.options import Options
-from dynamo_backends.pipeline import Pipeline
-from dynamo_backends.reasons import Kind, Reason
+from dynamo_backends.pipeline.observer import Observer
+from dynamo_backends.pipeline.pipeline import Pipeline
 from passes.engine.fx.editing import is_view
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "operators.md"

@@ -41,7 +41,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynamo_backends.exporter.decompositions import decomposition_table
 
-FILE = Path(__file__).resolve().parent.parent / "dynamo_backends" / "agreeing_operators.json"
+FILE = Path(__file__).resolve().parent.parent / "dynamo_backends" / "graphs" / "agreeing_operators.json"
 DTYPES = (torch.float32, torch.float16, torch.int64)
 _KINDS = 200
 _ROW_MAJOR, _WHOLE = 60, 120

@@ -10,11 +10,11 @@ from conftest import assert_same_as_eager, counted
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends.aliases import IN_PYTORCH, read_memory_of_owners, separate_returned_views
-from dynamo_backends.artifacts import region_name
 from dynamo_backends.exporter.translate import Input, Output
-from dynamo_backends.layout import ROW_MAJOR, Layout, layout_of
-from dynamo_backends.regions import Region, Support, assemble, attributes_of, region_module, split_graph
+from dynamo_backends.graphs.aliases import IN_PYTORCH, read_memory_of_owners, separate_returned_views
+from dynamo_backends.graphs.artifacts import region_name
+from dynamo_backends.graphs.layout import ROW_MAJOR, Layout, layout_of
+from dynamo_backends.partition.regions import Region, Support, assemble, attributes_of, region_module, split_graph
 
 aten = torch.ops.aten
 

@@ -88,7 +88,7 @@ def test_must_not_import(package: str, imported: str) -> None:
     ("imported", "where"),
     [
         ("torch.onnx._internal", {"dynamo_backends/exporter/torch_internals.py"}),
-        ("torch._functorch", {"dynamo_backends/aot.py"}),
+        ("torch._functorch", {"dynamo_backends/graphs/aot.py"}),
         ("onnxruntime.capi", {f"dynamo_backends/runtime/{name}.py" for name in ("messages", "ort_internals")}),
     ],
 )
@@ -159,27 +159,50 @@ def test_the_report_knows_dumps_and_nothing_else() -> None:
     assert ours == {"dumps", "report"} and not any(name.split(".")[0] == "torch" for name in known)
 
 
-MAKERS = {
-    "aot",
-    "debug",
-    "exporter",
-    "lowering",
-    "observer",
-    "pass_target",
-    "pipeline",
-    "program",
-    "regions",
-    "runners",
-}
-"""What makes the artifacts and hands them on."""
-
-
 def test_artifacts_import_no_stage() -> None:
-    """But what they hold, for its type."""
-    imported = {name.split(".")[1] for name in imports_of(ROOT / "dynamo_backends/artifacts.py") if "dynamo_" in name}
-    assert imported & MAKERS == {"program"}
-    assert not reached("dynamo_backends/artifacts.py") & {f"dynamo_backends/{name}.py" for name in MAKERS}
-    assert "dynamo_backends/runtime/binding.py" not in reached("dynamo_backends/artifacts.py")
+    """But for the types of what they hold."""
+    known = reached("dynamo_backends/graphs/artifacts.py")
+    assert {path.split("/")[1] for path in known if path.startswith("dynamo_backends/")} <= {
+        "graphs",
+        "common",
+        "errors.py",
+        "events.py",
+    }
+
+
+# The rooms
+
+
+TOP = {"__init__", "__main__", "backends", "errors", "events", "options", "versions"}
+"""The modules that are in no room."""
+
+
+def rooms() -> list[str]:
+    """The folders in the table of rooms, from the top."""
+    text = (ROOT / "docs/architecture.md").read_text().split("## Rooms")[1].split("##")[0]
+    return re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+
+
+def test_the_table_has_all_rooms() -> None:
+    package = ROOT / "dynamo_backends"
+    assert sorted(rooms()) == sorted(path.parent.name for path in package.glob("*/__init__.py")) and len(rooms()) <= 18
+    assert {path.stem for path in package.glob("*.py")} == TOP
+
+
+@pytest.mark.parametrize("name", rooms())
+def test_a_room_imports_only_rooms_below_it(name: str) -> None:
+    above = {f"dynamo_backends/{other}/" for other in rooms()[: rooms().index(name)]}
+    own = paths_of(f"dynamo_backends/{name}")
+    found = {
+        path for module in own for other in imports_of(ROOT / module, types=False) for path in modules_named(other)
+    }
+    assert {path for path in found if path.startswith(tuple(above))} == set()
+    assert "dynamo_backends/backends.py" not in found or name in ("cli", "bench")
+
+
+def test_a_room_says_what_it_is() -> None:
+    for name in rooms():
+        assert ast.get_docstring(ast.parse((ROOT / "dynamo_backends" / name / "__init__.py").read_text()))
 
 
 # The way of a graph
@@ -188,7 +211,7 @@ def test_artifacts_import_no_stage() -> None:
 def boxes() -> list[str]:
     """The boxes of the drawing of a graph's way, from the top."""
     text = (ROOT / "docs/architecture.md").read_text().split("## The way of a graph")[1].split("```")[1]
-    return re.findall(r"\| (\w+) +\|", text)
+    return re.findall(r"\| ([\w/]+) +\|", text)
 
 
 def paths_of_box(name: str) -> set[str]:
@@ -210,17 +233,23 @@ def test_each_box_of_the_drawing_imports_only_boxes_below_it() -> None:
 @pytest.mark.parametrize(
     ("called", "where"),
     [
-        ("RunnableRegion", {"program"}),  # one construction of what runs
-        ("Loaded", {"program"}),
-        ("program.load", {"runners"}),  # whatever a Program comes from
-        ("as_dynamo_compiles", {"runners", "placement/autotuner"}),  # one lock of what is compiled at a call
-        ("growth", {"cache/graphs", "runners"}),  # one check of what it assumes
+        ("RunnableRegion", {"partition/program"}),  # one construction of what runs
+        ("Loaded", {"partition/program"}),
+        ("partition.program.load", {"pipeline/runners"}),  # whatever a Program comes from
+        (
+            "as_dynamo_compiles",
+            {"graphs/late_compile", "placement/autotuner"},
+        ),  # one lock of what is compiled at a call
+        ("growth", {"cache/graphs", "graphs/late_compile"}),  # one check of what it assumes
         ("or_captured", {"backends"}),  # one net under a graph of Dynamo's, one under a graph of AOTAutograd's,
-        ("or_as_it_was", {"safety_net", "runners", "pipeline"}),  # and one under the partitioner
+        (
+            "or_as_it_was",
+            {"common/safety_net", "pipeline/runners", "pipeline/pipeline"},
+        ),  # and one under the partitioner
     ],
 )
 def test_it_is_done_in_one_place(called: str, where: set[str]) -> None:
-    rooms = ("bench", "cli", "debug", "dumps", "explain", "op_tools", "report")
+    rooms = ("bench", "cli", "debug", "dumps", "explanations", "op_tools", "report")
     module, _, name = called.rpartition(".")
     found = {
         str(path.relative_to(ROOT / "dynamo_backends").with_suffix(""))
@@ -237,7 +266,7 @@ def test_it_is_done_in_one_place(called: str, where: set[str]) -> None:
     [
         ("dynamo_backends/exporter", "dynamo_backends/runtime/"),
         ("dynamo_backends/runtime", "dynamo_backends/exporter/"),
-        ("dynamo_backends/runtime", "dynamo_backends/artifacts.py"),
+        ("dynamo_backends/runtime", "dynamo_backends/graphs/artifacts.py"),
         ("dynamo_backends/numerics", "dynamo_backends/runtime/"),
     ],
 )
@@ -247,8 +276,8 @@ def test_does_not_know_through_others(start: str, unknown: str) -> None:
     assert {path for path in known if path.startswith(unknown)} == set()
 
 
-FOUNDATIONS = {"reasons", "errors", "events", "faults", "layout", "strides"}
-"""What all of the package may import."""
+FOUNDATIONS = {"errors", "events", "versions", "common/upstream_faults", "common/strides"}
+"""What all of the package may import, without PyTorch's graphs."""
 
 
 @pytest.mark.parametrize("name", sorted(FOUNDATIONS))
@@ -264,7 +293,11 @@ def test_the_runtime_does_not_know_fx_through_others() -> None:
 
 
 def test_what_onnx_runtime_says_is_read_in_one_module() -> None:
-    outside = {*paths_of("dynamo_backends/runtime"), "dynamo_backends/regions.py", "dynamo_backends/lowering.py"}
+    outside = {
+        *paths_of("dynamo_backends/runtime"),
+        "dynamo_backends/partition/regions.py",
+        "dynamo_backends/pipeline/lowering.py",
+    }
     assert {path for path in outside if "re" in imports_of(ROOT / path)} == {"dynamo_backends/runtime/messages.py"}
     said = [path for path in paths_of("dynamo_backends") if "ONNXRuntimeError" in (ROOT / path).read_text()]
     assert said == ["dynamo_backends/runtime/messages.py"]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dynamo_backends.bench import memory
-from dynamo_backends.runtime import arena
+from dynamo_backends.runtime import memory_arena
 
 MB = 2**20
 
@@ -25,7 +25,7 @@ def large(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_the_model_is_an_identity() -> None:
-    model = onnx.load_from_string(arena.IDENTITY)
+    model = onnx.load_from_string(memory_arena.IDENTITY)
     onnx.checker.check_model(model)
     assert [node.op_type for node in model.graph.node] == ["Identity"]
 
@@ -37,7 +37,7 @@ def watchers() -> list[threading.Thread]:
 
 @pytest.mark.skipif(memory.resident() is None, reason="not on Linux")
 def test_memory_is_given_back_when_no_session_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arena, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(memory_arena, "IDLE_SECONDS", 0.1)
     compiled = torch.compile(large, backend="onnxrt")
     x = torch.randn(MB)
     with torch.no_grad():
@@ -64,7 +64,7 @@ def test_sessions_run_while_memory_is_given_back() -> None:
 
     def shrink() -> None:
         while not end.is_set():
-            arena.ARENA.shrink()
+            memory_arena.ARENA.shrink()
 
     with torch.no_grad():
         thread = threading.Thread(target=shrink)

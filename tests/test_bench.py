@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 
-from dynamo_backends import python_process
 from dynamo_backends.bench import case, machine, measuring, memory, models, plot, processes, sessions, table, timing
 from dynamo_backends.bench.case import Case, UsageError
 from dynamo_backends.bench.loading import load
@@ -30,6 +29,7 @@ from dynamo_backends.bench.steps import Steps, loss_of
 from dynamo_backends.bench.worker import Worker, error_line
 from dynamo_backends.cli import main
 from dynamo_backends.cli.bench import exit_code
+from dynamo_backends.common import python_process
 
 FILE = '''
 import os

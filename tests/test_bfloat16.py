@@ -16,7 +16,7 @@ from test_models import without_dropout
 from torch import fx, nn
 from zoo import ZOO, scalar
 
-from dynamo_backends import pass_target
+from dynamo_backends.pipeline import pass_target
 from passes.engine.manager import PassManager
 
 FIRED = "pass post_grad.bfloat16_in_float32"

@@ -16,9 +16,9 @@ from onnxruntime.capi import _pybind_state
 from onnxscript import opset18 as op
 from torch.autograd import forward_ad
 
-from dynamo_backends.artifacts import GraphName, RunnableRegion
 from dynamo_backends.errors import SessionError
 from dynamo_backends.exporter.converters import CONVERTERS
+from dynamo_backends.graphs.artifacts import GraphName, RunnableRegion
 from dynamo_backends.runtime import ort_internals
 from dynamo_backends.runtime.binding import BoundSession, InputSpec, OutputSpec
 from dynamo_backends.runtime.session import Session

@@ -25,21 +25,22 @@ from onnxscript import opset18 as op
 from test_planted_faults import Damped, Perceptron, line_of, scale, scale_onnx, silu_lines
 from torch import nn
 
-from dynamo_backends import python_process, register_converter, unregister_converter
+from dynamo_backends import register_converter, unregister_converter
 from dynamo_backends.cli import main
-from dynamo_backends.dumps import candidates, failing
+from dynamo_backends.common import python_process
+from dynamo_backends.dumps import candidate_runs, fault_test
 from dynamo_backends.dumps.bisecting import bisect
 from dynamo_backends.dumps.bisection import MEMORY, Bisection
-from dynamo_backends.dumps.candidates import Outcome, Runner
+from dynamo_backends.dumps.candidate_runs import Outcome, Runner
 from dynamo_backends.dumps.cut_folder import Piece, run_repro, write_piece
-from dynamo_backends.dumps.cutting import Parts
-from dynamo_backends.dumps.execution import PLAIN, region_settings
-from dynamo_backends.dumps.failing import smallest
+from dynamo_backends.dumps.fault_test import smallest
+from dynamo_backends.dumps.model_sessions import PLAIN, region_settings
 from dynamo_backends.dumps.reading import DumpError, Run, find_run, read_tensor
+from dynamo_backends.dumps.submodels import Parts
 from dynamo_backends.exporter import decompositions, translate
 from dynamo_backends.exporter.converters import CONVERTERS
-from dynamo_backends.exporter.locations import short_file
-from dynamo_backends.runtime import kernels, settings
+from dynamo_backends.graphs.locations import short_file
+from dynamo_backends.runtime import kernel_faults, settings
 from dynamo_backends.runtime.optimizers import OPTIMIZERS
 from passes import Pass, PassContext
 
@@ -146,7 +147,7 @@ def test_a_wrong_constant_that_was_folded(monkeypatch: pytest.MonkeyPatch, tmp_p
                 value.const_value = ir.tensor(value.const_value.numpy() + 1.0, name="arange")
         return model
 
-    monkeypatch.setattr("dynamo_backends.lowering.fold_constants", fold_wrongly)
+    monkeypatch.setattr("dynamo_backends.pipeline.lowering.fold_constants", fold_wrongly)
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return (x + torch.arange(8.0)).sin()  # the range is folded
@@ -252,7 +253,7 @@ def test_a_wrong_decomposition_of_a_gradient(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_a_kernel_of_onnx_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A fault of ONNX Runtime itself (docs/upstream.md), without what we do against it."""
-    monkeypatch.setattr(kernels, "FAULTS", ())
+    monkeypatch.setattr(kernel_faults, "FAULTS", ())
 
     @register_converter(aten.logsumexp)
     def plainly(x: ir.Value, dim: list[int], keepdim: bool = False) -> object:
@@ -297,7 +298,7 @@ def int8_product(dump: Path, layers: int = 4) -> Path:
 
 @pytest.fixture
 def with_faulty_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "OPTIMIZER_FAULTS", ())
+    monkeypatch.setattr(kernel_faults, "OPTIMIZER_FAULTS", ())
     monkeypatch.setattr(settings, "_DEQUANTIZED_ONCE", {})
 
 
@@ -403,7 +404,7 @@ def test_nothing_in_the_cut_can_be_spared(with_faulty_optimizers: None, tmp_path
     parts, feeds = Parts(ir.load(region.model)), region.recorded("input")
     with Runner() as runner:
         values = runner.run(parts.exposed(), feeds, PLAIN)
-        check = failing.Diverges(parts, {**feeds, **values.outputs}, region_settings(region), runner)
+        check = fault_test.Diverges(parts, {**feeds, **values.outputs}, region_settings(region), runner)
         assert check([0, 1])
         assert not check([0]) and not check([1])
     again = bisect(find_run(found.cut.folder), "0")
@@ -437,10 +438,10 @@ def test_a_bisection_that_is_killed_goes_on(with_faulty_optimizers: None, tmp_pa
 
 
 def test_answers_about_another_model_are_not_used(tmp_path: Path) -> None:
-    memory = failing.Memory(tmp_path / MEMORY, ["one model"])
+    memory = fault_test.Memory(tmp_path / MEMORY, ["one model"])
     assert memory.ask([1], lambda: True)
-    assert failing.Memory(tmp_path / MEMORY, ["one model"]).ask([1], lambda: False)
-    assert not failing.Memory(tmp_path / MEMORY, ["another"]).ask([1], lambda: False)
+    assert fault_test.Memory(tmp_path / MEMORY, ["one model"]).ask([1], lambda: False)
+    assert not fault_test.Memory(tmp_path / MEMORY, ["another"]).ask([1], lambda: False)
 
 
 @pytest.mark.parametrize("culprits", [{3}, {3, 90}, {0, 50, 99}, set(range(40, 44))])
@@ -752,7 +753,7 @@ def test_a_candidate_that_takes_too_long_is_said_to_and_not_to_have_crashed_by_a
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "model.onnx")  # nobody writes to it: it is read for ever
-    monkeypatch.setattr(candidates, "LONGEST", 5.0)
+    monkeypatch.setattr(candidate_runs, "LONGEST", 5.0)
     with Runner() as runner:
         outcome = runner.run(tmp_path / "model.onnx", None, PLAIN)
     assert outcome.kind == "crashed" and "5 seconds" in outcome.message and "signal" not in outcome.message
@@ -768,7 +769,7 @@ def test_a_crash_is_confirmed_by_the_same_signal_only(tmp_path: Path) -> None:
         ("raise ValueError", False),
     ):
         repro.write_text(code)
-        assert failing.is_same_end(run_repro(tmp_path), segmentation_fault) == is_same, code
+        assert fault_test.is_same_end(run_repro(tmp_path), segmentation_fault) == is_same, code
 
 
 NAMES = ("argparse", "dataclasses", "json", "numpy", "onnx", "onnxruntime", "tempfile", "typing")

@@ -21,23 +21,22 @@ from conftest import assert_same_as_eager, assert_same_values, compiled, counted
 from torch import fx, nn
 from torch._dynamo.utils import counters
 
-from dynamo_backends.artifacts import GraphName
-from dynamo_backends.assumptions import Assumptions
 from dynamo_backends.cache import environment
 from dynamo_backends.cache.entry import check_expression
 from dynamo_backends.cache.graphs import CachedGraphs
 from dynamo_backends.cache.store import Record, Store, Usage, folder_named
 from dynamo_backends.cli import main
-from dynamo_backends.errors import SessionError
+from dynamo_backends.errors import Kind, Reason, SessionError
 from dynamo_backends.exporter.converters import CONVERTERS
-from dynamo_backends.graph_code import CannotStoreError, decode_graph, decode_target, encode_graph, encode_target
+from dynamo_backends.graphs.artifacts import GraphName
+from dynamo_backends.graphs.graph_json import CannotStoreError, decode_graph, decode_target, encode_graph, encode_target
+from dynamo_backends.graphs.size_assumptions import Assumptions
 from dynamo_backends.options import parse_options
-from dynamo_backends.reasons import Kind, Reason
-from dynamo_backends.regions import Support
+from dynamo_backends.partition.regions import Support
 from dynamo_backends.runtime.binding import BoundSession
 from dynamo_backends.runtime.constants import declared, declared_as_inputs
 from dynamo_backends.runtime.dtypes import ONNX_NUMBERS, TORCH_DTYPES
-from dynamo_backends.runtime.oracle import ORACLE
+from dynamo_backends.runtime.node_support import ORACLE
 from passes import Pass, register, unregister
 from passes.engine import registry
 from passes.engine.manager import PassContext, PassManager
@@ -223,7 +222,7 @@ x = torch.randn(2, 8)
 with torch.no_grad():
     result = torch.compile(model.eval(), backend="onnxrt")(x)
     assert torch.allclose(result, model(x), atol=1e-5)  # float32 rounds by 1e-7; another entry is other numbers
-heavy = [name for name in ("onnx", "onnx_ir", "onnxscript", "passes.catalog", "dynamo_backends.compiling")
+heavy = [name for name in ("onnx", "onnx_ir", "onnxscript", "passes.catalog", "dynamo_backends.pipeline.compiler")
          if name in sys.modules]
 print(json.dumps({"result": result.tolist(), "counts": counters["dynamo_backends"], "imported": heavy}))
 """

@@ -11,10 +11,10 @@ from torch import fx
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput, PlainAOTOutput, TangentAOTInput
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends.debug.captured import Call, Captured, JointGraphs
+from dynamo_backends.debug.captured_graph import Call, Captured, JointGraphs
 from dynamo_backends.debug.rows import Finding
 from dynamo_backends.dumps.blame import Cause, Kind
-from dynamo_backends.numerics.twice import Results
+from dynamo_backends.numerics.program_execution import Results
 from passes.engine.results import PassResult
 
 aten = torch.ops.aten

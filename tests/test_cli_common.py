@@ -17,8 +17,8 @@ import pytest
 
 from dynamo_backends.cli import COMMANDS, build_parser, main
 from dynamo_backends.cli.common import add_dump_arguments, print_json, reporting_errors, try_next
+from dynamo_backends.common.text_table import fit_table
 from dynamo_backends.dumps.reading import DumpError
-from dynamo_backends.tables import fit_table
 
 Printed = pytest.CaptureFixture[str]
 

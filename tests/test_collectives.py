@@ -13,7 +13,7 @@ from conftest import assert_same_values, compiled, counted
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends.verification import GraphChecker, can_be_verified
+from dynamo_backends.partition.pass_verification import GraphChecker, can_be_verified
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no gloo")
 

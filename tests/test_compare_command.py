@@ -22,15 +22,15 @@ from onnx.reference import ReferenceEvaluator
 
 from dynamo_backends.cli import build_parser, main
 from dynamo_backends.cli.compare import complete_models
-from dynamo_backends.dumps.comparing import Comparison, compare, compare_targets, targets_of
-from dynamo_backends.dumps.differences import difference
-from dynamo_backends.dumps.feeds import made_up, read_feeds
-from dynamo_backends.dumps.matching import match
+from dynamo_backends.dumps.model_comparison import Comparison, compare, compare_targets, targets_of
+from dynamo_backends.dumps.model_inputs import made_up, read_feeds
+from dynamo_backends.dumps.model_matching import match
+from dynamo_backends.dumps.model_rows import digest
+from dynamo_backends.dumps.model_values import Runtime, run_model
 from dynamo_backends.dumps.models import OnnxModel, load_model
 from dynamo_backends.dumps.reading import DumpError, find_run
-from dynamo_backends.dumps.replaying import Variant, replay
-from dynamo_backends.dumps.rows import digest
-from dynamo_backends.dumps.running import Runtime, run_model
+from dynamo_backends.dumps.replay import Variant, replay
+from dynamo_backends.dumps.value_differences import difference
 
 HEAD = '<ir_version: 10, opset_import: ["": 21]>'
 X = np.linspace(-2, 3, 6, dtype=np.float32).reshape(2, 3)

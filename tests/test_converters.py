@@ -411,3 +411,17 @@ def test_a_number_below_float32s_is_true() -> None:
 
     mask = torch.tensor([True, False])
     assert torch.equal(compiled(function)(mask), function(mask))
+
+
+def test_the_gradient_of_a_small_soft_margin_loss() -> None:
+    """PyTorch's decomposition subtracts 1 from a number that float32 rounds to 1."""
+    x = torch.linspace(-30, 30, 100, requires_grad=True)
+
+    def gradient(function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        (found,) = torch.autograd.grad(function(x), x)
+        return found
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.soft_margin_loss(x, torch.ones_like(x))
+
+    torch.testing.assert_close(gradient(compiled(loss)), gradient(loss), rtol=1e-5, atol=0.0)

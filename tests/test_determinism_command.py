@@ -16,7 +16,7 @@ from dynamo_backends.cli import main
 from dynamo_backends.dumps.determinism import find_unstable
 from dynamo_backends.dumps.reading import DumpedGraph, find_run
 from dynamo_backends.exporter.converters import CONVERTERS
-from dynamo_backends.exporter.locations import short_file
+from dynamo_backends.graphs.locations import short_file
 
 aten = torch.ops.aten
 

@@ -28,7 +28,7 @@ from dynamo_backends import decomposition_table, onnx_compiler
 from dynamo_backends.dumps.reading import DumpedGraph, DumpedRegion, Run, find_run
 from dynamo_backends.dumps.schema import DynamoGraphEntry, LineEntry
 from dynamo_backends.exporter.converters import CONVERTERS
-from dynamo_backends.exporter.locations import is_user_file, short_file
+from dynamo_backends.graphs.locations import is_user_file, short_file
 
 
 class Block(nn.Module):

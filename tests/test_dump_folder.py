@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import fx
 
-from dynamo_backends.artifacts import GraphName
 from dynamo_backends.debug.dump_folder import DumpFolder, dump_folder, graph_folder
 from dynamo_backends.debug.stage_files import stage_text
 from dynamo_backends.dumps.reading import DumpError, latest_run
-from dynamo_backends.exporter.locations import short_file
+from dynamo_backends.graphs.artifacts import GraphName
+from dynamo_backends.graphs.locations import short_file
 
 
 def _files(root: Path) -> list[str]:

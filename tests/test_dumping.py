@@ -16,8 +16,8 @@ from torch._dynamo.backends.common import aot_autograd
 
 import dynamo_backends
 from dynamo_backends import decomposition_table, onnx_compiler
-from dynamo_backends.dumping import current_block
 from dynamo_backends.dumps.reading import find_run
+from dynamo_backends.pipeline.dump_block import current_block
 
 
 def onnxrt(model: Any, **options: object) -> Any:

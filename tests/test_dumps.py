@@ -14,10 +14,10 @@ import pytest
 import torch
 from dumped import graph_entry, region_entry, write_manifest
 
-from dynamo_backends import pipeline
 from dynamo_backends.cli import main
 from dynamo_backends.dumps.models import load_ir, load_model
 from dynamo_backends.dumps.reading import SCHEMA_VERSION, DumpError, find_run
+from dynamo_backends.pipeline import pipeline
 
 
 @pytest.fixture(scope="module")

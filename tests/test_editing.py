@@ -26,8 +26,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dynamo_backends.options import Options
-from dynamo_backends.pass_target import pass_target
-from dynamo_backends.regions import Support
+from dynamo_backends.partition.regions import Support
+from dynamo_backends.pipeline.pass_target import pass_target
 from passes import Pass, PassContext, Target, fx_editing, onnx_editing, register, unregister
 from passes.engine.fx.snapshot import FxSnapshot
 from passes.engine.manager import PassManager, take_snapshot

@@ -10,9 +10,9 @@ import torch
 
 import dynamo_backends
 from dynamo_backends.cli import main
-from dynamo_backends.explanation import remedy_of
-from dynamo_backends.exporter.locations import short_file
-from dynamo_backends.reasons import Kind
+from dynamo_backends.errors import Kind
+from dynamo_backends.explanations.explanation import remedy_of
+from dynamo_backends.graphs.locations import short_file
 from dynamo_backends.runtime import session
 
 LINEAR = torch.nn.Linear(3, 3)
@@ -28,7 +28,7 @@ def broken(x: torch.Tensor, factor: int) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def explanation() -> dynamo_backends.explanation.Explanation:
+def explanation() -> dynamo_backends.explanations.explanation.Explanation:
     return dynamo_backends.explain(broken)(torch.randn(2, 3), 3)
 
 

@@ -121,7 +121,7 @@ def test_a_pool_of_forked_processes() -> None:
 
 LOCKED = """
 import os, signal, threading, torch
-from dynamo_backends.runtime.oracle import ORACLE
+from dynamo_backends.runtime.node_support import ORACLE
 torch.set_num_threads(1)
 held, done = threading.Event(), threading.Event()
 

@@ -23,16 +23,17 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dynamo_backends import decomposition_table, frozen, onnx_compiler
-from dynamo_backends.artifacts import RunnableRegion
+from dynamo_backends import decomposition_table, onnx_compiler
 from dynamo_backends.errors import SessionError
-from dynamo_backends.frozen import FREE_REFRESHES, WORTH_CALLS
+from dynamo_backends.graphs.artifacts import RunnableRegion
 from dynamo_backends.runtime import constants as constants_module
-from dynamo_backends.runtime import heap
 from dynamo_backends.runtime import session as session_module
+from dynamo_backends.runtime import system_memory
 from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.ort_internals import PublicCalls
-from dynamo_backends.runtime.watch import CALLS, WHOLE, Watch
+from dynamo_backends.weights import frozen_session
+from dynamo_backends.weights.changes import CALLS, WHOLE, Watch
+from dynamo_backends.weights.frozen_session import FREE_REFRESHES, WORTH_CALLS
 from passes import Pass, onnx_editing, register, unregister
 
 
@@ -435,7 +436,7 @@ def test_weights_that_do_not_fit_in_memory_a_second_time_stay_inputs(
 ) -> None:
     model = network()
     size = sum(tensor.nbytes for tensor in model.parameters())
-    monkeypatch.setattr(frozen, "available", lambda: size)
+    monkeypatch.setattr(frozen_session, "available", lambda: size)
     assert_fresh(torch.compile(model, backend="onnxrt"), model)
     assert counted("constant_weights") == 0
     assert "stay inputs" in caplog.text
@@ -448,15 +449,15 @@ def test_the_free_memory_is_that_of_the_machine_and_of_its_container(
     files["_STATISTICS"] = ""
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-        monkeypatch.setattr(heap, name, tmp_path / name)
-    assert heap.available() == 4096
+        monkeypatch.setattr(system_memory, name, tmp_path / name)
+    assert system_memory.available() == 4096
     (tmp_path / "_LIMIT").write_text("3000\n")
-    assert heap.available() == 2000
+    assert system_memory.available() == 2000
     (tmp_path / "_STATISTICS").write_text("anon 100\ninactive_file 800\nactive_file 90\n")
-    assert heap.available() == 2800, "files that were read count as used until memory is needed"
+    assert system_memory.available() == 2800, "files that were read count as used until memory is needed"
     for name in files:
         (tmp_path / name).unlink()
-    assert heap.available() is None
+    assert system_memory.available() is None
 
 
 def test_what_a_graph_writes_to_is_no_constant() -> None:
@@ -671,8 +672,8 @@ def test_layers_that_share_a_graph_have_a_session_each() -> None:
     assert counted("weight_refreshes") == 2 + len(model.layers)
 
 
-def frozen_sessions() -> list[frozen.FrozenSession]:
-    return [item for item in gc.get_objects() if type(item) is frozen.FrozenSession]
+def frozen_sessions() -> list[frozen_session.FrozenSession]:
+    return [item for item in gc.get_objects() if type(item) is frozen_session.FrozenSession]
 
 
 class Masked(nn.Module):
@@ -738,7 +739,7 @@ def test_memory_that_is_written_to_while_another_has_its_place() -> None:
 
 
 def test_weights_of_sets_that_are_too_many_are_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frozen, "MOST_SETS", 2)
+    monkeypatch.setattr(frozen_session, "MOST_SETS", 2)
     model, expected = called_stack()
     with torch.no_grad():
         assert counted("weight_sets") == 1

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from dynamo_backends.compiling import Compiler
-from dynamo_backends.garbage import only_new
+from dynamo_backends.common.garbage_collection import only_new
+from dynamo_backends.pipeline.compiler import Compiler
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dynamo_backends.debug.rounding_runs import explained_by_rounding
 from dynamo_backends.debug.rows import Row
-from dynamo_backends.debug.second_opinion import explained_by_rounding
 from dynamo_backends.exporter.translate import value_names
 from dynamo_backends.numerics.graph_execution import FxExecution, value_of
 from dynamo_backends.numerics.local_error import NodeCheck, Segment

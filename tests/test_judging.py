@@ -11,14 +11,14 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends.debug.first_node import first_wrong_node, first_wrong_node_in_float64
-from dynamo_backends.debug.repeat import Instability
+from dynamo_backends.debug.first_changed_node import first_wrong_node, first_wrong_node_in_float64
+from dynamo_backends.debug.repeated_runs import Instability
 from dynamo_backends.debug.rows import Blame, Error, Finding, GraphComparison, Row
-from dynamo_backends.debug.stages import StageGraphs, changed, copy_of, difference, name_of_result
+from dynamo_backends.debug.stage_comparison import StageGraphs, changed, copy_of, difference, name_of_result
 from dynamo_backends.debug.verdict import conclude
 from dynamo_backends.dumps.blame import Cause, Kind
 from dynamo_backends.numerics.measure import Measure
-from dynamo_backends.numerics.twice import Results
+from dynamo_backends.numerics.program_execution import Results
 from dynamo_backends.numerics.verdicts import Verdict
 from passes.engine.results import PassResult
 

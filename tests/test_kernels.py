@@ -15,7 +15,7 @@ from onnxscript import opset18 as op
 from dynamo_backends import SessionError
 from dynamo_backends.errors import KernelFaultError
 from dynamo_backends.exporter.converters import CONVERTERS
-from dynamo_backends.runtime.kernels import fault_in, refusal
+from dynamo_backends.runtime.kernel_faults import fault_in, refusal
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings
 from passes import Pass, PassContext, register, unregister

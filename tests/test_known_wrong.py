@@ -1,7 +1,7 @@
 """Where a translation of torchlib or a kernel of ONNX Runtime differs from eager: each case by what it gets
 wrong.
 
-A case fails if its rule in ``exporter/known_wrong.py`` or its converter is taken away. The last tests are of
+A case fails if its rule in ``exporter/upstream_faults.py`` or its converter is taken away. The last tests are of
 ONNX Runtime alone, and fail when it is mended: then the rule or the workaround can go.
 """
 
@@ -18,8 +18,8 @@ from onnx import TensorProto, helper
 from operators import difference
 from packaging.version import Version
 
+from dynamo_backends.common.upstream_faults import installed_version
 from dynamo_backends.exporter.decompositions import decomposition_table
-from dynamo_backends.faults import installed_version
 
 nan, inf = float("nan"), float("inf")
 SPECIAL = torch.tensor([nan, inf, -inf, 0.0, -0.0, 0.5, -0.5, 1.0, -1.5, 2.5, 3e38, -100.0])

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 from dynamo_backends.dumps.reading import find_run
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.converters.normalization import layer_norm
-from dynamo_backends.exporter.locations import short_file
 from dynamo_backends.exporter.translate import find_translation
+from dynamo_backends.graphs.locations import short_file
 
 aten = torch.ops.aten
 LOWEST = torch.finfo(torch.float32).min

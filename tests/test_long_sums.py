@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from conftest import assert_on_onnx, assert_same_as_eager, compiled
 
-from dynamo_backends.needed_passes import with_needed_passes
 from dynamo_backends.numerics.verdicts import verdict
+from dynamo_backends.partition.needed_passes import with_needed_passes
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": torch.sum,

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from torch import fx
 
-from dynamo_backends.artifacts import CompiledGraph, GraphName, Split
 from dynamo_backends.debug import manifest as manifests
 from dynamo_backends.debug.dump_folder import DumpFolder
 from dynamo_backends.debug.manifest import Cost, Manifest
 from dynamo_backends.debug.rows import OK, Blame, GraphComparison
 from dynamo_backends.dumps.blame import Cause, Kind
+from dynamo_backends.graphs.artifacts import CompiledGraph, GraphName, Split
 from dynamo_backends.options import parse_options
 from passes.engine.results import PassResult
 

@@ -21,8 +21,8 @@ from dynamo_backends.cli import main
 from dynamo_backends.dumps.nonfinite import Nonfinite, find_nonfinite
 from dynamo_backends.dumps.reading import DumpedGraph, DumpError, find_run
 from dynamo_backends.exporter.converters import CONVERTERS
-from dynamo_backends.exporter.locations import short_file
-from dynamo_backends.numerics.extent import Extent, extent, nonfinite_elements
+from dynamo_backends.graphs.locations import short_file
+from dynamo_backends.numerics.value_range import Extent, extent, nonfinite_elements
 
 aten = torch.ops.aten
 

@@ -14,9 +14,9 @@ from dynamo_backends.numerics.call_execution import as_float64
 from dynamo_backends.numerics.distance import distance, nearer, ordinary
 from dynamo_backends.numerics.exact import widen
 from dynamo_backends.numerics.measure import Measure
+from dynamo_backends.numerics.program_execution import NotRepeatableError, Results, Twice, copies
 from dynamo_backends.numerics.randomness import PrivateRandomness, is_random
-from dynamo_backends.numerics.results import difference_of_results
-from dynamo_backends.numerics.twice import NotRepeatableError, Results, Twice, copies
+from dynamo_backends.numerics.same_results import difference_of_results
 from dynamo_backends.numerics.verdicts import is_changed, is_discrete, largest, verdict
 
 aten = torch.ops.aten

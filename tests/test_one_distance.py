@@ -18,16 +18,11 @@ import torch
 
 from dynamo_backends.dumps import repro
 from dynamo_backends.dumps.cut_folder import repro_text
-from dynamo_backends.dumps.differences import distance, kind_of
-from dynamo_backends.dumps.execution import (
-    PLAIN,
-    Session,
-    as_array,
-    bits_of,
-)
+from dynamo_backends.dumps.model_sessions import PLAIN, Session, as_array, bits_of
 from dynamo_backends.dumps.models import OnnxModel
 from dynamo_backends.dumps.reading import DATA_SET, write_data_set
 from dynamo_backends.dumps.schema import Settings
+from dynamo_backends.dumps.value_differences import distance, kind_of
 from dynamo_backends.numerics import distance as in_torch
 from dynamo_backends.numerics.measure import FORMATS
 

@@ -21,10 +21,10 @@ from onnxscript import opset18 as op
 from torch._dynamo.backends.common import aot_autograd
 
 import dynamo_backends
-from dynamo_backends.debug import tensors
+from dynamo_backends.debug import tensor_files
 from dynamo_backends.dumps.reading import SCHEMA_VERSION
 from dynamo_backends.exporter.converters import CONVERTERS
-from dynamo_backends.exporter.locations import short_file
+from dynamo_backends.graphs.locations import short_file
 from passes import Pass, PassContext
 
 
@@ -293,7 +293,7 @@ def test_large_tensors_are_summarized_unless_asked_for(dump: Path) -> None:
 
 
 def test_a_tensor_too_large_for_protobuf_goes_to_a_file_of_its_own(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "_PROTOBUF_LIMIT", 1000)
+    monkeypatch.setattr(tensor_files, "_PROTOBUF_LIMIT", 1000)
     debug(lambda x: x + 1, dump, tensor_limit=-1)(torch.arange(1000.0))
     (folder,) = (dump / "latest").glob("graph_*/inference/region_0/test_data_set_0")
     proto = onnx.load_tensor(str(folder / "input_0.pb"))

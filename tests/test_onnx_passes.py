@@ -21,8 +21,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from dynamo_backends.options import Options
-from dynamo_backends.pass_target import pass_target
-from dynamo_backends.regions import Support
+from dynamo_backends.partition.regions import Support
+from dynamo_backends.pipeline.pass_target import pass_target
 from passes.engine.manager import PassManager, Switches
 
 OPTIONS = Options()

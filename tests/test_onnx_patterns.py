@@ -16,8 +16,8 @@ from onnxscript.rewriter.pattern import RewriteRule
 from onnxscript.rewriter.rules import common
 
 from dynamo_backends.options import parse_options
-from dynamo_backends.pass_target import pass_target
-from dynamo_backends.regions import Support
+from dynamo_backends.partition.regions import Support
+from dynamo_backends.pipeline.pass_target import pass_target
 from passes import OnnxPattern, PassContext, Target, onnx_editing, onnx_pattern_pass, register, unregister
 from passes.engine.onnx.inference import infer_types
 

@@ -28,14 +28,15 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertForSequenceClassification
 
-from dynamo_backends import op_tools, watchers
-from dynamo_backends.captures import find_calls
+from dynamo_backends import op_tools
 from dynamo_backends.cli import main
+from dynamo_backends.common import operator_watchers
 from dynamo_backends.numerics.call_execution import FLOAT64, CallExecution
 from dynamo_backends.numerics.distance import distance
 from dynamo_backends.numerics.measure import Measure
 from dynamo_backends.op_tools import judge
 from dynamo_backends.op_tools.capture import operator_folder
+from dynamo_backends.op_tools.captures import find_calls
 from dynamo_backends.op_tools.names import function_of, is_query, name_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,7 +103,7 @@ def test_nothing_remains_after_an_exception_or_a_later_backward(name: str, level
         y = (x * 2).sin()
         raise ZeroDivisionError
     assert not _get_current_function_mode_stack() and not _get_current_dispatch_mode_stack()
-    assert not watchers.watch_this_thread()
+    assert not operator_watchers.watch_this_thread()
     before = len(getattr(tool, "compared", [])), len(list(tmp_path.rglob("*")))
     y.sum().backward()
     assert (len(getattr(tool, "compared", [])), len(list(tmp_path.rglob("*")))) == before

@@ -20,7 +20,7 @@ from dynamo_backends.dumps.operator_times import (
     operator_times,
 )
 from dynamo_backends.dumps.reading import DumpedGraph, find_run
-from dynamo_backends.exporter.locations import short_file
+from dynamo_backends.graphs.locations import short_file
 
 
 class Block(torch.nn.Module):

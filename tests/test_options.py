@@ -17,14 +17,10 @@ from conftest import assert_on_onnx, assert_same_as_eager, assert_same_values, c
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
-from dynamo_backends import (
-    UnsupportedOperatorError,
-    decomposition_table,
-    onnx_compiler,
-)
+from dynamo_backends import UnsupportedOperatorError, decomposition_table, onnx_compiler
 from dynamo_backends import options as options_module
 from dynamo_backends.backends import AotCompiler
-from dynamo_backends.exporter.locations import short_file
+from dynamo_backends.graphs.locations import short_file
 from dynamo_backends.options import Form, Options, most_threads, option, parse_options
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.versions import MINIMUM_OPSET, maximum_opset

@@ -12,11 +12,11 @@ import torch
 from conftest import assert_same_values, compiled, counted
 from onnxscript import opset18 as op
 
+from dynamo_backends.errors import Kind, Reason
 from dynamo_backends.exporter.converters import CONVERTERS
-from dynamo_backends.reasons import Kind, Reason
-from dynamo_backends.runtime import oracle
-from dynamo_backends.runtime.kernels import refusal_of_node
-from dynamo_backends.runtime.oracle import Oracle
+from dynamo_backends.runtime import node_support
+from dynamo_backends.runtime.kernel_faults import refusal_of_node
+from dynamo_backends.runtime.node_support import Oracle
 from dynamo_backends.runtime.versions import maximum_opset
 
 NO_MEMORY = "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Failed to allocate memory for requested buffer of size 7"
@@ -24,7 +24,7 @@ NO_MEMORY = "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Failed to allocate mem
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oracle.ORACLE, "known", {})
+    monkeypatch.setattr(node_support.ORACLE, "known", {})
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     maximum_opset()  # it makes sessions the first time, as does the arena
     compiled(torch.cosh, dynamic=False)(torch.ones(1))
     torch._dynamo.reset()
-    oracle.ORACLE.known.clear()
+    node_support.ORACLE.known.clear()
     models: list[bytes] = []
     create = onnxruntime.InferenceSession
 
@@ -127,7 +127,7 @@ def test_nodes_that_differ_in_one_thing_are_asked_of_one_by_one(
     for questions, function in [(1, first), (2, second)]:
         torch._dynamo.reset()
         compiled(function, dynamic=False)(*arguments)
-        assert len(oracle.ORACLE) == questions
+        assert len(node_support.ORACLE) == questions
 
 
 def test_an_allocation_that_failed_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,4 +191,4 @@ def test_passes_ask_the_same_oracle(sessions: list[bytes]) -> None:
         assert refused is not None and refused.kind is Kind.REFUSED
         assert refusal_of_node(ir.node("Neg", [value]), ("CPUExecutionProvider",), 18) is None
     assert len(sessions) == 2
-    assert len(oracle.ORACLE) == 2
+    assert len(node_support.ORACLE) == 2

@@ -23,7 +23,7 @@ from torch._inductor.compiler_bisector import CompilerBisector
 from dynamo_backends.cli import main
 from dynamo_backends.cli.passes import Result, why_text
 from dynamo_backends.dumps.reading import latest_run
-from dynamo_backends.pass_target import BACKEND
+from dynamo_backends.pipeline.pass_target import BACKEND
 from passes import Pass, PassContext, catalog, fx_editing, register, unregister
 from passes.engine.manager import STAGES, PassManager, Switches, all_passes
 from passes.engine.results import PassResult, Refusal

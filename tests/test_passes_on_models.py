@@ -11,12 +11,12 @@ from torch import fx
 from torch._dynamo.utils import counters
 from zoo import ZOO, scalar
 
-from dynamo_backends.artifacts import CompiledGraph, GraphName, Runner
-from dynamo_backends.observer import Observer
+from dynamo_backends.graphs.artifacts import CompiledGraph, GraphName, Runner
 from dynamo_backends.options import parse_options
-from dynamo_backends.pipeline import Pipeline
-from dynamo_backends.program import Loaded
-from dynamo_backends.verification import Evaluation, ModelChecker
+from dynamo_backends.partition.pass_verification import Evaluation, ModelChecker
+from dynamo_backends.partition.program import Loaded
+from dynamo_backends.pipeline.observer import Observer
+from dynamo_backends.pipeline.pipeline import Pipeline
 
 VERIFY = {"options": {"verify_passes": True}}
 

@@ -23,13 +23,14 @@ from torch._dynamo.utils import counters
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends import decomposition_table, inductor
-from dynamo_backends.artifacts import GraphName
+from dynamo_backends import decomposition_table
 from dynamo_backends.cache.graphs import CachedGraphs
 from dynamo_backends.cli import main
 from dynamo_backends.errors import SessionError
 from dynamo_backends.exporter.decompose import decompose
-from dynamo_backends.numerics.results import difference_of_results, sampled
+from dynamo_backends.graphs import inductor
+from dynamo_backends.graphs.artifacts import GraphName
+from dynamo_backends.numerics.same_results import difference_of_results, sampled
 from dynamo_backends.options import parse_options
 from dynamo_backends.placement import autotuner, engines, graph_facts
 from dynamo_backends.placement.autotuner import Autotuner, TunedGraph
@@ -961,7 +962,8 @@ import json, sys, torch
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 4))
 torch.compile(model, backend="onnxrt")(torch.randn(2, 8)).sum().backward()
 assert model[0].weight.grad is not None
-heavy = ("onnx", "onnx_ir", "onnxscript", "passes.catalog", "dynamo_backends.compiling", "torch._inductor.compile_fx")
+heavy = ("onnx", "onnx_ir", "onnxscript", "passes.catalog",
+         "dynamo_backends.pipeline.compiler", "torch._inductor.compile_fx")
 print(json.dumps([name for name in heavy if name in sys.modules]))
 """
 

@@ -23,12 +23,12 @@ from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
 from dynamo_backends import onnx_compiler
-from dynamo_backends.debug import captured, manifest, observer
+from dynamo_backends.debug import captured_graph, manifest, observer
 from dynamo_backends.dumps.reading import find_run
 from dynamo_backends.exporter import decompositions
 from dynamo_backends.exporter.converters import CONVERTERS
-from dynamo_backends.exporter.locations import short_file
-from dynamo_backends.runtime import watch
+from dynamo_backends.graphs.locations import short_file
+from dynamo_backends.weights import changes
 from passes import Pass, PassContext
 
 aten = torch.ops.aten
@@ -742,7 +742,7 @@ def test_a_call_that_cannot_be_copied_runs_all_the_same(
     def refuse(values: object) -> object:
         raise NotImplementedError("no copies")
 
-    monkeypatch.setattr(captured, "copies", refuse)
+    monkeypatch.setattr(captured_graph, "copies", refuse)
     function = compiled(lambda x: x.sin(), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
     with torch.no_grad():
         torch.testing.assert_close(function(torch.ones(3)), torch.ones(3).sin())
@@ -753,7 +753,7 @@ def test_a_call_that_cannot_be_copied_runs_all_the_same(
 
 
 def test_a_stale_weight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(watch.Watch, "changed", lambda self, tensors: ([], []))  # nothing is noticed any more
+    monkeypatch.setattr(changes.Watch, "changed", lambda self, tensors: ([], []))  # nothing is noticed any more
     model = Perceptron()
     function = compiled(model, backend="onnx_debug", options={"dump_dir": str(tmp_path), "compare": "every"})
     with torch.no_grad():

@@ -15,10 +15,10 @@ from onnx.reference import ReferenceEvaluator
 from torch import nn
 
 from dynamo_backends.cli import main
+from dynamo_backends.dumps.mixed_precision import widened
 from dynamo_backends.dumps.precision import RegionPrecision, RegionSearch, find_precision
 from dynamo_backends.dumps.reading import DumpedGraph, find_run
-from dynamo_backends.dumps.widening import widened
-from dynamo_backends.exporter.locations import short_file
+from dynamo_backends.graphs.locations import short_file
 
 
 def line_of(text: str) -> int:

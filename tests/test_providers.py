@@ -15,20 +15,20 @@ import torch
 from conftest import assert_same_as_eager, compiled, counted
 from torch import fx
 
-from dynamo_backends import python_process
+from dynamo_backends.common import python_process
 from dynamo_backends.debug.rows import Blame, GraphComparison, Row
 from dynamo_backends.debug.verdict import with_precision
 from dynamo_backends.dumps.blame import Cause, Kind
 from dynamo_backends.errors import SessionError
 from dynamo_backends.numerics.distance import distance
 from dynamo_backends.options import parse_options
-from dynamo_backends.provider_check import MOST_CHECKED, CheckedSession
-from dynamo_backends.runtime import apart
-from dynamo_backends.runtime.apart import check_apart
+from dynamo_backends.partition.provider_check import MOST_CHECKED, CheckedSession
+from dynamo_backends.runtime import subprocess_session
 from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.ort_internals import IDENTITY
 from dynamo_backends.runtime.providers import Provider, as_precise_as_pytorch, fallbacks, with_threads
 from dynamo_backends.runtime.settings import SessionSettings
+from dynamo_backends.runtime.subprocess_session import check_apart
 
 CPU, OPENVINO = "CPUExecutionProvider", "OpenVINOExecutionProvider"
 FIRST, SECOND = "FirstExecutionProvider", "SecondExecutionProvider"
@@ -204,11 +204,11 @@ def test_a_process_that_crashes_refuses(monkeypatch: pytest.MonkeyPatch, caplog:
         check_apart(IDENTITY.replace(b"Identity", b"Identitz"), settings)
     crashing = [sys.executable, "-c", "print('ready', flush=True); input(); import os; os.abort()"]
     monkeypatch.setattr(python_process, "worker_command", lambda module: crashing)
-    monkeypatch.setattr(apart, "_APART", apart._Apart())
+    monkeypatch.setattr(subprocess_session, "_APART", subprocess_session._Apart())
     with pytest.raises(SessionError, match="crashed, exit code -6"):
         check_apart(IDENTITY, settings)
     monkeypatch.setattr(python_process, "worker_command", lambda module: [sys.executable, "-c", "import no_package"])
-    monkeypatch.setattr(apart, "_APART", apart._Apart())
+    monkeypatch.setattr(subprocess_session, "_APART", subprocess_session._Apart())
     for _ in range(2):
         with pytest.raises(SessionError, match="No module named 'no_package'"):
             check_apart(IDENTITY, settings)

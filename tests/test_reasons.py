@@ -12,18 +12,18 @@ from conftest import compiled, counted
 from onnxscript import opset18 as op
 from torch import nn
 
-from dynamo_backends import SessionError, TranslationError, UnsupportedOperatorError, lowering
-from dynamo_backends.artifacts import CompiledGraph, Coverage, GraphName, Runner
-from dynamo_backends.coverage_report import Report
-from dynamo_backends.errors import KernelFaultError
+from dynamo_backends import SessionError, TranslationError, UnsupportedOperatorError
+from dynamo_backends.errors import KernelFaultError, Kind, Reason
 from dynamo_backends.exporter.converters import CONVERTERS, NotTranslatable
-from dynamo_backends.exporter.locations import short_file
-from dynamo_backends.observer import Observer
+from dynamo_backends.graphs.artifacts import CompiledGraph, Coverage, GraphName, Runner
+from dynamo_backends.graphs.locations import short_file
 from dynamo_backends.options import parse_options
-from dynamo_backends.pipeline import Pipeline
-from dynamo_backends.program import Loaded
-from dynamo_backends.reasons import Kind, Reason
-from dynamo_backends.regions import Support
+from dynamo_backends.partition.coverage import Report
+from dynamo_backends.partition.program import Loaded
+from dynamo_backends.partition.regions import Support
+from dynamo_backends.pipeline import lowering
+from dynamo_backends.pipeline.observer import Observer
+from dynamo_backends.pipeline.pipeline import Pipeline
 from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.messages import session_error
 from dynamo_backends.runtime.session import Session

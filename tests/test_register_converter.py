@@ -22,8 +22,8 @@ from dynamo_backends import NotTranslatable, operator_set, register_converter, u
 from dynamo_backends.cli import main
 from dynamo_backends.exporter.registration import registered_targets
 from dynamo_backends.runtime import custom_operators
-from dynamo_backends.runtime.apart import check_apart
 from dynamo_backends.runtime.settings import SessionSettings
+from dynamo_backends.runtime.subprocess_session import check_apart
 
 aten = torch.ops.aten
 ONLY_ONNX = {"fallback": "error", "placement": "onnx"}

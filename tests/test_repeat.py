@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from conftest import assert_same_as_eager, compiled
 from onnxscript import opset18 as op
 
-from dynamo_backends.debug import repeat
-from dynamo_backends.exporter import decompositions, known_wrong
+from dynamo_backends.debug import repeated_runs
+from dynamo_backends.exporter import decompositions, upstream_faults
 from dynamo_backends.exporter.converters import CONVERTERS
-from dynamo_backends.exporter.locations import short_file
-from dynamo_backends.runtime import kernels, oracle
+from dynamo_backends.graphs.locations import short_file
+from dynamo_backends.runtime import kernel_faults, node_support
 from dynamo_backends.runtime.session import Session
 
 aten = torch.ops.aten
@@ -88,9 +88,9 @@ def test_a_race_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         table = op.Expand(op.Constant(value_float=0.0), op.Constant(value_ints=[rows, 64]))
         return op.ScatterND(table, op.Unsqueeze(indices, [-1]), grad, reduction="add")
 
-    monkeypatch.setattr(kernels, "FAULTS", ())
-    monkeypatch.setattr(known_wrong, "FAULTS", ())
-    monkeypatch.setattr(oracle.ORACLE, "known", {})
+    monkeypatch.setattr(kernel_faults, "FAULTS", ())
+    monkeypatch.setattr(upstream_faults, "FAULTS", ())
+    monkeypatch.setattr(node_support.ORACLE, "known", {})
     monkeypatch.setitem(CONVERTERS, aten.embedding_dense_backward.default, racing)
     table, index = torch.randn(16, 64, requires_grad=True), torch.full((100_000,), 3)
     grad = torch.randn(100_000, 64)  # of both signs: the sum is small, as is its rounding, and a lost one is seen
@@ -207,7 +207,7 @@ def test_an_error_while_running_again_is_not_the_users(tmp_path: Path, monkeypat
     def no_memory(*args: object) -> object:
         raise MemoryError("no memory")
 
-    monkeypatch.setattr(repeat, "differences_of", no_memory)
+    monkeypatch.setattr(repeated_runs, "differences_of", no_memory)
     with torch.no_grad():
         (graph,) = comparison_of(sinh_in_the_middle, tmp_path, torch.randn(50))
     assert graph["verdict"] == "ok"
@@ -271,5 +271,5 @@ class CountedSession:
 def test_one_thread_has_no_races(threads: int, expected: list[int]) -> None:
     calls: list[int] = []
     session: Any = CountedSession(threads, calls)
-    assert not repeat.repeat_region(session, [], [torch.ones(3)]).unstable
+    assert not repeated_runs.repeat_region(session, [], [torch.ones(3)]).unstable
     assert calls == expected

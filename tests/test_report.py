@@ -24,7 +24,7 @@ from torch import fx, nn
 
 from dynamo_backends.cli import main
 from dynamo_backends.dumps.reading import Run, find_run
-from dynamo_backends.exporter.locations import short_file
+from dynamo_backends.graphs.locations import short_file
 from dynamo_backends.report import gather, render, write_page
 from passes import Pass, PassContext, register, unregister
 

@@ -14,11 +14,11 @@ from onnxscript import opset18 as op
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends import regions
 from dynamo_backends.errors import SessionError, TranslationError, WrongResultError
 from dynamo_backends.exporter import results
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.translate import Input, Output, translate
+from dynamo_backends.partition import regions
 from dynamo_backends.runtime import binding
 from dynamo_backends.runtime.binding import BoundSession, InputSpec, OutputSpec
 from dynamo_backends.runtime.session import Session

@@ -15,14 +15,17 @@ import torch
 from conftest import assert_same_as_eager, assert_same_values, compiled, counted
 from torch._dynamo.backends.common import aot_autograd
 
-from dynamo_backends import artifacts, compiling, fake_tensors, lowering, onnx_compiler, pipeline, runners, safety_net
-from dynamo_backends.artifacts import RunnableRegion
-from dynamo_backends.assumptions import Assumptions
+from dynamo_backends import onnx_compiler
 from dynamo_backends.cache import graphs
-from dynamo_backends.debug import judge
+from dynamo_backends.common import safety_net
+from dynamo_backends.debug import run_verdict
 from dynamo_backends.debug.manifest import Manifest
 from dynamo_backends.debug.observer import DebugObserver
 from dynamo_backends.errors import AheadOfTimeError, CandidateError
+from dynamo_backends.graphs import artifacts, fake_tensors
+from dynamo_backends.graphs.artifacts import RunnableRegion
+from dynamo_backends.graphs.size_assumptions import Assumptions
+from dynamo_backends.pipeline import compiler, lowering, pipeline, runners
 from dynamo_backends.placement.autotuner import TunedGraph
 from dynamo_backends.runtime.binding import BoundSession
 
@@ -72,7 +75,7 @@ def test_a_failure_while_compiling(
     with caplog.at_level(logging.WARNING, "dynamo_backends"):
         assert_runs_as_eager()
     assert counted("internal_failures") == (split.calls if call is None else 1)
-    assert [record.name for record in caplog.records].count("dynamo_backends.safety_net") == 1
+    assert [record.name for record in caplog.records].count("dynamo_backends.common.safety_net") == 1
     assert (counted("nodes_on_onnx") > 0) == (call is not None)
 
 
@@ -81,7 +84,7 @@ def test_a_failure_before_and_between_the_stages(where: str, monkeypatch: pytest
     holder, name = {
         "aot.name_call": (pipeline.aot, "name_call"),
         "aot.name_values": (pipeline.aot, "name_values"),
-        "Compiler.joint": (compiling.Compiler, "joint"),
+        "Compiler.joint": (compiler.Compiler, "joint"),
         "weights_of": (runners, "weights_of"),
         "only_new": (type(pipeline.only_new), "__enter__"),
     }[where]
@@ -231,7 +234,7 @@ def test_a_failure_under_aot_autograd(partitions: bool, monkeypatch: pytest.Monk
     compiler = onnx_compiler()
     partitioner = {"partition_fn": compiler.partition_fn} if partitions else {}
     if partitions:
-        monkeypatch.setattr(compiling.Compiler, "joint", broken)
+        monkeypatch.setattr(compiler.Compiler, "joint", broken)
     else:
         monkeypatch.setattr(lowering, "split_graph", broken)
     assert_runs_as_eager({"backend": aot_autograd(fw_compiler=compiler, **partitioner)})
@@ -248,9 +251,9 @@ DEBUG = [
     (DebugObserver, "conclude"),
     (DebugObserver, "count_run"),
     (Manifest, "add_stage"),
-    (judge.Judge, "judge"),
-    (judge.Judge, "call_of"),
-    (judge.ComparedEntry, "_judge"),
+    (run_verdict.Judge, "judge"),
+    (run_verdict.Judge, "call_of"),
+    (run_verdict.ComparedEntry, "_judge"),
 ]
 
 

@@ -13,11 +13,11 @@ from torch import fx
 sys.path.insert(0, str(Path(__file__).parent.parent))  # ``benchmarks`` is not installed
 
 from benchmarks.compile_time import GRAPHS  # noqa: E402
-from dynamo_backends import regions  # noqa: E402
-from dynamo_backends.artifacts import GraphName  # noqa: E402
-from dynamo_backends.observer import Observer  # noqa: E402
+from dynamo_backends.graphs.artifacts import GraphName  # noqa: E402
 from dynamo_backends.options import Options  # noqa: E402
-from dynamo_backends.runners import Runners  # noqa: E402
+from dynamo_backends.partition import regions  # noqa: E402
+from dynamo_backends.pipeline.observer import Observer  # noqa: E402
+from dynamo_backends.pipeline.runners import Runners  # noqa: E402
 
 SMALL = 120
 """Nodes of the smaller graph; the larger has four times as many."""

@@ -21,12 +21,12 @@ from onnxscript import opset18 as op
 from torch import fx, nn
 
 from dynamo_backends.cli import main
-from dynamo_backends.debug.captured import Call
+from dynamo_backends.debug.captured_graph import Call
 from dynamo_backends.debug.rows import Finding
 from dynamo_backends.dumps.reading import find_run
 from dynamo_backends.exporter.converters import CONVERTERS
-from dynamo_backends.exporter.locations import short_file, stack
-from dynamo_backends.runtime import watch
+from dynamo_backends.graphs.locations import short_file, stack
+from dynamo_backends.weights import changes
 from passes import Pass, PassContext
 
 aten = torch.ops.aten
@@ -134,7 +134,7 @@ def test_a_constant_is_folded_wrongly(
 
 
 def test_a_weight_is_stale(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(watch.Watch, "changed", lambda self, tensors: ([], []))  # nothing is noticed any more
+    monkeypatch.setattr(changes.Watch, "changed", lambda self, tensors: ([], []))  # nothing is noticed any more
     model = Layered()
     function = compiled(model, backend="onnx_debug", options={"dump_dir": str(tmp_path), "compare": "every"})
     with torch.no_grad():

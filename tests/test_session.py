@@ -20,14 +20,14 @@ import torch
 from conftest import assert_same_values
 from torch import nn
 
-from dynamo_backends.artifacts import CompiledGraph, Runner
-from dynamo_backends.debug.suspects import find_rewrite
-from dynamo_backends.dumps.execution import check_config
+from dynamo_backends.debug.wrong_rewrite import find_rewrite
+from dynamo_backends.dumps.model_sessions import check_config
 from dynamo_backends.dumps.reading import DumpError
-from dynamo_backends.observer import Observer
+from dynamo_backends.graphs.artifacts import CompiledGraph, Runner
 from dynamo_backends.options import parse_options
-from dynamo_backends.pipeline import Pipeline
-from dynamo_backends.program import Loaded
+from dynamo_backends.partition.program import Loaded
+from dynamo_backends.pipeline.observer import Observer
+from dynamo_backends.pipeline.pipeline import Pipeline
 from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings

@@ -13,7 +13,7 @@ from operators import difference
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.layout import layout_of
+from dynamo_backends.graphs.layout import layout_of
 
 nan, inf = math.nan, math.inf
 SPECIAL = torch.tensor(

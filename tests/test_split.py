@@ -11,9 +11,9 @@ from torch import fx
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from dynamo_backends.artifacts import Region, Split, region_name
-from dynamo_backends.reasons import Kind, Reason
-from dynamo_backends.regions import Support, assemble, attributes_of, split_graph
+from dynamo_backends.errors import Kind, Reason
+from dynamo_backends.graphs.artifacts import Region, Split, region_name
+from dynamo_backends.partition.regions import Support, assemble, attributes_of, split_graph
 
 aten = torch.ops.aten
 

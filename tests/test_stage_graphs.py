@@ -22,9 +22,9 @@ from dynamo_backends.dumps.reading import DumpError, Run, find_run
 from dynamo_backends.dumps.schema import RunEntry
 from dynamo_backends.dumps.stage_diff import Change, StageDiff, diff_nodes, diff_stages
 from dynamo_backends.dumps.stage_graphs import STAGES, StageGraph, stage_graphs, stages_of
-from dynamo_backends.exporter.locations import short_file
-from dynamo_backends.graph_text import GraphNode, model_text, onnx_nodes
-from dynamo_backends.observer import STAGES as OBSERVED
+from dynamo_backends.graphs.graph_text import GraphNode, model_text, onnx_nodes
+from dynamo_backends.graphs.locations import short_file
+from dynamo_backends.pipeline.observer import STAGES as OBSERVED
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 import dynamo_backends
-from dynamo_backends.fake_tensors import fake_tensors_as_kernels, strides_of_kernel
+from dynamo_backends.graphs.fake_tensors import fake_tensors_as_kernels, strides_of_kernel
 
 LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
     "channels last": lambda: torch.randn(2, 8, 8, 8).to(memory_format=torch.channels_last),
@@ -163,7 +163,7 @@ def test_a_kernel_that_cannot_run_leaves_the_fake_tensor_as_it_is(monkeypatch: p
 
 
 def test_onnx_debug_names_a_result_with_other_strides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("dynamo_backends.fake_tensors.may_differ", lambda target: False)
+    monkeypatch.setattr("dynamo_backends.graphs.fake_tensors.may_differ", lambda target: False)
     options = {"dump_dir": tmp_path}
     compiled(lambda x: x.permute(0, 3, 1, 2).roll(1, 2), backend="onnx_debug", options=options)(torch.randn(2, 3, 4, 5))
     torch._dynamo.reset()

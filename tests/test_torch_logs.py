@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import compiled
 
-from dynamo_backends import stage_log
+from dynamo_backends.pipeline import stage_logging
 
 ROOT = Path(__file__).parent.parent
 
@@ -115,7 +115,7 @@ import torch
 assert called, "what is broken was used"
 assert torch.ones(2).sum() == 2 and torch._logging is not None
 ours = [name for name in sys.modules if name.split(".")[0] in ("dynamo_backends", "passes")]
-assert ours == ["dynamo_backends", "dynamo_backends.torch_logs"], "it stays cheap"
+assert ours == ["dynamo_backends", "dynamo_backends.common.torch_logs"], "it stays cheap"
 """
 
 
@@ -181,5 +181,5 @@ def test_costs_nothing_when_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """No text is made where nobody reads it."""
     monkeypatch.setattr(torch._logging._internal.trace_log, "handlers", [])
     for name in ("_text", "_size", "_text_of_bytes"):
-        monkeypatch.setattr(stage_log, name, lambda *args: pytest.fail("made"))
+        monkeypatch.setattr(stage_logging, name, lambda *args: pytest.fail("made"))
     compiled(lambda x: torch.relu(x) + 1)(torch.randn(3))

@@ -17,7 +17,8 @@ from environments import constraints_without
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from dynamo_backends.torch_versions import TESTED, warn_if_untested
+from dynamo_backends.common.installation import warn_if_untested
+from dynamo_backends.versions import TESTED
 
 ROOT = Path(__file__).parent.parent
 

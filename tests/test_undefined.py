@@ -9,7 +9,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.debug.rows import Blame, GraphComparison
-from dynamo_backends.debug.undefined import without_undefined
+from dynamo_backends.debug.undefined_results import without_undefined
 from dynamo_backends.dumps.blame import Cause, Kind
 
 aten = torch.ops.aten

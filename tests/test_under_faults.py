@@ -23,8 +23,8 @@ import dynamo_backends
 import passes
 from dynamo_backends.exporter.converters.registry import CONVERTERS
 from dynamo_backends.runtime import binding
-from dynamo_backends.runtime.arena import ARENA
-from dynamo_backends.runtime.oracle import ORACLE
+from dynamo_backends.runtime.memory_arena import ARENA
+from dynamo_backends.runtime.node_support import ORACLE
 
 
 def model() -> torch.nn.Module:

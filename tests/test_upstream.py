@@ -23,12 +23,12 @@ from torch.nn.functional import gelu, max_pool2d
 from upstream_faults import DEMONSTRATIONS, WRONG_VALUES, cast_is_dropped, faults, in_a_process, unknown
 
 from dynamo_backends import SessionError
-from dynamo_backends import faults as versions
-from dynamo_backends.exporter import known_wrong
-from dynamo_backends.faults import Fault, installed_version
-from dynamo_backends.regions import Support
-from dynamo_backends.runtime import kernels, oracle
-from dynamo_backends.runtime.kernels import fault_in, refusal_of_node
+from dynamo_backends.common import upstream_faults as versions
+from dynamo_backends.common.upstream_faults import Fault, installed_version
+from dynamo_backends.exporter import upstream_faults
+from dynamo_backends.partition.regions import Support
+from dynamo_backends.runtime import kernel_faults, node_support
+from dynamo_backends.runtime.kernel_faults import fault_in, refusal_of_node
 from dynamo_backends.runtime.optimizers import OPTIMIZERS
 
 decomposed = torch.ops.quantized_decomposed
@@ -86,10 +86,10 @@ VERSION = installed_version("onnxruntime")
 def test_a_fault_holds_where_the_library_has_it(fault: Fault, holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By an ATen operator, and by an ONNX node."""
     by_aten = dataclasses.replace(fault, operators=frozenset({torch.ops.aten.neg.default}))
-    monkeypatch.setattr(known_wrong, "FAULTS", (by_aten,))
+    monkeypatch.setattr(upstream_faults, "FAULTS", (by_aten,))
     compiled(neg)(torch.ones(3))
     assert counted("fallback aten.neg.default") == holds
-    monkeypatch.setattr(kernels, "FAULTS", (dataclasses.replace(fault, operators=frozenset({"Neg"})),))
+    monkeypatch.setattr(kernel_faults, "FAULTS", (dataclasses.replace(fault, operators=frozenset({"Neg"})),))
     assert (fault_in(NEG, CPU) is not None) == holds
 
 
@@ -121,13 +121,13 @@ def test_an_optimizer_runs_where_its_fault_is_not(monkeypatch: pytest.MonkeyPatc
     doubles = ir.from_onnx_text(
         '<ir_version: 10, opset_import: ["" : 18]> g (double[4] x) => (double[4] y) { y = Neg(x) }'
     )
-    always = set(kernels.optimizers_to_disable(NEG))
-    assert always > {"NoopElimination", "QDQSelectorActionTransformer", *kernels.SLOW_OPTIMIZERS}
+    always = set(kernel_faults.optimizers_to_disable(NEG))
+    assert always > {"NoopElimination", "QDQSelectorActionTransformer", *kernel_faults.SLOW_OPTIMIZERS}
     assert always.isdisjoint({"FuseReluClip", "LayerNormFusionL1"})
-    assert set(kernels.optimizers_to_disable(doubles)) > always | {"FuseReluClip", "LayerNormFusionL1"}
-    mended = tuple(dataclasses.replace(fault, versions=f"<{VERSION}") for fault in kernels.OPTIMIZER_FAULTS)
-    monkeypatch.setattr(kernels, "OPTIMIZER_FAULTS", mended)
-    assert set(kernels.optimizers_to_disable(doubles)) == set(kernels.SLOW_OPTIMIZERS)
+    assert set(kernel_faults.optimizers_to_disable(doubles)) > always | {"FuseReluClip", "LayerNormFusionL1"}
+    mended = tuple(dataclasses.replace(fault, versions=f"<{VERSION}") for fault in kernel_faults.OPTIMIZER_FAULTS)
+    monkeypatch.setattr(kernel_faults, "OPTIMIZER_FAULTS", mended)
+    assert set(kernel_faults.optimizers_to_disable(doubles)) == set(kernel_faults.SLOW_OPTIMIZERS)
 
 
 _LIST = """
@@ -242,16 +242,16 @@ def test_a_fault_of_the_cpu_provider_does_not_hold_for_what_another_takes(
         if only_first and not takes:
             raise SessionError("no kernel")
 
-    monkeypatch.setattr(kernels, "_load", load)
-    monkeypatch.setattr(oracle.ORACLE, "known", {})
-    monkeypatch.setattr(kernels, "FAULTS", (dataclasses.replace(FAULT, operators=frozenset({"Neg"})),))
+    monkeypatch.setattr(kernel_faults, "_load", load)
+    monkeypatch.setattr(node_support.ORACLE, "known", {})
+    monkeypatch.setattr(kernel_faults, "FAULTS", (dataclasses.replace(FAULT, operators=frozenset({"Neg"})),))
     assert (fault_in(NEG, providers) is None) == takes
     assert (refusal_of_node(NEG.graph[0], providers, 18) is None) == takes
     assert asked == [(providers, True)]
 
-    monkeypatch.setattr(kernels, "FAULTS", ())
+    monkeypatch.setattr(kernel_faults, "FAULTS", ())
     by_aten = dataclasses.replace(FAULT, operators=frozenset({torch.ops.aten.neg.default}))
-    monkeypatch.setattr(known_wrong, "FAULTS", (by_aten,))
+    monkeypatch.setattr(upstream_faults, "FAULTS", (by_aten,))
     module = make_fx(neg, tracing_mode="fake")(torch.ones(3))
     [node] = module.graph.find_nodes(op="call_function", target=torch.ops.aten.neg.default)
     reason = Support(18, providers).reason_against(node)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import fx, nn
 
-from dynamo_backends import aot
-from dynamo_backends.exporter.locations import module_path
+from dynamo_backends.graphs import aot
+from dynamo_backends.graphs.locations import module_path
 
 X = torch.randn(2, 4)
 LAYER = nn.Linear(4, 4)

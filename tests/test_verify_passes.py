@@ -24,15 +24,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import checkpoint
 
-from dynamo_backends import verification
-from dynamo_backends.aot import as_dynamo_compiles
 from dynamo_backends.dumps.reading import latest_run
-from dynamo_backends.made_up_values import synthetic
-from dynamo_backends.runners import at_first_call
+from dynamo_backends.graphs.aot import as_dynamo_compiles
+from dynamo_backends.graphs.example_values import synthetic
+from dynamo_backends.graphs.late_compile import at_first_call
+from dynamo_backends.partition import pass_verification
+from dynamo_backends.partition.pass_verification import Evaluation, GraphChecker, ModelChecker
 from dynamo_backends.runtime.binding import InputSpec, OutputSpec
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings
-from dynamo_backends.verification import Evaluation, GraphChecker, ModelChecker
 from passes import PassContext, register_pass, unregister
 
 aten = torch.ops.aten
@@ -375,7 +375,7 @@ def test_what_is_a_problem_of_a_model(what: str, monkeypatch: pytest.MonkeyPatch
             optimized.append(settings.optimize)
             super().__init__(model, settings)
 
-    monkeypatch.setattr(verification, "Session", Recorded)
+    monkeypatch.setattr(pass_verification, "Session", Recorded)
     body, said = MODELS[what]
     graph = make_fx(lambda x: (x.exp() * 2).sin())(X)
     first, *_, last = (node for node in graph.graph.nodes if node.op != "output")

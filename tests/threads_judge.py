@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends.numerics.distance import distance, ordinary
 from dynamo_backends.numerics.measure import Measure
-from dynamo_backends.numerics.twice import Float64, Recording
+from dynamo_backends.numerics.program_execution import Float64, Recording
 
 IDENTICAL = "identical"
 BETWEEN_THREADS = "rounding between threads"

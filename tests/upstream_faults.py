@@ -1,6 +1,6 @@
 """What shows each known fault upstream: a small program that is right once the fault is mended.
 
-``DEMONSTRATIONS`` has one for each entry of the tables of faults (``exporter/known_wrong.py``, ``runtime/kernels.py``),
+``DEMONSTRATIONS`` has one for each entry of the tables (``exporter/upstream_faults.py``, ``runtime/kernel_faults.py``),
 by the entry's ``shown_by``. It is run with the entry taken out of the tables, and says whether the fault is there.
 """
 
@@ -26,9 +26,9 @@ from operators import difference
 from torch._dynamo.utils import counters
 from torch.nn.functional import gelu, interpolate
 
-from dynamo_backends.exporter import known_wrong
-from dynamo_backends.faults import Fault
-from dynamo_backends.runtime import kernels, oracle
+from dynamo_backends.common.upstream_faults import Fault
+from dynamo_backends.exporter import upstream_faults
+from dynamo_backends.runtime import kernel_faults, node_support
 from dynamo_backends.runtime.messages import ORT_ERRORS
 
 aten = torch.ops.aten
@@ -44,16 +44,16 @@ PAGE = Path(__file__).parent.parent / "docs" / "upstream.md"
 
 def faults() -> list[Fault]:
     """All entries of both tables."""
-    return [*known_wrong.FAULTS, *kernels.FAULTS, *kernels.OPTIMIZER_FAULTS]
+    return [*upstream_faults.FAULTS, *kernel_faults.FAULTS, *kernel_faults.OPTIMIZER_FAULTS]
 
 
 @contextlib.contextmanager
 def unknown(name: str) -> Iterator[None]:
     """The tables without the entries that a demonstration shows, and nothing remembered of what they say."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (known_wrong, kernels):
+        for module in (upstream_faults, kernel_faults):
             patch.setattr(module, "FAULTS", tuple(fault for fault in module.FAULTS if fault.shown_by != name))
-        patch.setattr(oracle.ORACLE, "known", {})
+        patch.setattr(node_support.ORACLE, "known", {})
         yield
 
 

@@ -90,8 +90,8 @@ assert [record.comparison.verdict for record in records] == ["ok", "ok"]
 import subprocess  # noqa: E402
 import sys  # noqa: E402
 
+from dynamo_backends.explanations.tracing import export_model  # noqa: E402
 from dynamo_backends.options import Options  # noqa: E402
-from dynamo_backends.tracing import export_model  # noqa: E402
 
 
 class Block(torch.nn.Module):

@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..spelling import unknown_name
+from ..common.suggestions import unknown_name
 from .models import MODELS
 
 MODES = ("inference", "train", "decode")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..spelling import unknown_name
+from ..common.suggestions import unknown_name
 from .case import DYNAMO_EAGER, OWN_NAMES, Case, UsageError, check_place, parted
 from .models import MODELS
 

@@ -139,13 +139,13 @@ _WORDS = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_t
 
 
 def _llama_of_the_seed() -> torch.nn.Module:
-    from ..cli import llama
+    from . import llama
 
     return llama.build("model")
 
 
 def _tokens_of_the_seed(size: Size) -> Inputs:
-    from ..cli import llama
+    from . import llama
 
     tokens, mask = llama.inputs("model", *size)
     return {"input_ids": tokens, "attention_mask": mask}

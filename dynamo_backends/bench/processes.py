@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..python_process import Ended, Worker, WorkerStartError, how_it_ended
+from ..common.python_process import Ended, Worker, WorkerStartError, how_it_ended
 
 
 class WorkerError(Exception):

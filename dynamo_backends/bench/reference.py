@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from ..errors import first_line
-from ..numerics.twice import NotRepeatableError, Twice
+from ..numerics.program_execution import NotRepeatableError, Twice
 from ..numerics.verdicts import verdict
 from .loading import SEED, Inputs
 from .steps import Steps, generated, leaves_of, loss_of

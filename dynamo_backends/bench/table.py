@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from ..tables import text_table
+from ..common.text_table import text_table
 from .case import DYNAMO_EAGER
 
 Json: TypeAlias = "dict[str, Any]"

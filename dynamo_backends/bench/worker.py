@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from ..python_process import answer_requests
+from ..common.python_process import answer_requests
 from . import memory, timing
 from .case import EAGER, EXPORT, OURS, Case, UsageError, parted
 from .loading import check_registered, load, registered
@@ -167,7 +167,7 @@ def _options_of_ours(case: Case) -> dict[str, object]:
     """
     if not case.options:
         return {}
-    from .. import installation as installation
+    from ..common import installation as installation
     from ..options import options_from_text
 
     try:

@@ -14,11 +14,11 @@ from torch import fx
 from torch._subclasses import FakeTensor
 from torch.utils import _pytree as pytree
 
-from ..aliases import IN_PYTORCH
-from ..assumptions import Assumptions
-from ..graph_code import CannotStoreError, encode_graph
+from ..errors import Reason
+from ..graphs.aliases import IN_PYTORCH
+from ..graphs.graph_json import CannotStoreError, encode_graph
+from ..graphs.size_assumptions import Assumptions
 from ..numerics.exact import attribute
-from ..reasons import Reason
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 

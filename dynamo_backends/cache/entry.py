@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..coverage_report import Report
-from ..graph_code import CannotStoreError, decode, decode_graph, encode, encode_graph
+from ..common.strides import ExactStrides
+from ..errors import Kind, Reason
+from ..graphs.graph_json import CannotStoreError, decode, decode_graph, encode, encode_graph
 from ..options import Options
-from ..program import Program, RegionCode, RegionProgram
-from ..reasons import Kind, Reason
+from ..partition.coverage import Report
+from ..partition.program import Program, RegionCode, RegionProgram
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.executable import Executable
 from ..runtime.settings import SessionSettings
-from ..strides import ExactStrides
 from .description import bytes_of, check_plain, constants
 from .store import Record
 

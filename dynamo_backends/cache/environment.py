@@ -23,7 +23,7 @@ from torch._inductor.compiler_bisector import CompilerBisector
 from passes.engine import registry
 
 from ..exporter.registration import registered_targets
-from ..graph_code import CannotStoreError
+from ..graphs.graph_json import CannotStoreError
 from ..options import Options
 from ..runtime.providers import provider_name
 

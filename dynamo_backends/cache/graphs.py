@@ -17,15 +17,15 @@ from typing import TypeVar
 import torch
 from torch import fx
 
-from ..artifacts import GraphName
-from ..assumptions import Assumptions
+from ..common.safety_net import never_fails
 from ..events import count
 from ..exporter.decompositions import translated_operators
-from ..frozen import Weight
-from ..graph_code import CannotStoreError
+from ..graphs.artifacts import GraphName
+from ..graphs.graph_json import CannotStoreError
+from ..graphs.size_assumptions import Assumptions
 from ..options import Options
-from ..program import Program
-from ..safety_net import never_fails
+from ..partition.program import Program
+from ..weights.frozen_session import Weight
 from . import environment
 from .description import constants, describe
 from .entry import from_record, to_record

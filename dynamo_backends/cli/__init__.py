@@ -92,6 +92,6 @@ def _main(argv: Sequence[str]) -> int:
     if arguments.command is None:  # not the parser's own complaint, which would hide one of a misspelt option
         parser.error("the following arguments are required: COMMAND")
     if arguments.command in _WITH_TORCH:
-        importlib.import_module("dynamo_backends.installation")
+        importlib.import_module("dynamo_backends.common.installation")
     code: int = arguments.run(arguments)
     return code

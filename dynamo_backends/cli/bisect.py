@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..tables import fit_table
+from ..common.text_table import fit_table
 from .common import GRAPH, add_dump_arguments, complete_graphs, print_json, run_with, say, short_path, try_next
 from .parser import Parser
 
@@ -163,10 +163,10 @@ def _bisect_command(command: Sequence[str], *, as_json: bool) -> int:
         raise ValueError(
             f"{command[0]} is neither a graph (0, graph_000, graph_000/forward) nor a command that can be started"
         )
-    importlib.import_module("dynamo_backends.installation")
+    importlib.import_module("dynamo_backends.common.installation")
     from passes.engine.manager import bisect_command
 
-    from ..pass_target import BACKEND
+    from ..pipeline.pass_target import BACKEND
 
     with tempfile.NamedTemporaryFile(
         "w", prefix="dynamo_backends_bisect_", suffix=".log", delete=False, encoding="utf-8"

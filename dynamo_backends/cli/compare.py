@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..tables import fit_table
+from ..common.text_table import fit_table
 from .common import (
     GRAPH,
     add_dump_arguments,
@@ -24,10 +24,10 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..dumps.comparing import Comparison
-    from ..dumps.differences import Difference
-    from ..dumps.rows import Row, Side
-    from ..dumps.running import Runtime
+    from ..dumps.model_comparison import Comparison
+    from ..dumps.model_rows import Row, Side
+    from ..dumps.model_values import Runtime
+    from ..dumps.value_differences import Difference
 
 _MOST_ROWS = 200
 """Of a longer table, only what is different and the outputs are shown."""
@@ -82,7 +82,7 @@ def complete_models(prefix: str, parsed_args: argparse.Namespace, **_: object) -
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 1 if an output differs by more than rounding explains, 2 if the models cannot be compared."""
-    from ..dumps.comparing import compare_targets, paired, targets_of
+    from ..dumps.model_comparison import compare_targets, paired, targets_of
 
     check_runtime(arguments)
     for reference in (arguments.first, arguments.second):
@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _inputs(path: str, dump: str | None) -> str:
     """A path, or the data of a region of the dump."""
-    from ..dumps.comparing import targets_of
+    from ..dumps.model_comparison import targets_of
 
     if Path(path).exists() or path.endswith((".pb", ".npz")):
         return path
@@ -128,8 +128,8 @@ def _inputs(path: str, dump: str | None) -> str:
 
 
 def _runtime(arguments: argparse.Namespace) -> Runtime:
-    from ..dumps.execution import available_provider
-    from ..dumps.running import Runtime
+    from ..dumps.model_sessions import available_provider
+    from ..dumps.model_values import Runtime
     from ..dumps.schema import Settings
 
     settings = Settings()
@@ -140,7 +140,7 @@ def _runtime(arguments: argparse.Namespace) -> Runtime:
 
 def comparison_text(comparison: Comparison, *, everything: bool) -> str:
     """The table of a comparison, its legend, its notes, and the verdict."""
-    from ..dumps.differences import EQUAL
+    from ..dumps.value_differences import EQUAL
 
     shown = list(comparison.rows)
     if len(shown) > _MOST_ROWS and not everything:
@@ -165,7 +165,7 @@ def comparison_text(comparison: Comparison, *, everything: bool) -> str:
 
 def legend_text(marks: Collection[str]) -> str:
     """What the marks mean."""
-    from ..dumps.differences import LEGEND
+    from ..dumps.value_differences import LEGEND
 
     return "; ".join(f"{mark} {said}" for mark, said in LEGEND.items() if mark in marks)
 

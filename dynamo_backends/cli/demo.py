@@ -93,7 +93,7 @@ def _run(arguments: argparse.Namespace, options: Options, folder: Path) -> list[
     import torch
     from torch._dynamo.utils import counters
 
-    from . import llama
+    from ..bench import llama
 
     part, backward, dynamic = arguments.part, not arguments.no_backward, arguments.dynamic
     length = arguments.length or (LENGTH_MIXED if arguments.mixed else LENGTH)

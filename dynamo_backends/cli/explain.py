@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     check_model(arguments.model)
     from ..bench.loading import load
-    from ..explaining import explain
+    from ..explanations.functions import explain
     from ..options import options_from_text
 
     loaded = load(Case(arguments.model, "train" if arguments.train else "inference"))

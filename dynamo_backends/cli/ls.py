@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..common.text_table import fit_table
 from ..dumps.listing import DynamoGraphSummary, RunSummary, dynamo_graphs_of_run, runs_in
 from ..dumps.reading import DumpedGraph, default_folder, find_run
-from ..tables import fit_table
 from .common import add_dump_arguments, print_json, short_path, try_next
 
 DESCRIPTION = (

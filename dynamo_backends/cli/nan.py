@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..tables import fit_table
+from ..common.text_table import fit_table
 from .common import add_graph_arguments, for_each_graph, try_next
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..captures import CapturedCall, CaptureError, as_argument, find_calls
+from ..common.text_table import fit_table
 from ..errors import first_line
-from ..tables import fit_table
+from ..op_tools.captures import CapturedCall, CaptureError, as_argument, find_calls
 from .common import add_json_argument, positive, print_json, say
 
 if TYPE_CHECKING:
-    from ..op_tools.running import RunCall
+    from ..op_tools.captured_calls import RunCall
 
 
 DESCRIPTION = (
@@ -108,13 +108,13 @@ def _size(count: int) -> str:
 
 def _run(arguments: argparse.Namespace) -> int:
     calls = find_calls(arguments.folder)
-    importlib.import_module("dynamo_backends.installation")
+    importlib.import_module("dynamo_backends.common.installation")
     for module in arguments.modules:
         try:
             importlib.import_module(module)
         except ImportError as error:
             raise ValueError(f"--import {module}: {error}") from error
-    from ..op_tools.running import load_call, run_call
+    from ..op_tools.captured_calls import load_call, run_call
 
     results: list[RunCall] = []
     failed: dict[str, str] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from ..spelling import did_you_mean
+from ..common.suggestions import did_you_mean
 
 
 class UsageError(SystemExit):

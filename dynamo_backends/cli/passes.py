@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from passes.engine.results import PassResult, Refusal
 
+from ..common.suggestions import unknown_name
+from ..common.text_table import fit_table
 from ..dumps.reading import Run, find_run
-from ..spelling import unknown_name
-from ..tables import fit_table
 from .common import add_dump_arguments, print_json, short_path, try_next
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _all_passes() -> Sequence[Pass]:
     """The passes there are; this needs PyTorch, which reading a dump does not."""
-    importlib.import_module("dynamo_backends.installation")
+    importlib.import_module("dynamo_backends.common.installation")
     from passes.engine.manager import all_passes
 
     return all_passes()

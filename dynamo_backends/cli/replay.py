@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..tables import fit_table
+from ..common.text_table import fit_table
 from .common import add_graph_arguments, add_runtime_arguments, check_runtime, print_json, run_with, try_next
 from .compare import amount, legend_text
 
 if TYPE_CHECKING:
-    from ..dumps.replaying import Replayed
+    from ..dumps.replay import Replayed
 
 
 DESCRIPTION = (
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 1 if an output differs by more than rounding explains, 2 if a model cannot be run."""
-    from ..dumps.replaying import Variant, replay
+    from ..dumps.replay import Variant, replay
 
     check_runtime(arguments)
     variant = Variant(arguments.provider, arguments.opset, arguments.runtime, not arguments.no_optimize)

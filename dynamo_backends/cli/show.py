@@ -7,9 +7,9 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
+from ..common.text_table import fit_table
 from ..dumps.schema import StageEntry
 from ..dumps.stage_graphs import FX_STAGES, STAGES, StageGraph, stage_graphs, stages_of
-from ..tables import fit_table
 from .common import add_graph_arguments, is_coloured, print_json, run_with, try_next
 
 DESCRIPTION = (

@@ -56,8 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     from ..bench.loading import load
     from ..errors import TranslationError
+    from ..explanations.tracing import TracingError, dtypes_of, export_model, said, trace
     from ..options import parse_options
-    from ..tracing import TracingError, dtypes_of, export_model, said, trace
 
     loaded = load(Case(arguments.model))
     try:
@@ -113,7 +113,7 @@ def moved(value: Any, device: str, precision: str) -> Any:
 
 
 def _leads(method: str, model: Any, call: Any) -> bool:
-    from ..tracing import TracingError, trace
+    from ..explanations.tracing import TracingError, trace
 
     try:
         trace(method, model, call)

@@ -1,4 +1,5 @@
-"""The observer of ``onnx_debug``: records, the dump folder, the comparison with eager and float64.
+"""The observer of ``onnx_debug``: writes the dump folder, and compares each run with eager and with float64.
 
-It sees the rest of the product only through the observer and the artifacts of the stages.
+It takes what the pipeline tells an observer, and gives files and verdicts. It sees the rest of the product only through
+the observer and the artifacts of the stages. ``backends`` makes it when the debug backend is asked for.
 """

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import torch
 
-from ..artifacts import GraphName
+from ..common.fork_safety import renew_in_children
 from ..dumps.reading import LATEST
-from ..forks import renew_in_children
+from ..graphs.artifacts import GraphName
 
 logger = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 
 from torch import fx
 
-from ..artifacts import GraphName
-from ..fx_table import graph_table
-from ..lowering import Lowering
-from ..observer import GuardedObserver, Observer
+from ..graphs.artifacts import GraphName
+from ..graphs.fx_table import graph_table
 from ..options import Options
-from ..pipeline import Pipeline
+from ..pipeline.lowering import Lowering
+from ..pipeline.observer import GuardedObserver, Observer
+from ..pipeline.pipeline import Pipeline
 from .dump_folder import DumpFolder, dump_folder, graph_folder
 from .stage_files import stage_text
 

@@ -18,25 +18,25 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from .. import aot
-from ..artifacts import CompiledGraph, Region, is_operator, operator_name
 from ..dumps.schema import ElementEntry
 from ..errors import CompiledNodesError, SessionError, first_line
-from ..exporter.known_wrong import is_uninitialized
-from ..exporter.locations import module_path, source_line, stack, user_name
 from ..exporter.registration import registered_converter, written_at
 from ..exporter.translate import value_names
+from ..exporter.upstream_faults import is_uninitialized
+from ..graphs import aot
+from ..graphs.artifacts import CompiledGraph, Region, is_operator, operator_name
+from ..graphs.locations import module_path, source_line, stack, user_name
 from ..numerics.distance import dense, distance
 from ..numerics.exact import REFUSALS, Environment, run_eager
-from ..numerics.extent import extent, nonfinite_elements
 from ..numerics.graph_execution import FxExecution
 from ..numerics.local_error import NodeCheck, Segment, name_of
 from ..numerics.measure import Measure, group_of
-from ..regions import is_ordered
-from .repeat import Instability, instability_of
-from .replay import Replay
+from ..numerics.value_range import extent, nonfinite_elements
+from ..partition.regions import is_ordered
+from .node_sessions import Replay
+from .recorded_run import WatchedRun
+from .repeated_runs import Instability, instability_of
 from .rows import Row
-from .watched import WatchedRun
 
 _REARRANGING = frozenset(
     {"view", "_unsafe_view", "reshape", "t", "transpose", "permute", "squeeze", "unsqueeze", "clone", "alias", "detach"}

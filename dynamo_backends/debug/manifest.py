@@ -26,18 +26,18 @@ from torch._dynamo.utils import counters
 
 from passes.engine.results import PassResult
 
-from ..aot import call_being_compiled, frame_being_compiled
-from ..artifacts import CompiledGraph, CompiledRegion, GraphName, operator_name
+from ..common.fork_safety import renew_in_children
 from ..dumps import schema
 from ..dumps.reading import MANIFEST, SCHEMA_VERSION
 from ..dumps.schema import DIRECTIONS, Cost, Direction
-from ..exporter.locations import is_user_file, place, short_file, user_name, where, working_folder
-from ..forks import renew_in_children
+from ..graphs.aot import call_being_compiled, frame_being_compiled
+from ..graphs.artifacts import CompiledGraph, CompiledRegion, GraphName, operator_name
+from ..graphs.locations import is_user_file, place, short_file, user_name, where, working_folder
 from ..options import Options
-from .choice import MOST_SIZES
+from .chosen_runs import MOST_SIZES
 from .dump_folder import DumpFolder, graph_folder
 from .read_me import README, TEXT
-from .repeat import RepeatedRegion
+from .repeated_runs import RepeatedRegion
 from .rows import GraphComparison
 
 T = TypeVar("T")

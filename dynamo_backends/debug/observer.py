@@ -22,40 +22,40 @@ from passes.engine.locks import Lock
 from passes.engine.manager import Listener
 from passes.engine.results import PassResult
 
-from ..artifacts import CompiledGraph, CompiledRegion, GraphName, Runner
+from ..common.operator_watchers import unseen
+from ..common.safety_net import caught, net
 from ..dumps.blame import Kind
 from ..dumps.cut_folder import repro_text
 from ..dumps.schema import StageEntry
 from ..errors import CompiledNodesError, SessionError, first_line
 from ..events import count
 from ..exporter.translate import serialize
-from ..observer import Observer
+from ..graphs.artifacts import CompiledGraph, CompiledRegion, GraphName, Runner
 from ..options import Options
-from ..program import Loaded
-from ..runtime.arena import ARENA
+from ..partition.program import Loaded
+from ..pipeline.observer import Observer
+from ..pipeline.stage_logging import trace
 from ..runtime.binding import InputSpec, OutputSpec
-from ..runtime.kernels import serialized
-from ..safety_net import caught, net
-from ..stage_log import trace
-from ..watchers import unseen
-from .captured import Call, Captured, JointGraphs
-from .choice import Choice, ChosenRun, Sizes, SizesByName, Uncompared
-from .culprit import reference_of
+from ..runtime.kernel_faults import serialized
+from ..runtime.memory_arena import ARENA
+from .captured_graph import Call, Captured, JointGraphs
+from .chosen_runs import Choice, ChosenRun, Sizes, SizesByName, Uncompared
+from .comparison_tables import regions_text, side_by_side_json, side_by_side_text
 from .dump_folder import DumpFolder, dump_folder, graph_folder
-from .judge import ComparedEntry, Judge, Judged
+from .expected_values import reference_of
 from .manifest import Manifest
+from .node_sessions import Replay
 from .pass_diffs import PassDiffs
 from .record import Record, RecordObserver, Snapshots, make_record, recorded
-from .replay import Replay
+from .recorded_run import WatchedRun, are_plain, watch
 from .rows import Blame, Finding, GraphComparison
+from .run_verdict import ComparedEntry, Judge, Judged
+from .stage_comparison import StageGraphs
 from .stage_files import StageFiles
-from .stages import StageGraphs
-from .suspects import ModelSteps
-from .tables import regions_text, side_by_side_json, side_by_side_text
-from .tensors import write_tensor
-from .undefined import without_undefined
+from .tensor_files import write_tensor
+from .undefined_results import without_undefined
 from .verdict import conclude, with_precision
-from .watched import WatchedRun, are_plain, watch
+from .wrong_rewrite import ModelSteps
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from torch import fx
 from passes.engine.manager import Listener
 from passes.engine.results import PassResult
 
-from ..graph_text import model_text, without_freeing
+from ..graphs.graph_text import model_text, without_freeing
 from .dump_folder import DumpFolder
 from .stage_files import stage_text
 

@@ -13,12 +13,12 @@ from torch.utils import _pytree as pytree
 
 from passes.engine.locks import Lock
 
-from ..artifacts import CompiledGraph, Runner
-from ..observer import Observer
-from ..program import Loaded
-from ..safety_net import net
+from ..common.safety_net import net
+from ..graphs.artifacts import CompiledGraph, Runner
+from ..partition.program import Loaded
+from ..pipeline.observer import Observer
+from .recorded_run import are_plain
 from .rows import GraphComparison
-from .watched import are_plain
 
 
 @dataclasses.dataclass

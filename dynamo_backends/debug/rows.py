@@ -10,12 +10,12 @@ import torch
 
 from ..dumps.blame import Cause, Kind
 from ..dumps.schema import BlamedValue, BlameEntry, ElementEntry, RowEntry, ValueFacts
-from ..exporter.locations import Frame, place
-from ..numerics.extent import Extent
+from ..graphs.locations import Frame, place
 from ..numerics.measure import Measure
+from ..numerics.value_range import Extent
 from ..numerics.verdicts import RIGHT, Verdict
-from .choice import SizesByName, sizes_text
-from .repeat import Instability
+from .chosen_runs import SizesByName, sizes_text
+from .repeated_runs import Instability
 
 OK = "ok"
 

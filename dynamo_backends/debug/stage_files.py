@@ -17,10 +17,10 @@ from torch.fx.node import _get_qualified_name
 from torch.utils import _pytree as pytree
 from torch.utils._dtype_abbrs import dtype_abbrs
 
-from .. import aot
-from ..artifacts import GraphName
 from ..dumps.schema import FxGraphEntry, NodeEntry, NodeKind, StageEntry
-from ..exporter.locations import Frame, short_file, source_frame, stack, user_name
+from ..graphs import aot
+from ..graphs.artifacts import GraphName
+from ..graphs.locations import Frame, short_file, source_frame, stack, user_name
 from .dump_folder import DumpFolder, graph_folder
 
 _BEFORE = {"pre_grad": "dynamo", "post_grad": "aten"}

@@ -12,7 +12,7 @@ from passes.engine.origins import written_at
 from ..dumps.blame import Kind
 from ..numerics.measure import FORMATS
 from ..runtime.providers import Provider, only_cpu, options_for_float32, provider_name
-from .choice import SizesByName
+from .chosen_runs import SizesByName
 from .rows import Blame, Error, Finding, GraphComparison, Row
 
 _STEPS = 3

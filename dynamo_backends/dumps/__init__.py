@@ -1,4 +1,6 @@
-"""What reads the folders that ``onnx_debug`` writes, and works on what is in them.
+"""What reads a dump folder and works on it, without PyTorch.
 
-Nothing here needs PyTorch, executes or unpickles what a dump holds: it is JSON, text, ONNX models and ONNX tensors.
+It takes a folder that ``debug`` wrote, and gives its graphs and values (``reading``), replays, comparisons of models,
+bisections, and where precision, NaN or time are lost. The commands and ``report`` call it. ``schema`` is the form of
+the files, shared with ``debug``.
 """

@@ -29,16 +29,16 @@ import onnx_ir as ir
 
 from .bisection import RIGHT, WRONG, Bisection, Search, line_of
 from .blame import Kind
-from .candidates import Feeds, Outcome, Runner
+from .candidate_runs import Feeds, Outcome, Runner
 from .cut_folder import Piece
-from .cutting import Parts, inputs_of, outputs_of
-from .endings import bisect_ending, bisect_refused, refused_models
-from .execution import PLAIN, check_providers, region_settings
-from .failing import Command, fault_of
-from .faults import Culprit, RanModel, wrong_kernel, wrong_optimizer, wrong_pass, wrong_translation
+from .failing_models import bisect_ending, bisect_refused, refused_models
+from .fault_search import Culprit, RanModel, wrong_kernel, wrong_optimizer, wrong_pass, wrong_translation
+from .fault_test import Command, fault_of
+from .model_sessions import PLAIN, check_providers, region_settings
 from .models import load_ir, load_model
 from .reading import DATA_SET, DumpedGraph, DumpedRegion, DumpError, Run, checked
 from .schema import Settings
+from .submodels import Parts, inputs_of, outputs_of
 
 
 def bisect(

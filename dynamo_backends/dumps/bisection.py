@@ -12,13 +12,13 @@ import onnx
 import onnx_ir as ir
 
 from .blame import Cause, Kind
-from .candidates import Feeds, Outcome, Runner, write_model
+from .candidate_runs import Feeds, Outcome, Runner, write_model
 from .cut_folder import Piece, run_repro, write_piece
-from .cutting import Parts
-from .execution import PLAIN
-from .failing import Memory, is_same_end, smallest
+from .fault_test import Memory, is_same_end, smallest
+from .model_sessions import PLAIN
 from .reading import DATA_SET, DumpedGraph, Run
 from .schema import Settings
+from .submodels import Parts
 
 MEMORY = "bisection.txt"  # the file of answers beside what was cut out
 

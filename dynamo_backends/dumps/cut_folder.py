@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import onnx_ir as ir
 
+from ..common.python_process import how_it_ended, worker_environment
 from ..numerics import measure
-from ..python_process import how_it_ended, worker_environment
 from ..runtime.custom_operators import libraries_of_environment
-from .candidates import LONGEST, Feeds, Outcome, write_model
+from .candidate_runs import LONGEST, Feeds, Outcome, write_model
 from .reading import DATA_SET, MANIFEST, SCHEMA_VERSION, write_data_set
 from .schema import GraphEntry, RegionEntry, RunEntry, Settings, StageEntry
 

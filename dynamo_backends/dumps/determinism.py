@@ -23,12 +23,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from .differences import NOTHING, Difference, OnnxValue, difference
-from .execution import Session, operator_of, region_settings, session_of_region
+from .model_sessions import Session, operator_of, region_settings, session_of_region
+from .model_values import exposing
 from .models import OnnxModel, load_model
 from .reading import DumpedGraph, DumpedRegion
-from .running import exposing
 from .schema import Settings
+from .value_differences import NOTHING, Difference, OnnxValue, difference
 
 
 @dataclasses.dataclass(frozen=True)

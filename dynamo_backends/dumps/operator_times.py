@@ -28,7 +28,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from .execution import region_settings, session_of_region
+from .model_sessions import region_settings, session_of_region
 from .models import load_ir, load_model
 from .reading import DumpedGraph, DumpedRegion
 

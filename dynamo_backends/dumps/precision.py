@@ -24,13 +24,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ..numerics.measure import FORMATS, ordinary
-from .differences import distance
-from .execution import region_settings, session_of_region
-from .failing import smallest
+from .fault_test import smallest
+from .mixed_precision import is_low, widened
+from .model_sessions import region_settings, session_of_region
 from .models import OnnxModel, load_ir
 from .reading import DumpedGraph, DumpedRegion, DumpError
 from .schema import RowEntry
-from .widening import is_low, widened
+from .value_differences import distance
 
 _JUDGED = ("float16", "bfloat16", "float32")  # the dtypes of results that are judged
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from ..graph_text import GraphNode
+from ..graphs.graph_text import GraphNode
 from .reading import DumpedGraph, Run
 from .stage_graphs import StageGraph, stage_graphs
 

@@ -16,8 +16,8 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..graph_text import GraphNode, model_text, onnx_nodes, without_freeing
-from ..spelling import unknown_name
+from ..common.suggestions import unknown_name
+from ..graphs.graph_text import GraphNode, model_text, onnx_nodes, without_freeing
 from .models import load_ir
 from .reading import DumpedGraph, DumpError, Run, read_json
 from .schema import FxGraphEntry, StageEntry, stage_named

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from passes.engine.fx.editing import origin
 
-from ..fake_tensors import fake_tensors_as_kernels
+from ..graphs.fake_tensors import fake_tensors_as_kernels
 from .signature import signature
 
 _Table = Mapping[object, Callable[..., Any]]

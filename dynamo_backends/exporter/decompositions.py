@@ -22,9 +22,9 @@ from torch.utils import _pytree as pytree
 
 from passes.engine.fx.editing import is_view
 
-from ..fake_tensors import decompositions_as_kernels
-from ..layout import layout_of
-from ..onnx_versions import MINIMUM_OPSET
+from ..graphs.fake_tensors import decompositions_as_kernels
+from ..graphs.layout import layout_of
+from ..versions import MINIMUM_OPSET
 from .registration import registered_targets
 
 aten = torch.ops.aten
@@ -145,6 +145,16 @@ def nan_to_num(input: torch.Tensor, *numbers: float | None, **named: float | Non
     return result
 
 
+@_decomp.decompositions.pw_cast_for_opmath
+def soft_margin_loss_backward(
+    grad_output: torch.Tensor, input: torch.Tensor, target: torch.Tensor, reduction: int
+) -> torch.Tensor:
+    """Without the ``sigmoid(x) - 1`` of PyTorch's decomposition, which cancels where the loss is small."""
+    gradient = -target * grad_output * torch.sigmoid(-target * input)
+    is_mean = reduction == torch.nn._reduction.get_enum("mean")
+    return gradient / input.numel() if is_mean else gradient
+
+
 def in_its_own_memory(function: Callable[..., object]) -> Callable[..., object]:
     """A decomposition that returns no argument and no view of one, and leaves operators of complex or empty tensors.
 
@@ -178,6 +188,7 @@ Decompositions = dict[object, Callable[..., object]]
 _OURS: Decompositions = {
     aten.native_dropout.default: native_dropout,
     aten.nan_to_num.default: nan_to_num,
+    aten.soft_margin_loss_backward.default: soft_margin_loss_backward,
 }
 
 

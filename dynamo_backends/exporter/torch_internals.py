@@ -2,7 +2,7 @@
 
 Everything else in the exporter works on what is defined here, so that a new PyTorch needs one file read again.
 Written against ``torch/onnx/_internal/exporter/_building.py``, ``_registration.py``, ``_core.py`` of the versions in
-``torch_versions.py``, which do not differ in what is used here.
+``versions.py``, which do not differ in what is used here.
 
 Several threads may translate at once, and others may export or run onnxscript functions meanwhile. onnxscript keeps
 what interprets a function's operators (its default evaluator) in a variable of the process; while a ``Recorder``

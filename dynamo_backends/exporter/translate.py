@@ -24,14 +24,14 @@ from onnx_ir.passes import common as ir_passes
 from onnxscript import optimizer
 from torch import fx
 
-from ..artifacts import Input, Output
 from ..errors import TranslationError
-from ..onnx_versions import IR_VERSION
+from ..graphs.artifacts import Input, Output
+from ..graphs.locations import module_path, source_line, user_name
+from ..versions import IR_VERSION
 from . import torch_internals
 from .converters import CONVERTERS
 from .indices import INDEX_ARGUMENT, refuse_negative
-from .known_values import KNOWN_VALUE, known_value
-from .locations import module_path, source_line, user_name
+from .known_constants import KNOWN_VALUE, known_value
 from .promotion import promoted_dtypes
 from .registration import registered_converter
 from .results import check_results, expected_dtype, expected_shape

@@ -22,8 +22,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .exact import WIDER
+from .program_execution import Float64, Recording, copies
 from .randomness import PrivateRandomness
-from .twice import Float64, Recording, copies
 from .verdicts import epsilon
 
 Change: TypeAlias = Callable[[str, torch.Tensor], torch.Tensor]

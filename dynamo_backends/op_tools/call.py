@@ -13,8 +13,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._dtype_abbrs import dtype_abbrs
 
-from ..artifacts import RunnableRegion
-from ..exporter.locations import Frame, function_name, is_user_file
+from ..graphs.artifacts import RunnableRegion
+from ..graphs.locations import Frame, function_name, is_user_file
 from ..numerics.call_execution import named_tensors, version_of
 from .names import may_write
 

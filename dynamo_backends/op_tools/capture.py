@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
-from ..captures import FORMAT, as_argument
+from ..common.text_table import fit_table
 from ..debug.dump_folder import DumpFolder, rank
-from ..tables import fit_table
 from .call import Call, as_json
+from .captures import FORMAT, as_argument
 from .gradients import Gradients
 from .names import function_of, module_of
-from .stored import NotStoredError, decode, encode
 from .tool import OpTool
+from .value_files import NotStoredError, decode, encode
 
 logger = logging.getLogger(__name__)
 

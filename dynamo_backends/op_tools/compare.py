@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..common.text_table import fit_table
 from ..errors import first_line
 from ..numerics.call_execution import CallExecution, ChangedSinceError
 from ..report.table_page import TablePage
-from ..tables import fit_table
 from .call import Call, are_plain
 from .capture import OpCapture, description_of
 from .gradients import Gradients

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..artifacts import RunnableRegion
-from ..collectives import is_collective
+from ..common.operator_watchers import unseen
 from ..errors import first_line
+from ..graphs.artifacts import RunnableRegion
+from ..graphs.operators import is_collective
 from ..numerics.call_execution import version_of
 from ..report.table_page import TablePage
-from ..watchers import unseen
 from .call import Call, are_plain, signature
 from .names import changes_shape, is_of_pytorch, may_write, returns_view
 from .tool import OpTool, dtype_name, logger

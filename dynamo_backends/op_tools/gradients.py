@@ -18,7 +18,7 @@ from torch.autograd import Variable
 from ..numerics.call_execution import version_of
 from .call import Call
 from .clocks import Clock, device_of
-from .modes import aside
+from .dispatch_modes import aside
 
 _ACCUMULATES = 2**64 - 1
 """The number of the nodes that accumulate the gradient of a leaf."""

@@ -12,8 +12,8 @@ import torch
 import torch.overrides
 from torch._library.custom_ops import OPDEFS
 
-from ..exporter.known_wrong import UNINITIALIZED
-from ..operator_names import operator_named, packet_named
+from ..exporter.upstream_faults import UNINITIALIZED
+from ..graphs.operators import operator_named, packet_named
 
 _OPS = "torch.ops."
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..numerics.extent import Extent, extent
+from ..common.text_table import fit_table
+from ..numerics.value_range import Extent, extent
 from ..report.table_page import TablePage
-from ..tables import fit_table
 from .call import Call, is_plain
 from .gradients import Gradients
 from .names import has_no_values, may_write

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
-from ..artifacts import RunnableRegion
+from ..common.operator_watchers import unseen
+from ..common.text_table import fit_table
 from ..errors import first_line
+from ..graphs.artifacts import RunnableRegion
 from ..report.table_page import TablePage, write_table_page
-from ..tables import fit_table
-from ..watchers import unseen
 from .call import Call, results_of
-from .choosing import Choice, Names
+from .dispatch_modes import InstalledMode, aside, in_transform
 from .gradients import Before, Gradients, Hooks
-from .modes import InstalledMode, aside, in_transform
 from .names import is_query, name_of
+from .operator_filter import Choice, Names
 
 if TYPE_CHECKING:
     from typing import Self

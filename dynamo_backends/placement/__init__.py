@@ -1,5 +1,6 @@
 """Which engine runs the graphs of one of Dynamo's frames: PyTorch, ONNX Runtime or Inductor.
 
-``engines`` takes the graphs of AOTAutograd and gives what runs them; ``autotuner`` tries the engines on real steps, in
-the order that ``search`` says; ``graph_facts`` says what may be tried. ``Pipeline`` calls ``engines.placement_of``.
+It takes AOTAutograd's graphs, and gives what runs them: ``engines`` makes the candidates, ``autotuner`` tries them on
+real steps in the order that ``search`` says, ``outcomes`` keeps the result on disk. ``pipeline`` calls it for training
+graphs, and with ``placement="fastest"`` for all.
 """

@@ -18,14 +18,14 @@ from torch import fx
 
 from passes.engine.locks import Lock
 
-from ..aot import as_dynamo_compiles, gradients_of_results
-from ..artifacts import GraphName, Runner
+from ..common.operator_watchers import unseen
+from ..common.safety_net import caught, net
 from ..errors import CandidateError, SessionError, TranslationError, first_line
 from ..events import count, trying
-from ..numerics.results import difference_of_results, sampled
-from ..runtime.heap import give_back
-from ..safety_net import caught, net
-from ..watchers import unseen
+from ..graphs.aot import as_dynamo_compiles, gradients_of_results
+from ..graphs.artifacts import GraphName, Runner
+from ..numerics.same_results import difference_of_results, sampled
+from ..runtime.system_memory import give_back
 from .graph_facts import draws, least_precise, symbolic_arguments, written_arguments
 from .outcomes import Outcomes
 from .search import Outcome, Search

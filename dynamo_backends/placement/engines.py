@@ -10,22 +10,26 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
 
 from passes.engine.registry import are_only_built_in
 
-from ..aot import StaticInput
-from ..artifacts import GraphName, Runner
-from ..assumptions import Assumptions
 from ..cache.graphs import cached_graphs
 from ..errors import CandidateError
-from ..pytorch_code import boxed_code
-from ..runners import NO_WEIGHTS, Runners, at_a_call
+from ..graphs.aot import NO_WEIGHTS, StaticInput
+from ..graphs.artifacts import GraphName, Runner
+from ..graphs.late_compile import at_a_call
+from ..graphs.pytorch_runner import boxed_code
+from ..graphs.size_assumptions import Assumptions
 from .autotuner import Autotuner, TunedGraph
 from .graph_facts import copy_of, describe_frame, may_run_twice, written_arguments
 from .outcomes import Outcomes
+
+if TYPE_CHECKING:
+    from ..pipeline.runners import Runners
 
 PYTORCH, ONNX, INDUCTOR = "PyTorch", "ONNX Runtime", "Inductor"
 """The engines."""
@@ -162,7 +166,7 @@ def placement_of(runners: Runners, module: fx.GraphModule, arguments: Sequence[o
 
 
 def _by_inductor(name: GraphName, module: fx.GraphModule) -> Runner:
-    from ..inductor import compile_with_inductor
+    from ..graphs.inductor import compile_with_inductor
 
     return compile_with_inductor(module, name.direction)
 

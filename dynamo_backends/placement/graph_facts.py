@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from ..collectives import is_collective
+from ..graphs.operators import is_collective
 
 _COPY = torch.ops.aten.copy_.default
 

@@ -1,4 +1,5 @@
-"""ONNX Runtime: providers, versions, sessions and the zero-copy binding of torch tensors.
+"""ONNX Runtime: execution providers, sessions, and the zero-copy binding of PyTorch's tensors.
 
-This package knows nothing of FX: it takes ONNX models and tensors.
+It takes ONNX models and tensors, and gives sessions and results. It knows nothing of FX graphs. ``ort_internals`` and
+``messages`` are the only modules that use its private parts and read its messages.
 """

@@ -24,12 +24,12 @@ from collections.abc import Callable, Sequence
 import onnxruntime
 import torch
 
+from ..common.strides import ExactStrides
 from ..errors import SessionError, WrongResultError
-from ..strides import ExactStrides
-from .arena import ARENA
 from .constants import TABLE, Declaration
 from .dtypes import TORCH_DTYPES
 from .expected_shapes import Size, Sizes, differs, follow, written
+from .memory_arena import ARENA
 from .messages import ORT_ERRORS, session_error
 from .ort_internals import CALLS, Value
 from .session import Session

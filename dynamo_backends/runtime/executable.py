@@ -8,12 +8,12 @@ from types import MappingProxyType
 
 import torch
 
-from .apart import check_apart
 from .binding import BoundSession, InputSpec, OutputSpec
 from .constants import declared, declared_as_inputs
 from .providers import Provider, only_cpu
 from .session import Session
 from .settings import SessionSettings
+from .subprocess_session import check_apart
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..errors import CompiledNodesError, SessionError, first_line
-from ..reasons import Kind, Reason
+from ..errors import CompiledNodesError, Kind, Reason, SessionError, first_line
 
 
 def _exceptions() -> tuple[type[BaseException], ...]:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import onnxruntime
 import torch
 
-from ..spelling import did_you_mean
+from ..common.suggestions import did_you_mean
 from .messages import ORT_ERRORS, without_code
 from .ort_internals import IDENTITY
 from .provider_options import PRECISIONS, THREADS

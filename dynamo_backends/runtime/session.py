@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import onnxruntime
 import torch
 
-from ..forks import never_free, renew_in_children
+from ..common.fork_safety import never_free, renew_in_children
 from .constants import declared, give
 from .settings import SessionSettings, create_session
 
@@ -54,7 +54,10 @@ class Session:
         constants: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> None:
         if not isinstance(model, bytes):
-            from .kernels import check, serialized  # not before: who runs a serialized model needs not what makes one
+            from .kernel_faults import (  # not before: who runs a serialized model needs not what makes one
+                check,
+                serialized,
+            )
 
             constants = {value.name: constants[value.name] for value in model.graph.inputs if value.name in constants}
             declarations = declared((name, tensor.dtype, tensor.shape) for name, tensor in constants.items())

@@ -8,8 +8,8 @@ import onnxruntime
 import torch
 
 from ..errors import SessionError
-from .arena import ARENA
 from .custom_operators import loaded_libraries, register_libraries
+from .memory_arena import ARENA
 from .messages import ORT_ERRORS, session_error
 from .providers import Provider, only_cpu, provider_name, with_threads
 

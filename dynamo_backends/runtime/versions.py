@@ -6,7 +6,7 @@ import functools
 
 import onnxruntime
 
-from ..onnx_versions import IR_VERSION, MINIMUM_OPSET
+from ..versions import IR_VERSION, MINIMUM_OPSET
 from .messages import ORT_ERRORS
 
 ALWAYS_LOADED = 23

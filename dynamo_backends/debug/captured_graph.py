@@ -1,0 +1,461 @@
+"""The user's program beside the compiled one: Dynamo's graph as it was captured, run by PyTorch, with autograd.
+
+What a compiled graph returned, wrote into its arguments and gave as gradients is judged by it, in eager and in
+float64. Where a result is wrong, or a stage changed what is computed, the stages in between say which: the passes of
+``pre_grad``, AOTAutograd's trace and the decompositions, the passes of ``joint``. ``judge`` compares the later ones.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+
+from ..common.operator_watchers import unseen
+from ..dumps.blame import Cause, Kind
+from ..errors import first_line
+from ..exporter.decompositions import decomposition_table
+from ..graphs import aot
+from ..graphs.layout import significant_strides
+from ..graphs.locations import UserName, set_user_name
+from ..numerics.program_execution import Results, Twice, as_given, copies, is_plain
+from ..numerics.randomness import PrivateRandomness
+from ..numerics.verdicts import Verdict
+from .chosen_runs import ChosenRun
+from .rows import Blame, Finding
+from .stage_comparison import StageGraphs, Step, changed, copy_of, difference, interpret, name_of_result
+from .wrong_decomposition import DecompositionCheck, NodeTracker
+
+logger = logging.getLogger(__name__)
+
+KEPT_CALLS = 4
+"""Calls whose backward may still come that are kept for it, the latest ones."""
+
+
+@dataclasses.dataclass(eq=False)
+class JointGraphs(StageGraphs):
+    """The graphs of the stage ``joint``.
+
+    Attributes:
+        arguments, results: what they take and return, see ``aot.keys_of_arguments`` and ``aot.keys_of_results``.
+    """
+
+    arguments: list[object] = dataclasses.field(default_factory=list)
+    results: list[object] = dataclasses.field(default_factory=list)
+
+    def start(self, stage: str, graph: object) -> None:
+        super().start(stage, graph)
+        assert isinstance(graph, fx.GraphModule)
+        self.arguments, self.results = aot.keys_of_arguments(graph), aot.keys_of_results(graph)
+
+    def end(self, stage: str, graph: fx.GraphModule) -> None:
+        if not self.steps:  # no pass is on
+            self.start(stage, graph)
+        super().end(stage, graph)
+
+    def judge(
+        self, values: Mapping[str, object], given: Sequence[object], state: torch.Tensor, *, gradients: bool
+    ) -> tuple[Finding, Results | None]:
+        """The first pass that changed the results, or the gradients; and what the first graph gave, by its keys.
+
+        Args:
+            values: what placeholders hold, by name, as far as the direction knows them.
+            given: the arguments of the captured graph; none where there is no captured graph.
+        """
+        arguments = self._arguments(values, given, gradients=gradients)
+        if arguments is None:
+            return Finding(), None
+        if isinstance(arguments, str):
+            return Finding(unchecked=[arguments]), None
+        keys = {i: key for i, key in enumerate(self.results) if key is not None and _is_gradient(key) == gradients}
+        culprit, first = self.culprit(arguments, state, keys)
+        return Finding(culprit, unchecked=self.unchecked), first
+
+    def _arguments(
+        self, values: Mapping[str, object], given: Sequence[object], *, gradients: bool
+    ) -> list[object] | str | None:
+        """One value for each placeholder; in words, why there is not; ``None`` if there is nothing to judge."""
+        if not self.steps or (not given and not any(step.is_pass for step in self.steps)):
+            return None  # with nothing before it to compare with, and no pass that fired
+        arguments: list[object] = []
+        placeholders = self.first.graph.find_nodes(op="placeholder")
+        for node, key in zip(placeholders, self.arguments, strict=True):
+            kind, position = key if isinstance(key, tuple) else (None, 0)
+            if node.name in values:
+                arguments.append(values[node.name])
+            elif kind == "argument" and given:
+                arguments.append(given[position])
+            elif kind == "tangent" and not gradients:
+                arguments.append(None)  # no result of the forward depends on it
+            else:
+                return f"the passes of joint: {node.name}, which they were given, is not handed to this graph"
+        return arguments
+
+
+@dataclasses.dataclass(eq=False)
+class CapturedGraphs(StageGraphs):
+    """The graphs of the stage ``pre_grad``, with the attributes that AOTAutograd makes arguments as arguments.
+
+    As attributes they would be the user's own, and a graph that changes them would change them once more.
+
+    Attributes:
+        attributes: the tensors that are the first arguments.
+    """
+
+    attributes: list[torch.Tensor] = dataclasses.field(default_factory=list)
+
+    def end(self, stage: str, graph: fx.GraphModule) -> None:
+        super().end(stage, graph)
+        attributes = aot.lifted_attributes(graph)
+        self.attributes = list(attributes.values())
+        if attributes:
+            self.steps = [dataclasses.replace(step, graph=_lifted(step.graph, list(attributes))) for step in self.steps]
+
+    def drop(self) -> None:
+        super().drop()
+        self.attributes = []
+
+
+def _lifted(module: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
+    """A copy of a graph that takes these attributes as its first arguments."""
+    copied = copy_of(module)
+    users: dict[object, list[fx.Node]] = collections.defaultdict(list)
+    for node in copied.graph.find_nodes(op="get_attr"):
+        users[node.target].append(node)
+    with copied.graph.inserting_before(next(iter(copied.graph.nodes))):
+        for name in names:
+            placeholder = copied.graph.placeholder(name.replace(".", "_"))
+            set_user_name(placeholder, UserName(name, is_static=True))
+            for node in users[name]:
+                node.replace_all_uses_with(placeholder)
+                copied.graph.erase_node(node)
+    return copied
+
+
+class Captured:
+    """One of Dynamo's graphs, with the stages up to the joint graph.
+
+    Args:
+        opset: decides which operators are decomposed.
+
+    Attributes:
+        pre_grad, joint: the graphs of these stages.
+    """
+
+    def __init__(self, opset: int) -> None:
+        self.pre_grad = CapturedGraphs()
+        self.joint = JointGraphs()
+        self._opset = opset
+        self._calls: dict[int, Call] = {}
+        self._numbers = itertools.count()
+        self._active = threading.local()
+
+    @property
+    def call(self) -> Call | None:
+        """The call that is running in this thread and is compared."""
+        return getattr(self._active, "call", None)
+
+    def call_for(self, arguments: Sequence[object]) -> Call | None:
+        """What the captured graph needs to run beside a call of the compiled one; ``None`` if it cannot."""
+        try:
+            with unseen():
+                return Call(self, self.all_arguments(arguments))
+        except Exception as error:  # a tensor of another's class may be copied in no way; the user's run goes on
+            logger.warning("a call is not compared: %s: %s", type(error).__name__, first_line(str(error)))
+            return None
+
+    def called(self, function: Callable[..., Any], arguments: Sequence[object], call: Call | None) -> Any:
+        """Calls the compiled graph, whose runs are those of a compared call, if there is one."""
+        self._active.call = call
+        try:
+            return function(*arguments)
+        finally:
+            self._active.call = None
+
+    def all_arguments(self, arguments: Sequence[object]) -> list[object]:
+        """What AOTAutograd's graph takes, where Dynamo's takes these."""
+        return [*self.pre_grad.attributes, *arguments]
+
+    def keep_for_backward(self, call: Call, graph: Sequence[torch.autograd.graph.Node]) -> None:
+        """Keeps a call whose forward is judged as long as the user can reach its backward by one of these nodes."""
+        if not graph:
+            return
+        for other in list(self._calls.values()):
+            call.share_arguments(other)
+        while len(self._calls) >= KEPT_CALLS:
+            self._calls.pop(next(iter(self._calls)), None)
+        number = next(self._numbers)
+        self._calls[number] = call
+        mark = _Mark()
+        for node in graph:
+            node.metadata[mark] = None
+        weakref.finalize(mark, self._calls.pop, number, None).atexit = False
+
+    def call_of(self, saved: Mapping[str, object]) -> Call | None:
+        """The compared call that handed these values to its backward; each call is found once.
+
+        The partitioner renames states of random numbers in the backward: what has no namesake does not count. A
+        backward that was handed nothing does not depend on the call.
+        """
+        for number, call in list(self._calls.items()):
+            handed = call.saved or {}
+            common = saved.keys() & handed
+            if (common or not saved) and all(handed[name] == _identity(saved[name]) for name in common):
+                return self._calls.pop(number, None)
+        return None
+
+    def drop(self) -> None:
+        """Forgets the graphs and calls; no run will be compared any more."""
+        self.pre_grad.drop()
+        self.joint.drop()
+        self._calls.clear()
+
+    def decompositions(self) -> Mapping[object, Callable[..., Any]]:
+        return decomposition_table(self._opset)
+
+
+class _Mark:
+    """Lives in autograd's nodes, as long as one of them does."""
+
+
+def _nodes_of(values: Sequence[object]) -> list[torch.autograd.graph.Node]:
+    """The nodes of autograd's graph that computed tensors, and those that computed what these are views of."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    tensors += [value._base for value in tensors if value._base is not None]
+    return [value.grad_fn for value in tensors if value.grad_fn is not None]
+
+
+def _identity(value: object) -> object:
+    """By what a tensor that a forward saves for its backward is known again; its memory is not kept alive.
+
+    An address would not do: the next batch may lie in the same buffer, or in memory that was let go. The reference to
+    the storage, though weak, keeps its place from being another storage's.
+    """
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        return StorageWeakRef(value.untyped_storage()), value._version, value.shape
+    return value
+
+
+class Call:
+    """One compared call of a captured graph: what it was given, and what PyTorch makes of it.
+
+    Attributes:
+        arguments: copies of what AOTAutograd's graph takes.
+        saved: by the name of the node, the values that the forward handed to the backward, to be known again.
+        traced: what the first joint graph gave, if it was run.
+        finish: makes the verdict on the graph that ran, from what is found in the results.
+        fault: the verdict on the forward, if it is not ``ok``.
+        chosen: its sizes; ``None`` where nobody chose it.
+    """
+
+    def __init__(self, captured: Captured, arguments: Sequence[object]) -> None:
+        self._captured = captured
+        self.arguments = copies(arguments)
+        self._nodes_before = set(_nodes_of(arguments))
+        self.state = torch.get_rng_state()
+        self._leaves = [not isinstance(item, torch.Tensor) or item.is_leaf for item in arguments]
+        self._has_gradients = torch.is_grad_enabled()
+        devices = {item.device.type for item in arguments if isinstance(item, torch.Tensor)} | {"cpu"}
+        self._autocast = {
+            device: torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+            for device in devices
+            if torch.amp.is_autocast_available(device)
+        }
+        self.saved: dict[str, object] | None = None
+        self.traced: Results | None = None
+        self.finish: Callable[[Finding], None] | None = None
+        self.fault = ""
+        self.chosen: ChosenRun | None = None
+
+    def save(self, values: Mapping[str, object]) -> None:
+        """The values a forward hands to its backward, by the name of the node."""
+        self.saved = {name: _identity(value) for name, value in values.items()}
+
+    def new_nodes(self, values: Sequence[object]) -> list[torch.autograd.graph.Node]:
+        """The nodes of autograd's graph that the call made, of its results and arguments; to be asked for once."""
+        before, self._nodes_before = self._nodes_before, set()
+        return [node for node in _nodes_of(values) if node not in before]
+
+    def share_arguments(self, other: Call) -> None:
+        """Takes another call's copies of the arguments that are the same, such as weights that no step changed."""
+        tensors = filter(is_plain, [*self.arguments, *other.arguments])
+        users = collections.Counter(map(_storage, tensors))
+        alone = {storage for storage, count in users.items() if count == 1}
+        for i, (ours, theirs) in enumerate(zip(self.arguments, other.arguments, strict=True)):
+            if not is_plain(ours) or not is_plain(theirs) or not {_storage(ours), _storage(theirs)} <= alone:
+                continue
+            if _is_same_copy(ours, theirs):
+                self.arguments[i] = theirs
+
+    def judge_joint(self, values: Mapping[str, object], *, gradients: bool) -> Finding:
+        """Compares the passes of ``joint``, see ``JointGraphs.judge``, and keeps what its first graph gave."""
+        finding, self.traced = self._captured.joint.judge(values, self.arguments, self.state, gradients=gradients)
+        return finding
+
+    def judge_forward(self, results: Sequence[object], arguments: Sequence[object]) -> Finding:
+        """Compares what the compiled graph returned, and what it left in its arguments."""
+        first = self._captured.pre_grad.first
+        twice = self._run(first)
+        reference = twice.outputs
+        culprit = self._culprit(reference, lambda step: self._run(step.graph).outputs, {})
+        actual: dict[object, object] = dict(enumerate(results))
+        given = self._captured.all_arguments(arguments)
+        changed_inputs = [key for key in reference.eager if isinstance(key, tuple) and key[0] == "input"]
+        actual |= {key: given[key[1]] for key in changed_inputs}
+        wrong = _wrong(reference, actual, first)
+        wrong = wrong or _wrongly_laid_out(reference, dict(enumerate(results)), first)
+        return Finding(culprit, wrong, unchecked=_inexact(twice) + self._captured.pre_grad.unchecked)
+
+    def judge_backward(self, tangents: Mapping[object, torch.Tensor], gradients: Mapping[int, object]) -> Finding:
+        """Compares the gradients the compiled backward returned.
+
+        Args:
+            tangents: what the backward was given, see ``Twice.gradients``.
+            gradients: by the position of the captured graph's argument, of those that require one.
+
+        Raises:
+            NotRepeatableError: see ``Twice.gradients``.
+        """
+        first = self._captured.pre_grad.first
+        unchecked: list[str] = []
+
+        def run(step: Step) -> Results:
+            twice = self._run(step.graph)
+            found = twice.gradients(tangents, list(gradients))
+            if step.graph is first:
+                unchecked.extend(_inexact(twice))
+            return found.under({j: ("gradient", j) for j in gradients})
+
+        reference = run(self._captured.pre_grad.steps[0])
+        culprit = self._culprit(reference, run, tangents)
+        wrong = _wrong(reference, {("gradient", j): value for j, value in gradients.items()}, first)
+        because = self.fault and f"its forward {self.fault}"
+        return Finding(culprit, wrong, because, unchecked + self._captured.pre_grad.unchecked)
+
+    def _run(self, graph: fx.GraphModule) -> Twice:
+        def run(*args: object) -> list[object]:
+            with self._as_called():
+                return interpret(graph, args)
+
+        return Twice(run, self.arguments, self.state, self._leaves)
+
+    @contextlib.contextmanager
+    def _as_called(self) -> Iterator[None]:
+        """The grad mode and autocast of the call."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(self._has_gradients))
+            for device, dtype in self._autocast.items():
+                stack.enter_context(torch.autocast(device, dtype, enabled=dtype is not None))
+            yield
+
+    def _culprit(
+        self, reference: Results, run: Callable[[Step], Results], tangents: Mapping[object, torch.Tensor]
+    ) -> Blame | None:
+        """What is wrong among the passes of ``pre_grad``, and what AOTAutograd made of the graph after them."""
+        graphs, (traced, self.traced) = self._captured.pre_grad, (self.traced, None)
+        graphs.unchecked = []
+        last = reference
+        if any(step.is_pass for step in graphs.steps):
+            last = run(graphs.steps[-1])
+            if changed(reference, last):
+                culprit = graphs.first_wrong(reference, run, self.arguments)
+                if culprit is not None:
+                    return culprit
+        return self._trace(last, traced, tangents) if traced is not None else None
+
+    def _trace(self, before: Results, traced: Results, tangents: Mapping[object, torch.Tensor]) -> Blame | None:
+        """What AOTAutograd's trace changed: a decomposition, or the trace as a whole."""
+        common = [key for key in before.exact if key in traced.exact]
+        before, traced = (item.under({key: key for key in common}) for item in (before, traced))
+        if not changed(before, traced):
+            return None
+        last = self._captured.pre_grad.steps[-1].graph
+        culprit = self._wrong_decomposition(last, tangents)
+        said = ((key, difference(before, traced, key)) for key in common)
+        wrong = (_wrong_result(last, key, found, Kind.TRACE) for key, found in said if found.is_wrong)
+        return culprit or next(wrong, None)
+
+    def _wrong_decomposition(self, graph: fx.GraphModule, tangents: Mapping[object, torch.Tensor]) -> Blame | None:
+        tracker = NodeTracker(graph)
+        check = DecompositionCheck(self._captured.decompositions(), tracker)
+        with self._as_called():
+            given = list(map(as_given, copies(self.arguments), self._leaves))
+            with PrivateRandomness(self.state), check:
+                returned = tracker.run(*given, enable_io_processing=False)
+                results = pytree.tree_leaves(returned, is_leaf=lambda x: x is None)
+                ends = [(results[key], grad) for key, grad in tangents.items() if isinstance(key, int)]
+                ends = [(end, grad) for end, grad in ends if isinstance(end, torch.Tensor) and end.requires_grad]
+                if ends:
+                    torch.autograd.backward([end for end, _ in ends], [grad for _, grad in ends])
+        return check.culprit
+
+
+def _storage(value: torch.Tensor) -> int:
+    return value.untyped_storage()._cdata
+
+
+def _is_same_copy(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are the same to autograd and bit for bit, also between their elements."""
+    kinds = [
+        (item.dtype, item.device, item.shape, item.stride(), item.storage_offset(), item.requires_grad, item.is_leaf)
+        for item in (one, other)
+    ]
+    if kinds[0] != kinds[1]:
+        return False
+    first, second = (
+        torch.empty(0, dtype=torch.uint8, device=item.device).set_(item.untyped_storage()) for item in (one, other)
+    )
+    return torch.equal(first, second)
+
+
+def _is_gradient(key: object) -> bool:
+    return isinstance(key, tuple) and key[0] == "gradient"
+
+
+def _inexact(twice: Twice) -> list[str]:
+    return [f"the reference of {name} is not float64: {reason}" for name, reason in twice.inexact.items()]
+
+
+def _wrong_result(graph: fx.GraphModule, key: object, said: Verdict, kind: Kind = Kind.RESULT) -> Blame:
+    name, source = name_of_result(graph, key)
+    return Blame(name, Cause(kind), source=source, said=said)
+
+
+def _both_tensors(reference: Results, actual: Mapping[Any, object]) -> Iterator[tuple[Any, torch.Tensor, torch.Tensor]]:
+    """The results that are tensors, in eager and actually, with their keys."""
+    for key, value in actual.items():
+        eager = reference.eager.get(key)
+        if isinstance(value, torch.Tensor) and isinstance(eager, torch.Tensor):
+            yield key, eager, value
+
+
+def _wrongly_laid_out(reference: Results, actual: Mapping[object, object], graph: fx.GraphModule) -> list[Blame]:
+    """The results with other strides than eager's, where they address something."""
+    return [
+        _wrong_result(graph, key, Verdict(f"strides {tuple(value.stride())} instead of {tuple(eager.stride())}"))
+        for key, eager, value in _both_tensors(reference, actual)
+        if value.shape == eager.shape and significant_strides(value) != significant_strides(eager)
+    ]
+
+
+def _wrong(reference: Results, actual: Mapping[object, object], graph: fx.GraphModule) -> list[Blame]:
+    """The results that are further from float64 than eager's error, or else rounding at random, explains."""
+    found = []
+    for key, value in actual.items():
+        eager = reference.eager.get(key)
+        is_other = isinstance(eager, torch.Tensor) and isinstance(value, torch.Tensor) and eager.dtype != value.dtype
+        said = Verdict(f"dtype {value.dtype} instead of {eager.dtype}") if is_other else reference.verdict(value, key)  # type: ignore[attr-defined]
+        if said.is_wrong:
+            found.append(_wrong_result(graph, key, said))
+    return found

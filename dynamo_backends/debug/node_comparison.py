@@ -1,0 +1,213 @@
+"""The verdict on the nodes of one run of a graph: onnx, eager and float64 side by side, see ``lockstep``.
+
+The first node that is wrong by itself is to blame. If there is none, a value that is right in the exported model and
+wrong in the session that ran is the fault of a rewrite. If there is no such value either, a result that is further from
+float64 than eager is judged once more, by runs with rounding at random, see ``second_opinion``: what these do not
+explain is a fault though no node explains it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+
+from ..common.safety_net import caught, net
+from ..dumps.blame import Cause, Kind
+from ..errors import first_line
+from ..exporter.translate import value_names
+from ..graphs.artifacts import CompiledGraph
+from ..numerics.distance import nearer
+from ..numerics.verdicts import Verdict
+from .lockstep import Lockstep
+from .node_sessions import Replay
+from .recorded_run import WatchedRun
+from .repeated_runs import Instability
+from .rounding_runs import explained_by_rounding
+from .rows import Blame, GraphComparison, Row
+from .undefined_results import undefined_values
+from .wrong_rewrite import ModelStep, find_rewrite, wrong_needed_pass
+
+Models = Mapping[int, Sequence[ModelStep]]
+"""By index of a region, its model after each pass of the stage ``onnx`` that fired."""
+
+
+def compare_run(graph: CompiledGraph, run: WatchedRun, models: Models, replay: Replay) -> GraphComparison:
+    """Compares one run of a graph with eager and float64.
+
+    What fails on the way is said, and loses nothing of what was found before.
+    """
+    lockstep = Lockstep(graph, run, replay)
+    rows: list[Row] = []
+    failures: list[str] = []
+    try:
+        rows.extend(lockstep.rows())
+    except Exception as error:
+        caught(f"the comparison of {graph.name}", error, "The graph runs")
+        failures.append(f"the nodes after {len(rows)}: {type(error).__name__}: {first_line(str(error))}")
+    comparison = GraphComparison()
+    try:
+        comparison = _Judgement(graph, run, models, rows, replay).comparison()
+    except Exception as error:
+        caught(f"the verdict on {graph.name}", error, "The graph runs")
+        failures.append(f"the verdict on the nodes: {type(error).__name__}: {first_line(str(error))}")
+    if comparison.ok:
+        reasons = failures or [f"PyTorch ran region_{i}: {why}" for i, why in run.rescued.items()]
+        comparison.not_comparable = "; ".join(reasons)
+    again = [f"region_{i} was not run again: {item.failure}" for i, item in run.repeated.items() if item.failure]
+    unchecked = [*lockstep.unchecked(), *again, *failures]
+    return dataclasses.replace(comparison, rows=rows, unchecked=unchecked, rescued=run.rescued)
+
+
+@dataclasses.dataclass(eq=False)
+class _Judgement:
+    """The verdict on the rows of one run."""
+
+    graph: CompiledGraph
+    run: WatchedRun
+    models: Models
+    rows: list[Row]
+    replay: Replay
+
+    def comparison(self) -> GraphComparison:
+        found = self._stale() or self._unstable()
+        if found is not None:
+            return found
+        wrong = [row for row in self.rows if not row.locally_explained]
+        wrong = [row for row in wrong if not self._is_undefined(row)] or wrong
+        if wrong:
+            nodes = list(dict.fromkeys(row.name.split("__")[0] for row in wrong))
+            following = f"the next node that is wrong by itself is {nodes[1]}" if nodes[1:] else ""
+            found = self._diverges(wrong[0], note="; ".join(filter(None, [self._nearer(), following])))
+            assert found.blame is not None
+            return dataclasses.replace(found, blame=dataclasses.replace(found.blame, more=len(nodes) - 1))
+        nothing = "" if self.graph.regions else "nothing of it runs on ONNX Runtime"
+        return (
+            self._rewritten()
+            or self._unexplained()
+            or GraphComparison(note="; ".join(filter(None, [self._nearer(), self._by_chance(), nothing])))
+        )
+
+    @functools.cached_property
+    def _undefined(self) -> Mapping[str, str]:
+        return undefined_values(self.graph.module, self.run.values)
+
+    def _is_undefined(self, row: Row) -> bool:
+        return row.name.split("__")[0] in self._undefined
+
+    def _diverges(
+        self, row: Row, cause: Cause | None = None, note: str | None = None, said: str = ""
+    ) -> GraphComparison:
+        cause = cause or self._cause(row)
+        said = ", ".join(filter(None, [row.complaint, said]))
+        blame = Blame(row.name, cause, region=row.region, source=row.where, user_name=row.user_name, said=Verdict(said))
+        return GraphComparison(blame, note=self._nearer() if note is None else note)
+
+    def _cause(self, row: Row) -> Cause:
+        """What makes the value of a node wrong that is wrong in its exported model, or in PyTorch."""
+        if row.region is None:
+            return Cause(Kind.PYTORCH)
+        compiled = self.graph.regions[row.region]
+        name = ""
+        with net(f"the search for what makes {row.name} wrong", "The graph runs"):
+            name = wrong_needed_pass(compiled, self.run.session_of(compiled), self.run.values, row)
+        return Cause(Kind.PASS, name) if name else Cause(Kind.NODE)
+
+    def _stale(self) -> GraphComparison | None:
+        """The verdict on a session that returned something wrong, and has a weight from before it was changed."""
+        wrong = {row.region for row in self.rows if row.session is not None and not row.explained}
+        for compiled in self.graph.regions:
+            if compiled.region.index not in wrong:
+                continue
+            inputs = compiled.region.inputs
+            stale = compiled.session.stale([self.run.values[item.node] for item in inputs])
+            names = {inputs[position].node: name for position, name in stale.items()}
+            for node in compiled.region.nodes:
+                for weight in node.all_input_nodes:
+                    if weight in names:
+                        reader = next(row for row in self.rows if row.name == value_names(node)[0])
+                        return self._diverges(reader, Cause(Kind.STALE_WEIGHT, names[weight]))
+        return None
+
+    @functools.cached_property
+    def _rounded(self) -> dict[str, bool]:
+        """The names of the rows that eager's error does not explain, and random rounding does, or PyTorch leaves
+        undefined; with whether only numbers near one do, see ``second_opinion``."""
+        rows = {row.name: row for row in self.rows if not row.explained or not row.propagated_explained}
+        undefined = {name: False for name, row in rows.items() if self._is_undefined(row)}
+        rows = {name: row for name, row in rows.items() if name not in undefined}
+        return undefined | (explained_by_rounding(self.graph, self.run, self.replay, rows) if rows else {})
+
+    def _rewritten(self) -> GraphComparison | None:
+        """The verdict on a value that is right in the exported model, and wrong in the session that ran."""
+        for row in self.rows:
+            if row.session is None or row.onnx is None or row.region is None:
+                continue
+            if row.session.is_rounding or not row.onnx.is_rounding or row.name in self._rounded:
+                continue
+            found = row.session_instability
+            if found is not None and found.between_runs:  # by less than eager's own error, and yet a reason
+                return self._not_the_same(row, found, "every node by itself is right")
+            compiled = self.graph.regions[row.region]
+            bound, steps = self.run.session_of(compiled), self.models.get(row.region, ())
+            cause, value = Cause(Kind.OPTIMIZER), row.name
+            with net(f"the search for the rewrite that makes {row.name} wrong", "The graph runs"):
+                cause, value = find_rewrite(compiled, bound, steps, self.run.values, row.name)
+            note = f"every node of region_{row.region} by itself is right: a rewrite of its model makes the fault"
+            return self._diverges(next((item for item in self.rows if item.name == value), row), cause, note)
+        return None
+
+    def _unstable(self) -> GraphComparison | None:
+        """The verdict on results that are others each time, or with another number of threads."""
+        for row in self.rows:
+            if row.unstable_alone and row.local_instability is not None:
+                return self._not_the_same(row, row.local_instability, "the node alone, on the same inputs")
+        for row in self.rows:
+            found = row.session_instability
+            if found is None or not row.unstable_in_session or row.region is None:
+                continue
+            rounds = any(item.region == row.region and item.local_instability is not None for item in self.rows)
+            if not found.between_runs and (rounds or row.name in self._rounded):
+                continue  # threads add up in another order, and the graph carries it on, past a comparison that flips
+            note = f"no node of region_{row.region} by itself gave other results in ten runs"
+            return self._not_the_same(row, found, note)
+        return None
+
+    def _not_the_same(self, row: Row, found: Instability, where: str) -> GraphComparison:
+        cause = Cause(Kind.UNSTABLE, "runs" if found.between_runs else "threads")
+        difference = found.difference
+        note = f"{where}: results {found} differ by {difference.max_abs:.3g}, at values up to {difference.scale:.3g}"
+        if difference.nonfinite:
+            note += f", {difference.nonfinite} of them NaN or infinite in one only"
+        return self._diverges(row, cause, note, f"{row.operator}, {found}")
+
+    def _unexplained(self) -> GraphComparison | None:
+        """No node and no rewrite is wrong, and yet a result is not as near to exact as rounding makes it."""
+        if not any(row.is_output and not row.explained and row.name not in self._rounded for row in self.rows):
+            return None
+        first = next(row for row in self.rows if not row.explained and row.name not in self._rounded)
+        rows = {row.name: row for row in self.rows}
+        while near_one := [rows[name] for name in first.inputs if self._rounded.get(name)]:
+            first = near_one[0]  # its error is small beside one, and makes a large one in what reads it
+        note = "every node by itself is right, and rounding does not explain the error here"
+        return self._diverges(first, Cause(Kind.UNEXPLAINED), note)
+
+    def _by_chance(self) -> str:
+        """The results of a right graph that differ from eager's by more than rounding of their own."""
+        outputs = [row for row in self.rows if row.is_output]
+        turned = [row for row in outputs if row.ours is not None and row.eager_extent is None and row.ours.max_ulp]
+        said = [f"{row.ours.max_ulp:.0f} elements of {row.name} turned by rounding" for row in turned if row.ours]
+        carried = [row.name for row in outputs if row.name in self._rounded and row not in turned]
+        if carried:
+            more = f" and {len(carried) - 1} more" if carried[1:] else ""
+            said.append(f"random rounding of float64 makes errors like that of {carried[0]}{more}")
+        return ", ".join(said)
+
+    def _nearer(self) -> str:
+        outputs = [row for row in self.rows if row.is_output and row.ours is not None]
+        sides = [nearer(row.ours, row.eager) for row in outputs if row.ours is not None and row.eager is not None]
+        return ", ".join(
+            f"{side} is nearer to float64 at {sides.count(name)} of {len(outputs)} results"
+            for name, side in (("runtime", "onnx"), ("eager", "eager"))
+            if name in sides
+        )

@@ -1,0 +1,140 @@
+"""Sessions that explain a region: one that exposes every node's value, and one for each node alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import onnx_ir as ir
+import torch
+from torch import fx
+
+from ..errors import SessionError, TranslationError, first_line
+from ..exporter.signature import signature
+from ..exporter.translate import fold_constants, translate, value_names
+from ..graphs.artifacts import CompiledRegion, Input, Output
+from ..partition.needed_passes import with_needed_passes
+from ..partition.regions import results_of
+from ..runtime.binding import BoundSession, InputSpec, OutputSpec
+from ..runtime.exposed_values import tensors, values_of_model, values_of_session
+from ..runtime.providers import Provider, as_precise_as_pytorch
+from ..runtime.session import Session
+from ..runtime.settings import SessionSettings
+from .repeated_runs import Instability, repeat_node
+
+_MOST_SESSIONS = 1_024
+"""Sessions of one node that are kept; each holds a hundred kilobytes or so."""
+
+
+@dataclasses.dataclass(eq=False)
+class Replay:
+    """Makes and keeps the sessions; alike nodes share one. ONNX Runtime's optimizations are off in all of them.
+
+    Args:
+        opset: the ONNX opset of the models.
+        providers: in the order of preference.
+        threads: of a session; ``None`` for what PyTorch has at the time of the call.
+    """
+
+    opset: int
+    providers: Sequence[Provider]
+    threads: int | None = None
+    _node_sessions: dict[object, BoundSession] = dataclasses.field(default_factory=dict)
+
+    def region_values(self, compiled: CompiledRegion, args: Sequence[object]) -> dict[str, object]:
+        """The value of every node of a region in its exported model, nothing optimized, by name; what was folded to a
+        constant is among them.
+
+        Raises:
+            SessionError: the runtime refuses the model with all values exposed.
+        """
+        specs = _specs_of(compiled)
+        values = values_of_model(compiled.bound, with_needed_passes(compiled.model), args, specs)
+        for spec in specs:
+            folded = compiled.model.graph.initializers.get(spec.name)
+            if folded is not None and folded.const_value is not None and not spec.is_number:
+                values[spec.name] = _as_torch(folded.const_value)
+        return values
+
+    def session_values(
+        self, compiled: CompiledRegion, bound: BoundSession, args: Sequence[object]
+    ) -> dict[str, torch.Tensor]:
+        """The tensors inside the session that ran, by name: those of the model that ONNX Runtime made of it.
+
+        That model is run with all its values as outputs and nothing left to optimize, so that its fusions stay.
+
+        Raises:
+            SessionError: the runtime does not write the model, or refuses it with all values exposed.
+        """
+        specs = [spec for spec in _specs_of(compiled) if not spec.is_number]
+        return tensors(values_of_session(bound, bound.session, args, specs))
+
+    def node_values(self, node: fx.Node, args: Sequence[object]) -> list[object] | str:
+        """A node's results computed by a session of that node alone; in words, why it does not run alone.
+
+        ``args`` are the values of ``node.all_input_nodes``.
+        """
+        try:
+            return self._node_session(node)(args)
+        except (SessionError, TranslationError) as error:
+            return first_line(str(error))
+
+    def repeat_node(self, node: fx.Node, args: Sequence[object]) -> dict[int, Instability]:
+        """How a node's results differ from run to run and with other threads, see ``repeat_node`` of ``repeat``."""
+        try:
+            session = self._node_session(node).with_threads(self.threads or torch.get_num_threads())
+            return repeat_node(session, args)
+        except (SessionError, TranslationError):
+            return {}
+
+    def _node_session(self, node: fx.Node) -> BoundSession:
+        key = signature(node)
+        if key not in self._node_sessions:
+            self._node_sessions[key] = self._bind(node)
+            if len(self._node_sessions) > _MOST_SESSIONS:
+                del self._node_sessions[next(iter(self._node_sessions))]
+        return self._node_sessions[key]
+
+    def _bind(self, node: fx.Node) -> BoundSession:
+        inputs, outputs = node.all_input_nodes, results_of(node)
+        model = translate([node], [Input(item) for item in inputs], outputs, opset=self.opset, name="replay")
+        fold_constants(model)
+        settings = SessionSettings(as_precise_as_pytorch(self.providers), 1, shares_graph=True, optimize=False)
+        given, returned = model.graph.inputs, model.graph.outputs
+        return BoundSession(
+            Session(with_needed_passes(model), settings),
+            [_input_spec(item, str(value.name)) for item, value in zip(inputs, given, strict=True)],
+            [output_spec(item, str(value.name)) for item, value in zip(outputs, returned, strict=True)],
+        )
+
+
+def _as_torch(tensor: ir.TensorProtocol) -> torch.Tensor:
+    """A copy of a constant, of any dtype."""
+    dtype, sizes = ir.tensor_adapters.to_torch_dtype(tensor.dtype), list(tensor.shape.numpy())
+    if not tensor.size:
+        return torch.empty(sizes, dtype=dtype)
+    return torch.frombuffer(bytearray(tensor.tobytes()), dtype=dtype).reshape(sizes)
+
+
+def _specs_of(compiled: CompiledRegion) -> list[OutputSpec]:
+    """All results of a region's nodes, under the names of the ONNX values that hold them."""
+    nodes = [node for node in compiled.region.operators if "val" in node.meta]
+    outputs = [output for node in nodes for output in results_of(node)]
+    return [output_spec(output, value_names(output.node)[output.index or 0]) for output in outputs]
+
+
+def _input_spec(node: fx.Node, name: str) -> InputSpec:
+    value = node.meta["val"]
+    if isinstance(value, torch.Tensor):
+        return InputSpec(name, value.dtype, device=value.device)
+    return InputSpec(name, None)
+
+
+def output_spec(output: Output, name: str) -> OutputSpec:
+    """How a result of a node's model, under a name, becomes a tensor."""
+    value = output.node.meta["val"]
+    if output.index is not None:
+        value = value[output.index]
+    if isinstance(value, torch.Tensor):
+        return OutputSpec(name, value.dtype, device=value.device)
+    return OutputSpec(name, torch.bool if isinstance(value, (bool, torch.SymBool)) else torch.int64, is_number=True)

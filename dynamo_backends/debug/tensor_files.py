@@ -1,0 +1,66 @@
+"""Tensors as ONNX's test data: ``input_0.pb``, and for a tensor that is not stored a summary beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import onnx
+import torch
+
+from ..exporter.torch_internals import onnx_dtype
+from ..numerics.value_range import extent
+from .dump_folder import DumpFolder
+
+_PROTOBUF_LIMIT = 2**31 - 2**20
+"""A protobuf message holds less than 2 GiB; above, the bytes go to a file of their own that the ``.pb`` names."""
+
+
+def write_tensor(folder: DumpFolder, relative: str, value: torch.Tensor, name: str, limit: int) -> None:
+    """Writes a tensor as ``<relative>.pb``, or as a summary ``<relative>.json`` if it is above ``limit`` bytes.
+
+    Args:
+        folder: the dump.
+        relative: path in the dump without an ending.
+        value: any strides; it is written row-major.
+        name: the name of the ONNX value.
+        limit: bytes above which it is summarized; -1 for none.
+    """
+    size = value.numel() * value.element_size()
+    if 0 <= limit < size:
+        folder.remove(f"{relative}.pb")  # of another run, with other sizes
+        folder.write_text(f"{relative}.json", json.dumps({"name": name, **summary(value)}, indent=1))
+        return
+    folder.remove(f"{relative}.json")
+    proto = onnx.TensorProto(data_type=int(onnx_dtype(value.dtype)), dims=list(value.shape), name=name)
+    plain = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    data = np.from_dlpack(plain) if size else b""  # a storage that numpy() was asked of cannot be resized any more
+    if size <= _PROTOBUF_LIMIT:
+        proto.raw_data = bytes(data)
+    else:
+        folder.write_bytes(f"{relative}.bin", memoryview(data))  # type: ignore[arg-type]
+        proto.data_location = onnx.TensorProto.EXTERNAL
+        location = {"location": f"{relative.rsplit('/', 1)[-1]}.bin", "offset": "0", "length": str(size)}
+        for key, text in location.items():
+            proto.external_data.add(key=key, value=text)
+    folder.write_once(f"{relative}.pb", proto.SerializeToString())
+
+
+def summary(value: torch.Tensor) -> dict[str, object]:
+    """dtype, shape, range, mean and number of NaN and infinite elements."""
+    result: dict[str, object] = {
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "shape": list(value.shape),
+        "bytes": value.numel() * value.element_size(),
+    }
+    if value.is_floating_point():
+        found = extent(value)
+        assert found is not None
+        result.update(nan=found.nan, inf=found.infinite)
+        if found.smallest is not None:
+            mean = float(value[value.isfinite()].mean(dtype=torch.float64))
+            result.update(min=found.smallest, max=found.largest, mean=mean if math.isfinite(mean) else None)
+    elif not value.is_complex() and value.numel():
+        result.update(min=int(value.min()), max=int(value.max()))
+    return result

@@ -1,0 +1,123 @@
+"""Which decomposition computes something else than the operator it stands for, on the values of a run.
+
+The captured graph runs in eager, forward and backward. Each operator that AOTAutograd decomposes is computed in three
+ways on the same inputs: by itself, in float64, and by its decomposition. The first whose decomposition is further from
+float64 than the operator itself and rounding explain is the culprit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from passes.engine.origins import written_at
+
+from ..dumps.blame import Cause, Kind
+from ..graphs.locations import where
+from ..numerics.call_execution import as_float64
+from ..numerics.exact import REFUSALS
+from ..numerics.randomness import PERTURBATIONS, is_random, perturbed
+from ..numerics.verdicts import verdict
+from .interpreter import Interpreter
+from .rows import Blame
+
+_Table = Mapping[object, Callable[..., Any]]
+
+
+class DecompositionCheck(TorchDispatchMode):
+    """Watches a run by ``tracker``; ``culprit`` is the first wrong decomposition of the table, or ``None``."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, table: _Table, tracker: NodeTracker) -> None:
+        super().__init__()
+        self._table = table
+        self._tracker = tracker
+        self.culprit: Blame | None = None
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+        kwargs = kwargs or {}
+        if self.culprit is None:
+            operator = _functional(func)
+            if operator in self._table and not is_random(operator):
+                self._check(operator, *pytree.tree_map(_own, (args, kwargs)))
+        return func(*args, **kwargs)
+
+    def _check(self, operator: Any, args: Any, kwargs: Any) -> None:
+        with self:  # what a decomposition calls is decomposed too, and the innermost fault is the culprit
+            result = self._table[operator](*args, **kwargs)
+        if result is NotImplemented or self.culprit is not None:
+            return
+        try:
+            exact = as_float64(operator, args, kwargs)
+        except REFUSALS:  # no float64 of it: nothing to be judged by
+            return
+        native = operator(*args, **kwargs)
+        leaves = list(zip(*(pytree.tree_leaves(item) for item in (result, native, exact)), strict=False))
+        wrong = [i for i, item in enumerate(leaves) if item[1] is not None and verdict(*item).is_wrong]
+        if not wrong:  # ``None``: nobody asked for it, and a decomposition may give it all the same
+            return
+        generator = torch.Generator().manual_seed(0)
+        given = (
+            pytree.tree_map(lambda value: perturbed(value, generator), (args, kwargs)) for _ in range(PERTURBATIONS)
+        )
+        others = [pytree.tree_leaves(as_float64(operator, *item)) for item in given]
+        for i in wrong:
+            ours, theirs, exactly = leaves[i]
+            said = verdict(ours, theirs, exactly, [item[i] for item in others])
+            if said.is_wrong:
+                name, source = self._tracker.current()
+                cause = Cause(Kind.DECOMPOSITION, str(operator))
+                code = written_at(self._table[operator])
+                self.culprit = Blame(name or str(operator), cause, source=source, code=code, said=said)
+                return
+
+
+def _functional(func: Any) -> Any:
+    """The operator that AOTAutograd makes of one that writes into its first argument: ``silu_`` becomes ``silu``."""
+    if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:
+        return func
+    name = func._schema.name.split("::")[1]
+    packet = getattr(torch.ops.aten, name.removesuffix("_"), None) if func.namespace == "aten" else None
+    overload = getattr(packet, func._overloadname, None) if name.endswith("_") else None
+    return overload if overload is not None else func
+
+
+def _own(value: object) -> object:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+class NodeTracker(Interpreter):
+    """Runs a captured graph, and says of its forward and backward which node is being computed."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=True)
+        self._node: fx.Node | None = None
+        self._by_gradient: dict[object, fx.Node] = {}
+
+    def run_node(self, n: fx.Node) -> object:
+        self._node = n
+        value = super().run_node(n)
+        for leaf in pytree.tree_leaves(value):
+            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+                self._remember(leaf.grad_fn, n)
+        self._node = None
+        return value
+
+    def current(self) -> tuple[str, str]:
+        """Name and ``file:line`` of the node that is computed, or whose gradient is."""
+        node = self._node or self._by_gradient.get(torch._C._current_autograd_node())
+        return (node.name, where(node)) if node is not None else ("", "")
+
+    def _remember(self, gradient: Any, node: fx.Node) -> None:
+        waiting = [gradient]
+        while waiting:
+            item = waiting.pop()
+            if item is not None and item not in self._by_gradient:
+                self._by_gradient[item] = node
+                waiting += [following for following, _ in item.next_functions]

@@ -1,0 +1,175 @@
+"""When every node is right by itself and the session is not: which rewrite of the model makes the fault.
+
+Two kinds of rewrites lie between the exported model and the session: our passes of the stage ``onnx``, and ONNX
+Runtime's graph optimizers. The first is tried by running the models before and after it with ONNX Runtime's optimizers
+off; the second by switching its optimizers off, half of the list at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+import torch
+from torch import fx
+
+from passes.engine.manager import all_passes
+from passes.engine.results import PassResult
+
+from ..dumps.blame import Cause, Kind
+from ..errors import SessionError
+from ..graphs.artifacts import CompiledRegion
+from ..numerics.distance import distance
+from ..numerics.measure import Measure
+from ..numerics.verdicts import is_changed
+from ..partition.needed_passes import with_needed_passes
+from ..runtime.binding import BoundSession, OutputSpec
+from ..runtime.exposed_values import common_values, tensors, values_of_model, values_of_session
+from ..runtime.optimizers import OPTIMIZERS
+from .rows import Row
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelStep:
+    """A region's model after a pass of the stage ``onnx`` that fired."""
+
+    name: str
+    model: ir.Model
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ModelSteps:
+    """Keeps a region's model after each pass that fires; a listener of the pass manager."""
+
+    steps: list[ModelStep]
+
+    def start(self, stage: str, graph: object) -> None:
+        self.steps.clear()
+
+    def fired(self, result: PassResult, graph: object) -> None:
+        assert isinstance(graph, ir.Model)
+        if not result.undone:
+            self.steps.append(ModelStep(result.name, graph.clone()))
+
+
+def find_rewrite(
+    compiled: CompiledRegion,
+    bound: BoundSession,
+    steps: Sequence[ModelStep],
+    actual: Mapping[fx.Node, object],
+    value: str,
+) -> tuple[Cause, str]:
+    """Names the rewrite that makes ``value`` wrong: a pass or an optimizer, or the session where no other session shows
+    it; and the first value that it changed.
+
+    Args:
+        compiled, bound: the region, and its session that ran.
+        steps: its model after each pass of the stage ``onnx`` that fired, in order.
+        actual: the values of the run, by node.
+        value: name of a tensor that is wrong in the session that ran, and right in the exported model.
+    """
+    search = _Search(compiled, bound, actual, value)
+    if search.is_right(compiled.optimized_model):
+        return Cause(Kind.SESSION), value
+    before = with_needed_passes(compiled.model)
+    for step in steps:
+        after = with_needed_passes(step.model)
+        if search.is_right(after, optimize=False) is False:
+            return Cause(Kind.PASS, step.name), search.first_changed(before, after) or value
+        before = after
+    if search.is_right(compiled.optimized_model, optimize=False) is False:
+        return Cause(Kind.PASS), search.first_changed(before, compiled.optimized_model) or value
+    return Cause(Kind.OPTIMIZER, _wrong_optimizer(search, compiled)), value
+
+
+def wrong_needed_pass(compiled: CompiledRegion, bound: BoundSession, actual: Mapping[fx.Node, object], row: Row) -> str:
+    """The pass that makes a value wrong, of those that all models go through; empty if the node does so by itself.
+
+    Without such a pass a value is a little off; without one that is wrong it is another by as much as it is wrong.
+
+    Args:
+        compiled, bound: the region, and its session that ran.
+        actual: the values of the run, by node.
+        row: of a value that is wrong in the exported model.
+    """
+    arguments = [actual[item.node] for item in compiled.region.inputs]
+    wanted = [OutputSpec(row.name, row.torch_dtype)]
+    needed = {item.name for item in all_passes() if item.is_needed}
+
+    def value(without: str = "") -> torch.Tensor | None:
+        model = with_needed_passes(compiled.model, without=without)
+        return tensors(values_of_model(bound, model, arguments, wanted)).get(row.name)  # a constant is none
+
+    for name in (result.name for result in compiled.passes if result.fired and result.name in needed):
+        with contextlib.suppress(SessionError):  # refused without the pass
+            alone, passed = value(name), value()
+            if alone is None or passed is None or row.local_onnx is None:
+                return ""
+            if distance(alone, passed.double()).share > row.local_onnx.share / 2:
+                return name
+    return ""
+
+
+def _wrong_optimizer(search: _Search, compiled: CompiledRegion) -> str:
+    """The name of ONNX Runtime's optimizer that makes the fault; ``""`` where no single one does."""
+    if not search.is_right(compiled.optimized_model, disabled=OPTIMIZERS):
+        return ""
+    suspects = list(OPTIMIZERS)
+    while len(suspects) > 1:
+        half = suspects[: len(suspects) // 2]
+        suspects = half if search.is_right(compiled.optimized_model, disabled=half) else suspects[len(half) :]
+    return suspects[0] if search.is_right(compiled.optimized_model, disabled=suspects) else ""
+
+
+class _Search:
+    """Runs variants of one region's session and says whether a value comes out as in the exported model."""
+
+    def __init__(
+        self, compiled: CompiledRegion, bound: BoundSession, actual: Mapping[fx.Node, object], value: str
+    ) -> None:
+        self._bound = bound
+        self._arguments = [actual[item.node] for item in compiled.region.inputs]
+        self._value = value
+        names = [spec.name.removesuffix("__memory") for spec in self._bound.outputs]
+        self._position = names.index(value) if value in names else None
+        plain = self._run(with_needed_passes(compiled.model), optimize=False)
+        wrong = self._run(compiled.optimized_model)
+        assert plain is not None
+        self._wrong_by = distance(wrong, plain.double()) if wrong is not None else Measure()
+        self._plain = plain
+
+    def is_right(self, model: ir.Model, *, optimize: bool = True, disabled: Sequence[str] = ()) -> bool | None:
+        """``None`` if the variant does not have the value."""
+        found = self._run(model, optimize=optimize, disabled=disabled)
+        if found is None:
+            return None
+        error = distance(found, self._plain.double())
+        if error.is_rounding:
+            return True
+        return error.nonfinite <= self._wrong_by.nonfinite / 2 and error.max_abs <= self._wrong_by.max_abs / 2
+
+    def first_changed(self, before: ir.Model, after: ir.Model) -> str | None:
+        """The first value of ``after``, in execution order, that is not what it is in ``before``."""
+        found = common_values(self._bound, before, after, self._arguments)
+        try:
+            same_shape = ((value.name, old, new) for value, old, new in found if old.shape == new.shape)
+            return next((name for name, old, new in same_shape if is_changed(new, old)), None)
+        except SessionError:  # refused with its values exposed
+            return None
+
+    def _run(self, model: ir.Model, *, optimize: bool = True, disabled: Sequence[str] = ()) -> torch.Tensor | None:
+        session = self._bound.session.variant(model, optimize=optimize, also_disabled=disabled)
+        if self._position is None:
+            wanted = [OutputSpec(self._value, _dtype_of(model, self._value))]
+            return tensors(values_of_session(self._bound, session, self._arguments, wanted)).get(self._value)
+        bound = BoundSession(session, self._bound.inputs, self._bound.outputs)
+        result = bound(self._arguments)[self._position]
+        assert isinstance(result, torch.Tensor)
+        return result
+
+
+def _dtype_of(model: ir.Model, name: str) -> torch.dtype:
+    found = next((v.dtype for node in model.graph for v in node.outputs if v.name == name), None)
+    return ir.tensor_adapters.to_torch_dtype(found) if found is not None else torch.float32

@@ -1,0 +1,163 @@
+"""Runs candidates: models that may be wrong, be rejected, or crash, each in a subprocess.
+
+::
+
+    with Runner() as runner:
+        outcome = runner.run(model, {"x": x}, settings)
+        outcome.kind         # "ran", "refused", "failed" or "crashed"
+
+The subprocess runs ``main()`` of this module. A request is a line of JSON; tensors go through files of ONNX's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from ..common.python_process import Ended, Worker, WorkerStartError, answer_requests, how_it_ended
+from .mixed_precision import in_float64
+from .model_sessions import PLAIN, ExecutionError, Session
+from .model_values import reference_evaluator
+from .models import OnnxModel
+from .reading import DATA_SET, DumpError, read_data_set, write_data_set
+from .schema import Settings
+
+logger = logging.getLogger(__name__)
+
+Feeds: TypeAlias = "Mapping[str, np.ndarray]"  # tensors by name, of any dtype that ONNX has
+
+_PROTOBUF_LIMIT = 2**31 - 2**24
+LONGEST = 600.0  # seconds that a candidate may take
+
+_MOST_NODES = 64  # nodes that onnx's reference, which is written in Python, is asked for
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a candidate ended."""
+
+    kind: str  # ``built`` (it was not to run), ``ran``, ``refused`` (no session), ``failed`` (no results), ``crashed``
+    message: str = ""  # what ONNX Runtime said, or how the process ended
+    outputs: Feeds = dataclasses.field(default_factory=dict)  # by name, in the model's order, if it ran
+
+
+class Runner:
+    """Runs candidates one after the other in a process that is restarted after a crash.
+
+    Attributes:
+        count: of candidates that ran.
+    """
+
+    def __init__(self) -> None:
+        self._worker = Worker(f"{__package__}.candidates")
+        self.count = 0
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._worker.stop()
+
+    def run(self, model: ir.Model | Path, feeds: Feeds | None, settings: Settings) -> Outcome:
+        """Makes a session of a model, or of a file, and runs it.
+
+        ``feeds`` are its inputs, and maybe others; ``None``: the session is made, and not run. ``DumpError`` if the
+        process that runs models does not start.
+        """
+        self.count += 1
+        with tempfile.TemporaryDirectory(prefix="dynamo_backends_bisect_") as name:
+            folder = Path(name)
+            path = model if isinstance(model, Path) else write_model(model, folder)
+            request: dict[str, Any] = {"model": str(path), "settings": settings.as_json(), "data": ""}
+            if isinstance(model, ir.Model):
+                request["external_data"] = _external_data(model) or name
+                taken = {value.name for value in model.graph.inputs}
+                feeds = None if feeds is None else {name: feeds[name] for name in feeds if name in taken}
+            if feeds is not None:
+                write_data_set(folder / DATA_SET, "input", feeds)
+                request["data"] = str(folder / DATA_SET)
+            try:
+                answer = self._worker.ask(request, LONGEST)
+            except WorkerStartError as error:  # nothing that a model could be blamed for
+                raise DumpError(str(error)) from error
+            if isinstance(answer, Ended):
+                too_long = f"it did not end in {LONGEST:g} seconds"
+                return Outcome("crashed", too_long if answer.timed_out else how_it_ended(answer.code))
+            return Outcome(answer["kind"], answer["message"], dict(read_data_set(folder / DATA_SET, "output")))
+
+    def exact(self, model: ir.Model, feeds: Feeds) -> Feeds | None:
+        """The outputs of a model in float64 on the same inputs, by name; ``None`` if nothing computes them.
+
+        onnx's reference is asked first, because a kernel that is wrong in float32 may be wrong in float64; ONNX Runtime
+        where the reference lacks an operator or the model is large. The model has no local functions.
+        """
+        wide = in_float64(model)
+        wanted = {str(value.name): value.dtype == ir.DataType.DOUBLE for value in wide.graph.inputs}
+        arrays = {name: feeds[name].astype(np.float64) if is_wide else feeds[name] for name, is_wide in wanted.items()}
+        if len(wide.graph) <= _MOST_NODES:
+            try:
+                with np.errstate(all="ignore"):
+                    results = reference_evaluator(ir.to_proto(wide)).run(None, arrays)
+                names = [str(value.name) for value in model.graph.outputs]
+                return {name: np.asarray(item) for name, item in zip(names, results, strict=True)}
+            except Exception as error:  # whatever an operator's Python raises
+                logger.info("the reference evaluator fails, ONNX Runtime is asked: %s", repr(error))
+        outcome = self.run(wide, arrays, PLAIN)
+        return outcome.outputs if outcome.kind == "ran" else None
+
+
+def main() -> None:
+    """Answers the requests of a ``Runner`` until there are no more."""
+    answer_requests(_answer)
+
+
+def _answer(request: dict[str, Any]) -> dict[str, str]:
+    path = Path(request["model"])
+    model: OnnxModel | Path = path
+    if "external_data" in request:
+        proto = onnx.load_model(path, load_external_data=False)
+        model = OnnxModel(proto, Path(request["external_data"]), str(path))
+    try:
+        session = Session(model, msgspec.convert(request["settings"], Settings))
+        if not request["data"]:
+            return {"kind": "built", "message": ""}
+        outputs = session(dict(read_data_set(Path(request["data"]), "input")))
+    except ExecutionError as error:
+        return {"kind": error.kind, "message": error.said}
+    tensors = {name: value for name, value in outputs.items() if isinstance(value, np.ndarray)}
+    write_data_set(Path(request["data"]), "output", tensors)
+    return {"kind": "ran", "message": ""}
+
+
+def write_model(model: ir.Model, folder: Path, name: str = "model.onnx", *, whole: bool = False) -> Path:
+    """Writes a model; what does not fit into one file has its weights in another beside it.
+
+    Weights that are in a file already stay there, unless the folder is to have the ``whole`` model.
+    """
+    path = folder / name
+    values = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
+    external = [value for value in values if isinstance(value, ir.ExternalTensor)]
+    size = sum(value.nbytes for value in values if whole or not isinstance(value, ir.ExternalTensor))
+    if size >= _PROTOBUF_LIMIT:
+        ir.save(model, path, external_data=f"{name}.data")
+        return path
+    if whole and external:
+        model = model.clone()
+        ir.external_data.load_to_model(model)
+    path.write_bytes(ir.to_proto(model).SerializeToString())
+    return path
+
+
+def _external_data(model: ir.Model) -> str:
+    """The folder that has weights of a model, or ``""``."""
+    values = (value.const_value for value in model.graph.initializers.values())
+    return next((str(value.base_dir) for value in values if isinstance(value, ir.ExternalTensor)), "")

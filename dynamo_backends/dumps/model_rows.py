@@ -1,0 +1,332 @@
+"""The table of a comparison: a row for each value of two models that ran, aligned and judged.
+
+Results are each other's by name, by value, or as the same operator of matched values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from .model_matching import Matched, content
+from .model_values import ModelRun, NodeValue
+from .models import type_name
+from .value_differences import (
+    DIFFERENT,
+    ONLY_FIRST,
+    ONLY_SECOND,
+    UNSURE,
+    Difference,
+    OnnxValue,
+    described,
+    difference,
+    kind_of,
+)
+
+_RELIABLE = 0.8  # the share of common names with the same type, from which on names are believed
+
+
+_SUMMARIZED = 2**24  # elements of which the digest of a value is made; of a larger one the first
+
+_NEAR = 1e-3  # how near the sums of two values are, relative to the sum of the magnitudes, that may be the same
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """A value of one of the models."""
+
+    kind: str  # ``initializer``, ``constant``, ``input``, ``result`` or ``output``
+    name: str  # its name
+    operator: str  # of its node, or ``""``
+    type: str  # ``float32``
+    shape: tuple[int, ...] | None  # its sizes; ``None`` if it is no tensor
+    digest: str  # four letters, see ``digest``
+    source: str = ""  # the user's line that it comes from, where the model says so
+
+    @classmethod
+    def of(cls, item: NodeValue) -> Side:
+        """That of a value."""
+        value, shape, letters = item.value, None, ""
+        type_ = described(value)
+        if isinstance(value, np.ndarray):
+            type_, shape, letters = type_name(value.dtype), value.shape, digest(value)
+        return cls(item.kind, item.name, item.operator, type_, shape, letters, item.source)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A value of the first model beside that of the second."""
+
+    mark: str  # a key of ``LEGEND``
+    first: Side | None  # first, second: ``None`` where only the other model has it
+    second: Side | None
+    difference: Difference | None = None  # of the two
+
+    @property
+    def name(self) -> str:
+        """The first model's name of it, or the second's."""
+        side = self.first or self.second
+        assert side is not None
+        return side.name
+
+
+def aligned_rows(
+    one: ModelRun, other: ModelRun, matched: Sequence[Matched], moved: Mapping[str, OnnxValue]
+) -> list[Row]:
+    """The rows: what both models have stored, their results, and their outputs.
+
+    ``matched`` are inputs and initializers; ``moved`` are the values of the first that rounding moved.
+    """
+    stored, theirs_stored = ([item for item in run.values if item.kind != "result"] for run in (one, other))
+    results, theirs = ([item for item in run.values if item.kind == "result"] for run in (one, other))
+    by_their_names = _names_mean_the_same([item for item in results if item.name not in one.outputs], theirs)
+    partners = {item.partner: item.name for item in matched}
+    _match_stored(stored, theirs_stored, partners, by_their_names)
+    by_name = {item.name: item for item in other.values}
+    rows = [_row(item, by_name.get(partners.get(item.name, "")), moved, trusted=True) for item in stored]
+    used = set(partners.values())
+    rows += [_row(None, item, moved) for item in theirs_stored if item.name not in used]
+    pairs = _aligned(results, theirs, partners, by_their_names)
+    partners |= {results[i].name: theirs[j].name for i, j in pairs.items()}
+    for a, b in _in_order(results, theirs, pairs):
+        trusted = a is not None and b is not None and _are_the_same(a, b, partners, by_their_names)
+        rows.append(_row(a, b, moved, trusted=trusted))
+    return rows + _output_rows(one, other, moved)
+
+
+def _match_stored(
+    ours: Sequence[NodeValue], theirs: Sequence[NodeValue], partners: dict[str, str], by_their_names: bool
+) -> None:
+    """Adds constants of nodes and small ones to the matched initializers: by name if names are believed, by content."""
+    used = set(partners.values())
+    free = {item.name: item for item in theirs if item.name not in used and item.kind != "input"}
+    left = [item for item in ours if item.name not in partners and item.kind != "input"]
+    for item in left:
+        same = free.get(item.name)
+        if same is None or not _have_one_type(item, same):
+            continue
+        if by_their_names or difference(item.value, same.value).is_equal:
+            partners[item.name] = free.pop(item.name).name
+    by_content: dict[object, list[str]] = {}
+    for name, item in free.items():
+        by_content.setdefault(content(item.value), []).append(name)
+    for item in left:
+        key = content(item.value)
+        if item.name not in partners and key is not None and by_content.get(key):
+            partners[item.name] = by_content[key].pop(0)
+
+
+def _names_mean_the_same(ours: Sequence[NodeValue], theirs: Sequence[NodeValue]) -> bool:
+    """Whether results of one name are the same in both models: most have the same type and shape.
+
+    Exporters count their values (``val_12``): then a name that both have says nothing.
+    """
+    by_name = {item.name: item for item in theirs}
+    common = [item for item in ours if item.name in by_name]
+    return bool(common) and sum(_have_one_type(item, by_name[item.name]) for item in common) >= _RELIABLE * len(common)
+
+
+def _are_the_same(a: NodeValue, b: NodeValue, partners: Mapping[str, str], by_their_names: bool) -> bool:
+    """Whether two results must be equal: by their names, or as one operator of matched values."""
+    if by_their_names and a.name == b.name:
+        return True
+    ours = [partners.get(name) for name in a.inputs if name]
+    return a.operator == b.operator and _have_one_type(a, b) and ours == [name for name in b.inputs if name]
+
+
+def _row(a: NodeValue | None, b: NodeValue | None, moved: Mapping[str, OnnxValue], *, trusted: bool = False) -> Row:
+    first, second = None if a is None else Side.of(a), None if b is None else Side.of(b)
+    if a is None or b is None:
+        return Row(ONLY_FIRST if b is None else ONLY_SECOND, first, second)
+    found = difference(a.value, b.value, moved.get(f"output {a.name}" if a.kind == "output" else a.name))
+    return Row(found.mark(DIFFERENT if trusted else UNSURE), first, second, found)
+
+
+def _output_rows(one: ModelRun, other: ModelRun, moved: Mapping[str, OnnxValue]) -> list[Row]:
+    """The outputs, matched by name; those of other names by value, then by type and place."""
+    ours, theirs = _outputs(one), _outputs(other)
+    pairs = {name: theirs.pop(name) for name in ours if name in theirs}
+    likeness: tuple[Callable[[NodeValue, NodeValue], bool], ...] = (_are_near, _have_one_type, _have_one_kind)
+    for is_alike in likeness:
+        for name, item in ours.items():
+            partner = next((other for other in theirs.values() if is_alike(item, other)), None)
+            if name not in pairs and partner is not None:
+                pairs[name] = theirs.pop(partner.name)
+    rows = [_row(item, pairs.get(name), moved, trusted=True) for name, item in ours.items()]
+    return rows + [_row(None, item, moved) for item in theirs.values()]
+
+
+def _outputs(run: ModelRun) -> dict[str, NodeValue]:
+    operators = {item.name: item.operator for item in run.values}
+    return {name: NodeValue("output", name, operators.get(name, ""), (), run.outputs[name]) for name in run.outputs}
+
+
+def _are_near(a: NodeValue, b: NodeValue) -> bool:
+    return _have_one_type(a, b) and _Summary.of(a).is_near(_Summary.of(b))
+
+
+def _have_one_type(a: NodeValue, b: NodeValue) -> bool:
+    return described(a.value) == described(b.value)
+
+
+def _have_one_kind(a: NodeValue, b: NodeValue) -> bool:
+    """Whether both are tensors of the same shape, one in another precision maybe."""
+    if not isinstance(a.value, np.ndarray) or not isinstance(b.value, np.ndarray):
+        return type(a.value) is type(b.value)
+    return a.value.shape == b.value.shape and kind_of(a.value.dtype) == kind_of(b.value.dtype)
+
+
+def first_different(rows: Sequence[Row]) -> Row | None:
+    """The first row, in the order of the first model, that differs.
+
+    ``None`` if all outputs agree: then what differs on the way is computed otherwise, and no fault.
+    """
+    different = [row for row in rows if row.mark == DIFFERENT]
+    is_wrong = any(row.first is not None and row.first.kind == "output" for row in different)
+    return different[0] if is_wrong else None
+
+
+def _aligned(
+    ours: Sequence[NodeValue], theirs: Sequence[NodeValue], partners: Mapping[str, str], by_their_names: bool
+) -> dict[int, int]:
+    """Which results are each other's, by their positions.
+
+    ``partners`` are the names of inputs and initializers; ``by_their_names``: whether results with the same name are
+    the same, also if their values differ.
+    """
+    one, other = [_Summary.of(item) for item in ours], [_Summary.of(item) for item in theirs]
+    pairs: dict[int, int] = {}
+    place = {item.name: j for j, item in enumerate(theirs)}
+    for i, item in enumerate(one):
+        j = place.get(item.value.name)
+        if j is not None and (item.is_near(other[j]) or (by_their_names and item.shape == other[j].shape)):
+            pairs[i] = j
+    _match_by_value(one, other, pairs)
+    _match_by_operator(one, other, pairs, partners)
+    _match_in_gaps(one, other, pairs)
+    return pairs
+
+
+def _match_in_gaps(one: Sequence[_Summary], other: Sequence[_Summary], pairs: dict[int, int]) -> None:
+    """Matches, in order, what is left between two matches by operator and shape: values behind a node that only one
+    model has."""
+    last = -1
+    for i, item in enumerate(one):
+        if i not in pairs:
+            used = set(pairs.values())
+            end = min((j for k, j in pairs.items() if k > i and j > last), default=len(other))
+            alike = (
+                j
+                for j in range(last + 1, end)
+                if j not in used and other[j].shape == item.shape and other[j].value.operator == item.value.operator
+            )
+            found = next(alike, None)
+            if found is None:
+                continue
+            pairs[i] = found
+        last = max(last, pairs[i])
+
+
+def _match_by_value(one: Sequence[_Summary], other: Sequence[_Summary], pairs: dict[int, int]) -> None:
+    """Matches near values: of several the one with the same operator and shape, then the next in order."""
+    sums = np.array([item.sums for item in other]).reshape(-1, 5)
+    sizes = np.array([item.size for item in other])
+    free = np.ones(len(other), bool)
+    free[list(pairs.values())] = False
+    expected = 0
+    for i, item in enumerate(one):
+        if i not in pairs:
+            room = _NEAR * np.maximum(sums[:, -1], item.sums[-1])
+            near = free & (sizes == item.size) & (np.abs(sums - item.sums).max(axis=1) <= room)
+            unlike = {
+                j: (other[j].value.operator != item.value.operator, other[j].shape != item.shape, abs(j - expected))
+                for j in np.flatnonzero(near).tolist()
+            }
+            if unlike:
+                pairs[i] = min(unlike, key=unlike.__getitem__)
+                free[pairs[i]] = False
+        expected = pairs.get(i, expected) + 1
+
+
+def _match_by_operator(
+    one: Sequence[_Summary], other: Sequence[_Summary], pairs: dict[int, int], partners: Mapping[str, str]
+) -> None:
+    """Matches what the same operator makes of matched values, however different: there a fault begins."""
+    known = dict(partners) | {one[i].value.name: other[j].value.name for i, j in pairs.items()}
+    used = set(pairs.values())
+    free = {(item.value.operator, item.value.inputs): j for j, item in enumerate(other) if j not in used}
+    for i, item in enumerate(one):
+        inputs = tuple(known.get(name, "") for name in item.value.inputs)
+        j = free.get((item.value.operator, inputs))
+        if i not in pairs and j is not None and item.shape == other[j].shape:
+            pairs[i] = free.pop((item.value.operator, inputs))
+            known[item.value.name] = other[j].value.name
+
+
+def _in_order(
+    ours: Sequence[NodeValue], theirs: Sequence[NodeValue], pairs: Mapping[int, int]
+) -> Iterator[tuple[NodeValue | None, NodeValue | None]]:
+    """The rows in the order of the first model; what only the second has, behind what is before it there."""
+    used = {j: i for i, j in pairs.items()}
+    behind: dict[int, list[NodeValue]] = {}
+    at = -1
+    for j, item in enumerate(theirs):
+        at = used.get(j, at)
+        if j not in used:
+            behind.setdefault(at, []).append(item)
+    yield from ((None, item) for item in behind.get(-1, []))
+    for i, item in enumerate(ours):
+        yield item, theirs[pairs[i]] if i in pairs else None
+        yield from ((None, other) for other in behind.get(i, []))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Summary:
+    """What is looked at of a value to find its partner."""
+
+    value: NodeValue
+    shape: tuple[int, ...] | None
+    size: int
+    sums: tuple[float, ...]  # of each quarter of the elements, and of all magnitudes; ``nan`` if there are none
+
+    @classmethod
+    def of(cls, item: NodeValue) -> _Summary:
+        """The summary of a value."""
+        value, nothing = item.value, (math.nan,) * 5
+        if not isinstance(value, np.ndarray):
+            return cls(item, None, -1, nothing)
+        sums = nothing if kind_of(value.dtype) == "string" else _sums(value.reshape(-1))
+        return cls(item, value.shape, value.size, sums)
+
+    def is_near(self, other: _Summary) -> bool:
+        """Whether the values may be the same."""
+        room = _NEAR * max(self.sums[-1], other.sums[-1])
+        return self.size == other.size and all(abs(a - b) <= room for a, b in zip(self.sums, other.sums, strict=True))
+
+
+def digest(value: np.ndarray) -> str:
+    """Four letters that tell of a value, the same for nearly equal ones; ``????`` for text.
+
+    Each is onnx-array-api's of the sum of a quarter of the elements, here to four digits of the largest.
+    """
+    from onnx_array_api.reference.evaluator_yield import make_summary
+
+    if kind_of(value.dtype) == "string":
+        return "????"
+    sums = np.array(_sums(value.reshape(-1)[:_SUMMARIZED])[:4])
+    largest = float(np.abs(sums).max(initial=0.0))
+    scaled = sums * 10.0 ** (3 - math.floor(math.log10(largest))) if largest else sums
+    letters: str = make_summary(np.round(scaled))
+    return letters
+
+
+def _sums(flat: np.ndarray) -> tuple[float, ...]:
+    """The sums of each quarter of the elements, and of all magnitudes; NaN and infinities as large numbers."""
+    flat = flat.real + flat.imag if kind_of(flat.dtype) == "complex" else flat
+    with np.errstate(all="ignore"):
+        wide = np.nan_to_num(flat.astype(np.float64), nan=1e9, posinf=1e10, neginf=-1e10)
+        wide = np.clip(wide, -1e30, 1e30)
+    return (*(float(part.sum()) for part in np.array_split(wide, 4)), float(np.abs(wide).sum()))

@@ -1,0 +1,295 @@
+"""Runs ONNX models: the one place where a model of a dump, a part of it, or a file becomes a session.
+
+::
+
+    session = Session(load_model("model.onnx"), Settings())
+    session({"x": x})["y"]
+
+    session = session_of_region(region, model)          # with the settings and the constants of the run
+    outputs = session(region.recorded("input"))
+
+The sessions are made by ``repro.session_of``, so that a ``repro.py`` runs what the commands run. Tensors are numpy
+arrays of any dtype that ONNX has; bfloat16, float8 and the like have the dtypes of ``ml_dtypes``.
+
+A folder that somebody sent is no reason to run code. Libraries of custom operators are loaded if the user names them
+(``runtime/custom_operators.py``). Options of execution providers may name libraries and files, or be addresses: those
+that this package sets by itself are used, others if the environment gives them, too. Entries of the session's
+configuration may name files to read and to write: those that this package sets are used, and no others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from google.protobuf.message import EncodeError
+
+from ..common.suggestions import unknown_name
+from ..errors import first_line
+from ..runtime.custom_operators import VARIABLE, libraries_of_environment
+from ..runtime.messages import ORT_ERRORS
+from ..runtime.provider_options import is_own
+from . import repro
+from .models import OnnxModel
+from .reading import DumpedRegion, DumpError
+from .schema import Settings
+from .value_differences import OnnxValue, kind_of
+
+_EXTERNAL = "session.optimized_model_external_initializers_"
+
+_PROVIDERS = "DYNAMO_BACKENDS_PROVIDERS"  # the variable of the environment that sets the option ``providers``
+
+_CONFIG = frozenset(
+    {"session.disable_quant_qdq", "session.intra_op.allow_spinning", "session.intra_op.spin_duration_us"}
+)
+"""The entries of the configuration that sessions of this package have, see ``SessionSettings.config``."""
+
+
+class ExecutionError(DumpError):
+    """ONNX Runtime makes no session of a model (``kind`` is ``refused``), or fails while it runs (``failed``).
+
+    ``said`` is all that ONNX Runtime said.
+    """
+
+    def __init__(self, model: str, kind: str, error: BaseException, hint: str = "") -> None:
+        self.kind, self.said = kind, str(error) or type(error).__name__
+        what = "ONNX Runtime refuses the model" if kind == "refused" else "ONNX Runtime fails"
+        super().__init__(f"{model}: {what}: {first_line(self.said)}{hint}")
+
+
+PLAIN = Settings(graph_optimization_level="ORT_DISABLE_ALL", threads=1)  # a session that changes nothing
+
+
+class Session:
+    """A session of a model.
+
+    Args:
+        model: the model, or a file that ONNX Runtime reads itself.
+        settings: of the session.
+        constants: values of inputs that the session holds, so that ONNX Runtime folds and packs them. Those that the
+            model does not have as inputs are left out.
+        write: a folder into which the model that runs is written, as ``model.onnx``, its constants beside it.
+        profile: how the path of the file begins that the times of the runs are written to.
+
+    Raises:
+        ExecutionError: ONNX Runtime refuses the model.
+        DumpError: the model does not fit into one file, or ONNX Runtime does not use the first provider.
+    """
+
+    def __init__(
+        self,
+        model: OnnxModel | Path,
+        settings: Settings,
+        constants: Mapping[str, OnnxValue] | None = None,
+        *,
+        write: Path | None = None,
+        profile: Path | None = None,
+    ) -> None:
+        self._name = str(model) if isinstance(model, Path) else model.name
+        given = settings.as_json() | {"custom_op_libraries": libraries_of_environment()}
+        content: str | bytes = str(model)
+        held: list[repro.Tensor] = []
+        if isinstance(model, OnnxModel):
+            try:
+                content = model.proto.SerializeToString()
+            except (EncodeError, ValueError) as error:
+                raise DumpError(f"{model.name} is too large for one file; save its weights apart: {error}") from None
+            given["config"] |= {repro.EXTERNAL_DATA: str(model.folder.resolve())}
+            declared = {item.name for item in model.inputs}
+            held = [(name, *bits_of(value)) for name, value in (constants or {}).items() if name in declared]
+        if write is not None:
+            given["optimized_model"] = str(write / "model.onnx")
+            given["config"] |= {f"{_EXTERNAL}file_name": "constants.data", f"{_EXTERNAL}min_size_in_bytes": "1024"}
+        if profile is not None:
+            given["profile"] = str(profile)
+        try:
+            self._session = repro.session_of(content, given, held)
+        except ORT_ERRORS as error:
+            raise ExecutionError(self._name, "refused", error, _hint(settings)) from error
+        if settings.providers[0] not in self._session.get_providers():
+            raise DumpError(f"{settings.providers[0]} does not start; ONNX Runtime would take another instead")
+        self._inputs = [item.name for item in self._session.get_inputs()]
+        # Sequences, maps and optionals have no OrtValue in Python; bfloat16 has no other form.
+        self._is_tensor = {item.name: item.type.startswith("tensor(") for item in self._session.get_outputs()}
+
+    def __call__(self, inputs: Mapping[str, OnnxValue]) -> dict[str, OnnxValue]:
+        """The outputs by name; of the inputs those are taken that the session has.
+
+        Raises:
+            DumpError: an input is not there, or ONNX Runtime fails.
+        """
+        return self.repeated(inputs, 1)[0]
+
+    def repeated(self, inputs: Mapping[str, OnnxValue], times: int) -> list[dict[str, OnnxValue]]:
+        """The outputs of several runs, one right after the other: the threads of one are still awake at the next."""
+        missing = [name for name in self._inputs if name not in inputs]
+        if missing:
+            raise DumpError(f"{self._name}: no value for the input {missing[0]}")
+        feeds = {name: inputs[name] for name in self._inputs}
+        # Nor are there OrtValues of strings.
+        has_strings = any(isinstance(item, np.ndarray) and kind_of(item.dtype) == "string" for item in feeds.values())
+        bound = [name for name, is_tensor in self._is_tensor.items() if is_tensor and not has_strings]
+        plain = [name for name in self._is_tensor if name not in set(bound)]
+        try:
+            values = {name: repro.ort_value(*bits_of(value)) for name, value in feeds.items()} if bound else {}
+            runs = []
+            for _ in range(times):
+                tensors = self._session.run_with_ort_values(bound, values) if bound else []
+                runs.append((tensors, self._session.run(plain, feeds) if plain else []))
+        except ORT_ERRORS as error:
+            raise ExecutionError(self._name, "failed", error) from error
+        found = [dict(zip([*bound, *plain], [*map(as_array, some), *others], strict=True)) for some, others in runs]
+        return [{name: item[name] for name in self._is_tensor} for item in found]
+
+    def end_profiling(self) -> Path:
+        """The file with the times of the runs."""
+        return Path(self._session.end_profiling())
+
+
+def _hint(settings: Settings) -> str:
+    """What to do where libraries are missing that the run had."""
+    loaded = set(map(os.path.abspath, libraries_of_environment()))
+    missing = [path for path in settings.custom_op_libraries if path not in loaded]
+    if not missing:
+        return ""
+    variable = f"{VARIABLE}={os.pathsep.join(missing)}"
+    return f"\nThe run had custom operators of libraries that are not loaded; if you trust them: {variable}"
+
+
+def session_of_region(
+    region: DumpedRegion,
+    model: OnnxModel,
+    settings: Settings,
+    inputs: Mapping[str, OnnxValue],
+    *,
+    write: Path | None = None,
+    profile: Path | None = None,
+) -> Session:
+    """A session of a model of the region: what were constants in the run are constants here, with values of ``inputs``.
+
+    Raises:
+        DumpError: as ``Session``; or a constant was not recorded.
+    """
+    missing = [name for name in region.entry.constants if name not in inputs]
+    if missing:
+        raise DumpError(f"{region.folder}: nothing was recorded for the weight {missing[0]}: the dump is incomplete")
+    constants = {name: inputs[name] for name in region.entry.constants}
+    return Session(model, settings, constants, write=write, profile=profile)
+
+
+def region_settings(region: DumpedRegion, threads: int | None = None, *, provider: str | None = None) -> Settings:
+    """The settings of the session that ran, but for another number of threads, or another execution provider.
+
+    Raises:
+        DumpError: the session had what a dump may not ask for, or there is no such provider.
+    """
+    settings = region.entry.session
+    if provider is not None:
+        settings = dataclasses.replace(settings, providers=(available_provider(provider),), provider_options=())
+    check_providers(settings.providers, settings.provider_options)
+    check_config(settings.config)
+    return dataclasses.replace(settings, threads=threads or settings.threads or 1)
+
+
+def check_providers(providers: Sequence[str], options: Sequence[Mapping[str, str]]) -> None:
+    """Checks the options of execution providers that a dump names; fewer options are those of the first providers.
+
+    Raises:
+        DumpError: one is neither ours nor given by the environment; the message says how to give it.
+    """
+    allowed = _of_environment()
+    for name, given in zip(providers, options, strict=False):
+        foreign = {
+            option: value
+            for option, value in given.items()
+            if not is_own(name, option, value) and allowed.get(name, {}).get(option) != value
+        }
+        if foreign:
+            pairs = [[name, dict(more)] if more else name for name, more in zip(providers, options, strict=False)]
+            what = f"the dump names options of {name}, which may load libraries or use files: {_written(foreign)}"
+            raise DumpError(f"{what}. They are not used; if you trust them: {_PROVIDERS}='{json.dumps(pairs)}'")
+
+
+def check_config(config: Mapping[str, str]) -> None:
+    """Raises ``DumpError`` if a dump names entries of a session's configuration that this package does not set."""
+    foreign = {key: value for key, value in config.items() if key not in _CONFIG}
+    if foreign:
+        what = "the dump names entries of the session's configuration that may read or write files"
+        raise DumpError(f"{what}: {_written(foreign)}. Take them out of its manifest.json")
+
+
+def _of_environment() -> dict[str, dict[str, str]]:
+    """The options by provider that the user gives; ``DumpError`` if they cannot be read."""
+    text = os.environ.get(_PROVIDERS, "").strip()
+    if not text.startswith("["):  # names alone
+        return {}
+    try:
+        given: list[Any] = json.loads(text)
+        pairs = [item for item in given if not isinstance(item, str)]
+        return {str(name): {str(key): str(value) for key, value in options.items()} for name, options in pairs}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DumpError(f"{_PROVIDERS} is no list of names and of [name, options]: {text!r}: {error}") from None
+
+
+def _written(options: Mapping[str, str]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in options.items())
+
+
+def available_provider(name: str) -> str:
+    """The execution provider that a user means: ``CPUExecutionProvider``, or ``cpu`` for short.
+
+    Raises:
+        DumpError: this ONNX Runtime has none of that name; the message lists those that it has.
+    """
+    available = onnxruntime.get_available_providers()
+    by_short_name = {item.removesuffix("ExecutionProvider").lower(): item for item in available}
+    found = by_short_name.get(name.removesuffix("ExecutionProvider").lower())
+    if found is None:
+        unknown = unknown_name("execution provider", name, available)
+        raise DumpError(f"{unknown}. Other builds of onnxruntime have others")
+    return found
+
+
+def bits_of(value: OnnxValue) -> tuple[np.ndarray, int]:
+    """A tensor as ``repro`` has it: what numpy does not have by itself as its bits, and ONNX's number of the dtype."""
+    assert isinstance(value, np.ndarray)
+    value = np.require(value, requirements=["C_CONTIGUOUS"])
+    number = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+    return (value if number in _NUMPYS else value.view(f"u{value.dtype.itemsize}")), number
+
+
+_NUMPYS = frozenset(range(1, 16))
+"""ONNX's numbers of the dtypes that are numpy's too: from float32 (1) to complex128 (15)."""
+
+
+def as_array(result: onnxruntime.OrtValue) -> np.ndarray:
+    """A tensor of ONNX Runtime as an array, also of a dtype that its own conversion has not."""
+    number = result.element_type()
+    if number in _NUMPYS:
+        array: np.ndarray = result.numpy()
+        return array
+    content = ctypes.string_at(result.data_ptr(), result.tensor_size_in_bytes())
+    proto = onnx.TensorProto(dims=result.shape(), data_type=number, raw_data=content)
+    return onnx.numpy_helper.to_array(proto)
+
+
+def operator_of(node: onnx.NodeProto) -> str:
+    """The operator of a node, with the domain where it is not ONNX's own: ``com.microsoft.FusedMatMul``."""
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+
+
+_RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+
+
+def drawing(*models: OnnxModel) -> list[str]:
+    """A note of the operators of models that give other values at each run; none if there are none."""
+    drawn = sorted({node.op_type for model in models for node in model.proto.graph.node} & _RANDOM)
+    return [f"{', '.join(drawn)} draws other numbers in each run: what follows differs"] if drawn else []

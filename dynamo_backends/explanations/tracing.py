@@ -1,0 +1,194 @@
+"""One model through PyTorch's four ways to a graph: TorchScript by tracing or scripting, ``torch.export``, and Dynamo.
+
+For the command ``dynamo-backends trace``. PyTorch says itself what a way cannot do; its first lines are passed on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnx_ir import tensor_adapters
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from ..errors import TranslationError
+from ..exporter.translate import fold_constants, translate
+from ..graphs.artifacts import GraphName, Region
+from ..graphs.fx_table import graph_table
+from ..graphs.locations import user_name
+from ..options import Options
+from ..partition.regions import Support, split_graph
+from ..pipeline.lowering import Lowering
+from ..pipeline.observer import Observer
+from ..pipeline.pipeline import Pipeline
+from ..weights.frozen_session import Weight
+from .functions import fallbacks_of
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments."""
+
+
+class TracingError(ValueError):
+    """A way does not lead to a graph; the message is what PyTorch said."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """What a way made of a model.
+
+    Attributes:
+        graphs: as text, in the order in which they were made.
+        run: calls it.
+    """
+
+    graphs: Sequence[str]
+    run: Callable[..., object]
+
+
+def trace(method: str, model: torch.nn.Module, call: Call) -> Traced:
+    """Takes one way from a model to graphs.
+
+    Args:
+        method: of ``METHODS``.
+        model: in the mode and on the device in which it is traced.
+        call: the arguments it is traced with.
+
+    Raises:
+        TracingError: PyTorch cannot do it, with what it said.
+    """
+    torch._dynamo.reset()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # each call of torch.jit warns that it is deprecated
+            return METHODS[method](model, call)
+    except Exception as error:  # whatever a model and four compilers raise; the user reads it
+        raise TracingError(said(error)) from error
+
+
+def said(error: BaseException) -> str:
+    """The beginning of what an error says: its class, and the lines before the first empty one, at most five."""
+    lines = str(error).strip().splitlines()
+    end = next((i for i, line in enumerate(lines) if not line.strip()), len(lines))
+    return f"{type(error).__name__}: " + "\n  ".join(lines[: min(end, 5)])
+
+
+def _by_tracing(model: torch.nn.Module, call: Call) -> Traced:
+    args, kwargs = call
+    given = {"example_kwarg_inputs": kwargs} if kwargs else {"example_inputs": args}
+    if args and kwargs:
+        raise TypeError("torch.jit.trace takes positional or keyword arguments, not both")
+    traced = torch.jit.trace(model, strict=False, check_trace=False, **given)
+    return Traced([str(traced.graph)], traced)
+
+
+def _by_scripting(model: torch.nn.Module, call: Call) -> Traced:
+    scripted = torch.jit.script(model)
+    return Traced([str(scripted.graph)], scripted)
+
+
+def _by_export(model: torch.nn.Module, call: Call) -> Traced:
+    exported = torch.export.export(model, *call)
+    return Traced([graph_table(exported.graph_module)], exported.module())
+
+
+def _by_dynamo(model: torch.nn.Module, call: Call) -> Traced:
+    graphs: list[str] = []
+
+    def keep(module: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
+        graphs.append(graph_table(module))
+        return module.forward
+
+    compiled = torch.compile(model, backend=keep)
+    args, kwargs = call
+    with torch.no_grad():
+        compiled(*args, **kwargs)
+    return Traced(graphs, compiled)
+
+
+METHODS: Mapping[str, Callable[[torch.nn.Module, Call], Traced]] = {
+    "trace": _by_tracing,
+    "script": _by_scripting,
+    "export": _by_export,
+    "compile": _by_dynamo,
+}
+
+
+def dtypes_of(results: object) -> list[str]:
+    """The dtypes of all tensors of a result, in their order: ``torch.float32``."""
+    return [str(leaf.dtype) for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+
+
+def export_model(model: torch.nn.Module, call: Call, path: Path, options: Options) -> None:
+    """Saves what our exporter makes of a model: one ONNX file, with the weights in it, constants folded.
+
+    Weights of more than a gigabyte are beside it, in ``<name>.data``.
+
+    Args:
+        model: in the mode in which it is to run.
+        call: the arguments whose sizes and dtypes the file has.
+        path: the file.
+        options: of the backend; ``opset`` and ``providers`` matter.
+
+    Raises:
+        TranslationError: not all of it can be in one ONNX model: a graph break, or operators that are not in ONNX.
+        OSError: the file cannot be written.
+    """
+    torch._dynamo.reset()
+    lowering = _ModelLowering(options)
+    compiled = torch.compile(model, backend=Pipeline(options, Observer(), lowering).compile_dynamo_graph)
+    args, kwargs = call
+    with torch.no_grad():
+        compiled(*args, **kwargs)
+    torch._dynamo.reset()
+    if lowering.missing:
+        raise TranslationError(f"not all of it can be in an ONNX model: {'; '.join(lowering.missing)}")
+    if len(lowering.models) != 1:
+        raise TranslationError(
+            f"torch.compile makes {len(lowering.models)} graphs of it, and an ONNX file holds one; "
+            "dynamo-backends explain says where it breaks"
+        )
+    [exported] = lowering.models
+    size = sum(value.const_value.nbytes for value in exported.graph.initializers.values() if value.const_value)
+    ir.save(exported, path, external_data=f"{path.name}.data" if size > 2**30 else None)
+
+
+class _ModelLowering(Lowering):
+    """Translates whole graphs, and runs them in PyTorch."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._support = Support(options.opset, options.providers)
+        self.models: list[ir.Model] = []
+        self.missing: list[str] = []
+
+    def look(self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]) -> None:
+        split = split_graph(module, self._support, {})
+        if split.coverage.in_pytorch or len(split.regions) != 1:
+            texts = [
+                f"{item.operator} at {next(iter(item.lines), 'an unknown line')}: {item.reason}"
+                for item in fallbacks_of(split)
+            ]
+            self.missing.append("; ".join(texts or ["it has no operators"]))
+        else:
+            self.models.append(self._model(split.regions[0], weights))
+
+    def _model(self, region: Region, weights: Mapping[fx.Node, Weight]) -> ir.Model:
+        """The model of a region that is a whole graph, with its weights in it, and the user's names of the rest."""
+        model = translate(region.nodes, region.inputs, region.outputs, opset=self._options.opset, name="main")
+        taken = {value.name for node in model.graph for value in node.outputs}
+        for item, value in zip(region.inputs, list(model.graph.inputs), strict=True):
+            name = user_name(item.node)
+            if name and name not in taken:
+                value.name = name
+            if item.node in weights and item.permutation is None:
+                tensor = weights[item.node].tensor.detach().contiguous()
+                value.const_value = tensor_adapters.TorchTensor(tensor, name=value.name)
+                model.graph.inputs.remove(value)
+                model.graph.register_initializer(value)
+        return fold_constants(model)

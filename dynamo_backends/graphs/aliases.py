@@ -1,0 +1,116 @@
+"""Keeps results that share memory in eager sharing it.
+
+A region returns each of its results in memory of its own. For these results that is wrong, as who changes
+one of them in place must see it in the other::
+
+    y = x + 1
+    return y, y.t()
+
+So PyTorch takes each returned view of an input, or of what another result is or is a view of. That also
+saves copies: a forward graph returns many views of weights and activations for its backward.
+"""
+
+from __future__ import annotations
+
+import collections
+
+import torch
+from torch import fx
+
+from passes.engine.fx.editing import owner, viewed
+
+from ..errors import Kind, Reason
+from .layout import Layout, layout_of
+
+aten = torch.ops.aten
+
+SHARED_MEMORY = Reason(Kind.SHARED_MEMORY, "it returns a view of memory that is returned or given elsewhere too")
+
+IN_PYTORCH = "in_pytorch"
+"""Key in a node's ``meta``: the ``Reason`` why the node must run in PyTorch."""
+
+_UNKNOWN_MEMORY = Reason(Kind.UNKNOWN_SHAPE, "it reads memory that may hold more than its argument's values")
+
+
+def separate_returned_views(module: fx.GraphModule) -> int:
+    """Gives results that share memory their own view nodes, which must run in PyTorch; returns how many.
+
+    Other users of such a view keep theirs, so that no region is cut. Changes the graph in place.
+    """
+    output = module.graph.output_node()
+    returned = list(output.all_input_nodes)
+    sharing = collections.Counter(owner(node) for node in returned)
+    separated: dict[fx.Node, fx.Node] = {}
+
+    def separate(node: fx.Node) -> fx.Node:
+        """The node that computes what ``node`` does, in PyTorch, from the owner of the memory."""
+        source = viewed(node)
+        if source is None:
+            return node
+        if node not in separated:
+            result = node
+            if any(user is not output and user not in own for user in node.users):
+                with module.graph.inserting_after(node):
+                    result = module.graph.node_copy(node)
+            own.add(result)
+            result.meta[IN_PYTORCH] = SHARED_MEMORY
+            separated[node] = result
+            result.replace_input_with(source, separate(source))
+        return separated[node]
+
+    own: set[fx.Node] = set()
+    for node in reversed(returned):
+        root = owner(node)
+        if root is not node and (sharing[root] > 1 or root.op in ("placeholder", "get_attr")):
+            output.replace_input_with(node, separate(node))
+    for node in separated:  # a view before what it views
+        if not node.users:
+            module.graph.erase_node(node)
+    if own:
+        module.graph.lint()
+        module.recompile()
+    return len(own)
+
+
+def read_memory_of_owners(module: fx.GraphModule) -> int:
+    """Gives ``as_strided`` the tensor in whose memory its argument lies; returns how many were changed.
+
+    ``as_strided`` reads its argument's memory, whatever view of it the argument is. ONNX has values without memory, so
+    the argument must be the whole memory, in its order. Before and after, where ``x`` is computed in row-major order::
+
+        t: f32[3, 2] = transpose(x, 0, 1); y: f32[2, 2] = as_strided(t, [2, 2], [1, 1])
+        y: f32[2, 2] = as_strided(x, [2, 2], [1, 1], 0)
+
+    A graph's input may be a view of memory that the graph does not know, the memory of a result may have gaps, or
+    numbers of another dtype: then the node must run in PyTorch. Changes the graph in place.
+    """
+    changed = 0
+    for node in module.graph.find_nodes(op="call_function", target=aten.as_strided.default):
+        source, root = node.args[0], owner(node)
+        offset = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
+        offset = source.meta["val"].storage_offset() if offset is None else offset
+        value = root.meta.get("val")
+        is_strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+        layout = layout_of(value) if is_strided else Layout(is_symbolic=True)
+        if (
+            root.op != "call_function"
+            or layout.strides is not None
+            or layout.is_symbolic
+            or value.dtype != source.meta["val"].dtype
+            or value.storage_offset() != 0
+            or not isinstance(offset, (int, fx.Node))
+        ):
+            node.meta[IN_PYTORCH] = _UNKNOWN_MEMORY
+            continue
+        memory = root
+        if layout.permutation is not None:
+            with module.graph.inserting_before(node):
+                memory = module.graph.call_function(aten.permute.default, (root, list(layout.permutation)))
+            memory.meta.update(source.meta, val=value.permute(layout.permutation))
+        if memory is not source:
+            node.args, node.kwargs = (memory, *node.args[1:3], offset), {}
+            changed += 1
+    if changed:
+        module.graph.eliminate_dead_code()
+        module.recompile()
+    return changed

@@ -1,0 +1,99 @@
+"""The one module that touches private parts of Inductor: it compiles one of our ATen graphs.
+
+Written against ``torch/_inductor/compile_fx.py`` of the versions in ``versions.py``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..errors import first_line
+from ..events import count, tell
+from .artifacts import Runner, without_graph
+from .fake_tensors import decompositions_as_kernels, fake_tensors_as_kernels
+
+logger = logging.getLogger(__name__)
+
+_graph_ids = itertools.count(1_000_000)  # Inductor's own count from 0
+
+
+def compile_with_inductor(module: fx.GraphModule, direction: str, *, keeps_arguments: bool = False) -> Runner:
+    """What Inductor makes of a functional ATen graph; it takes its arguments boxed.
+
+    It draws the random numbers that eager draws, and its results lie in memory as the graph's do. Inside forward-mode
+    AD, whose tensors may carry tangents, PyTorch runs the graph.
+
+    Args:
+        module: the graph, with ``meta["val"]`` on its placeholders; it takes its arguments boxed from then on.
+        direction: ``forward``, ``backward`` or ``inference``.
+        keeps_arguments: whether somebody keeps the arguments alive in a call, so that PyTorch can run the graph on them
+            where Inductor's code fails.
+
+    Raises:
+        Exception: whatever Inductor raises, of a missing C++ compiler for instance.
+    """
+    compiled = _compiled(module, direction)
+    module.graph.set_codegen(fx.graph._BoxedCodeGen())
+    module.recompile()
+    in_pytorch = without_graph(module)
+
+    def run(args: list[object]) -> object:
+        if forward_ad._current_level >= 0:  # its kernels would lose the tangents
+            count("calls_inside_forward_ad")
+            return in_pytorch(args)
+        if not keeps_arguments:
+            return compiled(args)
+        kept = list(args)
+        try:
+            return compiled(args)
+        except Exception as error:  # whatever Inductor's code raises; PyTorch's own error is the user's
+            results = in_pytorch(kept)
+            count("inductor_failures")
+            tell(logger, f"Inductor's code failed, PyTorch ran the operators: {first_line(str(error))}")
+            return results
+
+    return run
+
+
+def _compiled(module: fx.GraphModule, direction: str) -> Any:
+    """Inductor's code for a graph."""
+    from torch._inductor import config
+    from torch._inductor.compile_fx import (
+        _recursive_joint_graph_passes,
+        compile_fx_inner,
+        record_original_output_strides,
+    )
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.virtualized import V
+
+    values = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None) or FakeTensorMode()
+    with _disable_current_modes(), config.patch(fallback_random=True), torch.no_grad():
+        with fake_tensors_as_kernels(mode), mode:
+            table = decompositions_as_kernels(select_decomp_table())
+            graph = make_fx(fx.Interpreter(module).run, decomposition_table=table)(*values)
+        output = graph.graph.output_node()
+        results = output.args[0]
+        assert isinstance(results, (list, tuple))
+        output.meta["user_visible_output_idxs"] = [i for i, item in enumerate(results) if isinstance(item, fx.Node)]
+        with tracing(TracingContext(mode)), V.set_fake_mode(mode):
+            if direction == "inference":
+                _recursive_joint_graph_passes(graph)
+            record_original_output_strides(graph)
+            return compile_fx_inner(
+                graph,
+                values,
+                is_inference=direction == "inference",
+                is_backward=direction == "backward",
+                graph_id=next(_graph_ids),
+            )

@@ -1,0 +1,107 @@
+"""PyTorch's modes for the tools: what is private of them is here.
+
+A tool is on the stack of modes of each thread that started it, of functions (what users call) or of the dispatcher
+(ATen). While a compiled function is traced, the modes let everything through, and Dynamo compiles under them as it does
+without: what the compiled graphs then run is seen.
+
+What runs inside of ``backward()`` (a backward of a user's ``autograd.Function``, a checkpoint's second forward) is seen
+by the dispatcher's mode only: PyTorch turns modes of functions off inside of functions that such a mode sees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..common import operator_watchers
+from ..common.operator_watchers import unseen
+
+Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], object]
+"""Is given a function, its arguments and its named ones; makes the call and returns its result."""
+
+
+class _FunctionMode(TorchFunctionMode):
+    def __init__(self, handler: Handler) -> None:
+        super().__init__()
+        self._handler = handler
+
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+        if torch.compiler.is_compiling():  # Dynamo traces this line away
+            return func(*args, **(kwargs or {}))
+        return self._handler(func, tuple(args), kwargs or {})
+
+
+class _DispatchMode(TorchDispatchMode):
+    supports_higher_order_operators = True
+
+    def __init__(self, handler: Handler) -> None:
+        super().__init__()
+        self._handler = handler
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+        if torch._guards.CompileContext.current_compile_id() is not None:
+            return func(*args, **(kwargs or {}))
+        return self._handler(func, tuple(args), kwargs or {})
+
+
+class InstalledMode:
+    """A handler on the stack of this thread's modes, from its construction to ``remove``.
+
+    Args:
+        handler: is given each call.
+        level: ``torch`` for functions of PyTorch's interface, ``aten`` for the dispatcher's operators.
+    """
+
+    def __init__(self, handler: Handler, level: str) -> None:
+        self._mode = _FunctionMode(handler) if level == "torch" else _DispatchMode(handler)
+        self._mode.__enter__()
+        self._watcher = operator_watchers.add(handler)
+
+    def remove(self) -> None:
+        """Takes it off the stack, wherever in the stack it is; in the thread that made it.
+
+        Raises:
+            RuntimeError: it is not there, as it is just given a call.
+        """
+        stack: Callable[[], Sequence[object]] = _python_dispatch._get_current_dispatch_mode_stack
+        pop: Callable[[], Any] = _python_dispatch._pop_mode
+        push: Callable[[Any], object] = _python_dispatch._push_mode
+        if isinstance(self._mode, TorchFunctionMode):
+            stack, pop, push = _get_current_function_mode_stack, _pop_mode, _push_mode
+        if not any(mode is self._mode for mode in stack()):
+            raise RuntimeError(
+                "a tool cannot be stopped inside an operator that it sees, such as in a hook of backward(); "
+                "stop it after the call"
+            )
+        operator_watchers.remove(self._watcher)
+        above = []
+        while stack()[-1] is not self._mode:
+            above.append(pop())
+        self._mode.__exit__(None, None, None)
+        for mode in reversed(above):
+            push(mode)
+
+
+def in_transform() -> bool:
+    """Whether a transform of ``torch.func`` or forward-mode AD is active: what is computed then is its, and PyTorch
+    (2.13) crashes where tensors with tangents are written to."""
+    return forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """For a tool's own computing: no mode sees it, no gradients are recorded, nothing is cast, and in inference mode
+    tensors are as usual."""
+    with unseen(), torch._C._DisableAutocast(), torch.inference_mode(False), torch.no_grad():
+        yield

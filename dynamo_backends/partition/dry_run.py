@@ -1,0 +1,94 @@
+"""A run of one node's model on made-up arguments, where ONNX's inference does not know the shape of its results.
+
+It is the translation that is tried, so it runs on the CPU provider, whichever one will run the node.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+import torch
+from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..errors import Kind, Reason, SessionError, WrongResultError
+from ..runtime.binding import BoundSession, InputSpec, OutputSpec
+from ..runtime.providers import CPU
+from ..runtime.session import Session
+from ..runtime.settings import SessionSettings
+
+_LARGEST = 2**20
+"""Elements of the largest tensor that is made up."""
+
+
+def wrong_result(node: fx.Node, model: ir.Model) -> Reason | None:
+    """How a result of a node's model differs from eager's in shape or dtype, ``None`` if it does not or cannot be told.
+
+    Args:
+        node: the node, with ``meta["val"]`` on itself and its arguments. Symbolic sizes are taken to be those they had
+            when the graph was captured.
+        model: it takes ``node.all_input_nodes`` and returns the node's results, those that are not ``None``.
+    """
+    results = node.meta["val"] if isinstance(node.meta["val"], (tuple, list)) else [node.meta["val"]]
+    results = [item for item in results if item is not None]
+    arguments = [arg.meta["val"] for arg in node.all_input_nodes]
+    if not all(map(_can_be_made_up, (*arguments, *results))) or not all(isinstance(r, torch.Tensor) for r in results):
+        return None
+    inputs = [
+        InputSpec(str(value.name), item.dtype if isinstance(item, torch.Tensor) else None)
+        for value, item in zip(model.graph.inputs, arguments, strict=True)
+    ]
+    outputs = [
+        OutputSpec(str(value.name), item.dtype, sizes=_sizes(item))
+        for value, item in zip(model.graph.outputs, results, strict=True)
+    ]
+    try:
+        session = BoundSession(Session(model, SessionSettings((CPU,), threads=1, optimize=False)), inputs, outputs)
+        with _disable_current_modes(), torch.no_grad():
+            session([_made_up(item) for item in arguments])
+    except WrongResultError as error:
+        text = f"on made-up arguments its translation's result {error.what}"
+        return Reason(Kind.NO_TRANSLATION, text)
+    except SessionError:  # an index that is out of range, for instance: the arguments are to blame
+        return None
+    return None
+
+
+def made_up_sizes(node: fx.Node, model: ir.Model) -> dict[str, tuple[int, ...]] | None:
+    """The shapes of a node's arguments by the names of its model's inputs, ``()`` for numbers; ``None`` where they are
+    not known, or too large."""
+    arguments = [arg.meta["val"] for arg in node.all_input_nodes]
+    if not all(map(_can_be_made_up, arguments)):
+        return None
+    sizes = [_sizes(item) if isinstance(item, torch.Tensor) else () for item in arguments]
+    return {str(value.name): given for value, given in zip(model.graph.inputs, sizes, strict=True)}
+
+
+def _can_be_made_up(value: object) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return isinstance(value, (int, torch.SymInt)) and _hint(value) is not None
+    if value.device.type != "cpu" or any(_hint(size) is None for size in value.shape):
+        return False
+    return math.prod(_sizes(value)) <= _LARGEST
+
+
+def _hint(size: int | torch.SymInt) -> int | None:
+    return size if isinstance(size, int) else size.node.hint
+
+
+def _sizes(value: torch.Tensor) -> tuple[int, ...]:
+    return tuple(size for size in map(_hint, value.shape) if size is not None)
+
+
+def _made_up(value: object) -> torch.Tensor | int | bool:
+    """Numbers between 0 and 1, and ones for integers: an integer division by zero would end the process."""
+    if not isinstance(value, torch.Tensor):
+        assert isinstance(value, (int, torch.SymInt))
+        number = _hint(value)
+        assert number is not None
+        return number
+    result = torch.ones(_sizes(value), dtype=value.dtype)
+    if value.is_floating_point():
+        result.uniform_(generator=torch.Generator().manual_seed(0))
+    return result

@@ -1,0 +1,108 @@
+"""The stages in PyTorch's own logs.
+
+``TORCH_LOGS="dynamo_backends"`` has a line for each stage, ``TORCH_LOGS="+dynamo_backends"`` its graph, too::
+
+    graph 0 inference, stage onnx, region 0: 3 nodes
+    input x: f32[3, 4]
+    relu: f32[3, 4] = Relu(x)  # model.py:4
+    ...
+
+``TORCH_TRACE=folder`` has, beside PyTorch's own graphs, our last FX graph, what runs where, the ONNX models as text and
+the comparison of ``onnx_debug``; ``tlparse`` shows them. Without these a stage costs the question whether they are on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+
+from torch import fx
+from torch._guards import CompileContext, compile_context
+from torch._logging import trace_structured
+
+from ..graphs.artifacts import CompiledRegion, GraphName, Split
+
+logger = logging.getLogger(__name__)
+
+_TRACED = ("post_grad", "regions", "onnx", "onnx_optimized")
+"""The stages before are in PyTorch's trace; of ``session`` ONNX Runtime would have to make another one."""
+
+
+def stage_reached(stage: str, graph: GraphName, artifact: object) -> None:
+    """Logs and traces a stage; the arguments are those of ``Observer.stage``."""
+    region = f", region {artifact.region.index}" if isinstance(artifact, CompiledRegion) else ""
+    if logger.isEnabledFor(logging.INFO):
+        logger.info("%s, stage %s%s: %s", graph, stage, region, _size(stage, artifact))
+        if logger.isEnabledFor(logging.DEBUG) and stage != "session":
+            logger.debug("%s, stage %s%s:\n%s", graph, stage, region, _text(stage, artifact))
+    if stage in _TRACED:
+        trace(graph, f"{stage}{region}", lambda: _text(stage, artifact))
+
+
+def cached_model(graph: GraphName, region: int, model: bytes) -> None:
+    """Logs and traces the serialized model of a region that is taken from the cache: its graph skips the stages."""
+    if logger.isEnabledFor(logging.DEBUG):
+        logger.debug("%s, from the cache, region %d:\n%s", graph, region, _text_of_bytes(model))
+    trace(graph, f"onnx_optimized, region {region}", lambda: _text_of_bytes(model))
+
+
+def trace(graph: GraphName, what: str, text: Callable[[], str], context: CompileContext | None = None) -> None:
+    """Adds a text to PyTorch's structured trace, if there is one.
+
+    Args:
+        graph, what: what it is, ``onnx, region 0``.
+        text: makes it.
+        context: which of Dynamo's compiles it belongs to, if that is not the present one.
+    """
+    name = f"dynamo_backends {graph} {what}".replace(",", "").replace(" ", "_")  # a file name in what tlparse writes
+    with compile_context(context) if context is not None else contextlib.nullcontext():
+        trace_structured(
+            "artifact",
+            metadata_fn=lambda: {"name": name, "encoding": "string"},
+            payload_fn=text,
+            expect_trace_id=False,
+        )
+
+
+def _size(stage: str, artifact: object) -> str:
+    if isinstance(artifact, fx.GraphModule):
+        number = sum(node.op in ("call_function", "call_method", "call_module") for node in artifact.graph.nodes)
+    elif isinstance(artifact, Split):
+        coverage = artifact.coverage
+        number = len(artifact.regions)
+        return f"{number} region{'s' * (number != 1)}, {coverage.on_onnx} of {coverage.total} operators on ONNX Runtime"
+    elif isinstance(artifact, CompiledRegion):
+        if stage == "session":
+            return "made"
+        number = len((artifact.model if stage == "onnx" else artifact.optimized_model).graph)
+    else:
+        return ""
+    return f"{number} node{'s' * (number != 1)}"
+
+
+def _text(stage: str, artifact: object) -> str:
+    if isinstance(artifact, fx.GraphModule):
+        return artifact.print_readable(print_output=False, include_stride=True, expanded_def=True)
+    if isinstance(artifact, Split):
+        lines = [
+            f"region {region.index}: {', '.join(node.name for node in region.nodes)}" for region in artifact.regions
+        ]
+        in_pytorch = artifact.coverage.in_pytorch.items()
+        return "\n".join(
+            [*lines, *(f"in PyTorch: {node.name} = {node.target}: {reason}" for node, reason in in_pytorch)]
+        )
+    if isinstance(artifact, CompiledRegion):
+        from ..graphs.graph_text import model_text  # not before a model is to be shown
+
+        return model_text(artifact.model if stage == "onnx" else artifact.optimized_model)
+    return ""
+
+
+def _text_of_bytes(model: bytes) -> str:
+    import onnx
+    import onnx_ir as ir
+
+    from ..graphs.graph_text import model_text
+
+    return model_text(ir.from_proto(onnx.load_model_from_string(model)))

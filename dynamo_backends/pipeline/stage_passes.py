@@ -1,0 +1,78 @@
+"""Runs the passes of a stage on one graph, and counts what they did."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import onnx_ir as ir
+from torch import fx
+
+from passes.engine.manager import Checker, PassManager
+from passes.engine.results import PassResult
+
+from ..events import count, tell
+from ..exporter.registration import described, registered_converter, registered_targets
+from ..graphs.artifacts import GraphName
+from ..options import Options
+from ..partition.regions import Support
+from .observer import Observer
+from .pass_target import pass_target
+
+logger = logging.getLogger(__name__)
+
+
+class StagePasses:
+    """The passes of one pipeline; ``observer`` sees the graph around each pass that fires."""
+
+    def __init__(self, options: Options, observer: Observer, support: Support) -> None:
+        self._observer = observer
+        self._manager = PassManager(
+            options.passes,
+            pass_target(options, support),
+            explain=observer.explains,
+            strict=options.fallback == "error",
+        )
+
+    def run(
+        self,
+        stage: str,
+        graph: GraphName,
+        artifact: Any,
+        region: int | None = None,
+        checker: Checker | None = None,
+    ) -> list[PassResult]:
+        """Runs the passes of a stage on a graph or a region's model; counts what they did.
+
+        Args:
+            stage: ``pre_grad``, ``joint``, ``post_grad`` or ``onnx``.
+            graph: its name.
+            artifact: the ``fx.GraphModule``, or the ``onnx_ir.Model`` of a region; changed in place.
+            region: which region, for a model.
+            checker: the numeric check of each pass that fires.
+        """
+        label = str(graph) if region is None else f"{graph} region {region}"
+        listener = self._observer.pass_listener(GraphName(graph.index) if stage == "joint" else graph, region)
+        before = _registered(artifact)
+        results = self._manager.run(stage, artifact, name=label, checker=checker, listener=listener)
+        for result in results:
+            if result.undone:
+                count(f"undone pass {result.name}")
+            elif result.fired:
+                count(f"pass {result.name}", result.fired)
+        for target in before - _registered(artifact):
+            fired = ", ".join(result.name for result in results if result.fired and not result.undone)
+            count(f"unused_converter {target}")
+            function = registered_converter(target)
+            name = described(function) if function is not None else ""
+            tell(logger, f"{label}: the converter {name} has no {target} to translate: {fired} rewrote it")
+        return results
+
+
+def _registered(artifact: object) -> set[object]:
+    """The operators with nodes in a graph, or nodes made of them in a model, whose translation somebody registered."""
+    if isinstance(artifact, fx.GraphModule):
+        return {node.target for node in artifact.graph.nodes} & registered_targets()
+    assert isinstance(artifact, ir.Model)
+    names = {node.metadata_props.get("aten_op") for node in artifact.graph}
+    return {target for target in registered_targets() if str(target) in names}

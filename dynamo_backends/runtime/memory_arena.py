@@ -1,0 +1,130 @@
+"""The memory of what sessions compute on the way: one arena for all of them, given back when none has run for a while.
+
+Without an arena, the system takes large memory back after each use and makes its pages anew in the next call, a fifth
+of the time of a SegFormer (AMD EPYC). An arena of each session's own would keep the most that it ever needed for ever.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+
+import numpy as np
+import onnxruntime
+
+from ..common.fork_safety import renew_in_children
+from .messages import ORT_ERRORS
+from .ort_internals import IDENTITY
+from .system_memory import give_back, holders
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 0.5
+"""How long no session runs before the arena is given back. The next call takes as long as without an arena."""
+
+
+class Arena:
+    """ONNX Runtime's arena of the process, which its environment holds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._session: onnxruntime.InferenceSession | None = None
+        self._watcher: threading.Thread | None = None
+        self._end = threading.Event()
+        self._runs = 0
+        holders.append(self.shrink)
+        renew_in_children(self)
+        atexit.register(self._stop)
+
+    def renew_in_child(self) -> None:
+        """See ``forks.Renewable``: the thread is not there."""
+        self._lock = threading.Lock()
+        self._watcher = None
+        self._end = threading.Event()
+
+    def use(self, options: onnxruntime.SessionOptions) -> None:
+        """Lets a session with these options have its memory from the arena; not that of its weights.
+
+        Where ONNX Runtime cannot make what gives the arena back, for want of memory, the session has none.
+        """
+        with self._lock:
+            if self._session is None:
+                try:
+                    self._session = _session_that_shrinks()
+                except ORT_ERRORS as error:
+                    logger.info("a session is made without an arena: %s", error)
+                    options.enable_cpu_mem_arena = False
+                    return
+        _use(options)
+
+    def used(self) -> None:
+        """To be called after each run of a session."""
+        self._runs += 1
+        if self._watcher is None:
+            with self._lock:
+                if self._watcher is None and not self._end.is_set():
+                    watcher = threading.Thread(target=self._watch, name="dynamo_backends_arena", daemon=True)
+                    try:
+                        watcher.start()
+                    except (
+                        RuntimeError
+                    ) as error:  # no memory for its stack, or too many threads; the next run tries again
+                        logger.info("the arena is kept: %s", error)
+                    else:
+                        self._watcher = watcher
+
+    def shrink(self) -> None:
+        """Gives back to the C library what no session uses just now; ``heap.give_back`` calls it."""
+        if self._session is not None:
+            run = onnxruntime.RunOptions()
+            run.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+            self._session.run(None, {"x": np.zeros(0, np.float32)}, run)
+
+    def _watch(self) -> None:
+        """Waits until no session has run for a while, and gives back the memory."""
+        while True:
+            before = self._runs
+            if self._end.wait(IDLE_SECONDS):
+                return
+            with self._lock:
+                if self._runs == before:
+                    self._watcher = None
+                    break
+        give_back()
+
+    def _stop(self) -> None:
+        """The process ends: no thread may be inside ONNX Runtime then."""
+        self._end.set()
+        watcher = self._watcher
+        if watcher is not None:
+            watcher.join()
+
+
+def _session_that_shrinks() -> onnxruntime.InferenceSession:
+    kind = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    settings = {
+        "max_mem": 0,
+        "arena_extend_strategy": 1,
+        "initial_chunk_size_bytes": -1,
+        "max_dead_bytes_per_chunk": -1,
+    }
+    try:
+        onnxruntime.create_and_register_allocator(kind, onnxruntime.OrtArenaCfg(settings))  # 1: as much as is asked for
+    except ORT_ERRORS as error:  # another library of this process made it
+        logger.info("ONNX Runtime's arena is there already: %s", error)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    _use(options)
+    return onnxruntime.InferenceSession(IDENTITY, options, providers=["CPUExecutionProvider"])
+
+
+def _use(options: onnxruntime.SessionOptions) -> None:
+    options.enable_cpu_mem_arena = True
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+
+
+ARENA = Arena()

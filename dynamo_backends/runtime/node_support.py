@@ -1,0 +1,99 @@
+"""What ONNX Runtime says of nodes: asked once of alike ones, by a model of the one node, and kept.
+
+Lists of registered kernels are not the truth: function operators look unsupported and are not. So a session is made of
+a model of the one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import onnx_ir as ir
+
+from passes.engine.locks import Lock
+
+from ..errors import Kind, Reason
+from ..versions import IR_VERSION
+from .custom_operators import loaded_libraries
+
+Answer = TypeVar("Answer")
+
+
+class Oracle:
+    """Keeps what was found out of nodes, for all alike, in all threads.
+
+    What was not about the node is not kept: a reason of the kind ``OUT_OF_MEMORY`` is asked for again.
+
+    Args:
+        most: how many answers are kept. A model of a hundred layers has some two hundred questions.
+    """
+
+    def __init__(self, most: int = 16_384) -> None:
+        self._most = most
+        self.lock = Lock()
+        self.known: dict[Hashable, Any] = {}
+
+    def ask(self, question: Hashable, find_out: Callable[[], Answer]) -> Answer | Reason:
+        """What the runtime says of a node, or the reason why it could not be asked.
+
+        Args:
+            question: all that the answer depends on, besides the libraries that are loaded.
+            find_out: asks the runtime. It runs without the lock: two threads may find out the same at once.
+        """
+        question = (question, loaded_libraries())
+        with self.lock:
+            if question in self.known:
+                known: Answer = self.known[question]
+                return known
+        try:
+            answer = find_out()
+        except MemoryError as error:
+            return Reason(Kind.OUT_OF_MEMORY, f"there was no memory to ask ONNX Runtime: {error}")
+        if isinstance(answer, Reason) and answer.kind is Kind.OUT_OF_MEMORY:
+            return answer
+        with self.lock:
+            self.known[question] = answer
+            if len(self.known) > self._most:
+                del self.known[next(iter(self.known))]
+        return answer
+
+    def __len__(self) -> int:
+        return len(self.known)
+
+
+ORACLE = Oracle()
+"""The answers of this process."""
+
+
+def signature(node: ir.Node) -> Hashable:
+    """All that an answer about an ONNX node depends on but the opset; inputs are told apart by dtype and rank."""
+    attributes = tuple(sorted((name, str(attribute.value)) for name, attribute in node.attributes.items()))
+    inputs = tuple(None if value is None else (str(value.dtype), _rank(value)) for value in node.inputs)
+    outputs = tuple(value.name != "" for value in node.outputs)
+    return node.domain, node.op_type, attributes, inputs, outputs
+
+
+def _rank(value: ir.Value) -> int | None:
+    return None if value.shape is None else len(value.shape)
+
+
+def model_of(node: ir.Node, opset: int, *, with_sizes: bool = False) -> ir.Model:
+    """A model of one node: its inputs become the model's, of the same types and of any size, or of the same sizes."""
+    inputs = [None if value is None else _input(f"input_{i}", value, with_sizes) for i, value in enumerate(node.inputs)]
+    outputs = [ir.Value(name="" if value.name == "" else f"output_{i}") for i, value in enumerate(node.outputs)]
+    copy = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=outputs)
+    graph = ir.Graph(
+        [value for value in inputs if value is not None],
+        [value for value in outputs if value.name],
+        nodes=[copy],
+        opset_imports={node.domain: 1, "": opset},
+        name="one_node",
+    )
+    return ir.Model(graph, ir_version=IR_VERSION)
+
+
+def _input(name: str, value: ir.Value, with_sizes: bool) -> ir.Value:
+    rank = _rank(value)
+    any_size = None if rank is None else ir.Shape([None] * rank)
+    return ir.Value(name=name, type=value.type, shape=value.shape if with_sizes else any_size)
