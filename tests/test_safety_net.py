@@ -231,13 +231,13 @@ def test_a_failure_of_the_cache(name: str, monkeypatch: pytest.MonkeyPatch, tmp_
 
 @pytest.mark.parametrize("partitions", [False, True])
 def test_a_failure_under_aot_autograd(partitions: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = onnx_compiler()
-    partitioner = {"partition_fn": compiler.partition_fn} if partitions else {}
+    fw_compiler = onnx_compiler()
+    partitioner = {"partition_fn": fw_compiler.partition_fn} if partitions else {}
     if partitions:
         monkeypatch.setattr(compiler.Compiler, "joint", broken)
     else:
         monkeypatch.setattr(lowering, "split_graph", broken)
-    assert_runs_as_eager({"backend": aot_autograd(fw_compiler=compiler, **partitioner)})
+    assert_runs_as_eager({"backend": aot_autograd(fw_compiler=fw_compiler, **partitioner)})
     assert counted("internal_failures") > 0
 
 

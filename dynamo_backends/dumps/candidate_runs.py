@@ -58,7 +58,7 @@ class Runner:
     """
 
     def __init__(self) -> None:
-        self._worker = Worker(f"{__package__}.candidates")
+        self._worker = Worker(f"{__package__}.candidate_runs")
         self.count = 0
 
     def __enter__(self) -> Runner:

@@ -23,7 +23,7 @@ from .settings import SessionSettings
 
 logger = logging.getLogger(__name__)
 
-_WORKER = f"{__package__}.apart_worker"
+_WORKER = f"{__package__}.subprocess_worker"
 
 LONGEST = 120.0
 """Seconds after which a session that is not made counts as refused."""
