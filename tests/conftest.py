@@ -26,8 +26,10 @@ from dynamo_backends.pipeline import pass_target, pipeline
 from passes import Pass, register, unregister
 from passes.engine.fx.editing import is_view
 
-os.environ["DYNAMO_BACKENDS_CACHE"] = "0"  # what is tested is compiled; tests/test_cache.py turns it on
-os.environ["DYNAMO_BACKENDS_PLACEMENT"] = "onnx"  # what trains is on ONNX Runtime; tests/test_placement.py measures
+os.environ["DYNAMO_BACKENDS_CACHE"] = "0"  # what is tested is compiled; tests/cache/test_cache.py turns it on
+os.environ["DYNAMO_BACKENDS_PLACEMENT"] = (
+    "onnx"  # what trains is on ONNX Runtime; tests/placement/test_placement.py measures
+)
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are shared out among the processes: one thread each
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # and the processes that tests start

@@ -3,7 +3,7 @@
     pip install mutmut pytest-cov
     python tests/mutation.py dynamo_backends/graphs/aliases.py
     python tests/mutation.py dynamo_backends/graphs/aliases.py --sample 50 --seconds 60
-    python tests/mutation.py dynamo_backends/graphs/aliases.py --only 77,81 --tests tests/test_aliases.py
+    python tests/mutation.py dynamo_backends/graphs/aliases.py --only 77,81 --tests tests/graphs/test_aliases.py
 
 The faults are those of mutmut (another operator, another number, ``None`` instead of a value, the other branch) and
 four more: a statement less, a named argument less, a condition that always or never holds, an operand of ``and`` and

@@ -125,7 +125,7 @@ def main() -> int:
         asked = environment.command("-c", _VERSIONS)
         versions = subprocess.run(asked, **settings, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
         file = environment.folder / "outcome.xml"
-        tests = [f"tests/{test}.py" for test in TESTS]
+        tests = [str(next(Path(__file__).parent.glob(f"*/{test}.py"))) for test in TESTS]
         command = environment.command("-m", "pytest", "--tb=short", "--numprocesses=0", f"--junitxml={file}", *tests)
         code = code or int(subprocess.run(command, **settings, stdout=sys.stderr).returncode != 0)
         suite = ElementTree.parse(file).getroot()[0].attrib

@@ -1,7 +1,7 @@
 """Runs tests with ``onnxruntime-openvino`` in the place of ``onnxruntime``, on its provider and on the CPU's::
 
     python tests/with_openvino.py                            # a part that takes some minutes
-    python tests/with_openvino.py tests/test_models.py -n 2    # what is given is for pytest
+    python tests/with_openvino.py tests/pipeline/test_models.py -n 2    # what is given is for pytest
     python tests/with_openvino.py --run tests/operators_sweep.py --mode values --only add,sin  # a script instead
 
 It makes a virtual environment, once, in the folder ``~/.cache/dynamo-backends`` (in ``$XDG_CACHE_HOME`` if that is
@@ -22,7 +22,13 @@ from environments import Environment  # noqa: E402
 
 PROVIDERS = "OpenVINOExecutionProvider,CPUExecutionProvider"
 
-TESTS = ("tests/test_providers.py", "tests/test_models.py", "tests/test_onnx_debug.py", "-k", "not training")
+TESTS = (
+    "tests/runtime/test_providers.py",
+    "tests/pipeline/test_models.py",
+    "tests/debug/test_onnx_debug.py",
+    "-k",
+    "not training",
+)
 
 
 def main(arguments: list[str]) -> int:

@@ -1,7 +1,7 @@
 """Runs the tests with another version of PyTorch than that of ``constraints.txt``::
 
     python tests/with_torch.py 2.15.0                    # all tests
-    python tests/with_torch.py 2.15.0 tests/test_docs.py -n 2  # what follows the version is for pytest
+    python tests/with_torch.py 2.15.0 tests/project/test_docs.py -n 2  # what follows the version is for pytest
 
 It makes a virtual environment for the version, once, in the folder ``~/.cache/dynamo-backends`` (in
 ``$XDG_CACHE_HOME`` if that is set), and installs this checkout in it with all else from ``constraints.txt``. PyPI has

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
-_ROOT = str(Path(__file__).parents[1])
+_ROOT = str(Path(__file__).parents[2])
 
 _START = """
 import sys

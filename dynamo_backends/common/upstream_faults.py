@@ -1,8 +1,8 @@
 """The form of an entry in the tables of known upstream faults.
 
 ``runtime/kernel_faults.py`` lists faults of ONNX Runtime's kernels by ONNX node, ``exporter/upstream_faults.py`` faults
-by ATen operator. Each entry names the demonstration that ``tests/test_upstream.py`` runs, and that fails once upstream
-has mended the fault.
+by ATen operator. Each entry names the demonstration that ``tests/project/test_upstream.py`` runs, and that fails once
+upstream has mended the fault.
 """
 
 from __future__ import annotations

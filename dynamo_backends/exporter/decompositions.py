@@ -151,8 +151,7 @@ def soft_margin_loss_backward(
 ) -> torch.Tensor:
     """Without the ``sigmoid(x) - 1`` of PyTorch's decomposition, which cancels where the loss is small."""
     gradient = -target * grad_output * torch.sigmoid(-target * input)
-    is_mean = reduction == torch.nn._reduction.get_enum("mean")
-    return gradient / input.numel() if is_mean else gradient
+    return gradient / input.numel() if reduction == _decomp.decompositions.Reduction.MEAN.value else gradient
 
 
 def in_its_own_memory(function: Callable[..., object]) -> Callable[..., object]:

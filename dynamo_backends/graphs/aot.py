@@ -357,7 +357,7 @@ def call_being_compiled() -> Frame | None:
     on the way from Dynamo outwards, past this package's (``explain``); ``None`` outside of Dynamo, or where no user's
     file called it."""
     pytorch, is_dynamo = os.path.join(os.path.dirname(torch.__file__), ""), False
-    ours = os.path.join(os.path.dirname(__file__), "")
+    ours = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
     if _translator() is None:
         return None
     for frame, line in traceback.walk_stack(sys._getframe()):

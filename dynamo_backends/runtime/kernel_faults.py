@@ -2,7 +2,7 @@
 
 A session is only made of a model that went through ``check``. It asks by the kernel: whoever wrote the
 node, a translation of ours, torchlib's, a pass of another package, it does not run. ``docs/upstream.md`` has each
-fault; ``tests/test_upstream.py`` shows each, and fails where it is gone.
+fault; ``tests/project/test_upstream.py`` shows each, and fails where it is gone.
 """
 
 from __future__ import annotations

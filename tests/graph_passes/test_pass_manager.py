@@ -521,7 +521,7 @@ def test_the_command_bisects_a_script(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     command = [sys.executable, "-m", "dynamo_backends", "bisect", sys.executable, str(script)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, cwd=tmp_path)
     assert run.returncode == 1, run.stderr
     (said,) = run.stdout.splitlines()  # and nothing of PyTorch's

@@ -28,7 +28,7 @@ from dynamo_backends.graphs.locations import short_file
 from dynamo_backends.report import gather, render, write_page
 from passes import Pass, PassContext, register, unregister
 
-PAGE = Path(__file__).parent.parent / "dynamo_backends" / "report" / "page"
+PAGE = Path(__file__).parents[2] / "dynamo_backends" / "report" / "page"
 TABS = ("comparison", "picture", "stages", "passes", "placement", "time")
 
 

@@ -32,7 +32,7 @@ from dynamo_backends.events import EVENTS
 from passes import unregister
 from passes.engine.manager import Pass, all_passes
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_readme_has_the_table_of_options() -> None:

@@ -782,7 +782,7 @@ def test_models_and_graphs_are_completed(dumps: Path, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("name", ["compare", "replay"])
 def test_all_switches_are_documented(name: str) -> None:
-    page = (Path(__file__).parent.parent / "docs" / "command_line.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text(encoding="utf-8")
     section = page[page.index(f"## {name}:") :].partition("\n## ")[0]
     [commands] = [item for item in build_parser([name])._actions if isinstance(item, argparse._SubParsersAction)]
     switches = {item for action in commands.choices[name]._actions for item in action.option_strings}

@@ -39,7 +39,7 @@ from dynamo_backends.op_tools.capture import operator_folder
 from dynamo_backends.op_tools.captures import find_calls
 from dynamo_backends.op_tools.names import function_of, is_query, name_of
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LEVELS = ["torch", "aten"]
 
 

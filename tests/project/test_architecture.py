@@ -13,7 +13,7 @@ import pytest
 from passes import catalog
 from passes.engine.manager import STAGES
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def modules_of(package: str) -> list[Path]:

@@ -241,7 +241,7 @@ print("done")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limits are Linux's")
 def test_a_full_disk_and_no_memory(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", LIMITED, str(tmp_path), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", LIMITED, str(tmp_path), str(Path(__file__).parents[1])]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.stdout.endswith("done\n"), (done.returncode, done.stderr[-3000:])
 

@@ -17,7 +17,7 @@ from conftest import compiled
 
 from dynamo_backends.pipeline import stage_logging
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
 import sys

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # ``benchmarks`` is not installed
 
 from benchmarks import measure, models, report  # noqa: E402

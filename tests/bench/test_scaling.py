@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch import fx
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # ``benchmarks`` is not installed
+sys.path.insert(0, str(Path(__file__).parents[2]))  # ``benchmarks`` is not installed
 
 from benchmarks.compile_time import GRAPHS  # noqa: E402
 from dynamo_backends.graphs.artifacts import GraphName  # noqa: E402

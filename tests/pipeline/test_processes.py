@@ -19,7 +19,7 @@ from conftest import assert_same_values, compiled
 from dynamo_backends.cache.store import Store
 from dynamo_backends.cli import main
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 
 def run(*command: str, seconds: float = 120, **environment: str) -> str:

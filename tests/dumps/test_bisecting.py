@@ -419,7 +419,7 @@ def test_a_bisection_that_is_killed_goes_on(with_faulty_optimizers: None, tmp_pa
     first = bisected(dump, output=tmp_path / "whole")
     folder, index = tmp_path / "stopped", find_run(dump).graphs[0].index
     command = [sys.executable, "-m", "dynamo_backends", "bisect", "-d", str(dump), "-o", str(folder), str(index)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr is not None
     next(line for line in process.stderr if "still fail" in line)
@@ -781,7 +781,7 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in NAMES:
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('planted {name}')\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     return tmp_path
 
 
