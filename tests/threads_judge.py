@@ -26,8 +26,8 @@ WRONG = "WRONG"
 UNDEFINED = "undefined"
 
 _CHAOTIC = 1e-3
-"""Eager's error relative to the largest value, from which on it excuses nothing alone: single elements then lie on
-both sides of a jump, and the compiled function may have no more than twice as many of them."""
+"""Eager's error relative to the largest value, from which on its elements have no right digits to compare with: the
+compiled function may then have twice as many elements that are off as eager."""
 
 _ROUNDING_UNITS = 64.0
 _TIMES = 3
@@ -369,7 +369,7 @@ class _Bound:
         ours = distance(value, self.exact, _widened(self.eager), *rounded, group=value.numel(), inner=inner)
         off = _elements_off(value, self.exact)
         chaotic = _error(self.eager_distance) > _CHAOTIC
-        if ours.is_rounding and (not chaotic or off <= 2 * self.off):
+        if off <= 2 * self.off if chaotic and not ours.nonfinite else ours.is_rounding:
             return None, _error(ours)
         if distance(value, _widened(self.eager)).is_rounding:  # eager's jump, with eager's rounding
             return None, _error(ours)
