@@ -39,7 +39,7 @@ html_title = f"{project} {release}"
 
 _GENERATED = _HERE / "_generated"
 _GENERATED.mkdir(exist_ok=True)
-(_GENERATED / "options.md").write_text(tables.options_table(), encoding="utf-8")
+(_GENERATED / "options.md").write_text(tables.all_options(), encoding="utf-8")
 (_GENERATED / "counters.md").write_text(tables.counters_table(), encoding="utf-8")
 (_GENERATED / "commands.md").write_text(tables.commands_reference(), encoding="utf-8")
 (_GENERATED / "passes.md").write_text(tables.passes_table(), encoding="utf-8")

@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for ``benchmarks``, which is not installed
@@ -20,7 +20,7 @@ from torch._dynamo.utils import counters  # noqa: E402
 from benchmarks import report  # noqa: E402
 from dynamo_backends import events  # noqa: E402
 from dynamo_backends.cli import COMMANDS, build_parser  # noqa: E402
-from dynamo_backends.options import Options  # noqa: E402
+from dynamo_backends.options import GROUPS, Options  # noqa: E402
 
 
 def reset_compiler(settings: object, source: object) -> None:
@@ -31,13 +31,23 @@ def reset_compiler(settings: object, source: object) -> None:
     counters.clear()
 
 
-def options_table() -> str:
-    """Every option of the backends: name, default, what it does; Markdown."""
+README_OPTIONS = ("fallback", "placement", "providers", "weights", "dump_dir", "cache")
+"""The options that most users need."""
+
+
+def options_table(names: Collection[str]) -> str:
+    """Some options of the backends: name, default, what it does; Markdown."""
     defaults = dataclasses.asdict(Options())  # ``passes`` as its user writes it
-    rows = [
-        (f"`{item.name}`", f"`{defaults[item.name]!r}`", item.metadata["help"]) for item in dataclasses.fields(Options)
-    ]
+    fields = [item for item in dataclasses.fields(Options) if item.name in names]
+    rows = [(f"`{item.name}`", f"`{defaults[item.name]!r}`", item.metadata["help"]) for item in fields]
     return _table(("option", "default", "what it does"), rows)
+
+
+def all_options() -> str:
+    """A table of options for each group, with its title; Markdown."""
+    fields = dataclasses.fields(Options)
+    names = {group: {item.name for item in fields if item.metadata["group"] == group} for group in GROUPS}
+    return "\n".join(f"**{title}**\n\n{options_table(names[group])}" for group, title in GROUPS.items())
 
 
 def passes_table() -> str:
@@ -107,5 +117,10 @@ def _table(headers: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 if __name__ == "__main__":
     print(
-        options_table(), passes_table(), counters_table(), commands_reference(), *measured_tables().values(), sep="\n"
+        options_table(README_OPTIONS),
+        passes_table(),
+        counters_table(),
+        commands_reference(),
+        *measured_tables().values(),
+        sep="\n",
     )

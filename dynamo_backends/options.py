@@ -1,4 +1,4 @@
-"""Every option of the backends, once: name, type, default, what it does, how it is checked.
+"""Every option of the backends: its name, type, default, group, meaning and check.
 
 ::
 
@@ -6,7 +6,7 @@
 
 The environment variable ``DYNAMO_BACKENDS_<OPTION>`` (upper case) sets a default for an option:
 ``DYNAMO_BACKENDS_OPSET=18``, ``DYNAMO_BACKENDS_PROVIDERS=CUDAExecutionProvider,CPUExecutionProvider``.
-What a user writes in ``options`` wins over the environment.
+``options`` takes precedence over the environment.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _OF_MODES: dict[str, dict[str, object]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How an option is checked and read.
+    """How the value of an option is checked and parsed.
 
     Attributes:
-        check: raises ``TypeError`` or ``ValueError`` for what is no value of the option, with the valid ones.
-        from_text: the value that is written in the environment.
-        from_user: the value in the form in which it is kept, of what a user wrote.
+        check: raises ``TypeError`` or ``ValueError``, with the valid values, if a value is invalid.
+        from_text: parses the text of an environment variable.
+        from_user: normalizes what a user passed.
     """
 
     check: Callable[[object], None]
@@ -75,10 +75,7 @@ def _check_opset(value: object) -> None:
 
 
 def most_threads() -> int:
-    """The largest number that the option ``threads`` takes: four for each processor, but at least 64.
-
-    More would only wait for each other. Each has a stack of its own, and tens of thousands use up the memory.
-    """
+    """The largest value of the option ``threads``: four per processor, at least 64. More threads only cost memory."""
     return max(64, 4 * (os.cpu_count() or 1))
 
 
@@ -156,7 +153,7 @@ def _paths_from_user(value: object) -> object:
 
 
 def _switches_from_text(text: str) -> object:
-    """The option ``passes``, as JSON or as ``-onnx.*,+onnx.linear``."""
+    """Parses the option ``passes``: JSON, or ``-onnx.*,+onnx.linear``."""
     if text.lstrip().startswith("{"):
         return json.loads(text)
     lists: dict[str, list[str]] = {"disable": [], "enable": []}
@@ -168,7 +165,7 @@ def _switches_from_text(text: str) -> object:
 
 
 def _switches_from_user(value: object) -> Switches:
-    """The option ``passes`` as the manager takes it.
+    """Converts the option ``passes`` to the pass manager's switches.
 
     Raises:
         ValueError: not a dict of the lists ``disable`` and ``enable``.
@@ -187,9 +184,17 @@ def _is_list_of_names(names: object) -> bool:
     return isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
 
 
-def option(default: Any, form: Form, help: str) -> Any:
-    """A field of ``Options``: all there is to say of an option; ``default`` may be a function that makes it."""
-    metadata = {"help": help, "form": form}
+GROUPS = {
+    "run": "How graphs run",
+    "debug": "What is dumped and checked",
+    "cache": "What is kept on disk",
+}
+"""The groups that the documentation shows the options in."""
+
+
+def option(group: str, default: Any, form: Form, help: str) -> Any:
+    """A field of ``Options``: everything about one option; ``default`` may be a function that makes the default."""
+    metadata = {"group": group, "help": help, "form": form}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -197,104 +202,119 @@ def option(default: Any, form: Form, help: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The checked options of one backend. Each field is one option, and says all of it."""
+    """The checked options of one backend, one field for each option."""
 
+    fallback: str = option(
+        "run",
+        "pytorch",
+        Form(_one_of(FALLBACKS)),
+        "What happens to an operator that ONNX Runtime cannot run. 'pytorch': PyTorch runs it. 'inductor': Inductor "
+        "compiles consecutive ones. 'error': UnsupportedOperatorError with the node and the user's source line.",
+    )
+    placement: str = option(
+        "run",
+        "measured",
+        Form(_one_of(PLACEMENTS)),
+        "Which engine runs a graph. 'measured': inference runs on ONNX Runtime; a training graph is timed with PyTorch "
+        "and with ONNX Runtime on its first steps, and the fastest is kept. 'fastest' or mode='max-autotune': all "
+        "graphs are timed, with Inductor too. 'onnx': ONNX Runtime runs everything it can.",
+    )
     providers: tuple[Provider, ...] = option(
+        "run",
         ("CPUExecutionProvider",),
         Form(check_providers, _providers_from_text, _providers_from_user),
         "Execution providers in order of preference; each a name or a (name, options) pair.",
     )
-    custom_op_libraries: tuple[str, ...] = option(
-        (),
-        Form(check_libraries, libraries_from_text, _paths_from_user),
-        "Paths of libraries with custom operators of ONNX Runtime, for the converters that call these; code in them "
-        "runs in this process. In the environment separated as in PATH.",
-    )
-    opset: int = option(
-        23,
-        Form(_check_opset, _integer_from_text),
-        "ONNX opset of the models; at least 18, at most what this ONNX Runtime loads.",
-    )
-    fallback: str = option(
-        "pytorch",
-        Form(_one_of(FALLBACKS)),
-        "What happens to an operator ONNX Runtime cannot run: 'pytorch' runs it in PyTorch, 'inductor' compiles those "
-        "that follow each other with Inductor, 'error' raises UnsupportedOperatorError with the node and the user's "
-        "source line.",
-    )
-    placement: str = option(
-        "measured",
-        Form(_one_of(PLACEMENTS)),
-        "Which engine runs a graph: 'measured' runs inference on ONNX Runtime, and times the first training steps with "
-        "PyTorch and with ONNX Runtime, to keep the faster; 'fastest', or mode='max-autotune', times all graphs, with "
-        "Inductor too; 'onnx' runs on ONNX Runtime all that can run there.",
-    )
     weights: str = option(
+        "run",
         "constants",
         Form(_one_of(WEIGHTS)),
-        "What parameters and buffers are in inference: 'constants' of the session, which are watched and renewed when "
-        "they change; 'checked', the same, and every byte is looked at in each call; 'inputs', which are read in each "
-        "call.",
+        "How an inference session holds parameters and buffers. 'constants': as initializers; the session is rebuilt "
+        "when one changes. 'checked': the same, and every byte is compared on each call. 'inputs': passed each call.",
     )
     threads: int | None = option(
+        "run",
         None,
         Form(_or_none(_between(1, most_threads(), _THREADS)), _integer_from_text),
-        "Threads of a session, at most four for each processor or 64; by default torch.get_num_threads() at each call.",
+        "Threads of a session, at most four per processor or 64. The default is torch.get_num_threads() at each call.",
     )
     spin: int = option(
+        "run",
         1,
         Form(_between(0, 1000, "a number of milliseconds from 0 to 1000"), _integer_from_text),
-        "Milliseconds, 0 to 1000, for which the threads of a session that has its graph to itself look for more work "
-        "when a call is over; mode='reduce-overhead' sets 20.",
+        "How long idle session threads busy-wait for the next call, in milliseconds (0 to 1000). "
+        "mode='reduce-overhead' sets 20.",
+    )
+    opset: int = option(
+        "run",
+        23,
+        Form(_check_opset, _integer_from_text),
+        "ONNX opset of the models; at least 18, at most what the installed ONNX Runtime loads.",
+    )
+    passes: Switches = option(
+        "run",
+        Switches,
+        Form(_check_passes, _switches_from_text, _switches_from_user),
+        "Which passes run: {'disable': [...], 'enable': [...]}, each a list of names or patterns such as 'joint.*'; "
+        "the most specific wins. In the environment also '-onnx.*,+onnx.linear'.",
+    )
+    custom_op_libraries: tuple[str, ...] = option(
+        "run",
+        (),
+        Form(check_libraries, libraries_from_text, _paths_from_user),
+        "Paths of shared libraries with custom ONNX Runtime operators for your converters. Their code runs in this "
+        "process. In the environment, separated as in PATH.",
+    )
+    check_providers: bool = option(
+        "run",
+        True,
+        Form(_check_bool, _bool_from_text),
+        "Whether the first results of a region on a provider other than the CPU's are compared with PyTorch's; if they "
+        "are wrong, the next provider runs the region. Set False to ask a provider for less than float32.",
     )
     dump_dir: str = option(
+        "debug",
         "onnx_debug",
         Form(_check_dump_dir, from_user=_path_from_user),
         "Folder of the dumps of onnx_debug and fx_debug; each process writes its own run folder in it.",
     )
     compare: str = option(
+        "debug",
         "first",
         Form(_one_of(COMPARISONS)),
-        "Which runs onnx_debug compares with eager and float64: 'first' of each graph and each new set of its sizes, "
+        "Which runs onnx_debug compares with eager and float64: 'first' (of each graph and each new set of sizes), "
         "'every' or 'never'.",
     )
     tensor_limit: int = option(
+        "debug",
         16 * 2**20,
         Form(_between(-1, math.inf, "a size in bytes, or -1 for no limit"), _integer_from_text),
         "Size in bytes above which a dumped tensor is summarized instead of stored; -1 stores all.",
     )
-    passes: Switches = option(
-        Switches,
-        Form(_check_passes, _switches_from_text, _switches_from_user),
-        "Which passes run: {'disable': [...], 'enable': [...]}, each a list of names or patterns such as "
-        "'joint.*'; the most specific decides. In the environment also '-onnx.*,+onnx.linear'.",
-    )
-    cache: bool = option(
-        True,
-        Form(_check_bool, _bool_from_text),
-        "Whether compiled graphs are kept on disk, so that the next process need not compile them.",
-    )
-    cache_dir: str | None = option(
-        None,
-        Form(_or_none(_check_dump_dir), from_user=_path_from_user),
-        "Folder of the compiled graphs; by default dynamo_backends in $XDG_CACHE_HOME or ~/.cache.",
-    )
-    cache_size: int = option(
-        2**30,
-        Form(_between(0, math.inf, "a size in bytes"), _integer_from_text),
-        "Most bytes of the folder; what was not used longest goes first.",
-    )
-    check_providers: bool = option(
-        True,
-        Form(_check_bool, _bool_from_text),
-        "Whether a region's first results on another execution provider than the CPU's are compared with PyTorch's; "
-        "where they are wrong, the next provider runs it. False where less than float32 is asked of a provider.",
-    )
     verify_passes: bool = option(
+        "debug",
         False,
         Form(_check_bool, _bool_from_text),
-        "Whether each pass that fired is checked on the real inputs, against float64, and undone if it "
-        "changes the results beyond rounding.",
+        "Whether the result of each pass that fired is compared with float64 on the real inputs; a pass that changes "
+        "results by more than rounding is undone.",
+    )
+    cache: bool = option(
+        "cache",
+        True,
+        Form(_check_bool, _bool_from_text),
+        "Whether compiled graphs are kept on disk for other processes.",
+    )
+    cache_dir: str | None = option(
+        "cache",
+        None,
+        Form(_or_none(_check_dump_dir), from_user=_path_from_user),
+        "Folder of the compiled graphs; the default is dynamo_backends in $XDG_CACHE_HOME or ~/.cache.",
+    )
+    cache_size: int = option(
+        "cache",
+        2**30,
+        Form(_between(0, math.inf, "a size in bytes"), _integer_from_text),
+        "Maximum size of the folder in bytes; the least recently used graphs are evicted.",
     )
 
     def __post_init__(self) -> None:
@@ -304,7 +324,7 @@ class Options:
 
 
 def parse_options(options: Mapping[str, object] | None = None, mode: str | None = None) -> Options:
-    """The options of one ``torch.compile`` call, checked, over the environment's defaults.
+    """Returns the checked options of one ``torch.compile`` call, with defaults from the environment.
 
     Args:
         options: what the user passed as ``torch.compile(options=...)``.
@@ -326,7 +346,7 @@ def parse_options(options: Mapping[str, object] | None = None, mode: str | None 
 
 
 def options_from_text(texts: Mapping[str, str]) -> dict[str, object]:
-    """Options that were written as in the environment, as ``torch.compile(options=...)`` takes them.
+    """Parses options from text, as in the environment, for ``torch.compile(options=...)``.
 
     Args:
         texts: by the option's name, ``{"opset": "18"}``.
@@ -345,7 +365,7 @@ def options_from_text(texts: Mapping[str, str]) -> dict[str, object]:
 
 @contextlib.contextmanager
 def _naming(what: str) -> Iterator[None]:
-    """An error of a value says what it is the value of."""
+    """Prefixes the message of an error with what the value belongs to."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -360,12 +380,12 @@ def _form(name: str) -> Form:
 
 
 def _forms() -> dict[str, Form]:
-    """How each option is written, by its name."""
+    """The form of each option, by its name."""
     return {field.name: field.metadata["form"] for field in dataclasses.fields(Options)}
 
 
 def _environment() -> dict[str, object]:
-    """The options the environment sets, each checked so that the message names its variable."""
+    """Parses and checks the options in the environment; an error names the variable."""
     variables = {ENVIRONMENT_PREFIX + name.upper(): (name, form) for name, form in _forms().items()}
     values: dict[str, object] = {}
     for variable, text in os.environ.items():
