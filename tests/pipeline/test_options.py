@@ -49,7 +49,9 @@ def test_a_new_option_is_one_field(monkeypatch: pytest.MonkeyPatch) -> None:
 
     @dataclasses.dataclass(frozen=True)
     class More(Options):
-        speed: int = option(1, Form(check, int, lambda value: 2 if value == "fast" else value), "How fast it is.")
+        speed: int = option(
+            "run", 1, Form(check, int, lambda value: 2 if value == "fast" else value), "How fast it is."
+        )
 
     monkeypatch.setattr(options_module, "Options", More)
     assert parse_options().speed == 1  # type: ignore[attr-defined]

@@ -236,14 +236,15 @@ def documented_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 FIRES: dict[str, tuple[str, Callable[..., object]]] = {
     "double negation": ("post_grad.someone.unnegate", lambda x: x.neg().neg().sin() @ x),
+    "double absolute": ("joint.someone.double_abs", lambda x: x.abs().abs().sin()),
     "square": ("onnx.someone.square", lambda x: (x * x).sum(-1)),
     "log1p": ("post_grad.someone.log1p", lambda x: torch.log(1 + x.abs()) + 1),
     "relu_once": ("onnx.someone.relu_once", lambda x: x.relu().relu() + 1),
     "transposes": ("onnx.someone.transposes", lambda x: x.view(2, 2, 4).permute(1, 2, 0).permute(1, 2, 0).exp()),
 }
 UNTHOUGHT_OF: dict[str, Callable[..., object]] = {
-    "returned": lambda x: (x.neg().neg(), x.t().neg().neg(), x * x, x.relu().relu()),
-    "changed in place": lambda x: x.neg().neg().add_(1),
+    "returned": lambda x: (x.neg().neg(), x.t().neg().neg(), x * x, x.relu().relu(), x.abs().abs()),
+    "changed in place": lambda x: (x.neg().neg().add_(1), x.abs().abs().add_(1)),
     "views": lambda x: (y := x.view(16)[3:], y.neg().neg(), torch.log(1 + y.abs()), y * y),
     "broadcast": lambda x: x[:1].relu().relu() + x.unsqueeze(0).neg().neg() / torch.log(2 + x.abs()),
     "float64": lambda x: (torch.log(1 + x.double().abs()), x.double().neg().neg() * 2, x.double() * x.double()),
