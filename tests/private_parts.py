@@ -1,5 +1,7 @@
-"""What is private in PyTorch and in ONNX Runtime and used by the package: ``python tests/private_parts.py`` prints the
-tables of ``docs/versions.md``, which ``test_torch_versions.py`` holds to the code."""
+"""The private parts of PyTorch, ONNX Runtime and onnxscript that the package uses.
+
+``python tests/private_parts.py`` prints the tables of ``docs/versions.md``; ``test_torch_versions.py`` compares them.
+"""
 
 from __future__ import annotations
 
@@ -41,15 +43,21 @@ NOTICED_BY = {
     "torch.utils._sympy": "test_dynamic.py",
     "onnxruntime.capi": "test_binding.py",
     "onnxruntime.InferenceSession._sess": "test_binding.py",
+    "onnxscript._internal.evaluator": "test_converters.py",
+    "onnxscript._internal.tape_builder": "test_onnx_patterns.py",
+    "onnxscript.rewriter": "test_onnx_patterns.py",
 }
 """A test file that runs what uses it, by its name or what that begins with."""
 
+LIBRARIES = ("torch", "onnxruntime", "onnxscript")
 _SHOWN = 3
 
 
 def used(library: str) -> dict[str, list[str]]:
-    """The modules that use each private part of ``torch`` or ``onnxruntime``, by its name."""
-    parts_of = _part_of_torch if library == "torch" else _part_of_onnx_runtime
+    """The modules that use each private part of a library, by its name."""
+    parts_of = {"torch": _part_of_torch, "onnxruntime": _part_of_onnx_runtime, "onnxscript": _part_of_onnxscript}[
+        library
+    ]
     found: dict[str, set[str]] = collections.defaultdict(set)
     for package in ("dynamo_backends", "passes"):
         for path in (ROOT / package).rglob("*.py"):
@@ -77,6 +85,13 @@ def _part_of_onnx_runtime(name: str) -> str | None:
     return "onnxruntime.InferenceSession._sess" if "_sess" in parts[1:] else None
 
 
+def _part_of_onnxscript(name: str) -> str | None:
+    """A name to one part after the first that is private."""
+    parts = name.split(".")
+    private = [i for i, part in enumerate(parts) if part.startswith("_") and not part.startswith("__")]
+    return ".".join(parts[: private[0] + 2]) if parts[0] == "onnxscript" and private else None
+
+
 def _names(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -102,7 +117,7 @@ def noticed_by(name: str) -> str:
 
 def table(library: str) -> str:
     """The table of a library in Markdown."""
-    called = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime"}[library]
+    called = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "onnxscript": "onnxscript"}[library]
     rows = [f"| of {called} | used in | a test that runs it |", "| --- | --- | --- |"]
     for name, modules in used(library).items():
         where = ", ".join(f"`{module}`" for module in modules[:_SHOWN])
@@ -112,4 +127,4 @@ def table(library: str) -> str:
 
 
 if __name__ == "__main__":
-    print(table("torch"), table("onnxruntime"), sep="\n")
+    print(*map(table, LIBRARIES), sep="\n")

@@ -89,12 +89,19 @@ def test_must_not_import(package: str, imported: str) -> None:
     [
         ("torch.onnx._internal", {"dynamo_backends/exporter/torch_internals.py"}),
         ("torch._functorch", {"dynamo_backends/graphs/aot.py"}),
+        ("torch._inductor.compile_fx", {"dynamo_backends/graphs/inductor.py"}),
+        ("onnxscript._internal.evaluator", {"dynamo_backends/exporter/torch_internals.py"}),
         ("onnxruntime.capi", {f"dynamo_backends/runtime/{name}.py" for name in ("messages", "ort_internals")}),
     ],
 )
 def test_private_parts_are_imported_in_one_place(imported: str, where: set[str]) -> None:
     assert importers("dynamo_backends", imported) == where
     assert importers("passes", imported) == set()
+
+
+@pytest.mark.parametrize("imported", ["onnxscript._internal", "onnxscript.rewriter._pattern_ir"])
+def test_the_rewriter_of_onnxscript_is_used_in_one_module_of_passes(imported: str) -> None:
+    assert importers("passes", imported) == {"passes/engine/onnx/patterns.py"}
 
 
 def test_passes_are_used_through_their_manager() -> None:

@@ -86,7 +86,7 @@ def test_the_command_without_a_version_says_how_it_is_used() -> None:
     assert "with_torch.py 2.15.0" in ran.stderr
 
 
-@pytest.mark.parametrize("library", ["torch", "onnxruntime"])
+@pytest.mark.parametrize("library", private_parts.LIBRARIES)
 def test_the_docs_list_what_is_private_and_used_here(library: str) -> None:
     text = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
     assert private_parts.table(library) in text, "put in what python tests/private_parts.py prints"
