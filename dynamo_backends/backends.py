@@ -1,6 +1,6 @@
 """The backends that ``torch.compile`` finds by name: ``onnxrt``, ``onnx_debug``, ``fx_debug``.
 
-Each checks its options and makes a pipeline; ``onnx_debug`` is ``onnxrt`` with an observer::
+Each checks its options and creates a pipeline; ``onnx_debug`` is ``onnxrt`` with an observer::
 
     torch.compile(model, backend="onnxrt", options={"fallback": "error"})
     torch.compile(model, backend="onnx_debug", options={"dump_dir": "dump"})
@@ -17,7 +17,7 @@ from typing import Protocol, cast
 from torch import fx
 from torch._dynamo.exc import ShortenTraceback
 
-from .common import installation as installation  # first: it says what is wrong if the imports below would not work
+from .common import installation as installation  # first: its errors explain why the imports below would fail
 from .common.safety_net import caught, never_fails, or_captured
 from .graphs.artifacts import Runner
 from .options import Options, parse_options
@@ -28,10 +28,9 @@ from .runtime.custom_operators import load_libraries
 
 
 class OptionError(ValueError, ShortenTraceback):
-    """An unknown option or an impossible value, raised at the caller's line.
+    """An unknown option or an invalid value, raised at the caller's line.
 
-    Any other error of a backend becomes a ``BackendCompilerFailed``, whose first line names the backend, at the end of
-    a traceback through Dynamo; errors of this kind are let through, and their traceback is theirs.
+    Dynamo wraps any other exception of a backend in ``BackendCompilerFailed``, below a long traceback of its own.
     """
 
     def __init__(self, message: str) -> None:
@@ -43,7 +42,7 @@ class OptionError(ValueError, ShortenTraceback):
 
 @contextlib.contextmanager
 def option_errors() -> Iterator[None]:
-    """A ``ValueError`` inside, which is one of an option, becomes an ``OptionError``."""
+    """Raises a ``ValueError`` inside the block as an ``OptionError``."""
     try:
         yield
     except ValueError as error:
@@ -57,16 +56,16 @@ def onnxrt(
     options: Mapping[str, object] | None = None,
     mode: str | None = None,
 ) -> Callable[..., object]:
-    """Runs the graph on ONNX Runtime, and in PyTorch what ONNX Runtime cannot run.
+    """Compiles a graph for ONNX Runtime. PyTorch runs what ONNX Runtime cannot.
 
     Args:
         gm: Dynamo's graph.
-        example_inputs: what it will be called with.
+        example_inputs: its inputs.
         options: see ``dynamo_backends.options.Options``.
-        mode: sets options: ``max-autotune`` ``placement``, ``reduce-overhead`` ``spin``.
+        mode: sets options: ``max-autotune`` sets ``placement``, ``reduce-overhead`` sets ``spin``.
 
     Raises:
-        OptionError: a ``ValueError``, of an unknown option or an impossible value.
+        OptionError: a ``ValueError``: an unknown option or an invalid value.
         UnsupportedOperatorError: with ``options={"fallback": "error"}``, for a node that needs PyTorch.
     """
 
@@ -83,9 +82,9 @@ def onnx_debug(
     options: Mapping[str, object] | None = None,
     mode: str | None = None,
 ) -> Callable[..., object]:
-    """``onnxrt``, and a folder that says of each stage what came out and of each node whether it is right.
+    """``onnxrt`` that also dumps every stage and compares every node with eager and float64.
 
-    Same arguments and errors as ``onnxrt``; the options ``dump_dir``, ``compare`` and ``tensor_limit`` are for it.
+    Same arguments and errors as ``onnxrt``. It uses the options ``dump_dir``, ``compare`` and ``tensor_limit``.
     """
 
     def compile_it(options: Options) -> Callable[..., object]:
@@ -120,7 +119,7 @@ def _compiled(
     mode: str | None,
     compile_it: Callable[[Options], Callable[..., object]],
 ) -> Callable[..., object]:
-    """What Dynamo calls instead of its graph; nothing of ours that fails ends the compile."""
+    """Returns what Dynamo calls instead of its graph. If the compile fails, PyTorch runs the graph."""
     known: list[Options] = []
 
     def compile_checked() -> Callable[..., object]:
@@ -134,14 +133,14 @@ def _compiled(
 
 
 def _in_block(options: Options, block: Block | None) -> Options:
-    """The options, with the dump folder of a ``with dump(...)``."""
+    """The options with the folder of the surrounding ``with dump(...)``."""
     return options if block is None else dataclasses.replace(options, dump_dir=block.folder)
 
 
 def _pipeline(
     options: Options, block: Block | None, *, debug: bool = False, record: list[object] | None = None
 ) -> Pipeline:
-    """A pipeline; that of a block ``with dump(...)`` is watched until its end."""
+    """Creates a pipeline. Inside ``with dump(...)``, it is observed until the block ends."""
     if not debug and block is None:
         return Pipeline(options, _unwatching(record))
     options = _in_block(options, block)
@@ -158,7 +157,7 @@ def _pipeline(
 
 
 def _unwatching(record: list[object] | None) -> Observer:
-    """An observer that dumps and compares nothing."""
+    """An observer that neither dumps nor compares."""
     if record is None:
         return Observer()
     from .debug.record import RecordObserver
@@ -167,20 +166,18 @@ def _unwatching(record: list[object] | None) -> Observer:
 
 
 class AotCompiler(Protocol):
-    """What ``onnx_compiler`` returns: a compiler for ``aot_autograd``, and the partitioner that belongs to it."""
+    """The result of ``onnx_compiler``: a compiler for ``aot_autograd`` and its partitioner."""
 
     partition_fn: Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
-    """The stage ``joint``, with the options and the observer of the compiler: our joint passes, then PyTorch's min-cut
-    partitioner. Arguments and results are those of AOTAutograd's ``partition_fn``."""
+    """Runs the joint passes, then PyTorch's min-cut partitioner. The signature is AOTAutograd's ``partition_fn``."""
 
     def __call__(self, module: fx.GraphModule, example_inputs: Sequence[object]) -> Runner:
-        """Compiles a forward, backward or inference graph, which is changed in place; what it returns takes its
-        arguments boxed."""
+        """Compiles a forward, backward or inference graph, in place. The result takes its arguments boxed."""
         ...
 
 
 def onnx_compiler(*, debug: bool = False, record: list[object] | None = None, **options: object) -> AotCompiler:
-    """The pipeline from the stage ``joint`` on, as ``fw_compiler`` of ``aot_autograd``; it serves the backward too.
+    """The pipeline from the stage ``joint`` on, as ``fw_compiler`` of ``aot_autograd``, for forward and backward.
 
     ::
 
@@ -191,16 +188,16 @@ def onnx_compiler(*, debug: bool = False, record: list[object] | None = None, **
             decompositions=decomposition_table(18),
         )
 
-    The passes of the stage ``pre_grad`` do not run: AOTAutograd starts after it. Without ``partition_fn``, a graph that
-    is trained is partitioned by AOTAutograd's default partitioner, and the passes of the stage ``joint`` do not run.
+    ``pre_grad`` passes do not run: AOTAutograd starts after them. Without ``partition_fn``, AOTAutograd's default
+    partitioner splits training graphs, and ``joint`` passes do not run on them.
 
     Args:
         debug: dump and compare as ``onnx_debug`` does.
-        record: a list that gets one ``Record`` for each compiled graph.
+        record: a list to which each compiled graph appends a ``Record``.
         **options: the options of ``onnxrt``, by name.
 
     Raises:
-        ValueError: an unknown option or an impossible value.
+        ValueError: an unknown option or an invalid value.
         TypeError: ``record`` is not a list.
     """
     checked = parse_options(options)
@@ -219,7 +216,7 @@ def onnx_compiler(*, debug: bool = False, record: list[object] | None = None, **
             inside[block] = _pipeline(checked, block, debug=debug, record=record)
         return inside[block]
 
-    # Functions, as ``copy.deepcopy`` of a compiled module copies the backend too, and does not copy functions.
+    # Functions: ``copy.deepcopy`` of a compiled module copies its backend, but not functions.
     def compiler(module: fx.GraphModule, example_inputs: Sequence[object]) -> Runner:
         return pipeline().compile_for_aot_autograd(module)
 

@@ -1,6 +1,6 @@
-"""The errors a user of the backends can see, beside ``ValueError`` for options; and why a node runs in PyTorch.
+"""The exceptions of the package, and ``Reason``: why a node runs in PyTorch.
 
-Each error knows its node, if there is one. A ``Reason`` has a kind, for programs, and a text, for people.
+An exception has the node it is about, if there is one. A wrong option is a ``ValueError``.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ class Kind(enum.Enum):
     """What keeps a node from ONNX Runtime."""
 
     NO_TRANSLATION = "no translation"
-    """Neither we nor torchlib have a translation, or not of these arguments."""
+    """Neither this package nor torchlib translates the operator with these arguments."""
     NOT_IN_ONNX = "not in ONNX"
-    """ONNX, or ONNX Runtime, has no such values: complex or sparse tensors, side effects."""
+    """ONNX or ONNX Runtime cannot represent it: complex or sparse tensors, side effects."""
     UPSTREAM_FAULT = "upstream fault"
-    """A translation of torchlib or a kernel of ONNX Runtime is known to compute something else."""
+    """A translation of torchlib or a kernel of ONNX Runtime is known to be wrong."""
     REFUSED = "refused"
-    """ONNX Runtime has no kernel for it, or did not load its model."""
+    """ONNX Runtime has no kernel for it, or rejected its model."""
     OUT_OF_MEMORY = "out of memory"
-    """There was no memory to find out: the answer may be another one next time."""
+    """The probe ran out of memory; the answer may differ next time."""
     DEVICE = "device"
-    """It is on a device, or copies between devices, that no execution provider serves."""
+    """It is on a device, or copies between devices, that no execution provider supports."""
     UNKNOWN_SHAPE = "unknown shape"
-    """Its shapes, strides or memory are not known before the call."""
+    """Its shapes, strides or memory are unknown before the call."""
     RANDOM = "random"
-    """It draws random numbers, which come from PyTorch's generator, so that a seed gives eager's."""
+    """It draws random numbers from PyTorch's generator, so that a seed gives eager's numbers."""
     UNINITIALIZED = "uninitialized"
-    """It makes memory without values."""
+    """It allocates memory without initializing it."""
     SHARED_MEMORY = "shared memory"
-    """Its result shares memory with another, in eager and so here."""
+    """In eager, its result shares memory with another tensor."""
     FASTER_IN_PYTORCH = "faster in PyTorch"
-    """ONNX Runtime could run it, and would take longer."""
+    """ONNX Runtime could run it, but slower."""
 
 
 _BY_DESIGN = frozenset(
@@ -46,8 +46,8 @@ class Reason:
     """Why a node runs in PyTorch.
 
     Attributes:
-        kind: what programs ask for.
-        text: what people read.
+        kind: for programs.
+        text: for people.
     """
 
     kind: Kind
@@ -58,18 +58,18 @@ class Reason:
 
     @property
     def by_design(self) -> bool:
-        """Whether it is no lack of ours: such nodes are counted and listed, but neither warned of nor an error."""
+        """Whether PyTorch is the intended place: such nodes are counted and listed, without a warning or an error."""
         return self.kind in _BY_DESIGN
 
 
 def first_line(text: str) -> str:
-    """The first line of what was said, at most 300 characters."""
+    """The first line of a message, at most 300 characters."""
     lines = text.strip().splitlines()
     return lines[0][:300] if lines else ""
 
 
 class UnsupportedOperatorError(RuntimeError):
-    """A node cannot run on ONNX Runtime and ``options={"fallback": "error"}`` forbids PyTorch to run it.
+    """A node cannot run on ONNX Runtime, and ``options={"fallback": "error"}`` rules out PyTorch.
 
     Attributes:
         node: the name of the FX node.
@@ -90,7 +90,7 @@ class UnsupportedOperatorError(RuntimeError):
 
 
 class AheadOfTimeError(RuntimeError):
-    """``torch.compile(...).aot_compile(...)`` was asked for; the backends' compiled graphs cannot be saved that way."""
+    """``torch.compile(...).aot_compile(...)`` was called, which the backends do not support."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -104,8 +104,8 @@ class TranslationError(RuntimeError):
     """An FX node has no translation to ONNX, or its translation failed.
 
     Attributes:
-        reason: why; a text given for it is of the kind ``NO_TRANSLATION``.
-        node: the name of the FX node, ``None`` until it is known.
+        reason: why; a plain text becomes a reason of the kind ``NO_TRANSLATION``.
+        node: the name of the FX node; ``None`` if it is not known yet.
     """
 
     def __init__(self, reason: Reason | str, node: str | None = None, operator: str = "") -> None:
@@ -114,16 +114,16 @@ class TranslationError(RuntimeError):
         super().__init__(f"{node} ({operator}): {self.reason}" if node is not None else str(self.reason))
 
     def of(self, node: str, operator: str) -> TranslationError:
-        """The same error, as one of this FX node."""
+        """The same error, with the FX node it is about."""
         return TranslationError(self.reason, node, operator)
 
 
 class SessionError(RuntimeError):
-    """ONNX Runtime refused a model, or failed while it ran one; the message is what it said.
+    """ONNX Runtime rejected a model, or failed while running it. The message is ONNX Runtime's.
 
     Attributes:
-        reason: the same as a reason, without the names of nodes, so that alike refusals are one.
-        node: the name of the FX node that the ONNX node comes from which ONNX Runtime names, or ``None``.
+        reason: the message without names of nodes, so that equal rejections have equal reasons.
+        node: the FX node of the ONNX node in the message, or ``None``.
     """
 
     def __init__(self, message: str, reason: Reason | None = None, node: str | None = None) -> None:
@@ -133,11 +133,11 @@ class SessionError(RuntimeError):
 
 
 class KernelFaultError(SessionError):
-    """A model was not given to ONNX Runtime: one of its kernels would compute something wrong.
+    """A model would run a kernel of ONNX Runtime that is known to be wrong.
 
     Attributes:
-        reason: what the kernel does.
-        node: the name of the FX node the ONNX node comes from; ``None`` if it does not say.
+        reason: what the kernel computes wrongly.
+        node: the FX node of the ONNX node, or ``None``.
     """
 
     def __init__(self, onnx_node: str, reason: Reason, node: str | None) -> None:
@@ -145,16 +145,15 @@ class KernelFaultError(SessionError):
 
 
 class CandidateError(RuntimeError):
-    """A candidate of autotuning is not to be used, though nothing failed."""
+    """A candidate of autotuning cannot be used, although nothing failed."""
 
 
 class CompiledNodesError(SessionError):
-    """ONNX Runtime cannot write a session's model: an execution provider compiled some of its nodes into one of its
-    own."""
+    """ONNX Runtime cannot save a session's model because an execution provider compiled some of its nodes."""
 
 
 class WrongResultError(SessionError):
-    """What ONNX Runtime returned has another shape or dtype than eager's result.
+    """A result of ONNX Runtime has another shape or dtype than eager's.
 
     Attributes:
         result: the name of the ONNX value.

@@ -1,4 +1,4 @@
-"""What happened, counted: ``torch._dynamo.utils.counters["dynamo_backends"]``."""
+"""Counts events under ``torch._dynamo.utils.counters["dynamo_backends"]``, and logs warnings."""
 
 from __future__ import annotations
 
@@ -10,55 +10,55 @@ from collections.abc import Iterator
 from torch._dynamo.utils import counters
 
 EVENTS = {
-    "graphs": "Dynamo's graphs that were compiled; under onnx_compiler the graphs that AOTAutograd handed over",
-    "recompiles": "graphs of code that had been compiled before",
+    "graphs": "graphs of Dynamo that were compiled; with onnx_compiler, graphs from AOTAutograd",
+    "recompiles": "graphs of code that was compiled before",
     "regions": "regions on ONNX Runtime",
     "nodes_on_onnx": "operators in regions",
-    "nodes_in_pytorch": "operators that run in PyTorch, also those of graphs that are faster there",
-    "nodes_by_inductor": "of these, those that Inductor compiled, with fallback='inductor'",
-    "fallback OPERATOR": "nodes of this operator that run in PyTorch for want of a translation or kernel that is right",
-    "refused_regions": "regions that ONNX Runtime refused; what it named went to PyTorch, the graph was split again",
-    "refused_by_provider": "regions that an execution provider refused as a whole; the next one runs them",
-    "wrong_on_provider NAME": "regions whose first results on that provider were wrong; the next one runs them",
-    "runtime_failures": "calls of a region that failed on ONNX Runtime, and were computed by PyTorch",
-    "wrong_results": "calls of a region whose results had another shape or dtype, and were computed by PyTorch",
-    "internal_failures": "failures of our own code that the safety net caught; PyTorch ran instead",
-    "not_compiled_at_a_call": "graphs that PyTorch runs, as what is compiled at a first call would hold for some sizes",
-    "inductor_failures": "parts that Inductor could not compile or run; PyTorch runs them node by node",
-    "calls_inside_forward_ad": "calls of a region inside forward-mode AD, which PyTorch computed",
-    "autotuned DIRECTION ENGINE": "graphs that were tried with each engine, and were fastest with this one",
-    "autotune_rejected ENGINE": "graphs that an engine could not compile or run, or computed something else of",
+    "nodes_in_pytorch": "operators that run in PyTorch, including graphs that are faster there",
+    "nodes_by_inductor": "of these, operators that Inductor compiled (fallback='inductor')",
+    "fallback OPERATOR": "nodes of this operator that run in PyTorch: no correct translation or kernel exists",
+    "refused_regions": "regions that ONNX Runtime rejected; the node it named runs in PyTorch, the graph was split again",
+    "refused_by_provider": "regions that an execution provider rejected; the next provider runs them",
+    "wrong_on_provider NAME": "regions whose first results on this provider were wrong; the next provider runs them",
+    "runtime_failures": "calls of a region that failed on ONNX Runtime; PyTorch computed them",
+    "wrong_results": "calls of a region whose results had a wrong shape or dtype; PyTorch computed them",
+    "internal_failures": "exceptions in this package that the safety net caught; PyTorch ran instead",
+    "not_compiled_at_a_call": "graphs that PyTorch runs because a compile at a call would need new guards on sizes",
+    "inductor_failures": "groups of operators that Inductor could not compile or run; PyTorch runs them",
+    "calls_inside_forward_ad": "calls of a region in forward-mode AD; PyTorch computed them",
+    "autotuned DIRECTION ENGINE": "graphs for which autotuning chose this engine",
+    "autotune_rejected ENGINE": "graphs that this engine could not compile or run, or computed wrongly",
     "pass NAME": "how often the pass fired",
-    "undone pass NAME": "how often the pass was undone: it failed, spoiled the graph, or changed the results",
-    "unused_converter OPERATOR": "graphs of which passes took all nodes that a registered converter would translate",
-    "graphs_not_verified": "graphs with collectives, on which verify_passes checks nothing",
+    "undone pass NAME": "how often the pass was undone: it failed, made an invalid graph, or changed results",
+    "unused_converter OPERATOR": "graphs in which passes removed every node that a registered converter would translate",
+    "graphs_not_verified": "graphs with collectives, which verify_passes cannot check",
     "constant_weights": "weights that are constants of a session",
-    "weights_left_inputs": "weights that stayed inputs, for want of memory or because ONNX Runtime refused the model",
-    "weight_refreshes": "sessions that were made anew because a weight had changed",
-    "weights_written_unseen": "large weights that were written to without PyTorch counting it, and found in the memory",
-    "weights_made_inputs": "weights that changed again and again, and became inputs",
-    "weight_sets": "further sets of weights of a compiled graph that got a session of their own",
-    "cache_hits": "compiled graphs that were found on disk",
-    "cache_misses": "graphs that were looked for on disk, and compiled",
-    "cache_stored": "compiled graphs that were written to disk",
-    "not_cached": "graphs that are not kept on disk",
+    "weights_left_inputs": "weights that stayed inputs: too little memory, or ONNX Runtime rejected the model",
+    "weight_refreshes": "sessions that were rebuilt because a weight changed",
+    "weights_written_unseen": "changes of large weights that PyTorch's version counter missed, found in memory",
+    "weights_made_inputs": "weights that kept changing and became inputs",
+    "weight_sets": "additional sets of weights of a graph, each with its own session",
+    "cache_hits": "compiled graphs found on disk",
+    "cache_misses": "graphs not found on disk, and compiled",
+    "cache_stored": "compiled graphs written to disk",
+    "not_cached": "graphs that cannot be stored on disk",
     "not_cached: REASON": "of these, those with this reason",
-    "strides_asked": "operators that were run once, without values, to know the strides of their results",
-    "strides_not_known": "operators that could not be run so; their results have the strides of PyTorch's fake tensors",
+    "strides_asked": "operators that were run once on empty data to learn the strides of their results",
+    "strides_not_known": "operators for which that failed; their results get the strides of PyTorch's fake tensors",
     "compared_runs": "runs that onnx_debug compared",
     "unchecked_values": "values that could not be compared, or only with eager",
 }
-"""Every event and what is counted; a word in capitals stands for a name."""
+"""Every event and what it counts; a word in capitals stands for a name."""
 
 _tried: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("tried", default=None)
 
 
 @contextlib.contextmanager
 def trying(told: list[str]) -> Iterator[None]:
-    """What is compiled or run inside is tried, and may never be used.
+    """Marks what is compiled or run inside as a trial whose result may be discarded.
 
     Args:
-        told: takes what ``tell`` would warn of.
+        told: collects the warnings of ``tell`` instead of the log.
     """
     token = _tried.set(told)
     try:
@@ -68,12 +68,12 @@ def trying(told: list[str]) -> Iterator[None]:
 
 
 def is_tried() -> bool:
-    """Whether what runs is only tried: it fails rather than let PyTorch help out."""
+    """Whether this is a trial: failures are raised instead of falling back to PyTorch."""
     return _tried.get() is not None
 
 
 def tell(logger: logging.Logger, text: str) -> None:
-    """Warns of something, of what is only tried not before it is used."""
+    """Logs a warning; inside ``trying``, collects it instead."""
     told = _tried.get()
     if told is None:
         logger.warning("%s", text, stacklevel=2)
