@@ -17,7 +17,7 @@ EVENTS = {
     "nodes_in_pytorch": "operators that run in PyTorch, including graphs that are faster there",
     "nodes_by_inductor": "of these, operators that Inductor compiled (fallback='inductor')",
     "fallback OPERATOR": "nodes of this operator that run in PyTorch: no correct translation or kernel exists",
-    "refused_regions": "regions that ONNX Runtime rejected; the node it named runs in PyTorch, the graph was split again",
+    "refused_regions": "regions ONNX Runtime rejected; the node it named runs in PyTorch, the graph is split again",
     "refused_by_provider": "regions that an execution provider rejected; the next provider runs them",
     "wrong_on_provider NAME": "regions whose first results on this provider were wrong; the next provider runs them",
     "runtime_failures": "calls of a region that failed on ONNX Runtime; PyTorch computed them",
