@@ -156,6 +156,12 @@ def make(factor):
     def run(module, context): return factor
     return run
 def scaled(factor, module, context): return factor
+def local(is_first):
+    if is_first:
+        def run(module, context): return 0
+    else:
+        def run(module, context): return 1
+    return run
 class Scale:
     def __init__(self, factor): self.factor = factor
     def __call__(self, module, context): return self.factor
@@ -192,6 +198,22 @@ TWO_OF_ONE_NAME = {
     "onnx patterns": (
         'register(onnx_pattern_pass("onnx.mine", "", [OnnxPattern("one", onnx_relu, onnx_relu)]))',
         'register(onnx_pattern_pass("onnx.mine", "", [OnnxPattern("one", onnx_gelu, onnx_relu)]))',
+    ),
+    "local functions": (
+        'register(Pass("joint.mine", "", local(True)))',
+        'register(Pass("joint.mine", "", local(False)))',
+    ),
+    "numbers of a pattern": (
+        'register(pattern_pass("joint.mine", "", [Pattern("one", some, some, [], scalars={"factor": 0.5})]))',
+        'register(pattern_pass("joint.mine", "", [Pattern("one", some, some, [], scalars={"module": 0.5})]))',
+    ),
+    "inputs of a pattern": (
+        'register(pattern_pass("joint.mine", "", [Pattern("one", relu, relu, [torch.empty(2)])]))',
+        'register(pattern_pass("joint.mine", "", [Pattern("one", relu, relu, [torch.empty(2).double()])]))',
+    ),
+    "order of operands of an onnx pattern": (
+        'register(onnx_pattern_pass("onnx.mine", "", [OnnxPattern("one", onnx_relu, onnx_relu)]))',
+        'register(onnx_pattern_pass("onnx.mine", "", [OnnxPattern("one", onnx_relu, onnx_relu, commute=False)]))',
     ),
 }
 

@@ -95,7 +95,7 @@ def pattern_pass(
     Raises:
         ValueError: the name has no stage in front.
     """
-    functions = patterns if callable(patterns) else [(item.search, item.replacement, item.check) for item in patterns]
+    definition = patterns if callable(patterns) else list(map(_definition, patterns))
 
     @functools.cache
     def matcher(decompositions: frozenset[tuple[Any, Callable[..., Any]]]) -> Matcher:
@@ -105,7 +105,16 @@ def pattern_pass(
     def run(module: fx.GraphModule, context: PassContext) -> int:
         return matcher(frozenset(context.target.decompositions().items())).apply(module, context)
 
-    return Pass(name, sentence, run, default, made_of=functions)
+    return Pass(name, sentence, run, default, made_of=definition)
+
+
+def _definition(pattern: Pattern) -> list[object]:
+    """What makes a pattern the same as another one, its functions first."""
+    settings = {
+        **vars(pattern),
+        "example_inputs": [(x.dtype, x.shape, x.requires_grad) for x in pattern.example_inputs],
+    }
+    return [pattern.search, list(settings.items())]
 
 
 class Matcher:

@@ -121,8 +121,8 @@ def onnx_pattern_pass(
         with lock:
             return sum(_apply(model, graph, context, ready()) for graph in (model.graph, *model.graph.subgraphs()))
 
-    functions = patterns if callable(patterns) else list(map(_functions, patterns))
-    item = Pass(name, sentence, run, default, before=before, after=after, made_of=functions)
+    definition = patterns if callable(patterns) else list(map(_definition, patterns))
+    item = Pass(name, sentence, run, default, before=before, after=after, made_of=definition)
     if item.stage != "onnx":
         raise ValueError(f"pass name {name!r}: patterns on ONNX graphs are passes of the stage 'onnx'")
     return item
@@ -326,10 +326,10 @@ class _Builder(TapeBuilder):
         return super()._get_schema(op_type, domain, version or (self._opset if domain == "" else None))
 
 
-def _functions(pattern: AnyPattern) -> list[object]:
-    """The functions that a pattern is made of, by which ``register`` knows a pass that is defined again."""
+def _definition(pattern: AnyPattern) -> list[object]:
+    """What makes a pattern the same as another one, its functions first."""
     if isinstance(pattern, RewriteRuleSet):
-        return list(map(_functions, pattern.rules))
+        return list(map(_definition, pattern.rules))
     if isinstance(pattern, RewriteRule):
-        return [pattern._replacement_pattern._function, pattern._condition_function, str(pattern)]
-    return [pattern.search, pattern.replacement, pattern.check]
+        return [pattern._replacement_pattern._function, pattern._condition_function, str(pattern), pattern.remove_nodes]
+    return [pattern.search, vars(pattern)]
