@@ -1,6 +1,6 @@
-"""Graph passes for a compiler whose target is ONNX: what an author of passes imports.
+"""Graph passes for a compiler whose target is ONNX: the public names for an author of passes.
 
-A pass is a function that changes a graph in place; ``register_pass`` gives it a name and a place::
+A pass is a function that changes a graph in place; ``register_pass`` gives it a name and a stage::
 
     from passes import fx_editing, register_pass
 
@@ -8,20 +8,14 @@ A pass is a function that changes a graph in place; ``register_pass`` gives it a
     def unnegate(module, context):
         ...
 
-What is here:
+- ``register_pass``, ``register``, ``unregister``, ``Pass``: passes and their order;
+- ``PassContext``, ``Target``, ``Refusal``: what a pass knows of the compile, and the reasons it reports;
+- ``fx_editing``, ``onnx_editing``: checked changes of FX graphs and ONNX models;
+- ``Pattern``, ``pattern_pass``: a search and a replacement function as a pass on FX graphs;
+- ``OnnxPattern``, ``onnx_pattern_pass``: the same on ONNX models, also with rewrite rules of onnxscript.
 
-- ``register_pass``, ``register``, ``unregister``, ``Pass``: passes and their place among the others;
-- ``PassContext``, ``Target``, ``Refusal``: what a pass is told, and whom it asks;
-- ``fx_editing``: functions that change FX graphs, and refuse what would not be the same;
-- ``Pattern``, ``pattern_pass``: two functions as a pass on FX graphs;
-- ``onnx_editing``: functions that change ONNX models, and refuse what would not be the same;
-- ``OnnxPattern``, ``onnx_pattern_pass``: two functions, or a rewrite rule of onnxscript, as a pass on ONNX models.
-
-``passes/engine`` has the machinery, ``passes/catalog.py`` the list of our own passes, ``passes/operators.py`` the
-operators these put into graphs. Nothing here knows the backends that use it.
-
-Each name is imported when it is first asked for, and our own passes when passes are: what finds its compiled graphs in
-a cache starts without them.
+``passes/engine`` runs passes, ``passes/catalog.py`` lists the built-in ones. Nothing here knows the backends. Names are
+imported at first use: a process that reads its compiled graphs from a cache imports no pass.
 """
 
 from __future__ import annotations
@@ -60,7 +54,7 @@ __all__ = [
     "unregister",
 ]
 
-_WHERE = {
+_MODULES = {
     **dict.fromkeys(("PassContext", "Target"), ".engine.context"),
     "Refusal": ".engine.results",
     **dict.fromkeys(("Pattern", "pattern_pass"), ".engine.fx.patterns"),
@@ -78,7 +72,7 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     importlib.import_module(".catalog", __name__)
-    module = importlib.import_module(_WHERE[name], __name__)
+    module = importlib.import_module(_MODULES[name], __name__)
     value = globals()[name] = getattr(module, name, module)
     return value
 

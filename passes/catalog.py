@@ -1,8 +1,7 @@
-"""Our own passes, in the order they run within their stage. Importing it registers them, before those of others.
+"""The built-in passes, in the order they run within their stage. Importing this module registers them.
 
-It is imported when passes are first asked for, or another is registered (``engine/registry.py``).
-
-A pass is a module ``passes/<stage>/<name>.py``, or a folder of that name, with a ``PASS``.
+``engine/registry.py`` imports it before it lists or registers passes. Each pass is a module or folder
+``passes/<stage>/<name>`` with a ``PASS``.
 """
 
 from __future__ import annotations

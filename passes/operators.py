@@ -1,7 +1,6 @@
-"""The operator that a pass puts into graphs where ATen has none that means the same.
+"""The operator ``dynamo_backends::interpolate``: ``torch.nn.functional.interpolate`` as one node.
 
-``dynamo_backends::interpolate`` is ``torch.nn.functional.interpolate``, which AOTAutograd would take apart into some
-thirty nodes, and its gradient into as many as sixteen scattered sums.
+AOTAutograd decomposes PyTorch's own function into some thirty nodes, and its gradient into up to 16 scattered sums.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def _interpolate(
     mode: str = "nearest",
     align_corners: bool = False,
 ) -> torch.Tensor:
-    """``torch.nn.functional.interpolate`` of [N, C, ...], with a size or a factor for each resized dimension."""
+    """Resizes [N, C, ...], with a size or a factor for each resized dimension."""
     aligned = align_corners if mode.endswith("linear") else None
     return torch.nn.functional.interpolate(input, size, scale_factor, mode, aligned)
 
@@ -47,11 +46,11 @@ INTERPOLATION_BACKWARDS = {
     ("nearest-exact", 2): aten._upsample_nearest_exact2d_backward.default,
     ("nearest-exact", 3): aten._upsample_nearest_exact3d_backward.default,
 }
-"""PyTorch's gradient of an interpolation, by its mode and the number of dimensions that are resized."""
+"""PyTorch's gradient kernels, by mode and number of resized dimensions."""
 
 
 class _Interpolation(torch.autograd.Function):
-    """``interpolate`` with its gradient, which is one kernel of PyTorch's."""
+    """``interpolate`` whose gradient is one PyTorch kernel."""
 
     @staticmethod
     def forward(
@@ -83,7 +82,7 @@ def _interpolate_with_gradient(
     mode: str = "nearest",
     align_corners: bool = False,
 ) -> torch.Tensor:
-    if forward_ad._current_level >= 0:  # PyTorch's own has a tangent
+    if forward_ad._current_level >= 0:  # PyTorch's function supports forward mode
         return _interpolate(input, size, scale_factor, mode=mode, align_corners=align_corners)
     result: torch.Tensor = _Interpolation.apply(input, size, scale_factor, mode, align_corners)
     return result

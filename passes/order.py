@@ -1,6 +1,6 @@
-"""The names of our own passes, in the order they run within their stage.
+"""The names of the built-in passes, in the order they run within their stage.
 
-Apart from the catalog, which imports the passes: who only asks whether a stage has any need not.
+``catalog.py`` imports the passes; this module does not, for code that only needs the names.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ ORDER = (
     "joint.remove_noops",
     "joint.common_subexpressions",
     "post_grad.bfloat16_in_float32",
-    "post_grad.remove_unused",
     "onnx.lift_constants",
     "onnx.rotary_embedding",
     "onnx.attention",
@@ -19,7 +18,6 @@ ORDER = (
     "onnx.layer_norm",
     "onnx.gelu",
     "onnx.transposed_products",
-    "onnx.remove_unused",
     "onnx.long_sums",
     "onnx.kept_casts",
 )
@@ -28,5 +26,5 @@ LOOKED_FOR: dict[str, dict[str, tuple[str, ...]]] = {
     "pre_grad.interpolate": {"interpolate": ()},
     "pre_grad.activations": {"tanh": ("add", "mul"), "erf": ("add", "mul"), "sigmoid": ("mul",)},
 }
-"""Of each pass of the stage ``pre_grad``, the functions it looks for, and where that tells, those that must read their
-result: who finds none in a graph need not import it."""
+"""By pass of the stage ``pre_grad``, the functions it replaces, each with the functions one of which must read its
+result (none: any). A graph without them needs no import of the pass."""

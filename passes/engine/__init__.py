@@ -1,1 +1,1 @@
-"""The machinery of passes: registry, context, manager, and the editing and matching of FX graphs and ONNX models."""
+"""Registers, runs and checks passes; edits and matches FX graphs and ONNX models."""

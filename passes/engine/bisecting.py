@@ -1,11 +1,11 @@
-"""PyTorch's ``CompilerBisector`` drives the passes: which backend's, which stage's, and up to which match.
+"""Bisection with PyTorch's ``CompilerBisector``: finds the stage, the pass and the match that break a model.
 
-A backend that uses the passes stands before Inductor in the bisector's list, so that its faults are found without
-Inductor running. Its subsystems are the stages: ``joint_passes``. In a process::
+A backend that uses the passes stands before Inductor in the bisector's list. Its subsystems are the stages, such as
+``joint_passes``. In a process::
 
-    register_backend("onnxrt")                                    # as importing the backend's package does
+    register_backend("onnxrt")                                    # importing the backend's package does it
 
-    def is_right() -> bool:                                       # compiles anew, and says whether the result is right
+    def is_right() -> bool:                                       # compiles again; whether the result is right
         torch._dynamo.reset()
         return torch.allclose(torch.compile(model, backend="onnxrt")(x), model(x), atol=1e-4)
 
@@ -27,11 +27,11 @@ from torch._inductor.compiler_bisector import BisectSubsystem, CompilerBisector
 from .registry import STAGES
 
 _BEFORE = ("eager", "aot_eager")
-"""PyTorch's backends that the bisector tries before the one under test; all others use parts of Inductor."""
+"""Backends that the bisector tries before the one under test; all others use parts of Inductor."""
 
 
 def register_backend(name: str) -> None:
-    """Makes a backend known to the bisector, before Inductor, with one subsystem for each stage of passes."""
+    """Adds a backend to the bisector, before Inductor, with one subsystem for each stage."""
     backends = compiler_bisector.BACKENDS
     if name in backends:
         return
@@ -41,19 +41,18 @@ def register_backend(name: str) -> None:
 
 
 def bisect_command(command: Sequence[str], backend: str, log: IO[str]) -> str | None:
-    """Runs a command again and again until the pass and the match are known that make it fail.
+    """Runs a command repeatedly to find the pass and the match that make it fail.
 
-    The command compiles with ``torch.compile``, whose backend the bisector replaces by the one under test, and exits
-    with 0 if its results are right. PyTorch's ``compiler_bisector run`` does the same, but knows no backend besides
-    PyTorch's.
+    The command compiles with ``torch.compile``, whose backend the bisector overrides, and exits with 0 if its results
+    are right. PyTorch's ``compiler_bisector run`` does the same for PyTorch's own backends only.
 
     Args:
         command: the program and its arguments.
-        backend: the one under test; those behind it in the bisector's list are not tried.
-        log: a file for what the command and PyTorch's bisector print, which would hide the finding.
+        backend: the backend under test; those after it in the bisector's list are not tried.
+        log: a file for the output of the command and of PyTorch's bisector.
 
     Returns:
-        The finding in words, or ``None`` if the command never failed.
+        The finding as a sentence, or ``None`` if the command never failed.
 
     Raises:
         OSError: the command cannot be started.
@@ -84,7 +83,7 @@ def bisect_command(command: Sequence[str], backend: str, log: IO[str]) -> str | 
 
 
 def _instructions() -> dict[str, str]:
-    """What the process under test must know: the rest it reads from the bisector's files."""
+    """Environment variables of the process under test; it reads the rest from the bisector's files."""
     backend, subsystem = CompilerBisector.get_backend(), CompilerBisector.get_subsystem()
     variables = {"TORCH_COMPILE_BACKEND": backend or "", "TORCH_BISECT_BACKEND": backend or ""}
     if backend and subsystem:

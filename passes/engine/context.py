@@ -1,4 +1,7 @@
-"""What a pass is told of where its graph will run, and whom it asks before each change."""
+"""What a pass gets besides the graph: where the graph will run (``Target``), and the run of the pass (``PassContext``).
+
+``PassContext`` decides whether a change may be made, and records matches and near misses.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,10 @@ if TYPE_CHECKING:
     from torch import fx
 
 _MOST_REFUSALS = 20
-"""Refusals kept for each pass and graph: those that got furthest."""
-
+"""Refusals kept for each pass and graph: those with the most matched nodes."""
 
 Inferred: TypeAlias = "tuple[ir.DataType, Sequence[int | str | None] | None]"
-"""The dtype and the sizes of a result, as far as they are known."""
+"""The dtype and shape of a result, as far as they are known."""
 
 
 def _nothing_known(_: object) -> None:
@@ -28,21 +30,20 @@ def _nothing_known(_: object) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Where the graphs of one compile will run, as far as a pass may depend on it.
+    """Where the graphs of one compile will run.
 
     Attributes:
-        backend: the name of the backend that compiles, for PyTorch's bisector.
+        backend: the name of the backend, for PyTorch's bisector.
         providers: names of the execution providers, in the order of preference.
         opset: the ONNX opset of the models.
-        multiplies_bfloat16: whether PyTorch multiplies matrices of bfloat16 there faster than the provider those of
-            float32.
-        threads: how many threads a session has; ``None`` if as many as PyTorch has when it is called.
-        decompositions: gives the table AOTAutograd uses, from ATen overload to function; patterns are traced with it.
-        refuses: says why the providers cannot run an ONNX node, whose inputs have types and shapes, or ``None``.
+        multiplies_bfloat16: whether PyTorch's bfloat16 matrix products are faster than the provider's float32 ones.
+        threads: threads of a session; ``None`` for as many as PyTorch has at the call.
+        decompositions: returns AOTAutograd's decomposition table, with which patterns are traced.
+        refuses: why the providers cannot run an ONNX node, whose inputs have types and shapes, or ``None``.
         refuses_operator: the same for an FX node of the stage ``post_grad``.
-        infers: gives dtype and shape of each result of an ONNX node, whose inputs have types and shapes; ``None`` where
-            they are not known. It is asked about operators that are not ONNX's own.
-        objection: says why a whole ONNX model must not run, or ``None``: asked after each pass of the stage ``onnx``.
+        infers: dtype and shape of each result of an ONNX node, whose inputs have types and shapes, or ``None``. Called
+            for operators without an ONNX schema.
+        objection: why an ONNX model must not run, or ``None``; called after each pass of the stage ``onnx``.
     """
 
     backend: str = ""
@@ -62,9 +63,9 @@ class PassContext:
 
     Args:
         name: the pass.
-        graph: which graph, for people: ``graph 0 forward``.
+        graph: the name of the graph, for messages: ``graph 0 forward``.
         target: where the graph will run.
-        explain: whether refusals are kept; without it a pass need not look for them.
+        explain: whether refusals are recorded.
     """
 
     def __init__(self, name: str, graph: str = "", target: Target | None = None, *, explain: bool = False) -> None:
@@ -80,16 +81,16 @@ class PassContext:
         return self.name.split(".", 1)[0]
 
     def allows_pass(self) -> bool:
-        """Whether the pass runs at all; the manager asks before it."""
+        """Whether the bisector lets the pass run; called by the manager."""
         return self._is_wanted(f"{self.name} on {self.graph}")
 
     def allows(self, node: object) -> bool:
-        """Asks, once for each match and right before the change, whether the pass may change the graph at ``node``.
+        """Whether the pass may change the graph at ``node``; a pass calls it once a match, right before the change.
 
-        The answer is no only while PyTorch's ``CompilerBisector`` looks for the match that breaks a model.
+        It returns ``False`` only while PyTorch's ``CompilerBisector`` searches for the match that breaks a model.
 
         Args:
-            node: what is replaced: an FX node, an ONNX node, or a text that names it.
+            node: an FX node, an ONNX node, or a name.
         """
         label = name_of(node)
         if not self._is_wanted(f"{self.name} at {label} of {self.graph}"):
@@ -101,7 +102,7 @@ class PassContext:
         return not CompilerBisector.disable_subsystem(self.target.backend, f"{self.stage}_passes", lambda: what)
 
     def refuse(self, node: object, reason: str, *, matched: int = 0, of: int = 0, pattern: str = "") -> None:
-        """Notes a near miss, if someone wants to know: see ``Refusal``."""
+        """Records a near miss if ``explain`` is set; see ``Refusal``."""
         if not self.explain:
             return
         refusal = Refusal(name_of(node), reason, matched, of, pattern)
@@ -109,13 +110,13 @@ class PassContext:
 
     @property
     def refusals(self) -> list[Refusal]:
-        """The near misses, those that got furthest first; nodes that matched after all are not among them."""
+        """The near misses, those with the most matched nodes first, without nodes that matched later."""
         missed = [item for item in self._refusals.values() if item.node not in self.matches]
         return sorted(missed, key=lambda item: item.matched / max(item.of, 1), reverse=True)[:_MOST_REFUSALS]
 
 
 def name_of(node: object) -> str:
-    """What a node is called in the files of the dump: an FX node's name, an ONNX node's first result."""
+    """A node's name in the dump: of an FX node its name, of an ONNX node that of its first result."""
     outputs = getattr(node, "outputs", None)
     if outputs:
         return str(outputs[0].name)

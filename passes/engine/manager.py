@@ -1,12 +1,10 @@
-"""The pass manager: the stages in their order, the passes of each in theirs, and what each pass did.
+"""The pass manager: runs the passes of a stage in order, checks each changed graph, and undoes faulty changes.
 
 ::
 
     manager = PassManager(Switches(disable=("joint.*",)))
     for result in manager.run("post_grad", module):
         print(result.name, result.fired, result.nodes_before, result.nodes_after)
-
-``registry.py`` lists the stages, ``passes/catalog.py`` our passes.
 """
 
 from __future__ import annotations
@@ -51,11 +49,11 @@ logger = logging.getLogger(__name__)
 _Snapshot: TypeAlias = FxSnapshot | OnnxSnapshot
 
 _MOST_MATCHES = 5
-"""Matches that the message about an undone pass names."""
+"""How many matches the message about an undone pass names."""
 
 
 class PassError(RuntimeError):
-    """A pass failed. The message names it, the graph, and the option that turns it off, if it may be off."""
+    """A pass failed. The message names the pass, the graph, and the option that turns the pass off."""
 
     def __init__(self, item: Pass, graph: str, error: Exception) -> None:
         advice = f". Turn it off with options={{'passes': {{'disable': [{item.name!r}]}}}}"
@@ -68,19 +66,19 @@ class Checker(Protocol):
     """The numeric check of a pass."""
 
     def problem(self, before: Any, after: Any, *, is_needed: bool = False) -> str | None:
-        """What a pass changed in the results, naming the node and the error; ``None`` if nothing beyond rounding.
+        """Which node's values a pass changed, and the error; ``None`` if by no more than rounding.
 
         Args:
             before, after: the graph.
-            is_needed: whether only the pass makes the results right, so that they must be eager's.
+            is_needed: whether results are right only with the pass; then ``after`` is compared with eager.
         """
 
 
 class Listener(Protocol):
-    """Who wants to see the graph around each pass that fired."""
+    """Receives the graph before the first pass and after each pass that changed it."""
 
     def start(self, stage: str, graph: Any) -> None:
-        """A stage begins with this graph."""
+        """The passes of a stage begin; this is the graph before them."""
 
     def fired(self, result: PassResult, graph: Any) -> None:
         """A pass changed the graph; this is the graph after it, before the change is undone if it is."""
@@ -92,10 +90,9 @@ class PassManager:
     Args:
         switches: which passes are on.
         target: where the graphs will run.
-        explain: whether near misses are kept.
-        strict: whether a pass that raises an error ends the compile; else it is left out, with a warning, unless it is
-            needed.
-        passes: which run, in this order; by default all that are registered, in theirs.
+        explain: whether near misses are recorded.
+        strict: whether a failing pass raises an error; else it is skipped with a warning, unless it is needed.
+        passes: the passes to run, in this order; by default all registered passes.
     """
 
     def __init__(
@@ -127,26 +124,25 @@ class PassManager:
     ) -> list[PassResult]:
         """Runs the passes of ``stage`` on ``graph``.
 
-        After each pass that changed the graph, whatever it says of itself, nodes that are no longer read are erased,
-        and the graph is checked: that it is well formed, that it can be computed, that its results have the dtypes,
-        shapes, strides and memory they had. A pass that spoiled it, or failed, is undone with a warning. The code of an
-        FX graph is generated anew at the end.
+        After each pass that changed the graph, unused nodes are erased and the graph is checked: it is well formed, it
+        can be computed, and its results have the same dtypes, shapes, strides and aliases as before. A pass that fails
+        or breaks the graph is undone with a warning.
 
         Args:
             stage: one of ``STAGES``.
             graph: an ``fx.GraphModule``, in the stage ``onnx`` an ``onnx_ir.Model``; changed in place.
-            name: which graph, for people.
-            checker: compares the results of the graph before and after each pass that changed it; a pass it objects to
-                is undone.
-            listener: is shown the graph around each pass that fired.
+            name: the name of the graph, for messages.
+            checker: compares the results of the graph before and after each pass that changed it; if it reports a
+                problem, the pass is undone.
+            listener: receives the graph around each pass that fired.
 
         Returns:
             A result for each pass that ran.
 
         Raises:
             KeyError: there is no such stage.
-            PassError: a pass failed or spoiled the graph, and it is needed or the manager is strict; or the checker
-                objects to one that is needed.
+            PassError: a pass failed or broke the graph, or the checker reported a problem, and the pass is needed; or
+                it failed or broke the graph and the manager is strict.
         """
         passes = self._by_stage[stage]
         if listener is not None and passes:
@@ -168,18 +164,18 @@ class PassManager:
             if is_changed:
                 snapshot = None
             results.append(result)
-        if any(result.fired for result in results):  # what is undone has its code again
+        if any(result.fired for result in results):
             _recompile(graph)
         return results
 
     def _run_one(self, item: Pass, graph: Any, snapshot: _Snapshot, name: str) -> tuple[PassResult, bool]:
-        """What one pass did, and whether it changed the graph; undone if it failed or spoiled it."""
+        """Runs one pass; returns its result and whether it changed the graph. Undoes it if it failed or broke it."""
         context = PassContext(item.name, name, self._target, explain=self._explain)
         before = count_nodes(graph)
         fired, error, problem = 0, None, None
         try:
             fired = self._call(item, graph, context)
-        except Exception as failure:  # whatever goes wrong in a pass, anyone's, is told of the pass
+        except Exception as failure:  # a pass, maybe of another package, may raise anything
             error = failure
         is_changed = snapshot.changed()
         if error is None and is_changed:
@@ -187,10 +183,10 @@ class PassManager:
             error = None if problem is None else ValueError(problem)
         if error is None:
             result = PassResult(item.name, fired, before, count_nodes(graph), 0.0, context.matches, context.refusals)
-            return _as_it_did(result, is_changed, name), is_changed
+            return _corrected(result, is_changed, name), is_changed
         if self._strict or item.is_needed:
             raise PassError(item, name, error) from error
-        traceback = error if problem is None else None  # of a graph that was looked at, there is nothing to trace
+        traceback = error if problem is None else None
         logger.warning("%s. It is left out", PassError(item, name, error), exc_info=traceback)
         if is_changed:
             snapshot.restore()
@@ -201,7 +197,7 @@ class PassManager:
     def _checked(
         item: Pass, result: PassResult, graph: Any, snapshot: _Snapshot, name: str, checker: Checker | None
     ) -> PassResult:
-        """What a pass did, and whether the numeric check objects to it."""
+        """The result of a pass after the numeric check."""
         if checker is not None:
             _recompile(graph)
             problem = checker.problem(snapshot.before(), graph, is_needed=item.is_needed)
@@ -227,24 +223,24 @@ class PassManager:
 
 def _checked_count(fired: object) -> int:
     if isinstance(fired, bool) or not isinstance(fired, int) or fired < 0:
-        raise TypeError(f"a pass returns how many times it fired, an integer; this one returned {fired!r}")
+        raise TypeError(f"a pass must return how many times it fired, an integer; it returned {fired!r}")
     return fired
 
 
-def _as_it_did(result: PassResult, is_changed: bool, name: str) -> PassResult:
-    """What a pass says of itself, put right by what it did."""
+def _corrected(result: PassResult, is_changed: bool, name: str) -> PassResult:
+    """The result of a pass, corrected if it fired without changing the graph, or changed it without firing."""
     result = result if is_changed else dataclasses.replace(result, matches=[])
     if is_changed == bool(result.fired):
         return result
-    note = f"it said that it had fired {result.fired} times, and changed nothing"
+    note = f"it returned that it fired {result.fired} times, but changed nothing"
     if is_changed:
-        note = "it said that it had not fired, and changed the graph"
+        note = "it returned that it fired 0 times, but changed the graph"
     logger.warning("pass %s on %s: %s", result.name, name, note)
     return dataclasses.replace(result, fired=int(is_changed), note=note)
 
 
 def count_nodes(graph: Any) -> int:
-    """Nodes of a graph and its subgraphs, inputs and outputs not counted."""
+    """Number of nodes of a graph and its subgraphs, without inputs and outputs."""
     if not isinstance(graph, fx.GraphModule):
         return len(graph.graph)
     return sum(
@@ -255,12 +251,10 @@ def count_nodes(graph: Any) -> int:
 
 
 def _recompile(graph: Any) -> None:
-    """Generates the code of an FX graph anew."""
     if isinstance(graph, fx.GraphModule):
         for part in with_subgraphs(graph):
             part.recompile()
 
 
 def take_snapshot(graph: fx.GraphModule | ir.Model) -> _Snapshot:
-    """What a graph is now."""
     return FxSnapshot(graph) if isinstance(graph, fx.GraphModule) else OnnxSnapshot(graph)

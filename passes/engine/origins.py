@@ -1,11 +1,11 @@
-"""Tells a function's new definition, by a reloaded module or a notebook cell that runs again, from another function.
+"""Tells whether a function is the new definition of another one, or a different function.
 
-A registered name belongs to what registered it first. Its new definition may take its place; anything else may not::
+A registered name belongs to what was registered first. A reloaded module or a notebook cell that runs again defines
+the same function again, which may replace the first; a different function may not::
 
-    def fold(module, context): ...      # in the same module under the same name: the new definition
-    lambda module, context: 0           # has no name: the new definition if its code is the same
-    functools.partial(scale, 2)         # the new definition if the function is, and all that it is given
-    make(2)                             # a function of a function: if what it captured is the same, too
+    def fold(module, context): ...      # same module and qualified name
+    lambda module, context: 0           # a lambda or a local function: same code and captured values as well
+    functools.partial(scale, 2)         # same function and arguments
 """
 
 from __future__ import annotations
@@ -15,29 +15,26 @@ import inspect
 import types
 from pathlib import Path
 
-_DEPTH = 8
-"""How far parts of parts are compared; a function may have captured itself."""
-
 
 def is_defined_again(first: object, second: object) -> bool:
     """Whether the second is the first, or its new definition: a function, or something that is made of functions."""
     try:
-        return first is second or bool(_identity(first, _DEPTH) == _identity(second, _DEPTH))
+        return first is second or bool(_identity(first) == _identity(second))
     except (RuntimeError, TypeError, ValueError):  # an array of several elements, for instance
         return False
 
 
 def described(value: object) -> str:
     """A function's name and where it was written, for a message: ``fold (my_passes.py:12)``; of several, the first."""
-    inner, line = _innermost(value), written_at(value)
-    name = getattr(inner, "__qualname__", None) or repr(inner)
+    function, line = _innermost(value), written_at(value)
+    name = getattr(function, "__qualname__", None) or repr(function)
     return f"{name} ({line})" if line else name
 
 
 def written_at(value: object) -> str:
-    """Where a function was written: ``my_passes.py:12``; of several, the first; ``""`` if that is not told."""
-    inner = _innermost(value)
-    code = getattr(inner, "__code__", None) or getattr(vars(type(inner)).get("__call__"), "__code__", None)
+    """Where a function was written, ``my_passes.py:12``, of several the first; ``""`` if that is not known."""
+    function = _innermost(value)
+    code = getattr(function, "__code__", None) or getattr(vars(type(function)).get("__call__"), "__code__", None)
     return f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code is not None else ""
 
 
@@ -47,16 +44,18 @@ def _innermost(value: object) -> object:
     return inspect.unwrap(value) if callable(value) else value
 
 
-def _identity(value: object, depth: int) -> object:
-    """What is equal of two definitions of a value."""
+def _identity(value: object, parents: tuple[int, ...] = ()) -> object:
+    """What two definitions of the same value have in common; a value that contains itself is a number inside."""
+    if id(value) in parents:
+        return parents.index(id(value))
 
     def parts(*items: object) -> tuple[object, ...]:
-        return tuple(_identity(item, depth - 1) for item in items) if depth else ()
+        return tuple(_identity(item, (*parents, id(value))) for item in items)
 
     if isinstance(value, types.FunctionType):
-        code = value.__code__ if value.__name__ == "<lambda>" else None
+        is_unique = "<" not in value.__qualname__  # else ``<lambda>``, or a local function
         captured = parts(_captured(value), value.__defaults__, value.__kwdefaults__)
-        return value.__module__, value.__qualname__, code, captured
+        return value.__module__, value.__qualname__, None if is_unique else _code(value.__code__), captured
     if isinstance(value, type):
         return value.__module__, value.__qualname__
     if isinstance(value, (list, tuple)):
@@ -70,6 +69,14 @@ def _identity(value: object, depth: int) -> object:
     if callable(value) and hasattr(value, "__dict__"):
         return parts(type(value), vars(value))
     return value
+
+
+def _code(code: types.CodeType) -> tuple[object, ...]:
+    """What a code object does, wherever in a file it stands."""
+    constants = [
+        _code(item) if isinstance(item, types.CodeType) else (type(item), repr(item)) for item in code.co_consts
+    ]
+    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, constants
 
 
 def _captured(function: types.FunctionType) -> list[object]:

@@ -1,8 +1,8 @@
-"""The passes there are, in the order they run, and which of them are on.
+"""The registered passes in the order they run, and the switches that turn them on and off.
 
-Our own are registered by ``passes.catalog``; another package brings its own by an entry point in the group
-``dynamo_backends_passes`` that names a module, whose import registers. The order within a stage: our passes, those of
-others as they are registered, and last those that clean up. ``before`` and ``after`` move a pass among them.
+``passes.catalog`` registers the built-in passes. Another package registers its passes in a module that an entry point
+of the group ``dynamo_backends_passes`` names. Order within a stage: built-in passes, other passes in the order of
+registration, passes that clean up. ``before`` and ``after`` move a pass.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STAGES = ("pre_grad", "joint", "post_grad", "onnx")
-"""The stages of passes, in the order a compile meets them:
+"""The stages of passes, in the order of a compile:
 
-1. ``pre_grad``   Dynamo's graph, torch IR.
-2. ``joint``      forward and backward together, before the partitioner; or the inference graph.
-3. ``post_grad``  the forward, backward or inference graph on its own, ATen.
+1. ``pre_grad``   Dynamo's graph, torch IR;
+2. ``joint``      forward and backward together, before the partitioner, or the inference graph;
+3. ``post_grad``  the forward, backward or inference graph, ATen;
 4. ``onnx``       one region's ONNX model.
 """
 
@@ -46,17 +46,17 @@ class Pass:
     """One pass.
 
     Attributes:
-        name: its stage and what it does: ``joint.remove_noops``.
+        name: stage and name: ``joint.remove_noops``.
         sentence: what it does, for the list of passes.
         run: changes a graph in place and returns how many times it fired. The graph is an ``fx.GraphModule``, in the
             stage ``onnx`` an ``onnx_ir.Model``.
-        default: whether it is on unless the option ``passes`` says otherwise.
-        before: names of passes that run after it; the name of its stage stands for all of them.
-        after: names of passes that run before it; the name of its stage stands for all but those that clean up.
-        cleans_up: whether it runs after all that do not.
-        is_needed: whether results would be wrong without it: it runs last, whatever the option ``passes`` and
-            ``CompilerBisector`` say, and a graph on which it fails does not run on ONNX Runtime.
-        made_of: the functions that somebody wrote, where ``run`` is made of these, as of patterns.
+        default: whether it is on by default.
+        before: names of passes that run after it; the name of its stage means all of them.
+        after: names of passes that run before it; the name of its stage means all but those that clean up.
+        cleans_up: whether it runs after all passes that do not.
+        is_needed: whether results would be wrong without it. It runs last, cannot be turned off, also not by
+            ``CompilerBisector``, and a graph on which it fails does not run on ONNX Runtime.
+        made_of: the definition of the pass if it is not ``run``, such as patterns; see ``engine/origins.py``.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Pass:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.stage not in STAGES:
             raise ValueError(
-                f"pass name {self.name!r}: expected a stage, a point and a name in lower case, such as "
+                f"pass name {self.name!r}: expected a stage, a dot and a name in lower case, such as "
                 f"'post_grad.my_pass'. Stages: {', '.join(STAGES)}"
             )
         if not callable(self.run):
@@ -88,12 +88,12 @@ class Pass:
 
     @property
     def written(self) -> object:
-        """What somebody wrote of it."""
+        """What its author wrote: compared when a pass of the same name is registered."""
         return self.run if self.made_of is None else self.made_of
 
 
 _registered: dict[str, Pass] = {}
-"""The passes by name, in the order they run within their stage. Replaced, never changed: a compile may read it."""
+"""Passes by name, in the order they run within their stage. Replaced, never changed: a compile may read it."""
 
 _registering = Lock()
 
@@ -102,28 +102,24 @@ _announced: list[str] = []
 
 
 def announce(module: str) -> None:
-    """Names a module whose import registers passes before all others; it is imported when passes are first needed."""
+    """Names a module to import at first use of the registry; its import registers passes."""
     _announced.append(module)
 
 
 def _load_announced() -> None:
     for module in _announced:
-        importlib.import_module(module)  # another thread's import is waited for
+        importlib.import_module(module)  # waits for the import of another thread
 
 
 def register(item: Pass) -> Pass:
-    """Adds a pass, at its place among those that are registered.
+    """Adds a pass.
 
-    A pass whose function is defined again, as by a module that is reloaded or a cell of a notebook that runs again,
-    replaces the former one, with a warning, at its place or the one it names now. To replace a pass by another one on
-    purpose, ``unregister`` it first.
-
-    Args:
-        item: the pass.
+    A new definition of the same pass, by a reloaded module or a notebook cell that runs again, replaces the first with
+    a warning. To replace a pass by a different one, ``unregister`` it first.
 
     Raises:
-        ValueError: another pass has that name; the message says where both were written. Or ``before`` or ``after``
-            name a pass that is not registered, the pass itself, or passes between which there is no place.
+        ValueError: a different pass has that name; the message says where both were written. Or ``before`` or
+            ``after`` name an unknown pass, the pass itself, or contradict the order of the others.
     """
     global _registered
     _load_announced()
@@ -132,7 +128,7 @@ def register(item: Pass) -> Pass:
         if known is not None and not is_defined_again(known.written, item.written):
             raise ValueError(
                 f"there is already a pass named {item.name!r}: {described(known.written)}; "
-                f"{described(item.written)} would replace it. Give yours another name, or call "
+                f"{described(item.written)} would replace it. Use another name, or call "
                 f"passes.unregister({item.name!r}) first"
             )
         others = [other for other in _registered.values() if other.name != item.name]
@@ -145,20 +141,20 @@ def register(item: Pass) -> Pass:
 
 
 def _place(item: Pass, others: Sequence[Pass]) -> int:
-    """Where in the list of the other passes a pass belongs; only places within a stage mean anything."""
+    """The index at which to insert a pass among the others."""
     of_stage = [i for i, other in enumerate(others) if other.stage == item.stage]
-    in_front = [i for i in of_stage if item.cleans_up or not others[i].cleans_up]
-    usual = max(in_front) + 1 if in_front else min(of_stage, default=len(others))
+    earlier = [i for i in of_stage if item.cleans_up or not others[i].cleans_up]
+    default = max(earlier) + 1 if earlier else min(of_stage, default=len(others))
     earliest = max((_named(name, item, others, "after") for name in item.after), default=-1) + 1
     latest = min((_named(name, item, others, "before") for name in item.before), default=len(others))
     if earliest > latest:
-        behind, ahead = others[earliest - 1].name, others[latest].name
-        raise ValueError(f"pass {item.name!r} cannot run after {behind!r} and before {ahead!r}: they run in that order")
-    return min(max(usual, earliest), latest)
+        first, second = others[latest].name, others[earliest - 1].name
+        raise ValueError(f"pass {item.name!r} cannot run after {second!r} and before {first!r}, which runs first")
+    return min(max(default, earliest), latest)
 
 
 def _named(name: str, item: Pass, others: Sequence[Pass], argument: str) -> int:
-    """The place of the pass, the last or the first of them, that ``before`` or ``after`` means."""
+    """The index of the pass that an item of ``before`` or ``after`` names; of a stage, its first or last pass."""
     stage, is_after = name.split(".", 1)[0], argument == "after"
     if name == item.name:
         raise ValueError(f"pass {name!r} cannot run {argument} itself")
@@ -170,18 +166,18 @@ def _named(name: str, item: Pass, others: Sequence[Pass], argument: str) -> int:
             raise ValueError(f"pass {item.name!r} cannot run {argument} {name!r}: the stages run in another order")
         return -1 if is_after else len(others)
     if name != stage:
-        place = names.index(name)
-        if is_after and others[place].cleans_up and not item.cleans_up:
+        index = names.index(name)
+        if is_after and others[index].cleans_up and not item.cleans_up:
             raise ValueError(f"pass {item.name!r} cannot run after {name!r}, which cleans up after all others")
-        return place
-    kept = [i for i, other in enumerate(others) if other.stage == stage]
+        return index
+    of_stage = [i for i, other in enumerate(others) if other.stage == stage]
     if not is_after:
-        return min(kept, default=len(others))
-    return max((i for i in kept if item.cleans_up or not others[i].cleans_up), default=-1)
+        return min(of_stage, default=len(others))
+    return max((i for i in of_stage if item.cleans_up or not others[i].cleans_up), default=-1)
 
 
 def unregister(name: str) -> None:
-    """Takes back a registration. Unknown names are not an error."""
+    """Removes a pass. Unknown names are not an error."""
     global _registered
     _load_announced()
     with _registering:
@@ -196,10 +192,10 @@ def register_pass(
     before: Sequence[str] = (),
     after: Sequence[str] = (),
 ) -> Callable[[Callable[[Any, PassContext], int]], Callable[[Any, PassContext], int]]:
-    """Registers the decorated function as a pass; see ``Pass`` for its arguments and result.
+    """Registers the decorated function as a pass; see ``Pass`` for the arguments.
 
     Raises:
-        ValueError: the name has no stage in front, or as ``register``.
+        ValueError: the name does not begin with a stage, or as ``register``.
     """
 
     def decorate(function: Callable[[Any, PassContext], int]) -> Callable[[Any, PassContext], int]:
@@ -211,28 +207,25 @@ def register_pass(
 
 @functools.cache
 def _load_entry_points() -> None:
-    """Imports the modules other packages name, once. One that cannot be imported is left out, with a warning."""
+    """Imports the modules that entry points name. One that cannot be imported is left out with a warning."""
     for entry in metadata.entry_points(group=ENTRY_POINTS):
         try:
             loaded = entry.load()
             if isinstance(loaded, Pass) and loaded.name not in _registered:
                 register(loaded)
-        except Exception:  # any package may be broken in any way; the user's model still runs
+        except Exception:  # another package's code; the user's model still runs
             logger.warning("the passes of entry point %s = %s are left out", entry.name, entry.value, exc_info=True)
 
 
 def all_passes() -> tuple[Pass, ...]:
-    """Every pass, ours and those of other packages, by stage, in the order they run."""
+    """All registered passes, by stage, in the order they run."""
     _load_announced()
     _load_entry_points()
     return tuple(sorted(_registered.values(), key=lambda item: (STAGES.index(item.stage), item.is_needed)))
 
 
 def are_only_built_in() -> bool:
-    """Whether no passes are registered but the built-in ones, all and unchanged.
-
-    It does not import these: what is not imported was not changed.
-    """
+    """Whether exactly the built-in passes are registered, unchanged. Does not import them."""
     _load_entry_points()
     imported = [importlib.import_module(module) for module in _announced if module in sys.modules]
     return list(_registered.values()) == [item for module in imported for item in module.OURS]
@@ -240,21 +233,21 @@ def are_only_built_in() -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Switches:
-    """Which passes are on: names, or patterns such as ``joint.*``.
+    """Which passes are on, by name or by pattern such as ``joint.*``.
 
-    Where several apply to a pass, the most specific decides: a name before a pattern, a longer pattern before a
-    shorter one. Passes that are needed are on.
+    The most specific one decides: a name before a pattern, a longer pattern before a shorter one. Needed passes are
+    always on.
     """
 
     disable: tuple[str, ...] = ()
     enable: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Checks the names against the passes there are.
+        """Checks the names against the registered passes.
 
         Raises:
-            ValueError: a name or pattern fits no pass (the message has the close ones), is in both lists, or would turn
-                off nothing but what is needed.
+            ValueError: a name or pattern fits no pass (the message has close ones), is in both lists, or would disable
+                needed passes only.
         """
         if not self.disable and not self.enable:
             return
@@ -270,7 +263,6 @@ class Switches:
             raise ValueError(f"{wanted!r} is both disabled and enabled")
 
     def is_on(self, item: Pass) -> bool:
-        """Whether a pass runs."""
         lists = ((self.disable, False), (self.enable, True))
         choices = [
             (not set("*?[") & set(wanted), sum(character not in "*?" for character in wanted), is_on)

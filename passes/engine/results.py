@@ -1,4 +1,4 @@
-"""What a pass did to a graph, and where it nearly fired: for a report, in a dump. Needs nothing but Python."""
+"""What a pass did to a graph, and its near misses, as data for dumps and reports. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """A near miss: where a pass began to match and stopped.
+    """A near miss: a partial match, or a match that a check rejected.
 
     Attributes:
         node: the name of the node where it stopped.
         reason: the condition that did not hold.
-        matched: how many nodes of the pattern had matched; with all of them, an extra check refused.
+        matched: how many nodes of the pattern matched; all of them if a check rejected the match.
         of: how many nodes the pattern has.
-        pattern: the pattern's name, where the pass has several.
+        pattern: the pattern's name, if the pass has several.
     """
 
     node: str
@@ -31,12 +31,12 @@ class PassResult:
     Attributes:
         name: the pass.
         fired: how many times it changed the graph.
-        nodes_before, nodes_after: nodes of the graph, inputs and outputs not counted.
-        milliseconds: how long it took, with what the manager does around it, but without the numeric check.
-        matches: where it fired, as far as it says so.
-        refusals: its near misses, if they were asked for.
-        undone: why it was left out: it failed, spoiled the graph, or changed its results; empty if it stands.
-        note: how what the pass says of itself differs from what it did; ``fired`` is put right.
+        nodes_before, nodes_after: number of nodes, without inputs and outputs.
+        milliseconds: duration, including the manager's own checks, without the numeric check.
+        matches: names of the nodes where it fired.
+        refusals: its near misses, if they were recorded.
+        undone: why its changes were undone (it failed, broke the graph, or changed results); else empty.
+        note: how the number of changes it returned differs from what it did; ``fired`` is corrected.
     """
 
     name: str

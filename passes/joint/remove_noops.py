@@ -1,31 +1,31 @@
-"""Removes operators that return their argument as it is.
+"""Removes operators that return their argument unchanged.
 
-Rule: ``y = f(x)`` becomes ``y = x`` where both have one dtype, device, shape and strides, and ``f`` is
+Rule: ``y = f(x)`` becomes ``y = x`` if both have equal dtype, device, shape and strides, and ``f`` is
 
-1. a mark for autograd or a constant (``detach``, ``alias``, ``lift_fresh``), or a view that changes nothing (``view``
-   to the same shape, a whole ``slice``, ``permute`` in order, ``expand``, ``squeeze``);
-2. a copy: ``clone``, ``_to_copy``, ``copy``, ``cat`` of one tensor, ``repeat`` once, ``constant_pad_nd`` by nothing,
-   rounding of integers;
+1. ``detach``, ``alias`` or ``lift_fresh``, or a view that changes nothing (``view`` to the same shape, a whole
+   ``slice``, ``permute`` in order, ``expand``, ``squeeze``);
+2. a copy: ``clone``, ``_to_copy``, ``copy``, ``cat`` of one tensor, ``repeat`` once, ``constant_pad_nd`` by 0, rounding
+   of integers;
 3. arithmetic with a neutral number, or a tensor full of it: ``x * 1``, ``x / 1``, ``x ** 1``, ``x - 0``; ``x + 0`` of
-   integers, and of floating-point numbers ``x + -0.0`` only, as ``-0.0 + 0`` is ``0.0``.
+   integers, but only ``x + -0.0`` of floating-point numbers, as ``-0.0 + 0`` is ``0.0``.
 
 For example::
 
     scaled: f32[4, 6] = mul(scores, 1.0); same: f32[4, 6] = view(scaled, [4, 6]); y = softmax(same, -1)
     y = softmax(scores, -1)
 
-Not if ``y`` is a result of the graph: AOTAutograd counts on that being another tensor than ``x``. A copy (2, 3) also
-stays where its memory matters, as ``fx_editing.replace`` says:
+Not if ``y`` is a result of the graph, which AOTAutograd expects to be another tensor than ``x``. A copy (2, 3) also
+stays if its memory matters, see ``fx_editing.replace``:
 
 - it or a view of it is returned, read by ``as_strided`` or written;
-- ``x`` is written in the graph; or, while forward and backward are together, lies in the memory of an input or a
-  result, which the user may change before the backward reads it.
+- ``x`` is written in the graph, or in the stage ``joint`` shares memory with an input or a result, which the user may
+  change before the backward.
 
-Needed: passes and patterns look for an operator behind its operands, which a ``clone`` or ``* 1`` would hide; and ONNX
-Runtime's own removal is switched off, as it makes ``x`` of ``x + 0``.
+Needed: other passes look for an operator next to its operands, which a ``clone`` or ``* 1`` would hide; and ONNX
+Runtime's own removal is turned off, because it replaces ``x + 0`` by ``x``.
 
-PyTorch's ``remove_noop_ops`` (``torch/_inductor/fx_passes/post_grad.py``) differs in the last point, removes copies
-whose strides differ, and asks nobody for leave; its ``remove_no_ops`` turns ``-0.0 + 0`` into ``-0.0``.
+PyTorch's ``remove_noop_ops`` (``torch/_inductor/fx_passes/post_grad.py``) ignores the last point, removes copies with
+other strides, and cannot be bisected; its ``remove_no_ops`` turns ``-0.0 + 0`` into ``-0.0``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 
 _Argument = Callable[[fx.Node], object]
-"""What a node returns if it is a no-op but for dtype, shape, strides and memory; no node if it is none."""
+"""The argument a node returns if dtype, shape, strides and memory agree; anything but a node if it is no no-op."""
 
 
 def remove_noops(module: fx.GraphModule, context: PassContext) -> int:
@@ -95,7 +95,7 @@ def _is_of_integers(node: fx.Node) -> bool:
 
 
 def _operand_if(is_neutral: Callable[[int | float, fx.Node], bool], *, commutes: bool) -> _Argument:
-    """The other operand of a number that changes nothing."""
+    """The other operand, if one is a neutral number."""
 
     def rule(node: fx.Node) -> object:
         value = value_of(node)
@@ -111,7 +111,7 @@ def _operand_if(is_neutral: Callable[[int | float, fx.Node], bool], *, commutes:
 
 
 def _uniform_number(argument: object) -> int | float | None:
-    """The number an argument is, or is full of, ``None`` if that is not known."""
+    """The number that an argument is or is full of, ``None`` if not known."""
     value = value_of(argument)
     if isinstance(argument, fx.Node) and argument.op == "call_function":
         if argument.target is aten.full.default and len(argument.args) > 1:

@@ -1,18 +1,16 @@
-"""Keeps casts that round from being dropped.
+"""Keeps ONNX Runtime from dropping casts that round.
 
-Of two casts in a row, ONNX Runtime (1.31, 1.32) drops the first where the second is to a smaller dtype, also where the
-first rounds or wraps, and with all optimizations off: 1.9999 in float32 by float16 to int8 is 1 instead of 2, and 5e9
-by int64 to int32 is the smallest integer. No name switches that off.
+Of two casts in a row, ONNX Runtime (1.31, 1.32) drops the first if the second is to a smaller dtype, even if the first
+rounds or wraps, and with all optimizations off: 1.9999 in float32 by float16 to int8 is 1 instead of 2, and 5e9 by
+int64 to int32 is the smallest integer. No option turns that off.
 
-Rule: a reshape that changes nothing, and copies nothing, stands between two such casts.
-
-Before and after::
+Rule: a reshape to the same shape, which copies nothing, goes between two such casts::
 
     y = Cast(Cast(x: float32[N], to=float16), to=int8)
 
     y = Cast(Reshape(Cast(x, to=float16), [0]), to=int8)
 
-Needed: the results would be others; and after all other passes, which may put casts together.
+Needed: results would be wrong. It runs after all other passes, which may bring casts together.
 """
 
 from __future__ import annotations
@@ -27,11 +25,11 @@ from ..engine.onnx.editing import nodes_of
 from ..engine.registry import Pass
 
 _MAY_GO = {"Expand", "Identity", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
-"""Operators that ONNX Runtime removes or moves, so that the casts around them come together."""
+"""Operators that ONNX Runtime removes or moves, which brings the casts around them together."""
 
 
 def kept_casts(model: ir.Model, context: PassContext) -> int:
-    """Puts a reshape behind each cast that must not be dropped, in place; returns how many."""
+    """Inserts a reshape after each cast that must not be dropped; returns how many."""
     found = [node for node in nodes_of(model, "Cast") if _rounds(node) and _is_cast_again(node.outputs[0], node)]
     for node in found:
         new = Replacement(node)
@@ -45,7 +43,7 @@ def kept_casts(model: ir.Model, context: PassContext) -> int:
 
 
 def _is_cast_again(value: ir.Value, first: ir.Node) -> bool:
-    """Whether a cast to another dtype than that of what ``first`` takes follows; one back to it is never dropped."""
+    """Whether another cast follows, unless back to the dtype before ``first``, for which nothing is dropped."""
     for user in value.consumers():
         if user.op_type == "Cast" and user.outputs[0].dtype != _source(first):
             return True
@@ -59,18 +57,18 @@ def _source(cast: ir.Node) -> ir.DataType | None:
 
 
 def _rounds(cast: ir.Node) -> bool:
-    """Whether a cast may change a number; of dtypes that are not known, or not PyTorch's, it may."""
+    """Whether a cast may change a number; true for unknown dtypes and those PyTorch lacks."""
     source, target = _source(cast), cast.outputs[0].dtype
     if source is None or target is None:
         return True
     try:
         return not _holds(ir.tensor_adapters.to_torch_dtype(target), ir.tensor_adapters.to_torch_dtype(source))
-    except TypeError:  # text, or integers of 4 bits
+    except TypeError:  # strings, or 4-bit integers
         return True
 
 
 def _holds(new: torch.dtype, old: torch.dtype) -> bool:
-    """Whether each number of ``old`` is one of ``new``."""
+    """Whether ``new`` represents each number of ``old`` exactly."""
     if old is torch.bool or old is new:
         return True
     if new is torch.bool or (old.is_floating_point and not new.is_floating_point):

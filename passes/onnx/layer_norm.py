@@ -1,13 +1,12 @@
 """Recognizes layer and RMS normalization written out in elementary operators.
 
-Rule: for float32, over the last dimension, with w and b vectors of its size::
+Rule, for float32, over the last dimension, with vectors w and b of its size::
 
     x / sqrt(mean(x * x) + e) [* w]                          -> SimplifiedLayerNormalization(x, w)
     d / sqrt(mean(d * d) + e) [* w [+ b]], d = x - mean(x)   -> LayerNormalization(x, w, b)
 
-The square may be ``Pow`` or ``Mul``; the division ``Div`` or a product with ``Reciprocal``; factors stand in either
-order. ``SimplifiedLayerNormalization`` is ONNX Runtime's RMS normalization, which became ``RMSNormalization`` in opset
-23.
+The square may be ``Pow`` or ``Mul``, the division ``Div`` or a product with ``Reciprocal``, factors in either order.
+``SimplifiedLayerNormalization`` is ONNX Runtime's ``RMSNormalization``, for any opset.
 
 Before and after (x: [B, S, H], w: [H])::
 
@@ -18,8 +17,8 @@ Before and after (x: [B, S, H], w: [H])::
     n = Mul(x, r)
     y = Mul(w, n)
 
-It must not fire where a value between is needed otherwise, as the gradient needs it in training; for other dtypes,
-whose rounding between the steps and whose epsilon would be others; nor over other dimensions.
+Not if an inner value has other users, as in training; nor for other dtypes, whose steps and epsilon round differently,
+or other dimensions.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from ..engine.onnx.editing import (
     new_constant,
     nodes_of,
     number,
+    only_user,
     producer,
     require,
     rewrite_each,
@@ -50,7 +50,7 @@ _OF = 8
 
 @dataclasses.dataclass
 class _Match:
-    """What was found: ``inside`` are the nodes from the last one backwards."""
+    """A match; ``inside`` are its nodes, the last one first."""
 
     value: ir.Value
     epsilon: float
@@ -74,11 +74,11 @@ def _rewrite(model: ir.Model, context: PassContext, node: ir.Node) -> bool:
     bias = _vector_after(match, "Add") if match.is_centered and weight is not None else None
     values = (output for part in match.inside for output in part.outputs if output is not match.result)
     is_closed = all(is_only_used_by(value, *match.inside) for value in values)
-    require(is_closed, "a value inside is needed elsewhere", 7)
+    require(is_closed, "an inner value has other users", 7)
     if weight is None:
         shape = sizes(match.value)
         if not shape or not isinstance(shape[-1], int):
-            raise NearMiss("there is no weight, and its size is not known", 7)
+            raise NearMiss("there is no weight, and its size is unknown", 7)
         weight = new_constant(model, f"{match.result.name}__ones", np.ones(shape[-1], np.float32))
     operator = "LayerNormalization" if match.is_centered else "SimplifiedLayerNormalization"
     inputs = [match.value, weight] + ([bias] if bias is not None else [])
@@ -118,7 +118,7 @@ def _mean_and_number(total: ir.Node) -> tuple[ir.Node | None, float | None]:
 
 
 def _mean_over_last(value: ir.Value | None) -> ir.Node | None:
-    """The ``ReduceMean`` over the last dimension, which is kept, that computes a value."""
+    """The ``ReduceMean`` over the last dimension, with ``keepdims``, that computes a value."""
     mean = producer(value, "ReduceMean")
     if mean is None or mean.inputs[0] is None or mean.inputs[0].shape is None:
         return None
@@ -135,20 +135,17 @@ def _is_square(node: ir.Node, value: ir.Value) -> bool:
 
 
 def _vector_after(match: _Match, operator: str) -> ir.Value | None:
-    """The vector that the result is multiplied by, or that is added to it; this extends the match."""
-    users = match.result.uses()
-    if len(users) != 1 or match.result.is_graph_output():
+    """The vector by which the result is multiplied, or which is added to it; extends the match."""
+    user, shape = only_user(match.result, operator), sizes(match.result)
+    if user is None or shape is None:
         return None
-    user, position = users[0]
-    shape = sizes(match.result)
-    if user.op_type != operator or user.domain not in ("", "ai.onnx") or shape is None:
-        return None
-    other = user.inputs[1 - position]
-    if other is None or other is match.result or sizes(other) != shape[-1:]:
+    first, second = user.inputs
+    vector = second if first is match.result else first
+    if vector is None or sizes(vector) != shape[-1:]:
         return None
     match.inside.insert(0, user)
     match.result = user.outputs[0]
-    return other
+    return vector
 
 
 PASS = Pass("onnx.layer_norm", "Recognizes layer and RMS normalization written out.", layer_norm)

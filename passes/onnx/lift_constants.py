@@ -1,20 +1,17 @@
-"""Turns ``Constant`` nodes into initializers, equal ones into one.
+"""Turns ``Constant`` nodes into initializers, and merges equal ones.
 
-Rule: a ``Constant`` whose result is no output of a graph becomes an initializer of its name; initializers of one graph
-of the same dtype, shape and bytes, up to 1024 elements, share one. ONNX Runtime does the former at session creation
-anyway. The work is ``onnx_ir``'s ``LiftConstantsToInitializersPass`` and ``DeduplicateInitializersPass``, which ask at
-no constant: it is one match.
-
-Before and after::
+Rule: a ``Constant`` whose result is no graph output becomes an initializer; initializers of one graph with equal dtype,
+shape and bytes, up to 1024 elements, become one::
 
     a = Constant <value_ints=[2, 3]> ()      initializer a = [2, 3]
     x = Reshape(t, a)                        x = Reshape(t, a)
     b = Constant <value_ints=[2, 3]> ()      y = Reshape(u, a)
     y = Reshape(u, b)
 
-Not the latter if an initializer is an output: ``onnx_ir`` warns of such.
+``onnx_ir``'s ``LiftConstantsToInitializersPass`` and ``DeduplicateInitializersPass`` do the work, as one match. Nothing
+is merged if an initializer is an output, for which ``onnx_ir`` warns.
 
-Needed: the patterns on ONNX models read constants as initializers.
+Needed: the patterns on ONNX models expect constants to be initializers.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ _SHARED_ELEMENTS = 1024
 
 
 def lift_constants(model: ir.Model, context: PassContext) -> int:
-    """Makes initializers of constants, in place; returns how many nodes are gone."""
+    """Turns constants into initializers in place; returns how many nodes were removed."""
     constants = [node for node in nodes_of(model, "Constant") if not node.outputs[0].is_graph_output()]
     if not constants or not context.allows("the constants"):
         return 0

@@ -1,16 +1,16 @@
-"""Computes a linear layer on the tensor it is given, instead of on its rows as a matrix.
+"""Computes linear layers without flattening their input to a matrix.
 
-ATen has products of matrices only, so that PyTorch flattens the input of a linear layer and unflattens the result.
-ONNX's ``MatMul`` takes any rank; ``onnx.transposed_products``, which follows, takes the weight as it lies in memory.
+ATen's matrix products take matrices only, so PyTorch flattens the input of a linear layer and unflattens the result.
+ONNX's ``MatMul`` takes any rank; ``onnx.transposed_products``, which runs later, reads the weight without transposing.
 
-Rule: a ``MatMul`` of matrices, or a ``Gemm`` with alpha = beta = 1 and the first operand as it is, whose first operand
-is a ``Reshape`` of a tensor, and whose result is used by ``Reshape`` only, is computed on that tensor where
+Rule: a product is a ``MatMul`` of matrices, or a ``Gemm`` with alpha = beta = 1 and transA = 0, whose first operand is
+a ``Reshape`` of a tensor and whose users are all ``Reshape``. It is computed on the tensor
 
-1. the tensor has rank 3 or more and the last dimension of the matrix, and one of these, or the only ``Reshape`` after
-   it, gives it its leading dimensions back; or
-2. the same, but none does, and there is no bias (the flattening is saved);
-3. the tensor has another last dimension, this product alone uses the matrix, and one of these splits its rows: the
-   tensor is reshaped to these leading dimensions instead.
+1. if the tensor has rank 3 or more and the last dimension of the matrix, and one of the users, or the only ``Reshape``
+   after it, restores the leading dimensions; or
+2. if none does, but there is no bias: one flattening is saved;
+3. if the tensor has another last dimension, only this product uses the matrix, and a user splits its rows: the tensor
+   is reshaped to these leading dimensions.
 
 Before and after (x: [B, S, K], w: [N, K], b: [N])::
 
@@ -19,10 +19,9 @@ Before and after (x: [B, S, K], w: [N, K], b: [N])::
     g = Gemm(f, t, b)
     y = Reshape(g, [B, S, N])
 
-It must not fire where the matrix itself is an output, or used otherwise; nor where the bias costs more than the views:
-with 3., where it leaves as many nodes, unless a sum or GELU follows that can take it; and for many rows of few columns.
-``Add`` and ``FusedMatMul`` took the time of ``Gemm`` for K, N from 96 to 3072 (1 and 2 threads), but 76 us instead of
-67 us for 1152 rows with K = N = 48.
+Not if the matrix is an output or has other users; nor if adding the bias costs more than the reshapes: in 3. unless a
+sum or GELU follows that absorbs it, and for many rows of few columns. ``Add`` and ``FusedMatMul`` took the time of
+``Gemm`` for K, N from 96 to 3072 (1 and 2 threads), but 76 us instead of 67 us for 1152 rows with K = N = 48.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ from ..engine.onnx.editing import (
     is_only_used_by,
     new_constant,
     nodes_of,
+    only_user,
     producer,
     require,
     rewrite_each,
@@ -54,7 +54,7 @@ _SMALL_WEIGHT = 48 * 48
 
 
 def linear(model: ir.Model, context: PassContext) -> int:
-    """Replaces products of flattened tensors in place; returns how many."""
+    """Rewrites products of flattened tensors in place; returns how many."""
     products = nodes_of(model, "Gemm", "MatMul")
     return rewrite_each(context, products, _OF, lambda node: _rewrite(model, context, node))
 
@@ -66,13 +66,13 @@ def _rewrite(model: ir.Model, context: PassContext, node: ir.Node) -> bool:
     value, matrix = flattening.inputs[0], sizes(node.outputs[0])
     full, rows = sizes(value), sizes(node.inputs[0])
     if value is None or full is None or rows is None or matrix is None or len(rows) != 2 or len(matrix) != 2:
-        raise NearMiss("the shapes are not known, or not those of matrices", 2)
+        raise NearMiss("the shapes are unknown, or not those of matrices", 2)
     bias = node.inputs[2] if len(node.inputs) > 2 else None
-    require(bias is None or sizes(bias) in ([matrix[-1]], [1, matrix[-1]]), "what is added is no vector", 2)
+    require(bias is None or sizes(bias) in ([matrix[-1]], [1, matrix[-1]]), "the bias is no vector", 2)
     result = node.outputs[0]
     views = list(result.consumers())
     is_needed = result.is_graph_output() or not all(_takes_any_shape(user, result) for user in views)
-    require(not is_needed, "the matrix itself is needed", 3)
+    require(not is_needed, "the matrix has other users", 3)
     last_views = [_last_view(view) for view in views]
     if full[-1] != rows[-1]:
         return _unflatten(model, context, node, flattening, last_views)
@@ -81,14 +81,14 @@ def _rewrite(model: ir.Model, context: PassContext, node: ir.Node) -> bool:
     shape = [*full[:-1], matrix[-1]]
     same = [view for view in last_views if sizes(view.outputs[0]) == shape]
     if bias is not None:
-        require(bool(same), "the result is given another shape", 3)
+        require(bool(same), "the result is reshaped to other dimensions", 3)
         is_cheap = not _is_narrow(rows, matrix) or _takes_bias(same[0])
-        require(is_cheap, "adding the bias apart costs more than the views", 3)
+        require(is_cheap, "adding the bias costs more than the reshapes", 3)
     return _substitute(model, context, node, value, bias, shape, same[0] if same else None)
 
 
 def _unflatten(model: ir.Model, context: PassContext, node: ir.Node, flattening: ir.Node, views: list[ir.Node]) -> bool:
-    """Gives the tensor the leading dimensions that the result will have."""
+    """Reshapes the tensor to the leading dimensions of the result: case 3."""
     value, rows, columns = flattening.inputs[0], sizes(node.inputs[0]), sizes(node.outputs[0])
     assert value is not None and rows is not None and columns is not None and node.graph is not None
     shapes = [(view, sizes(view.outputs[0]) or []) for view in views]
@@ -98,9 +98,9 @@ def _unflatten(model: ir.Model, context: PassContext, node: ir.Node, flattening:
     view, (*lead, _) = fitting[0]
     target = [*lead, rows[-1]]
     can_be_written = 0 not in target and sum(isinstance(size, str) for size in target) <= 1
-    require(can_be_written, f"the shape {target} cannot be written down", 3)
+    require(can_be_written, f"the shape {target} is no constant", 3)
     bias = node.inputs[2] if len(node.inputs) > 2 else None
-    require(bias is None or _takes_bias(view), "nothing is saved: the bias is then added apart", 3)
+    require(bias is None or _takes_bias(view), "nothing is saved: the bias becomes a node", 3)
     full = hidden_value(flattening.outputs[0], "full", target)
     array = np.array([-1 if isinstance(size, str) else size for size in target], np.int64)
     argument = new_constant(model, f"{full.name}__shape", array)
@@ -113,7 +113,7 @@ def _unflatten(model: ir.Model, context: PassContext, node: ir.Node, flattening:
 
 
 def _is_narrow(rows: list[int | str], columns: list[int | str]) -> bool:
-    """Whether a product of these sizes, [M, K] and [M, N], is so quick that adding a bias to its rows shows."""
+    """Whether a product of [M, K] to [M, N] is so fast that a separate bias is noticeable."""
     count, inner, outer = rows[0], rows[1], columns[1]
     if not isinstance(inner, int) or not isinstance(outer, int) or inner * outer > _SMALL_WEIGHT:
         return False
@@ -121,9 +121,8 @@ def _is_narrow(rows: list[int | str], columns: list[int | str]) -> bool:
 
 
 def _takes_bias(view: ir.Node) -> bool:
-    """Whether what follows may be fused with the bias: GELU, or the sum of a residual connection."""
-    users = view.outputs[0].consumers()
-    return len(users) == 1 and users[0].op_type in ("Gelu", "Add") and not view.outputs[0].is_graph_output()
+    """Whether GELU or a sum follows, which ONNX Runtime fuses with the bias."""
+    return only_user(view.outputs[0], "Gelu", "Add") is not None
 
 
 def _is_plain(node: ir.Node) -> bool:
@@ -133,21 +132,17 @@ def _is_plain(node: ir.Node) -> bool:
 
 
 def _last_view(view: ir.Node) -> ir.Node:
-    """The ``Reshape`` that alone uses a ``Reshape``, else that one: heads that were split, and are not after all."""
-    users = view.outputs[0].uses()
-    if len(users) == 1 and not view.outputs[0].is_graph_output():
-        user, position = users[0]
-        if user.op_type == "Reshape" and user.domain in ("", "ai.onnx") and position == 0:
-            return user
-    return view
+    """The ``Reshape`` that is the only user of a ``Reshape``, else the latter."""
+    user = only_user(view.outputs[0], "Reshape")
+    return user if user is not None and user.inputs[0] is view.outputs[0] else view
 
 
 def _takes_any_shape(user: ir.Node, value: ir.Value) -> bool:
-    """Whether a node is a ``Reshape`` to a shape that does not depend on the one of its input."""
+    """Whether a node is a ``Reshape`` whose result does not depend on its input's shape."""
     if user.op_type != "Reshape" or user.domain not in ("", "ai.onnx") or user.inputs[0] is not value:
         return False
     target = constant(user.inputs[1])
-    if target is None:  # computed from symbolic sizes: zeros would be empty tensors, whose sizes are all known
+    if target is None:  # computed from symbolic sizes, which are not 0
         return sizes(user.outputs[0]) is not None
     return not (target == 0).any()
 
@@ -172,7 +167,7 @@ def _substitute(
         full = hidden_value(result, "full", shape)
         nodes.append(ir.Node("", "Add", [product.outputs[0], bias], outputs=[full]))
     others = [user for user in matrix.consumers() if view is None or _last_view(user) is not view]
-    if view is None:  # nothing has the shape of the result: it stands beside the matrix
+    if view is None:  # case 2: no value has the shape of the result yet
         stand_in = ir.Node("", "Identity", [matrix], outputs=[hidden_value(result, "full", shape)])
         view = stand_in
         assert node.graph is not None

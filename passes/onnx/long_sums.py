@@ -1,13 +1,13 @@
-"""Takes sums of many numbers in two stages.
+"""Computes sums of many numbers in two stages, for accuracy.
 
-ONNX Runtime's CPU kernels of ``ReduceSum`` and its kind add one number after the other (1.31). The error grows with
-their number: the mean of a million equal float32 is off by 6e-4, of ten million by 1.6 %, where PyTorch, which adds up
-parts and then the parts' sums, is off by 1e-7.
+ONNX Runtime's CPU kernels of ``ReduceSum`` and similar operators (1.31) add one number after another. The error grows
+with their count: the mean of a million equal float32 is off by 6e-4, of ten million by 1.6 %. PyTorch adds partial sums
+and is off by 1e-7.
 
-Rule: a long sum becomes a sum of parts, and a sum of these in float64, of which there are few. Where no part divides
-the number, or it is known only at the call, zeros are added to the end, which copies the tensor; products are taken in
-float64 then. A running sum (``CumSum``) is taken in float64, as PyTorch's kernel does. ``LayerNormalization`` and
-``InstanceNormalization`` of very many numbers add in the same way inside, and become their formulas first.
+Rule: a long sum becomes a sum of parts, and a float64 sum of their results. If no part size divides the length, or the
+length is known only at run time, the tensor is padded with zeros, which copies it; products are computed in float64
+instead. A running sum (``CumSum``) is computed in float64, as in PyTorch. ``LayerNormalization`` and
+``InstanceNormalization`` of very many numbers have the same problem, and are decomposed first.
 
 Before and after::
 
@@ -16,8 +16,8 @@ Before and after::
     parts = ReduceSum(Reshape(x, [32, 128, 512]), axes=[1])
     y = Cast(ReduceSum(Cast(parts, to=double), axes=[0]), to=float)
 
-Needed: the results would be off. It is by the kernel, not by the ATen operator: losses, variances and the gradients of
-biases are such sums too; and after all other passes, from which it would hide what they look for.
+Needed: results would be inaccurate. It works on ONNX nodes because losses, variances and gradients of biases are such
+sums too, and runs after all other passes because they would not recognize its result.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _WHOLE = {
     "ReduceSumSquare": "ReduceSum",
     "ReduceProd": "ReduceProd",
 }
-"""By reduction, what reduces the results of its parts; a mean is a sum that is divided at last."""
+"""By reduction, the one that combines the results of its parts; a mean is divided at the end."""
 
 _DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Lengths:
-    """How many numbers a kernel may add one after the other, and how many make a part."""
+    """How many numbers a kernel may add sequentially, and the sizes of parts."""
 
     most: int
     smallest_part: int
@@ -58,45 +58,43 @@ class _Lengths:
     largest_part: int
 
     def part(self, number: Axis) -> int | None:
-        """The size of the parts of ``number``, its largest suitable divisor; ``None`` if there is none."""
+        """The largest divisor of ``number`` that is a suitable part size, or ``None``."""
         sizes = range(self.largest_part, self.smallest_part - 1, -1)
         return None if number is None else next((size for size in sizes if number % size == 0), None)
 
 
 _ROWS = _Lengths(most=512, smallest_part=16, usual_part=32, largest_part=128)
-"""Of numbers that lie apart in memory: a row is added to the sum of the rows before. 512 equal numbers are off by 7e-6,
-what ``is_explained`` calls rounding."""
+"""For strided numbers, where the kernel adds row to row. 512 equal numbers are off by 7e-6, within the tolerance."""
 
 _NEIGHBOURS = _Lengths(most=8192, smallest_part=128, usual_part=256, largest_part=1024)
-"""Of neighbours in memory: the kernel adds in some 32 lanes."""
+"""For contiguous numbers, which the kernel adds in about 32 lanes."""
 
 _MOST_NORMALIZED = 16_384
-"""Numbers that a normalization's kernel may add. Hidden sizes are not beyond; images normalized as a whole are."""
-
+"""How many numbers a normalization's kernel may add: more than hidden sizes, fewer than whole images."""
 
 _NORMALIZATIONS = ("LayerNormalization", "InstanceNormalization")
 
 
 def long_sums(model: ir.Model, context: PassContext) -> int:
-    """Takes long sums in stages, in place; returns how many."""
+    """Rewrites long sums in place; returns how many."""
     candidates = list(nodes_of(model, *_WHOLE, *_NORMALIZATIONS, "CumSum"))
     if not candidates:
         return 0
     _infer_shapes(model, candidates)
-    fired = sum(_take_apart(node) for node in nodes_of(model, *_NORMALIZATIONS))
+    fired = sum(_decompose(node) for node in nodes_of(model, *_NORMALIZATIONS))
     fired += sum(_widen(node) for node in nodes_of(model, "CumSum"))
     return fired + sum(_reduce_in_stages(node) for node in nodes_of(model, *_WHOLE))
 
 
 def _infer_shapes(model: ir.Model, nodes: Sequence[ir.Node]) -> None:
-    """Values between the nodes of one translation have no shape yet."""
+    """Infers missing shapes, which values inside the translation of one operator do not have yet."""
     inputs = [node.inputs[0] for node in nodes]
     if any(value is not None and value.shape is None for value in inputs):
         infer_types(ir.traversal.RecursiveGraphIterator(model.graph), model.opset_imports.get("", 1))
 
 
-def _take_apart(node: ir.Node) -> bool:
-    """Makes a normalization of very many numbers its formula, whose means are then taken in stages."""
+def _decompose(node: ir.Node) -> bool:
+    """Decomposes a normalization of very many numbers, whose means are then computed in stages."""
     value, scale, *rest = node.inputs
     bias = rest[0] if rest else None
     assert value is not None and scale is not None
@@ -130,7 +128,7 @@ def _take_apart(node: ir.Node) -> bool:
 
 
 def _widen(node: ir.Node) -> bool:
-    """Lets a running sum of more than a few numbers run in float64."""
+    """Computes a running sum of more than a few numbers in float64."""
     value, axis = node.inputs
     assert value is not None and axis is not None
     if value.dtype not in _DTYPES:
@@ -147,7 +145,7 @@ def _widen(node: ir.Node) -> bool:
 
 
 def _reduce_in_stages(node: ir.Node) -> bool:
-    """Reduces runs of neighbouring axes, the last first; a long one in parts, then in float64."""
+    """Reduces runs of adjacent axes, the last first; a long run in parts, then in float64."""
     value, axes = node.inputs[0], _axes(node)
     if value is None or axes is None or value.dtype not in _DTYPES:
         return False
@@ -158,14 +156,14 @@ def _reduce_in_stages(node: ir.Node) -> bool:
     new, is_mean = Replacement(node), node.op_type == "ReduceMean"
     operator = "ReduceSum" if is_mean else node.op_type
     current = new.cast(value, ir.DataType.FLOAT)
-    for run in reversed(_neighbouring(axes)):
+    for run in reversed(_runs_of(axes)):
         if _is_long(sizes, run):
             lengths, number = _lengths(sizes, run), _product([sizes[axis] for axis in run])
             part = lengths.part(number)
             if part is None and operator != "ReduceProd":
                 part = lengths.usual_part
                 current = _reshaped(new, current, sizes, run, [-1])
-                current = _filled_up(new, current, run.start, part)
+                current = _padded(new, current, run.start, part)
                 sizes[run.start : run.stop] = [None]
                 run = range(run.start, run.start + 1)
             if part is not None:
@@ -189,7 +187,7 @@ def _reduce_in_stages(node: ir.Node) -> bool:
 
 
 def _reshaped(new: Replacement, value: ir.Value, sizes: list[Axis], run: range, by: Sequence[int]) -> ir.Value:
-    """``value``, of ``sizes``, with the sizes ``by`` in the place of those of a run of axes."""
+    """``value``, of ``sizes``, with a run of axes reshaped to the sizes ``by``."""
     shape = [new.vector(by)]
     for side, start, stop in ((0, 0, run.start), (len(sizes), run.stop, len(sizes))):
         known = [size for size in sizes[start:stop] if size is not None]
@@ -200,8 +198,8 @@ def _reshaped(new: Replacement, value: ir.Value, sizes: list[Axis], run: range, 
     return new.op("Reshape", [value, new.op("Concat", shape, axis=0)])
 
 
-def _filled_up(new: Replacement, value: ir.Value, axis: int, part: int) -> ir.Value:
-    """``value`` with zeros added to the end of an axis, so that ``part`` divides it."""
+def _padded(new: Replacement, value: ir.Value, axis: int, part: int) -> ir.Value:
+    """``value`` padded with zeros at the end of an axis, so that ``part`` divides its size."""
     parts, zero = new.vector([part]), new.constant(np.zeros((), np.float32))
     length = new.op("Shape", [value], start=axis, end=axis + 1)
     missing = new.op("Mod", [new.op("Sub", [parts, new.op("Mod", [length, parts])]), parts])
@@ -210,7 +208,7 @@ def _filled_up(new: Replacement, value: ir.Value, axis: int, part: int) -> ir.Va
 
 
 def _axes(node: ir.Node) -> list[int] | None:
-    """The axes a node reduces, in ascending order; ``None`` if they are not known or none."""
+    """The axes a node reduces, in ascending order; ``None`` if unknown or none."""
     value = node.inputs[0]
     if value is None or value.shape is None or len(value.shape) == 0:
         return None
@@ -226,8 +224,8 @@ def _axes(node: ir.Node) -> list[int] | None:
     return sorted(int(axis) % rank for axis in constant.numpy().reshape(-1))
 
 
-def _neighbouring(axes: Sequence[int]) -> list[range]:
-    """The axes in runs of neighbours, which can be reduced as one."""
+def _runs_of(axes: Sequence[int]) -> list[range]:
+    """The runs of adjacent axes, each of which can be reduced as one axis."""
     runs: list[range] = []
     for axis in axes:
         if runs and runs[-1].stop == axis:
@@ -248,11 +246,11 @@ def _product(sizes: Sequence[Axis]) -> Axis:
 
 
 def _is_long(sizes: Sequence[Axis], axes: Sequence[int]) -> bool:
-    """Whether the kernel would add too many numbers one after the other; of axes that lie apart it adds all so."""
+    """Whether the kernel would add too many numbers sequentially; it does so with all of several runs of axes."""
     number = _product([sizes[axis] for axis in axes])
-    groups = _neighbouring(axes)
+    groups = _runs_of(axes)
     most = _ROWS.most if len(groups) > 1 else _lengths(sizes, groups[0]).most
     return number is None or number > most
 
 
-PASS = Pass("onnx.long_sums", "Takes sums of many numbers in two stages.", long_sums, cleans_up=True, is_needed=True)
+PASS = Pass("onnx.long_sums", "Computes sums of many numbers in two stages.", long_sums, cleans_up=True, is_needed=True)

@@ -1,14 +1,14 @@
-"""Rotates positions into queries and keys by one operator, ONNX's ``RotaryEmbedding`` of opset 23.
+"""Replaces rotary embeddings written out by one operator, ONNX's ``RotaryEmbedding`` of opset 23.
 
 Rule: ``x * cos + rotated(x) * sin`` becomes one ``RotaryEmbedding``, where
 
 1. ``rotated(x)`` is ``Concat(-x[..., n / 2:], x[..., :n / 2])``, as in Llama, or the pairs ``(-x[1], x[0], -x[3], x[2],
    ...)``, as in GPT-J (``interleaved``);
-2. x has four dimensions, [batch, heads, length, n] or [batch, length, heads, n], with known heads and features, and cos
-   and sin are the same for all heads;
-3. each number of cos and sin provably stands there twice, for both elements that are rotated together: the operator
-   takes it once. ``Concat(f, f)`` shows it, also through elementwise operators and views, or a constant does;
-4. features behind the first n, put back by a ``Concat``, go through the operator too (``rotary_embedding_dim``).
+2. x is [batch, heads, length, n] or [batch, length, heads, n] with known heads and features, and cos and sin are the
+   same for all heads;
+3. cos and sin provably have equal numbers for the two elements that are rotated together, of which the operator takes
+   one: by ``Concat(f, f)``, also through elementwise operators and views, or by a constant;
+4. features after the first n, which a ``Concat`` appends again, go through the operator (``rotary_embedding_dim``).
 
 Before and after (x: [batch, length, 2 * 8], f: [1, length, 4])::
 
@@ -21,10 +21,10 @@ Before and after (x: [batch, length, 2 * 8], f: [1, length, 4])::
     h = RotaryEmbedding <num_heads=2> (x, Cos(f), Sin(f))
     y = Transpose <perm=[0, 2, 1, 3]> (Reshape(h, [0, 0, 2, 8]))
 
-``onnx.attention``, which follows, reads ``h`` itself.
+``onnx.attention``, which runs later, reads ``h`` directly.
 
-It must not fire where the products are needed elsewhere, as the backward of training may, in dtypes other than float32
-(eager rounds each product to half precision, the kernel does not), or where the halves of cos and sin may differ.
+Not if the products have other users, as in training; nor for other dtypes than float32 (eager rounds each product to
+half precision, the kernel does not), or if the halves of cos and sin may differ.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ from ..engine.onnx.editing import (
     new_constant,
     nodes_of,
     number,
+    only_user,
+    operand,
     permutation,
     producer,
     require,
@@ -51,14 +53,14 @@ from ..engine.onnx.editing import (
 from ..engine.registry import Pass
 
 _FIRST_OPSET = 23
-_NODES = 4  # sum, two products, the rotated value: what a near miss is counted in
+_NODES = 4  # for near misses: sum, two products, the rotated value
 _ELEMENTWISE = ("Cos", "Sin", "Neg", "Identity", "Cast", "Mul", "Add")
 
 _SIZES = list[int | str]
 
 
 def fuse_rotary_embedding(model: ir.Model, context: PassContext) -> int:
-    """Replaces written-out rotary embeddings in place; returns how often."""
+    """Replaces rotary embeddings in place; returns how often."""
     fusion = _Fusion(model, context)
 
     def rewrite(node: ir.Node) -> bool:
@@ -69,7 +71,7 @@ def fuse_rotary_embedding(model: ir.Model, context: PassContext) -> int:
         if parts is None:
             return False
         is_there = model.opset_imports.get("", 1) >= _FIRST_OPSET
-        require(is_there, f"ONNX has RotaryEmbedding from opset {_FIRST_OPSET} on", _NODES)
+        require(is_there, f"RotaryEmbedding needs opset {_FIRST_OPSET}", _NODES)
         return fusion.run(node, *parts)
 
     fired = rewrite_each(context, nodes_of(model, "Add"), _NODES, rewrite)
@@ -77,20 +79,20 @@ def fuse_rotary_embedding(model: ir.Model, context: PassContext) -> int:
     return fired
 
 
-def _parts(straight: ir.Node | None, turned: ir.Node | None) -> tuple[ir.Value, ir.Value, ir.Value, bool] | None:
-    """x, cos, sin, and whether neighbours are rotated, of ``x * cos`` and ``rotated(x) * sin``."""
-    assert straight is not None and turned is not None
+def _parts(by_cos: ir.Node | None, by_sin: ir.Node | None) -> tuple[ir.Value, ir.Value, ir.Value, bool] | None:
+    """x, cos, sin, and whether it is interleaved, of the products ``x * cos`` and ``rotated(x) * sin``."""
+    assert by_cos is not None and by_sin is not None
     for i in (0, 1):
         for j in (0, 1):
-            x, cos, sin = straight.inputs[i], straight.inputs[1 - i], turned.inputs[1 - j]
-            interleaved = _rotation_of(turned.inputs[j], x)
+            x, cos, sin = by_cos.inputs[i], by_cos.inputs[1 - i], by_sin.inputs[1 - j]
+            interleaved = _rotation_of(by_sin.inputs[j], x)
             if interleaved is not None and x is not None and cos is not None and sin is not None:
                 return x, cos, sin, interleaved
     return None
 
 
 def _rotation_of(value: ir.Value | None, x: ir.Value | None) -> bool | None:
-    """Whether ``value`` is x with neighbours rotated (``True``) or halves (``False``); ``None`` if neither."""
+    """Whether ``value`` is x with rotated pairs (``True``) or halves (``False``); ``None`` if neither."""
     shape = sizes(x)
     if x is None or not shape or not isinstance(shape[-1], int) or shape[-1] % 2:
         return None
@@ -105,10 +107,10 @@ def _rotation_of(value: ir.Value | None, x: ir.Value | None) -> bool | None:
     half = features // 2
     ends = ((half, features, 1), (0, half, 1))
     if are_pairs:
-        apart = [producer(item, "Unsqueeze") for item in joined.inputs]
-        if any(part is None or integers(part.inputs[1]) not in ([-1], [rank]) for part in apart):
+        unsqueezed = [producer(item, "Unsqueeze") for item in joined.inputs]
+        if any(part is None or integers(part.inputs[1]) not in ([-1], [rank]) for part in unsqueezed):
             return None
-        second, first = (None if part is None else part.inputs[0] for part in apart)
+        second, first = (None if part is None else part.inputs[0] for part in unsqueezed)
         ends = ((1, features, 2), (0, features, 2))
     negated = producer(second, "Neg")
     if negated is None or (_slice_of(negated.inputs[0], x), _slice_of(first, x)) != ends:
@@ -117,7 +119,7 @@ def _rotation_of(value: ir.Value | None, x: ir.Value | None) -> bool | None:
 
 
 def _slice_of(value: ir.Value | None, x: ir.Value) -> tuple[int, int, int] | None:
-    """Start, end and step along the last dimension, if ``value`` is such a part of x."""
+    """Start, end and step along the last dimension, if ``value`` is such a slice of x."""
     shape = sizes(x)
     if not shape or not isinstance(shape[-1], int):
         return None
@@ -145,7 +147,7 @@ def _slice_of(value: ir.Value | None, x: ir.Value) -> tuple[int, int, int] | Non
 
 
 def _is_by_position(angle: ir.Value, shape: _SIZES) -> bool:
-    """Whether x, of this shape, is [batch, length, heads, n], by the dimensions of cos or sin."""
+    """Whether x, of this shape, is [batch, length, heads, n], by the shape of cos or sin."""
     here = sizes(angle) or []
     if len(here) == 2 and here == shape[2:]:
         return False
@@ -157,15 +159,11 @@ def _is_by_position(angle: ir.Value, shape: _SIZES) -> bool:
     raise NearMiss(f"{angle.name} of {here or 'unknown shape'} is not the same for all heads of {shape}", _NODES)
 
 
-def _with_the_rest(result: ir.Value, x: ir.Value, rotated: int | str) -> tuple[ir.Value, ir.Value]:
-    """x and the result together with the features that are not rotated, if these are put back behind."""
-    users = result.consumers()
-    part = producer(x, "Slice", "Split")
-    if part is None or part.inputs[0] is None or len(users) != 1 or result.is_graph_output():
-        return x, result
-    whole, join = part.inputs[0], users[0]
+def _with_all_features(result: ir.Value, x: ir.Value, rotated: int | str) -> tuple[ir.Value, ir.Value]:
+    """x and the result with the features that are not rotated, if these are appended again; else both unchanged."""
+    whole, join = operand(x, "Slice", "Split"), only_user(result, "Concat")
     full = sizes(whole)
-    if full is None or join.op_type != "Concat" or len(join.inputs) != 2 or join.inputs[0] is not result:
+    if whole is None or full is None or join is None or len(join.inputs) != 2 or join.inputs[0] is not result:
         return x, result
     ends = _slice_of(x, whole), _slice_of(join.inputs[1], whole)
     if ends != ((0, rotated, 1), (rotated, full[-1], 1)) or join.attributes.get_int("axis", 0) not in (-1, 3):
@@ -174,26 +172,26 @@ def _with_the_rest(result: ir.Value, x: ir.Value, rotated: int | str) -> tuple[i
 
 
 class _Fusion:
-    """Puts one operator where a rotary embedding is written out; shares what cos and sin become."""
+    """Replaces rotary embeddings, which share the new cos and sin."""
 
     def __init__(self, model: ir.Model, context: PassContext) -> None:
         self._model = model
         self.builder = Builder(model, context)
-        self._once: dict[tuple[ir.Value, bool], ir.Value] = {}
+        self._halves: dict[tuple[ir.Value, bool], ir.Value] = {}
 
     def run(self, add: ir.Node, x: ir.Value, cos: ir.Value, sin: ir.Value, interleaved: bool) -> bool:
-        """Whether it did, for ``x * cos + rotated(x) * sin``. Raises ``NearMiss``."""
+        """Replaces ``add``; returns whether it did. Raises ``NearMiss``."""
         for value in add.inputs:
             assert value is not None
-            require(is_only_used_by(value, add), f"{value.name} is needed elsewhere", _NODES)
+            require(is_only_used_by(value, add), f"{value.name} has other users", _NODES)
         shape = sizes(x) or []
         require(x.dtype == ir.DataType.FLOAT, f"{x.name} is {x.dtype}", _NODES)
         is_known = len(shape) == 4 and sizes(add.outputs[0]) == shape
         require(is_known, f"{x.name} is {shape or 'of unknown shape'}, not of four dimensions", _NODES)
         by_position, other = (_is_by_position(value, shape) for value in (cos, sin))
-        require(by_position == other, "cos and sin go along different dimensions", _NODES)
+        require(by_position == other, "cos and sin have different layouts", _NODES)
         rotated = shape[3]
-        x, result = _with_the_rest(add.outputs[0], x, rotated)
+        x, result = _with_all_features(add.outputs[0], x, rotated)
         batch, *middle, features = sizes(x) or []
         length, heads = middle if by_position else middle[::-1]
         if not isinstance(heads, int) or not isinstance(features, int) or not isinstance(rotated, int):
@@ -209,9 +207,9 @@ class _Fusion:
             self.builder.add(result, "RotaryEmbedding", [x, *inputs], *attributes)
             return self.builder.substitute([result])
         source = x if by_position or transpose is None else transpose.inputs[0]
-        reshape = producer(source, "Reshape")
-        if reshape is not None and sizes(reshape.inputs[0]) == [batch, length, heads * features]:
-            source = reshape.inputs[0]
+        merged = operand(source, "Reshape")
+        if merged is not None and sizes(merged) == [batch, length, heads * features]:
+            source = merged
         else:
             source = self.builder.add(
                 result, "Reshape", [source, self.builder.constant("heads_together", [0, 0, heads * features])]
@@ -228,15 +226,15 @@ class _Fusion:
 
     def _angle(self, value: ir.Value, interleaved: bool, by_position: bool, length: int | str) -> ir.Value:
         """cos or sin, [batch or 1, length, n / 2]."""
-        once = self._half(value, interleaved)
-        shape = sizes(once)
+        half = self._half(value, interleaved)
+        shape = sizes(half)
         assert shape is not None
-        before = _before_views(once, [shape[0] if len(shape) == 4 else 1, length, shape[-1]])
+        before = _before_views(half, [shape[0] if len(shape) == 4 else 1, length, shape[-1]])
         if before is not None:
             return before
         axis = 0 if len(shape) == 2 else 2 if by_position else 1
         operator = "Unsqueeze" if len(shape) == 2 else "Squeeze"
-        return self.builder.shared(once, operator, [once, self.builder.constant("axis", [axis])])
+        return self.builder.shared(half, operator, [half, self.builder.constant("axis", [axis])])
 
     def _for_batch(self, angle: ir.Value, x: ir.Value, batch: int | str, result: ir.Value) -> ir.Value:
         """[batch, length, n / 2]."""
@@ -252,11 +250,11 @@ class _Fusion:
         return self.builder.add(result, "Expand", [angle, target])
 
     def _half(self, value: ir.Value, interleaved: bool) -> ir.Value:
-        """Of a value whose last dimension holds each number twice, that with each number once."""
+        """A value whose last dimension has each number twice, with each number once."""
         key = (value, interleaved)
-        if key not in self._once:
-            self._once[key] = self._make_half(value, interleaved)
-        return self._once[key]
+        if key not in self._halves:
+            self._halves[key] = self._make_half(value, interleaved)
+        return self._halves[key]
 
     def _make_half(self, value: ir.Value, interleaved: bool) -> ir.Value:
         array, shape, node = constant(value), sizes(value), value.producer()
@@ -265,7 +263,7 @@ class _Fusion:
         if array is not None:
             first, second = (array[..., ::2], array[..., 1::2]) if interleaved else np.split(array, 2, axis=-1)
             if not np.array_equal(first, second, equal_nan=True):
-                raise NearMiss(f"the two elements rotated together have different numbers in {value.name}", _NODES)
+                raise NearMiss(f"{value.name} has different numbers for two elements that are rotated together", _NODES)
             return new_constant(self._model, f"{value.name}__once", np.ascontiguousarray(first))
         last = len(shape) - 1
         doubled = _doubled(value, interleaved)
@@ -274,12 +272,12 @@ class _Fusion:
             axis = self.builder.constant("axis", [last + 1])
             return self.builder.shared(inner, "Squeeze", [inner, axis]) if is_apart else inner
         if node is None or node.domain:
-            raise NearMiss(f"{value.name} is not known to hold each number twice", _NODES)
+            raise NearMiss(f"{value.name} is not known to have each number twice", _NODES)
         if node.op_type == "Unsqueeze" and {last, -1}.isdisjoint(integers(node.inputs[1]) or [-1]):
             assert node.inputs[0] is not None
             return self.builder.shared(value, "Unsqueeze", [self._half(node.inputs[0], interleaved), node.inputs[1]])
         if node.op_type not in _ELEMENTWISE:
-            raise NearMiss(f"{value.name} is not known to hold each number twice: it is a {node.op_type}", _NODES)
+            raise NearMiss(f"{value.name} is not known to have each number twice: it is a {node.op_type}", _NODES)
         parts = [
             item if item is None or _is_same_for_all(item) else self._half(item, interleaved) for item in node.inputs
         ]
@@ -293,40 +291,33 @@ def _is_same_for_all(value: ir.Value) -> bool:
 
 
 def _doubled(value: ir.Value, interleaved: bool) -> tuple[ir.Value, bool] | None:
-    """What ``value`` holds twice: by ``Concat`` with itself, or each number beside itself by ``Expand``.
-
-    And whether that has still a last dimension of size 1.
-    """
+    """What ``value`` has twice, by ``Concat`` with itself or by ``Expand`` of each number, and whether that has a last
+    dimension of size 1."""
     shape = sizes(value)
     assert shape is not None
     if not interleaved:
-        joined = producer(value, "Concat")
-        if joined is None or len(joined.inputs) != 2 or joined.inputs[0] is None:
+        joined, half = producer(value, "Concat"), operand(value, "Concat")
+        if joined is None or half is None or list(joined.inputs) != [half, half]:
             return None
-        if joined.inputs[0] is not joined.inputs[1] or joined.attributes.get_int("axis", 0) not in (-1, len(shape) - 1):
-            return None
-        return joined.inputs[0], False
-    merged = producer(value, "Reshape")
-    expand = None if merged is None else producer(merged.inputs[0], "Expand")
-    if expand is None or expand.inputs[0] is None:
+        return (half, False) if joined.attributes.get_int("axis", 0) in (-1, len(shape) - 1) else None
+    pairs = operand(value, "Reshape")
+    single = operand(pairs, "Expand")
+    once = [*shape[:-1], int(shape[-1]) // 2]
+    if single is None or sizes(single) != [*once, 1] or sizes(pairs) != [*once, 2]:
         return None
-    inner = [*shape[:-1], int(shape[-1]) // 2]
-    if sizes(expand.inputs[0]) != [*inner, 1] or sizes(expand.outputs[0]) != [*inner, 2]:
-        return None
-    before = _before_views(expand.inputs[0], inner)
-    return (expand.inputs[0], True) if before is None else (before, False)
+    before = _before_views(single, once)
+    return (single, True) if before is None else (before, False)
 
 
 def _before_views(value: ir.Value | None, wanted: _SIZES) -> ir.Value | None:
-    """``value`` or what it is a view of, whichever has the shape ``wanted``."""
+    """``value`` or the value it is a view of that has the shape ``wanted``, or ``None``."""
     while value is not None and sizes(value) != wanted:
-        node = producer(value, "Reshape", "Squeeze", "Unsqueeze")
-        value = None if node is None else node.inputs[0]
+        value = operand(value, "Reshape", "Squeeze", "Unsqueeze")
     return value
 
 
 PASS = Pass(
     "onnx.rotary_embedding",
-    "Rotates positions into queries and keys by one operator, ONNX's RotaryEmbedding of opset 23.",
+    "Replaces rotary embeddings by one operator, ONNX's RotaryEmbedding of opset 23.",
     fuse_rotary_embedding,
 )

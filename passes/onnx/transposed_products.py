@@ -1,11 +1,11 @@
-"""Lets a matrix product read its operands transposed and scale its result.
+"""Lets a matrix product read transposed operands and scale its result.
 
 Rule:
 
-1. ``MatMul`` (as ``FusedMatMul``), ``FusedMatMul`` and ``Gemm`` take an operand that is a ``Transpose`` of the last two
-   dimensions as it lies in memory, if every user of that transposed value is such a product;
-2. ``Mul`` by a constant number, or ``Div`` by a power of two, of a float32 product that has no other use becomes the
-   product's ``alpha``, if it has none yet.
+1. ``MatMul`` (as ``FusedMatMul``), ``FusedMatMul`` and ``Gemm`` read the input of a ``Transpose`` of the last two
+   dimensions, if all users of the transposed value are such products;
+2. ``Mul`` by a constant number, or ``Div`` by a power of two, of a float32 product without other users becomes the
+   product's ``alpha``, if it has none.
 
 Before and after (q, k: [B, H, S, D])::
 
@@ -13,8 +13,8 @@ Before and after (q, k: [B, H, S, D])::
     s = MatMul(q, t)
     y = Mul(s, 0.125)
 
-It must not fire for a factor of 0 (``0 * inf``), one that is not finite, or where the transposed value stays anyway.
-``alpha`` is float32: other dtypes keep their ``Mul``. ONNX Runtime does both itself, less often.
+Not for a factor of 0 (``0 * inf``) or one that is not finite, nor if the transposed value has other users. ``alpha`` is
+float32, so other dtypes keep their ``Mul``. ONNX Runtime does both too, in fewer cases.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _transposes(model: ir.Model, context: PassContext, node: ir.Node) -> int:
         transpose = producer(inputs[i], "Transpose")
         if transpose is None or not _swaps_last_two(transpose):
             continue
-        if not _dies(transpose.outputs[0]):
+        if not _is_removable(transpose.outputs[0]):
             context.refuse(node, f"{transpose.outputs[0].name} is needed elsewhere", matched=1, of=2)
             continue
         inputs[i] = transpose.inputs[0]
@@ -77,8 +77,8 @@ def _swaps_last_two(transpose: ir.Node) -> bool:
     return order == [*range(last - 1), last, last - 1]
 
 
-def _dies(value: ir.Value) -> bool:
-    """Whether all that use a transposed value are products that can read it as it was."""
+def _is_removable(value: ir.Value) -> bool:
+    """Whether all users of a transposed value are products that can read the original."""
     return not value.is_graph_output() and all(
         (user.domain, user.op_type) in _PRODUCTS and (user.op_type != "Gemm" or position < 2)
         for user, position in value.uses()

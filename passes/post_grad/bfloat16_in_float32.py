@@ -1,7 +1,7 @@
-"""Computes bfloat16 in float32 where the provider has no bfloat16 kernel.
+"""Computes bfloat16 in float32 if the provider has no bfloat16 kernel.
 
-Rule: an operator with bfloat16 arguments or results that the provider refuses becomes the operator in float32 between
-casts. Each result is rounded to bfloat16, as in eager, so that errors do not differ from eager's::
+Rule: an operator with bfloat16 arguments or results that the provider rejects becomes the same operator in float32
+between casts. Each result is rounded to bfloat16, as in eager, so that errors are eager's::
 
     y: bf16 = addmm(b, x, w)
 
@@ -9,21 +9,21 @@ casts. Each result is rounded to bfloat16, as in eager, so that errors do not di
     y_in_float32: f32 = addmm(b_f32, x_f32, w_f32)
     y: bf16 = _to_copy(y_in_float32, dtype=bfloat16)
 
-Each value is cast once, however many read it. Eager's CPU kernels compute that way themselves (``at::opmath_type``).
+Each value is cast once for all users. Eager's CPU kernels compute the same way (``at::opmath_type``).
 
 Not if
 
-1. the provider refuses the operator in float32 too, or its results would have other dtypes or shapes;
-2. the operator sees the bits or the limits of its dtype (``view.dtype``, ``nextafter``, ``nan_to_num``), draws random
+1. the provider rejects the operator in float32 too, or its results would have other dtypes or shapes;
+2. the operator depends on the bits or limits of its dtype (``view.dtype``, ``nextafter``, ``nan_to_num``), draws random
    numbers or changes an argument;
-3. the result is a view of memory that is returned: a cast would take it out of there;
-4. PyTorch is faster: it multiplies bfloat16 by matrix units (``Target.multiplies_bfloat16``), or the graph has no
-   product and no convolution, and nothing but casts would be gained;
-5. the operator compares or jumps at a number that is none in bfloat16: eager rounds that number first. Comparisons
-   (results of type bool) are given the rounded number instead.
+3. the result is a view of memory that is returned: a cast would be a copy;
+4. PyTorch is faster: it has bfloat16 matrix units (``Target.multiplies_bfloat16``), or the graph has no matrix product
+   or convolution;
+5. the operator has a discontinuity at a number that bfloat16 cannot represent: eager rounds that number first.
+   Comparisons (results of type bool) get the rounded number instead.
 
-Needed: ONNX Runtime has next to no kernels for bfloat16 on the CPU, so that without it such a model runs in PyTorch:
-1.6 to 7 times slower where the processor has no units for bfloat16 (``docs/limits.md``).
+Needed: ONNX Runtime has few bfloat16 kernels on the CPU. Without this pass such a model runs in PyTorch, 1.6 to 7 times
+slower if the processor has no bfloat16 units (``docs/limits.md``).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _SEES_DTYPE = {
     aten.logspace.default,
 }
 _VIEWS = {aten.t.default, aten.transpose.int, aten.permute.default, aten.unsqueeze.default, aten.expand.default}
-"""Views that any tensor has, however it lies in memory."""
+"""Views that exist for all strides."""
 
 _PRODUCTS = {
     *(aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.dot, aten.convolution, aten.convolution_backward),
@@ -66,8 +66,8 @@ _SMOOTH = {
     *(aten.leaky_relu, aten.elu, aten.celu, aten.softplus, aten.logit),
     *(aten.where, aten.masked_fill, aten.clamp, aten.clamp_min, aten.clamp_max, aten.hardtanh),
 }
-"""Elementwise operators that take numbers and do not jump at them: eager keeps them in float32
-(``binary_kernel_reduced_floating_vec_opmath_support``), or the result is rounded to what eager makes of them."""
+"""Elementwise operators that are continuous in their number arguments: eager computes with these in float32
+(``binary_kernel_reduced_floating_vec_opmath_support``), or rounding the result gives eager's."""
 
 
 def bfloat16_in_float32(module: fx.GraphModule, context: PassContext) -> int:
@@ -106,7 +106,7 @@ def _reason_against(node: fx.Node) -> str | None:
     target = node.target
     assert isinstance(target, torch._ops.OpOverload)
     if target in _SEES_DTYPE:
-        return "it depends on its dtype's bits or limits"
+        return "it depends on the bits or limits of its dtype"
     if not is_functional(node):
         return "it draws random numbers, or changes an argument in place"
     if is_needed(node) and any(result.alias_info is not None for result in target._schema.returns):
@@ -115,7 +115,7 @@ def _reason_against(node: fx.Node) -> str | None:
     if torch.Tag.pointwise in target.tags and not smooth and not _is_comparison(node):
         for number in node.args:
             if _is_number(number) and number == number and _rounded(number) != number:
-                return f"eager may round {number} to bfloat16 first, and the operator may jump there"
+                return f"eager may round {number} to bfloat16 first, and the operator may be discontinuous there"
     return None
 
 
@@ -133,12 +133,12 @@ def _rounded(number: float) -> float:
 
 
 def _rewrite(node: fx.Node, wide: dict[fx.Node, fx.Node], context: PassContext) -> str | None:
-    """Rewrites a node; or leaves the graph as it was and says why, with nothing if ``context`` knows.
+    """Rewrites a node; returns why it did not (``""`` if ``context`` recorded that), or ``None``.
 
     Args:
         node: the node.
-        wide: bfloat16 values in float32, one cast for all who read it.
-        context: the pass's.
+        wide: by bfloat16 value its cast to float32.
+        context: allows the change.
     """
     is_comparison = _is_comparison(node)
     inputs = [value for item in node.all_input_nodes if (value := value_of(item)) is not None]
@@ -176,7 +176,7 @@ def _rewrite(node: fx.Node, wide: dict[fx.Node, fx.Node], context: PassContext) 
 
 
 def _widened(value: fx.Node, wide: dict[fx.Node, fx.Node]) -> fx.Node:
-    """``value`` in float32, cast as early as it can be: a transposition stays next to the product that reads it."""
+    """``value`` in float32, cast as early as possible, so that a transposition stays next to its product."""
     if value not in wide:
         following = value.next
         while following.op == "placeholder":

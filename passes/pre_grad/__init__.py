@@ -1,1 +1,1 @@
-"""Passes of the stage ``pre_grad``; none yet."""
+"""Passes of the stage ``pre_grad``: on Dynamo's graph, torch IR."""

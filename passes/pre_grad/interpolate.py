@@ -1,4 +1,4 @@
-"""Keeps an interpolation whole, which AOTAutograd would take apart.
+"""Keeps an interpolation one node, which AOTAutograd would decompose.
 
 Rule::
 
@@ -6,14 +6,14 @@ Rule::
 
     dynamo_backends.interpolate(x, None, [2.0, 2.0], mode="bilinear", align_corners=False)
 
-PyTorch decomposes its interpolations before a compiler's own choice of decompositions counts: a bilinear one becomes
-thirty nodes that read four images and mix them, its gradient four sums at indices. ONNX has ``Resize``; the gradient
-stays one kernel of PyTorch's.
+PyTorch decomposes interpolations whatever decompositions a compiler chooses: a bilinear one becomes thirty nodes that
+gather and mix four images, its gradient four sums at indices. ONNX has ``Resize``; the gradient is one PyTorch kernel.
 
-Not for bicubic interpolation, whose ``Resize`` takes ONNX Runtime ten times as long as PyTorch's kernel, with
-``antialias``, with symbolic sizes of what is resized, for a gradient with a symbolic batch that PyTorch cannot
-foretell, in another dtype than float32, nor inside a transform of
-``torch.func``.
+Not for
+
+1. bicubic interpolation, for which ``Resize`` is ten times as slow as PyTorch's kernel, or ``antialias``;
+2. symbolic sizes of the resized dimensions, or a gradient with a symbolic batch that fake tensors cannot infer;
+3. other dtypes than float32, or transforms of ``torch.func``.
 """
 
 from __future__ import annotations
@@ -58,24 +58,24 @@ def interpolate(module: fx.GraphModule, context: PassContext) -> int:
 
 
 def _for_each(factor: Any, dimensions: int) -> list[float]:
-    """A factor for each dimension, where one may stand for all."""
+    """A factor for each dimension, from one or several."""
     return [float(item) for item in factor] if isinstance(factor, Sequence) else [float(factor)] * dimensions
 
 
 def _reason_against(node: fx.Node, given: dict[str, Any]) -> str | None:
     value, result = value_of(given["input"]), value_of(node)
     if value is None or type(value) is not FakeTensor or result is None or value.dtype is not torch.float32:
-        return "what it resizes is no plain float32 tensor"
+        return "its argument is no plain float32 tensor"
     if (given["mode"], value.ndim - 2) not in operators.INTERPOLATION_BACKWARDS or given["antialias"]:
-        return f"ONNX Runtime has no fast one of mode {given['mode']}{' with antialias' * bool(given['antialias'])}"
+        return f"ONNX Runtime has no fast kernel for mode {given['mode']}{' with antialias' * bool(given['antialias'])}"
     if not all(isinstance(size, int) for size in (*value.shape[2:], *result.shape[2:])):
-        return "the sizes of what it resizes are symbolic"
+        return "the resized dimensions are symbolic"
     has_symbolic_batch = not all(isinstance(size, int) for size in value.shape[:2])
     is_in_python = given["mode"].startswith("nearest") and value.ndim == 4  # the gradient's meta function (2.13)
     if has_symbolic_batch and value.requires_grad and not is_in_python:
-        return "PyTorch cannot foretell its gradient for a symbolic batch"
+        return "PyTorch cannot infer its gradient for a symbolic batch"
     if any(isinstance(item, fx.Node) for item in _pytree.tree_leaves(given["scale_factor"])):
-        return "its factors are computed"
+        return "its factors are computed in the graph"
     if result.numel() == 0:
         return "it is empty"
     if any("functorch" in str(getattr(other.target, "__module__", "")) for other in node.graph.nodes):

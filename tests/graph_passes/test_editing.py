@@ -982,15 +982,15 @@ EXISTING: dict[str, tuple[str, str, str, str, list[str] | str]] = {
     "by an input": ("(float[3] x) => (float[3] y) { b = Identity(x)  y = Neg(b) }", "b", "x", "b", ["y"]),
     "an output by another": (
         "(float[3] x) => (float[3] y, float[3] z) { y = Exp(x)  z = Exp(x) }",
-        *("z", "y", "", "another output's"),
+        *("z", "y", "", "another output"),
     ),
     "an output by an input": (
         "(float[3] x) => (float[3] y) { y = Identity(x) }",
-        *("y", "x", "", "an input's"),
+        *("y", "x", "", "an input"),
     ),
     "an output by a constant": (
         "(float[3] x) => (float[1] y) { c = Constant <value = float[1] {1.0}> ()  y = Identity(c) }",
-        *("y", "c", "", "an input's"),
+        *("y", "c", "", "an input"),
     ),
     "of another shape": (
         "(float[3] x, float[1,3] w) => (float[1,3] y) { a = Exp(x)  b = Exp(w)  y = Add(a, b) }",

@@ -1,1 +1,1 @@
-"""Editing, matching and keeping whole of FX graphs."""
+"""FX graphs: editing, patterns, snapshots."""

@@ -1,15 +1,14 @@
-"""How passes change FX graphs: new nodes with their values, and replacement that refuses what is not the same.
+"""Functions with which passes change FX graphs: new nodes with their values, and checked replacement.
 
 ::
 
-    new = call(node, torch.ops.aten.permute.default, (x, [1, 0]))   # stands before node, has node's source line
-    fired += replace(node, new, context)                            # and bears its name
+    new = call(node, torch.ops.aten.permute.default, (x, [1, 0]))   # inserted before node, with its source line
+    fired += replace(node, new, context)                            # takes the name of node
 
-``replace`` is the one place where a value is put in the place of another. It refuses, with a reason that shows in the
-dump, what has another dtype, device, shape or strides, and what would share memory that somebody may change: in an
-inference graph ``neg(neg(x))`` may become ``x``, unless it is returned, as who changes the result in place would change
-the input. It asks ``context.allows``. A pass need not recompile, erase what is no longer read, or lint: the manager
-does.
+``replace`` rejects, with a reason that the dump shows, another dtype, device, shape or strides, and shared memory that
+may be written. In an inference graph ``neg(neg(x))`` may become ``x``, but not if it is returned: a caller that changes
+the result in place would change the input. ``replace`` also calls ``context.allows``. The manager recompiles, erases
+unused nodes and lints; a pass need not.
 """
 
 from __future__ import annotations
@@ -37,35 +36,29 @@ _OF_ITS_ORIGIN = (
     *("seq_nr", "partitioner_tag", "autograd_backward", "fwd_nn_module_stack", "fwd_source_fn_stack"),
     *("recompute", "ac_graph_id", "has_backward_hook"),
 )
-"""Keys of a node's ``meta`` that tell where it comes from: source line, module, forward or backward, checkpoint."""
+"""Keys of a node's ``meta`` for its origin: source line, module, forward or backward, checkpoint."""
 
 
 class NotComputable(ValueError):
-    """An operator refuses the arguments it was to be called with."""
+    """An operator raises an error for the fake tensors of its arguments."""
 
 
 def value_in(meta: Mapping[str, Any]) -> Any:
-    """What a node's ``meta`` says that it returns: a fake tensor, a number, several of them, or ``None``."""
+    """A node's value in its ``meta``: a fake tensor, a number, several of them, or ``None``."""
     return meta.get("val", meta.get("example_value"))
 
 
 def value_of(node: object) -> torch.Tensor | None:
-    """The fake tensor a node returns, ``None`` if it returns anything else."""
+    """The fake tensor a node returns, else ``None``."""
     value = value_in(node.meta) if isinstance(node, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
 
 def call(before: fx.Node, target: Any, args: tuple, kwargs: dict[str, Any] | None = None) -> fx.Node:
-    """A new node right before ``before``, with its source line and the like, and ``meta["val"]``.
-
-    The operator is run on fake tensors for that, which takes about a millisecond.
-
-    Args:
-        before: the node it stands before.
-        target, args, kwargs: what it calls.
+    """Inserts a call right before a node, with the node's source line; runs it on fake tensors for ``meta["val"]``.
 
     Raises:
-        NotComputable: the operator refuses these arguments; then the graph is as it was.
+        NotComputable: the operator rejects these arguments; the graph is unchanged.
     """
     kwargs = kwargs or {}
     try:
@@ -79,12 +72,12 @@ def call(before: fx.Node, target: Any, args: tuple, kwargs: dict[str, Any] | Non
 
 
 def origin(node: fx.Node) -> dict[str, Any]:
-    """What a node's ``meta`` says of where it comes from: source line, module, operator, forward or backward."""
+    """The part of a node's ``meta`` about its origin: source line, module, operator, forward or backward."""
     return {key: node.meta[key] for key in _OF_ITS_ORIGIN if key in node.meta}
 
 
 def fake_result(target: Any, args: tuple, kwargs: dict[str, Any]) -> object:
-    """What an operator returns for the fake tensors of its arguments."""
+    """The result of an operator for the fake tensors of its arguments, which are nodes or values."""
     values = fx.map_arg((args, kwargs), lambda node: value_in(node.meta))
     modes = (leaf.fake_mode for leaf in _pytree.tree_leaves(values) if isinstance(leaf, FakeTensor))
     mode = next(modes, None) or detect_fake_mode() or FakeTensorMode()
@@ -98,14 +91,14 @@ def fake_result(target: Any, args: tuple, kwargs: dict[str, Any]) -> object:
 
 
 def replace(node: fx.Node, new: fx.Node, context: PassContext) -> bool:
-    """Lets all users of ``node`` read ``new``, if that is the same and the pass may; returns whether it did.
+    """Replaces ``node`` by ``new`` for all users if both are equivalent; returns whether it did.
 
-    A node made for this, which nobody reads yet, takes the name of ``node``; another one keeps its own.
+    A new node without users takes the name of ``node``.
 
     Args:
-        node: what is replaced; it is erased.
-        new: what takes its place, computed before the users of ``node``.
-        context: the pass's, which is asked, and told why not.
+        node: the node to replace; it is erased.
+        new: its replacement, computed before the users of ``node``.
+        context: allows the change, and records a rejection.
     """
     return replace_all([(node, new)], context)
 
@@ -120,11 +113,11 @@ def replace_all(
     """``replace`` for several nodes of one match: all of them, or none.
 
     Args:
-        pairs: what is replaced, and by what.
-        context: the pass's, which is asked once, and told why not.
-        at: the node that stands for the match; by default the first one replaced.
-        strides: whether all must lie in memory as what they replace; else only results of the graph must, and not
-            gradients, which autograd lays out.
+        pairs: nodes and their replacements.
+        context: allows the change, once for all, and records a rejection.
+        at: the node that names the match; by default the first one replaced.
+        strides: whether all strides must be equal; else only those of the graph's results other than gradients, whose
+            layout autograd sets.
     """
     if not pairs:
         return False
@@ -148,7 +141,7 @@ def replace_all(
 
 
 def drop(nodes: Iterable[fx.Node]) -> bool:
-    """Erases nodes that were made and not used, and then those they were made of, so that they count as no users."""
+    """Erases new nodes that are not used after all, and their inputs that then have no users; returns ``False``."""
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
@@ -159,7 +152,7 @@ def drop(nodes: Iterable[fx.Node]) -> bool:
 
 
 def _reason_by_value(node: fx.Node, new: fx.Node, strides: bool) -> str | None:
-    """Why ``new``, whose value is inferred if it has none, is not of the kind of ``node``; ``None`` if it is."""
+    """Why the value of ``new``, which is inferred if missing, is unlike that of ``node``, or ``None``."""
     if value_in(new.meta) is None and new.op == "call_function":
         new.meta["val"] = fake_result(new.target, new.args, new.kwargs)
     old_value, new_value = value_in(node.meta), value_in(new.meta)
@@ -170,30 +163,30 @@ def _reason_by_value(node: fx.Node, new: fx.Node, strides: bool) -> str | None:
 
 
 def _reason_by_memory(node: fx.Node, new: fx.Node, replaced: Set[fx.Node], stage: str) -> str | None:
-    """Why the memory of ``new`` must not be that of ``node``, ``None`` if it may.
+    """Why the memory of ``new`` cannot replace that of ``node``, or ``None``.
 
     Args:
-        node: what would be replaced.
-        new: what would take its place.
-        replaced: all that is replaced with it.
-        stage: ``pre_grad`` graphs change tensors in place, and a backward may follow what is in a ``joint`` graph.
+        node: the node to replace.
+        new: its replacement.
+        replaced: all nodes replaced with it.
+        stage: the stage of the pass.
     """
-    if stage == "pre_grad":
+    if stage == "pre_grad":  # its graphs change tensors in place
         if _is_made_for_this(new) and not _reads_its_own_memory(new) and not _reads_its_own_memory(node):
             return None
-        return f"{node.name} may be changed in place before AOTAutograd, and would share memory otherwise than it did"
+        return f"{node.name} may be changed in place before AOTAutograd, and would share other memory"
     is_made_for_this = _is_made_for_this(new)
     if not is_made_for_this and any(user.op == "output" for user in node.users):
-        return "it is a result of the graph, which must be a tensor of its own"
+        return "it is a result of the graph, which must have memory of its own"
     old_memory, new_memory = owner(node), owner(new)
     if old_memory is new_memory:
         return None
     if is_made_for_this:
         if not is_needed(node) or (not is_input(old_memory) and not is_needed(old_memory, replaced)):
             return None
-        return f"it shares memory with {old_memory.name}, which is returned, written, or read as it lies"
+        return f"it shares memory with {old_memory.name}, which is returned, written, or read through its strides"
     if is_needed(node):
-        return f"its memory is returned, written, or read as it lies; it must not be that of {new_memory.name}"
+        return f"its memory is returned, written, or read through its strides; it cannot be that of {new_memory.name}"
     if stage == "joint" and (is_input(new_memory) or is_needed(new_memory)):
         return f"the memory of {new_memory.name} is an input's or a result's, which may change before the backward"
     if any(changes_memory(user) for view in _views_of(new_memory) for user in view.users):
@@ -202,7 +195,7 @@ def _reason_by_memory(node: fx.Node, new: fx.Node, replaced: Set[fx.Node], stage
 
 
 def _is_made_for_this(new: fx.Node) -> bool:
-    """Whether a result, which nobody reads yet, lies in memory that only what leads to it reads."""
+    """Whether a node has no users yet, and only the nodes that compute it read its memory."""
     if new.users or is_input(new):
         return False
     while (source := viewed(new)) is not None:
@@ -213,21 +206,21 @@ def _is_made_for_this(new: fx.Node) -> bool:
 
 
 def _reads_its_own_memory(node: fx.Node) -> bool:
-    """Whether a node's result lies in the memory of an argument, by its fake tensor."""
+    """Whether a node's fake result shares memory with an argument, or that is not known."""
     value = value_of(node)
     if value is None or node.op not in ("call_function", "call_method"):
-        return True  # not known
+        return True
     arguments = (value_of(item) for item in node.all_input_nodes)
     return any(item is not None and storage_of(item) == storage_of(value) for item in arguments)
 
 
 def storage_of(value: torch.Tensor) -> int:
-    """Which memory a tensor, real or fake, lies in."""
+    """The identity of a tensor's storage."""
     return int(value.untyped_storage()._cdata)
 
 
 def _views_of(memory: fx.Node, without: Set[fx.Node] = frozenset()) -> Iterator[fx.Node]:
-    """A node and all views of its result, but for some of them and what is viewed through these alone."""
+    """A node and all direct and indirect views of it, without some nodes and their views."""
     waiting = [memory]
     while waiting:
         node = waiting.pop()
@@ -236,11 +229,11 @@ def _views_of(memory: fx.Node, without: Set[fx.Node] = frozenset()) -> Iterator[
 
 
 def is_needed(memory: fx.Node, without: Set[fx.Node] = frozenset()) -> bool:
-    """Whether the memory of a node must stay its own: it or a view of it is returned, written, or read as it lies.
+    """Whether a node or a view of it is returned, written, or read through its strides.
 
     Args:
         memory: the node.
-        without: nodes that do not count, as they are replaced.
+        without: nodes to ignore, because they are replaced.
     """
     if memory in without:
         return False
@@ -256,7 +249,7 @@ def _needs_memory(user: fx.Node) -> bool:
 
 
 def known_equal(first: object, second: object) -> bool:
-    """Whether two sizes are equal whatever the symbols in them are; symbols get no guards."""
+    """Whether two sizes are equal for all values of their symbols; adds no guards."""
     return statically_known_true(first == second)
 
 
@@ -265,10 +258,13 @@ def same_sizes(first: Sequence[object], second: Sequence[object]) -> bool:
 
 
 def same_value(first: object, second: object, strides: bool = True) -> bool:
-    """Whether two values are alike: tensors of one dtype, device, shape and strides, where strides address anything.
+    """Whether tensors have equal dtype, device and shape, and equal strides where sizes are above 1.
 
-    Without ``strides`` these may be others. Symbolic numbers are taken to be equal if they may be; several values are
-    compared one by one.
+    Lists and tuples are compared item by item. Of other values only the kind is compared.
+
+    Args:
+        first, second: the values.
+        strides: whether strides are compared.
     """
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return _same_tensors(first, second, strides)
@@ -295,7 +291,7 @@ def _same_tensors(first: torch.Tensor, second: torch.Tensor, strides: bool) -> b
 
 
 def described(value: object) -> str:
-    """A value in words: dtype, shape, the device unless it is the CPU, and strides unless row-major."""
+    """A value for a message: dtype, shape, device unless CPU, strides unless row-major."""
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(described, value))})"
     if not isinstance(value, torch.Tensor):
@@ -310,11 +306,11 @@ def described(value: object) -> str:
 
 
 _UNMARKED_VIEWS = {aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default}
-"""Operators that return their argument's memory, and whose schemas do not say so."""
+"""Views whose schemas do not declare the alias."""
 
 
 def is_view(target: object) -> bool:
-    """Whether an ATen operator returns its argument's memory."""
+    """Whether an ATen operator returns a view of an argument."""
     if not isinstance(target, torch._ops.OpOverload):
         return False
     return target in _UNMARKED_VIEWS or any(
@@ -323,7 +319,7 @@ def is_view(target: object) -> bool:
 
 
 def viewed(node: fx.Node) -> fx.Node | None:
-    """What ``node`` is a view of, ``None`` if it has memory of its own."""
+    """The node that ``node`` is a view of, ``None`` if it has its own memory."""
     if node.op != "call_function" or not node.all_input_nodes:
         return None
     source = node.all_input_nodes[0]
@@ -333,14 +329,14 @@ def viewed(node: fx.Node) -> fx.Node | None:
 
 
 def owner(node: fx.Node) -> fx.Node:
-    """The node whose memory a node's result lies in."""
+    """The node whose memory a node's result shares, maybe the node itself."""
     while (source := viewed(node)) is not None:
         node = source
     return node
 
 
 def is_gradient(node: fx.Node) -> bool:
-    """Whether a node is the backward's, as AOTAutograd marks it."""
+    """Whether AOTAutograd marks a node as part of the backward."""
     return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
 
 
@@ -349,16 +345,16 @@ def is_input(node: fx.Node) -> bool:
 
 
 _READS_MEMORY = {aten.as_strided.default, aten.view.dtype}
-"""Operators whose result depends on where in memory their argument lies."""
+"""Operators that read memory through its strides."""
 
 
 def changes_memory(node: fx.Node) -> bool:
-    """Whether a node is an operator that changes an argument."""
+    """Whether a node's operator writes to an argument."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def is_functional(node: fx.Node) -> bool:
-    """Whether a node is an operator, of whatever package, that neither draws random numbers nor writes."""
+    """Whether a node's operator, of any package, neither draws random numbers nor writes to an argument."""
     if is_python_function(node.target):
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
@@ -367,16 +363,14 @@ def is_functional(node: fx.Node) -> bool:
 
 
 def is_pure(node: fx.Node) -> bool:
-    """Whether a node is an operator that only computes: it draws no random numbers, has no side effects, and its
-    result's shape and values depend on its arguments alone.
-
-    Of operators of higher order, whose subgraphs may do anything, and of other packages' operators it is not known.
+    """Whether a node's result depends on its arguments alone, without random numbers, side effects, or a shape that
+    depends on data. ``False`` for higher-order operators and operators of other packages.
     """
     if node.op != "call_function":
         return False
-    if isinstance(node.target, torch._ops.OpOverload):
-        return _is_pure_operator(node.target)
-    return is_python_function(node.target)
+    return is_python_function(node.target) or (
+        isinstance(node.target, torch._ops.OpOverload) and _is_pure_operator(node.target)
+    )
 
 
 @functools.cache
@@ -391,7 +385,7 @@ def _is_pure_operator(target: torch._ops.OpOverload) -> bool:
 
 
 def is_python_function(target: object) -> bool:
-    """Whether a node's target computes with sizes, or takes one of several results."""
+    """Whether a target is a function of ``operator`` or ``math``: size arithmetic, or ``getitem``."""
     return getattr(target, "__module__", "") in ("_operator", "operator", "math")
 
 
@@ -403,4 +397,4 @@ UNINITIALIZED = {
     aten.new_empty.default,
     aten.new_empty_strided.default,
 }
-"""Operators that return memory as it is, without values."""
+"""Operators that return memory without initializing it."""

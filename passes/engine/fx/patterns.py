@@ -1,6 +1,6 @@
-"""Replaces what one function computes by what another computes, on FX graphs, with PyTorch's pattern matcher.
+"""Patterns on FX graphs: replaces what one function computes by what another one computes.
 
-Two functions of the same arguments say what to look for and what to put there. They are traced into graphs::
+PyTorch's pattern matcher traces both functions, of the same arguments, and finds matches::
 
     PASS = pattern_pass(
         "post_grad.someone.silu",
@@ -8,8 +8,8 @@ Two functions of the same arguments say what to look for and what to put there. 
         lambda: [Pattern("silu", lambda x: x * torch.sigmoid(x), torch.nn.functional.silu, [torch.empty(2, 3)])],
     )
 
-A check on the match sees the real nodes, shapes and dtypes, and may refuse with a reason; a number is an argument if
-the pattern names it among ``scalars``, with a value by which the tracer knows it again::
+A check gets the match with its nodes, shapes and dtypes, and may reject it with a reason. An argument that is a number
+is listed in ``scalars``, with a value that the tracer recognizes::
 
     def scaled(x, factor):
         return torch.relu(x) * factor
@@ -20,11 +20,11 @@ the pattern names it among ``scalars``, with a value by which the tracer knows i
     Pattern("scaled", scaled, lambda x, factor: torch.relu(x * factor), [torch.empty(2, 3)], check=is_positive,
             scalars={"factor": 0.1234})
 
-Every node of a match but the last must have no user outside it. A pattern is traced with the decompositions of
-``Target``; with ``is_training`` forward and backward, and the match replaces both.
+Nodes of a match, except for the last, must have no users outside it. Patterns are traced with the decompositions of
+``Target``; with ``is_training``, forward and backward are traced and replaced together.
 
-Nothing is traced, and PyTorch's matcher, which takes 0.6 s, not imported, before the first graph arrives. Tracing takes
-20 to 80 ms for each pattern, and again at each match.
+At the first graph, PyTorch's matcher is imported (0.6 s) and the patterns are traced, 20 to 80 ms each; the replacement
+is traced again at each match.
 """
 
 from __future__ import annotations
@@ -42,28 +42,26 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from ..context import PassContext
 from ..registry import Pass
-from ..results import Refusal
 from .editing import described, fake_result, same_value, storage_of, value_in, value_of
 
 if TYPE_CHECKING:
-    from torch._inductor.pattern_matcher import Match, PatternEntry
+    from torch._inductor.pattern_matcher import Match
 
 aten = torch.ops.aten
 
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """What to look for and what to put there.
+    """A search and its replacement.
 
     Attributes:
-        name: names the pattern among those of its pass.
-        search: computes what to look for.
-        replacement: computes the same otherwise, of the same arguments by name.
-        example_inputs: a tensor for each argument that is not in ``scalars``, in order; their shapes do not matter, but
-            their number of dimensions and their dtypes may. With ``is_training`` those that have gradients require
-            them.
-        check: is given the match (``match.kwargs`` by argument, ``match.nodes``), and returns why it must not be
-            replaced, or ``None``.
+        name: the pattern's name within its pass.
+        search: the function to search for.
+        replacement: computes the same from the same arguments, by name.
+        example_inputs: a tensor for each argument that is not in ``scalars``, in order. Sizes do not matter, ranks and
+            dtypes may. With ``is_training``, tensors that have gradients require them.
+        check: gets the match (``match.kwargs`` by argument, ``match.nodes``), and returns why it must not be replaced,
+            or ``None``.
         scalars: arguments that are numbers, each with a value that occurs nowhere else in the pattern.
         is_training: whether ``search`` is traced forward and backward.
     """
@@ -89,13 +87,13 @@ def pattern_pass(
     Args:
         name: see ``Pass``; the stage is ``joint`` or ``post_grad``.
         sentence: see ``Pass``.
-        patterns: the patterns, or a function that makes them when the first graph arrives.
+        patterns: the patterns, or a function that returns them, called at the first graph.
         default: see ``Pass``.
 
     Raises:
-        ValueError: the name has no stage in front.
+        ValueError: the name does not begin with a stage.
     """
-    functions = patterns if callable(patterns) else [(item.search, item.replacement, item.check) for item in patterns]
+    definition = patterns if callable(patterns) else list(map(_definition, patterns))
 
     @functools.cache
     def matcher(decompositions: frozenset[tuple[Any, Callable[..., Any]]]) -> Matcher:
@@ -105,19 +103,28 @@ def pattern_pass(
     def run(module: fx.GraphModule, context: PassContext) -> int:
         return matcher(frozenset(context.target.decompositions().items())).apply(module, context)
 
-    return Pass(name, sentence, run, default, made_of=functions)
+    return Pass(name, sentence, run, default, made_of=definition)
+
+
+def _definition(pattern: Pattern) -> list[object]:
+    """What makes a pattern the same as another one, its functions first."""
+    settings = {
+        **vars(pattern),
+        "example_inputs": [(x.dtype, x.shape, x.requires_grad) for x in pattern.example_inputs],
+    }
+    return [pattern.search, list(settings.items())]
 
 
 class Matcher:
-    """Patterns registered with PyTorch's matcher. It knows no context; that of the current call is set aside for it."""
+    """Patterns registered with PyTorch's matcher, which calls ``_accepts`` at each match."""
 
     def __init__(self, name: str, patterns: Sequence[Pattern], decompositions: dict[Any, Callable[..., Any]]) -> None:
-        from torch._inductor import pattern_matcher  # which takes 0.6 s: only who has patterns pays for it
+        from torch._inductor import pattern_matcher  # takes 0.6 s
 
         self._current = threading.local()
         self._matcher = pattern_matcher.PatternMatcherPass(pass_name=name)
         for pattern in patterns:
-            with torch._guards.tracing(None), FakeTensorMode() as mode:  # its own, while a compile has another
+            with torch._guards.tracing(None), FakeTensorMode() as mode:  # not the mode of the current compile
                 pattern_matcher.register_replacement(
                     pattern.search,
                     pattern.replacement,
@@ -137,15 +144,13 @@ class Matcher:
         before = set(module.graph.nodes)
         fired = self._matcher.apply(module)
         _inherit_source(module, before)
-        if context.explain:
-            self._explain(module, context)
         return fired
 
     def _accepts(self, pattern: Pattern, match: Match) -> bool:
         context: PassContext = self._current.context
         node = match.output_nodes()[0]
         reason = pattern.check(match) if pattern.check is not None else None
-        if reason is None and not pattern.is_training:  # of a joint graph the manager compares the results
+        if reason is None and not pattern.is_training:  # a joint graph is checked by the manager
             reason = _reason_by_replacement(pattern, match)
         if reason is not None:
             size = len(match.nodes)
@@ -153,40 +158,9 @@ class Matcher:
             return False
         return context.allows(node)
 
-    def _explain(self, module: fx.GraphModule, context: PassContext) -> None:
-        """Matches once more what did not match, to note how far the pattern that got furthest did, and where."""
-        for (op, target), entries in self._matcher.patterns.items():
-            for node in module.graph.find_nodes(op=op, target=target):
-                misses = [miss for entry in entries if (miss := _near_miss(entry, node)) is not None]
-                if misses:
-                    best = max(misses, key=lambda miss: miss.matched / miss.of)
-                    context.refuse(best.node, best.reason, matched=best.matched, of=best.of, pattern=best.pattern)
-
-
-def _near_miss(entry: PatternEntry, node: fx.Node) -> Refusal | None:
-    """How far a pattern gets at a node, if at least to a second one; why no further is told by PyTorch's matcher."""
-    from torch._inductor import pattern_matcher
-
-    attempt = pattern_matcher.MatchContext(getattr(entry.pattern, "outputs", [entry.pattern]), graph=node.graph)
-    try:
-        failed = attempt.match(entry.pattern, node)
-    except pattern_matcher.FailedMatch as error:
-        failed = error
-    if not isinstance(failed, pattern_matcher.FailedMatch):
-        return None
-    named = [item.fns_repr() if isinstance(item, pattern_matcher._TargetExpr) else item for item in failed.args]
-    reason = failed.format_string.format(*named, **failed.kwargs)
-    where = next((item for item in failed.args if isinstance(item, fx.Node)), node)
-    visited = sum(isinstance(item, pattern_matcher._TargetExpr) for item in attempt.pattern_to_node)
-    matched = visited - reason.startswith("function_mismatch")
-    total = pattern_matcher.PatternPrettyPrinter.run(entry.pattern).count("CallFunction(")
-    if matched < 2:
-        return None
-    return Refusal(where.name, reason, matched, total, getattr(entry, "pattern_name", ""))
-
 
 def _reason_by_replacement(pattern: Pattern, match: Match) -> str | None:
-    """Why what a pattern puts there is not what it replaces, by fake tensors; ``None`` if it is."""
+    """Why the replacement's fake results are not those of the match, or ``None``."""
     arguments = tuple(match.kwargs[name] for name in inspect.signature(pattern.search).parameters)
     try:
         with torch.no_grad():
@@ -200,7 +174,7 @@ def _reason_by_replacement(pattern: Pattern, match: Match) -> str | None:
         if old is not None and not same_value(old, new):
             return f"the replacement would be {described(new)}, {node} is {described(old)}"
         if any(_share_memory(new, item) and not _share_memory(old, item) for item in map(value_of, arguments)):
-            return f"the replacement would be the memory of an argument, {node} has its own"
+            return f"the replacement would share the memory of an argument, {node} has its own"
     return None
 
 
@@ -209,14 +183,14 @@ def _share_memory(one: object, other: object) -> bool:
 
 
 def _tracer(is_training: bool) -> Callable[..., fx.GraphModule]:
-    """PyTorch's tracer of patterns, without the marks of autograd that ``joint.remove_noops`` removes."""
+    """PyTorch's tracer of patterns, without the no-ops that ``joint.remove_noops`` removes from graphs."""
     from torch._inductor import pattern_matcher
 
     trace = pattern_matcher.joint_fwd_bwd if is_training else pattern_matcher.fwd_only
-    return lambda *args, **kwargs: _without_ends(trace(*args, **kwargs))
+    return lambda *args, **kwargs: _without_detach(trace(*args, **kwargs))
 
 
-def _without_ends(module: fx.GraphModule) -> fx.GraphModule:
+def _without_detach(module: fx.GraphModule) -> fx.GraphModule:
     for target in (aten.detach.default, aten.alias.default):
         for node in module.graph.find_nodes(op="call_function", target=target):
             node.replace_all_uses_with(node.args[0])
@@ -226,7 +200,7 @@ def _without_ends(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _inherit_source(module: fx.GraphModule, before: set[fx.Node]) -> None:
-    """Gives the nodes that came in, inner ones of a replacement, the source lines of the node that uses them."""
+    """Gives new nodes inside a replacement the source lines of the node that uses them."""
     for node in reversed(module.graph.nodes):
         if node in before or node.op != "call_function":
             continue

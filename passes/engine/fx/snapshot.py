@@ -1,7 +1,7 @@
-"""What an FX graph was before a pass: to tell whether the pass changed it, to put it back, and to check what it became.
+"""A snapshot of an FX graph before a pass: detects changes, checks the changed graph, and restores the old one.
 
-A snapshot lists the nodes with their arguments, which ``torch.fx`` never changes in place; that takes 0.3 microseconds
-a node, where a copy of the graph takes 10. A graph is built of it only if it is needed.
+It lists nodes and their arguments, which ``torch.fx`` never changes in place: 0.3 microseconds a node, a copy of the
+graph would take 10. A graph is built from it only to restore or compare.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _NOT_KNOWN = (
     GuardOnDataDependentSymNode,
     NotImplementedError,
 )
-"""What fake tensors raise where they cannot tell a result, rather than that there is none."""
+"""Errors of fake tensors where a result exists but cannot be inferred."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Recorded:
-    """A node as it was."""
+    """A node at the time of the snapshot."""
 
     node: fx.Node
     target: Any
@@ -53,7 +53,7 @@ class _Recorded:
     meta: dict[str, Any]
     had_users: bool
 
-    def is_as_it_was(self, node: fx.Node) -> bool:
+    def is_unchanged(self, node: fx.Node) -> bool:
         return (
             node is self.node
             and node.target is self.target
@@ -64,7 +64,7 @@ class _Recorded:
 
 
 class _ModuleSnapshot:
-    """The nodes of one graph module, without its subgraphs, and which of its results share memory."""
+    """A snapshot of one graph module, without its subgraphs."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = module
@@ -78,7 +78,7 @@ class _ModuleSnapshot:
         self.sharing = _sharing(module.graph)
 
     def build(self) -> fx.Graph:
-        """A new graph of the recorded nodes, with their names and meta."""
+        """A new graph with the recorded nodes, names and meta."""
         graph = fx.Graph(tracer_cls=self.graph._tracer_cls)
         graph._codegen = self.graph._codegen
         made: dict[fx.Node, fx.Node] = {}
@@ -89,7 +89,7 @@ class _ModuleSnapshot:
                 new.name = item.name
                 graph._graph_namespace._rename_object(new, item.name)
             new.meta = dict(item.meta)
-            if hasattr(item.node, "_dynamo_source"):  # AOTAutograd asks for it; it is no part of the meta
+            if hasattr(item.node, "_dynamo_source"):  # read by AOTAutograd, not in the meta
                 new._dynamo_source = item.node._dynamo_source
             made[item.node] = new
         return graph
@@ -97,7 +97,7 @@ class _ModuleSnapshot:
     def changed(self) -> bool:
         if self.module.graph is not self.graph or len(self.graph.nodes) != len(self.nodes):
             return True
-        if not all(item.is_as_it_was(node) for item, node in zip(self.nodes, self.graph.nodes, strict=True)):
+        if not all(item.is_unchanged(node) for item, node in zip(self.nodes, self.graph.nodes, strict=True)):
             return True
         return any(_attribute(self.module, name) is not value for name, value in self.attributes.items())
 
@@ -106,8 +106,8 @@ class _ModuleSnapshot:
             _set_attribute(self.module, name, value)
         self.module.graph = self.build()
 
-    def erase_what_nobody_reads_any_more(self) -> None:
-        """Erases new nodes without users, and nodes that had users; not those that draw, write or have effects."""
+    def erase_unused(self) -> None:
+        """Erases nodes that are new or lost their users, except for random numbers, writes and side effects."""
         had_users = {item.node: item.had_users for item in self.nodes}
         for node in reversed(list(self.module.graph.nodes)):
             if node.users or not had_users.get(node, True):
@@ -120,15 +120,15 @@ class _ModuleSnapshot:
         try:
             self.module.graph.lint()
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-            return f"the graph is not well formed any more: {str(error).splitlines()[0]}"
+            return f"the graph is malformed: {str(error).splitlines()[0]}"
         before = [item.node for item in self.nodes if item.node.op == "placeholder"]
         after = list(self.module.graph.find_nodes(op="placeholder"))
-        if before != after:  # callers give them by position
+        if before != after:  # callers pass them by position
             return f"the graph takes the arguments {', '.join(map(str, after))}, it took {', '.join(map(str, before))}"
         return self._infer() or self._problem_of_results()
 
     def _infer(self) -> str | None:
-        """Gives each node that was changed the value it now has; says what cannot be computed any more."""
+        """Infers the values of changed nodes; returns why one cannot be computed, or ``None``."""
         before = {item.node: item for item in self.nodes}
         altered: set[fx.Node] = set()
         for node in self.module.graph.nodes:
@@ -140,7 +140,7 @@ class _ModuleSnapshot:
                 continue
             item = before.get(node)
             if item is not None and (
-                (item.is_as_it_was(node) and altered.isdisjoint(node.all_input_nodes))
+                (item.is_unchanged(node) and altered.isdisjoint(node.all_input_nodes))
                 or (item.target is node.target and _reads_the_same(item, node, before))
             ):
                 continue
@@ -152,7 +152,7 @@ class _ModuleSnapshot:
             except _NOT_KNOWN:
                 continue
             except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError) as error:
-                return f"{node.name} cannot be computed any more: {type(error).__name__}: {str(error).splitlines()[0]}"
+                return f"{node.name} cannot be computed: {type(error).__name__}: {str(error).splitlines()[0]}"
             key = "example_value" if "example_value" in node.meta else "val"
             if not same_value(node.meta.get(key), value):
                 node.meta[key] = value
@@ -162,7 +162,7 @@ class _ModuleSnapshot:
         return None
 
     def _problem_of_results(self) -> str | None:
-        """What is another dtype, shape or memory among the graph's results."""
+        """Which result of the graph has another dtype, shape or aliases, or ``None``."""
         results = _pytree.tree_leaves(self.module.graph.output_node().args)
         recorded = _pytree.tree_leaves(self.nodes[-1].args)
         values = {item.node: value_in(item.meta) for item in self.nodes}
@@ -171,22 +171,20 @@ class _ModuleSnapshot:
         for new, old in zip(results, recorded, strict=True):
             before = values.get(old) if isinstance(old, fx.Node) else old
             after = value_in(new.meta) if isinstance(new, fx.Node) else new
-            strides = not (isinstance(new, fx.Node) and is_gradient(new))  # autograd lays gradients out
+            strides = not (isinstance(new, fx.Node) and is_gradient(new))  # autograd sets the layout of gradients
             if isinstance(before, torch.Tensor) and not same_value(before, after, strides):
                 return f"the result {new} is {described(after)}, it was {described(before)}"
         for new, now, then in zip(results, _sharing(self.module.graph), self.sharing, strict=True):
             if now != then:
-                return (
-                    f"the result {new} lies in the memory of {now or 'nothing'}, it lay in that of {then or 'nothing'}"
-                )
+                return f"the result {new} shares the memory of {now or 'nothing'}, before that of {then or 'nothing'}"
         return None
 
 
 class FxSnapshot:
-    """A graph module and the subgraphs of its higher-order operators as they are now, to tell what was changed.
+    """A snapshot of a graph module and the subgraphs of its higher-order operators.
 
     Args:
-        module: the graph; the snapshot is good until another one is taken.
+        module: the graph; the snapshot is valid until another one is taken.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
@@ -194,7 +192,7 @@ class FxSnapshot:
         self._parts = [_ModuleSnapshot(part) for part in with_subgraphs(module)]
 
     def before(self) -> fx.GraphModule:
-        """The graph as it was, ready to run, apart from the one there is now."""
+        """A runnable copy of the old graph."""
         copies: dict[fx.GraphModule, fx.GraphModule] = {}
         for part in self._parts:  # subgraphs come before what calls them
             copy = copies[part.module] = fx.GraphModule(part.module, part.build())
@@ -204,23 +202,23 @@ class FxSnapshot:
         return copies[self._module]
 
     def changed(self) -> bool:
-        """Whether the graph is another now, but for nodes that nobody reads: these are erased."""
+        """Whether the graph changed; erases unused nodes first."""
         if not any(part.changed() for part in self._parts):
             return False
         for part in self._parts:
-            part.erase_what_nobody_reads_any_more()
+            part.erase_unused()
         return any(part.changed() for part in self._parts)
 
     def problem(self, target: Target) -> str | None:
-        """Why the graph cannot be what was meant: it is malformed, cannot be computed, or its results have another
-        dtype, shape, device, strides or memory. Nodes that changed get the values they now have."""
+        """Why the graph is broken, or ``None``: it is malformed, cannot be computed, or a result has another dtype,
+        shape, device, strides or aliases. Infers the values of changed nodes."""
         for part in self._parts:
-            if part.changed() and (said := part.problem()) is not None:
-                return said
+            if part.changed() and (problem := part.problem()) is not None:
+                return problem
         return None
 
     def restore(self) -> None:
-        """Makes the graph what it was; its nodes are new."""
+        """Restores the old graph, with new nodes."""
         for part in self._parts:
             if part.changed():
                 part.restore()
@@ -261,7 +259,7 @@ def _set_attribute(module: torch.nn.Module, name: str, value: object) -> None:
 
 
 def _can_be_inferred(node: fx.Node) -> bool:
-    """Whether a node's operator can be run on fake tensors: it changes nothing, and all it reads is known."""
+    """Whether a node can run on fake tensors: it writes nothing, and the values of its inputs are known."""
     if isinstance(node.target, torch._ops.HigherOrderOperator) or changes_memory(node):
         return False
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -271,12 +269,12 @@ def _can_be_inferred(node: fx.Node) -> bool:
 
 
 def _method(node: fx.Node) -> Any:
-    """A call of the method that a node calls, as a function."""
+    """The method that a node calls, as a function."""
     return lambda self, *args, **kwargs: getattr(self, str(node.target))(*args, **kwargs)
 
 
 def _reads_the_same(item: _Recorded, node: fx.Node, before: Mapping[fx.Node, _Recorded]) -> bool:
-    """Whether a node reads, if other nodes, then such of the same values as it did."""
+    """Whether the inputs of a node have the values of its recorded inputs."""
 
     def same(old: Any, new: Any) -> bool:
         if isinstance(old, fx.Node) and isinstance(new, fx.Node) and old in before:
@@ -288,7 +286,7 @@ def _reads_the_same(item: _Recorded, node: fx.Node, before: Mapping[fx.Node, _Re
 
 
 def _sharing(graph: fx.Graph) -> list[str]:
-    """For each result the memory in which it lies: the name of an input, or the number of the first such result."""
+    """By result, whose memory it shares: the name of an input, or the number of the first such result."""
     first: dict[fx.Node, str] = {}
     sharing = []
     for i, result in enumerate(_pytree.tree_leaves(graph.output_node().args)):

@@ -1,1 +1,1 @@
-"""Editing, matching and keeping whole of ONNX models."""
+"""ONNX models: editing, patterns, snapshots, inference of types."""

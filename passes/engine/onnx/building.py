@@ -1,4 +1,4 @@
-"""Builds the ONNX nodes that take the place of one node."""
+"""Builds the ONNX nodes that replace one node, without the checks of ``editing.substitute``."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 import onnx_ir as ir
 
 Axis: TypeAlias = "int | None"
-"""A size; ``None`` if it is known only at the call."""
+"""A size; ``None`` if it is known only at run time."""
 
 
 class Replacement:
-    """Nodes for the place of ``node``; they bear its metadata, and names of their own."""
+    """New nodes that replace ``node``, with its metadata."""
 
     def __init__(self, node: ir.Node) -> None:
         self.nodes: list[ir.Node] = []
         self._node = node
 
     def op(self, operator: str, inputs: Sequence[ir.Value | None], **attributes: Any) -> ir.Value:
-        """Adds a node and returns its result, of the dtype of its first input unless it is a Cast or a Shape."""
+        """Adds a node and returns its result, whose dtype is that of the first input unless it is a Cast or a Shape."""
         name = f"{self._node.name}__stage{len(self.nodes)}"
         node = ir.node(operator, inputs, attributes, name=name)
         node.metadata_props.update(self._node.metadata_props)
@@ -36,7 +36,7 @@ class Replacement:
         return result
 
     def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-        """``value`` as another dtype; itself if it has it."""
+        """``value`` as another dtype; itself if it has that dtype."""
         return value if value.dtype == dtype else self.op("Cast", [value], to=dtype)
 
     def vector(self, numbers: Sequence[int]) -> ir.Value:
@@ -49,7 +49,7 @@ class Replacement:
         return result
 
     def put(self, results: Sequence[ir.Value]) -> None:
-        """Puts the nodes in the place of the node, and ``results`` in that of those of its results that have a name."""
+        """Replaces the node by the new nodes, and its named results by ``results``."""
         pairs = [(old, new) for old, new in zip(self._node.outputs, results, strict=False) if old.name]
         assert isinstance(self._node.graph, ir.Graph)
         ir.convenience.replace_nodes_and_values(
@@ -58,7 +58,7 @@ class Replacement:
 
 
 def sizes_of(value: ir.Value) -> list[Axis] | None:
-    """The sizes of a value's dimensions; ``None`` if not even their number is known."""
+    """A value's sizes, ``None`` for symbolic ones; ``None`` if the rank is unknown."""
     if value.shape is None:
         return None
     return [size if isinstance(size, int) else None for size in value.shape]

@@ -1,8 +1,8 @@
-"""How passes change ONNX models: looking at nodes and values, and replacement that refuses what is not the same.
+"""Functions with which passes change ONNX models: queries of nodes and values, and checked replacement.
 
-A pass looks at nodes, makes new ones, and hands both to ``substitute``. It infers the dtypes and shapes of what the new
-nodes return, and refuses, with a reason that shows in the dump, what is not the same, or what the provider has no
-kernel for. ``use_existing`` puts a value that is there in the place of another one. Both ask ``context.allows``::
+``substitute`` replaces values by the results of new nodes. It infers their dtypes and shapes, and rejects, with a
+reason that the dump shows, different ones and nodes without a kernel. ``use_existing`` replaces a value by one of the
+model. Both call ``context.allows``::
 
     for node in nodes_of(model, "Mul"):
         sigmoid = producer(node.inputs[1], "Sigmoid")
@@ -10,7 +10,7 @@ kernel for. ``use_existing`` puts a value that is there in the place of another 
             new = ir.Node("com.microsoft", "QuickGelu", [node.inputs[0]], [ir.AttrFloat32("alpha", 1.0)])
             fired += substitute(model, context, node.outputs[:1], [new])
 
-``passes.onnx_pattern_pass`` says the same with less, where a few fixed forms are all there is.
+For a few fixed patterns, ``passes.onnx_pattern_pass`` is shorter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .inference import contradiction, dims_of, settle_types
 
 
 def constant(value: ir.Value | None) -> np.ndarray | None:
-    """The number or array a value always has, or ``None``: of an initializer or a ``Constant`` node."""
+    """The array of an initializer or ``Constant`` node, else ``None``."""
     if value is None or value.is_graph_input():
         return None
     tensor = ir.convenience.get_const_tensor(value)
@@ -37,20 +37,20 @@ _WEIGHT = "weight"
 
 
 def mark_weight(value: ir.Value) -> None:
-    """Says of an input of a model that it is a parameter or buffer, which the session holds as a constant."""
+    """Marks an input of a model as a parameter or buffer, which the session holds as a constant."""
     value.metadata_props[_WEIGHT] = "1"
 
 
 def is_weight(value: ir.Value | None) -> bool:
-    """Whether a value is a parameter or buffer.
+    """Whether a value is a parameter or buffer. The session folds what depends on weights alone.
 
-    What depends on weights alone costs nothing at a call, as they seldom change. They may, so that no pass sees them.
+    Weights may change, so passes do not see their numbers.
     """
     return value is not None and _WEIGHT in value.metadata_props
 
 
 def nodes_of(model: ir.Model, *operators: str, domain: str = "") -> Iterator[ir.Node]:
-    """The nodes of these operators, those of subgraphs included; nodes erased meanwhile are left out."""
+    """The nodes of these operators, also in subgraphs; skips nodes erased during the iteration."""
     domains = (domain, domain or "ai.onnx")
     nodes = ir.traversal.RecursiveGraphIterator(model.graph)
     found = [node for node in nodes if node.op_type in operators and node.domain in domains]
@@ -58,31 +58,42 @@ def nodes_of(model: ir.Model, *operators: str, domain: str = "") -> Iterator[ir.
 
 
 def producer(value: ir.Value | None, *operators: str, domain: str = "") -> ir.Node | None:
-    """The node that computes a value, if it is one of these operators."""
+    """The node that computes a value, if it has one of these operators."""
     node = None if value is None else value.producer()
     if node is None or node.op_type not in operators or node.domain not in (domain, domain or "ai.onnx"):
         return None
     return node
 
 
+def operand(value: ir.Value | None, *operators: str, index: int = 0) -> ir.Value | None:
+    """An input of the node that computes a value, if it has one of these operators of ONNX's own."""
+    node = producer(value, *operators)
+    return node.inputs[index] if node is not None and index < len(node.inputs) else None
+
+
+def only_user(value: ir.Value, *operators: str) -> ir.Node | None:
+    """The only user of a value that is no output, if it has one of these operators of ONNX's own."""
+    users = value.uses()
+    if len(users) != 1 or value.is_graph_output():
+        return None
+    node = users[0].node
+    return node if node.op_type in operators and node.domain in ("", "ai.onnx") else None
+
+
 def is_only_used_by(value: ir.Value, *nodes: ir.Node) -> bool:
-    """Whether nothing but these nodes needs a value: no other node, and not the caller of the graph."""
+    """Whether a value has no users but these nodes, and is no output."""
     return not value.is_graph_output() and all(user in nodes for user in value.consumers())
 
 
 def sizes(value: ir.Value | None) -> list[int | str] | None:
-    """A value's shape, a symbolic dimension by its name; ``None`` if it is not known in full.
-
-    Equal names stand for equal sizes.
-    """
-    if value is None or value.shape is None:
-        return None
-    dims = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
-    return None if any(dim is None for dim in dims) else dims
+    """A value's shape, symbolic sizes by name (equal names are equal sizes); ``None`` if not all are known."""
+    dims = [None] if value is None or value.shape is None else dims_of(value.shape)
+    known = [dim for dim in dims if dim is not None]
+    return known if len(known) == len(dims) else None
 
 
 def number(value: ir.Value | None) -> float | None:
-    """The one number a constant holds, whatever its rank, or ``None``."""
+    """The number in a constant of one element, of any rank, else ``None``."""
     array = constant(value)
     if array is None or array.size != 1 or array.dtype.kind not in "fiu":
         return None
@@ -90,13 +101,13 @@ def number(value: ir.Value | None) -> float | None:
 
 
 def integers(value: ir.Value | None) -> list[int] | None:
-    """The integers a constant of rank 0 or 1 holds, or ``None``."""
+    """The numbers in a constant of integers, else ``None``."""
     array = constant(value)
     return None if array is None or array.dtype.kind not in "iu" else [int(item) for item in array.reshape(-1)]
 
 
 def permutation(node: ir.Node) -> list[int] | None:
-    """What a ``Transpose`` does; ``None`` where it has no ``perm`` and the rank is not known."""
+    """The permutation of a ``Transpose``; ``None`` without ``perm`` and with unknown rank."""
     if "perm" in node.attributes:
         return list(node.attributes["perm"].as_ints())
     value = node.inputs[0]
@@ -104,7 +115,7 @@ def permutation(node: ir.Node) -> list[int] | None:
 
 
 def is_named(value: ir.Value) -> bool:
-    """Whether a value bears the name of an FX node's result: of a step inside a translation it does not."""
+    """Whether a value has the name of an FX node's result, rather than of a step inside a translation."""
     node = value.producer()
     if node is None:
         return True
@@ -113,13 +124,13 @@ def is_named(value: ir.Value) -> bool:
 
 
 def hidden_value(result: ir.Value, what: str, shape: Sequence[int | str] | None = None) -> ir.Value:
-    """A new value on the way to ``result``, named after it, of its dtype and, unless given, of its shape."""
+    """A new value named after ``result``, with its dtype and by default its shape."""
     dims = result.shape if shape is None else ir.Shape(shape)
     return ir.Value(name=f"{result.name}__{what}", type=result.type, shape=dims)
 
 
 def new_constant(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
-    """A new initializer of the model, of a name like this one; the point keeps it apart from those of FX nodes."""
+    """A new initializer of the model, with a name that no FX node has."""
     name = f"constant.{name}"
     while name in model.graph.initializers:
         name += "_"
@@ -130,11 +141,11 @@ def new_constant(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
 
 
 class NearMiss(Exception):
-    """Why what begins like a form that a pass looks for is none.
+    """A partial match; see ``Refusal``.
 
     Args:
         reason: the condition that does not hold.
-        matched: how many nodes of the form were found.
+        matched: how many nodes matched.
     """
 
     def __init__(self, reason: str, matched: int) -> None:
@@ -142,14 +153,14 @@ class NearMiss(Exception):
         self.matched = matched
 
 
-def require(condition: bool, otherwise: str, matched: int) -> None:
-    """Raises ``NearMiss`` where a condition does not hold."""
+def require(condition: bool, reason: str, matched: int) -> None:
+    """Raises ``NearMiss`` if a condition does not hold."""
     if not condition:
-        raise NearMiss(otherwise, matched)
+        raise NearMiss(reason, matched)
 
 
 def rewrite_each(context: PassContext, nodes: Iterable[ir.Node], of: int, rewrite: Callable[[ir.Node], int]) -> int:
-    """How often a function rewrote nodes; the near misses that it raises, of a form of ``of`` nodes, are noted."""
+    """Calls ``rewrite`` on each node and sums its results; records its near misses, of patterns of ``of`` nodes."""
     fired = 0
     for node in nodes:
         try:
@@ -160,7 +171,7 @@ def rewrite_each(context: PassContext, nodes: Iterable[ir.Node], of: int, rewrit
 
 
 class Builder:
-    """Makes constants, and nodes of ONNX's own operators whose results are inferred, for one run of a pass."""
+    """Makes constants, and nodes of ONNX's own operators with inferred results, for one run of a pass."""
 
     def __init__(self, model: ir.Model, context: PassContext) -> None:
         self._model = model
@@ -170,7 +181,7 @@ class Builder:
         self._shared: dict[tuple[object, ...], ir.Value] = {}
 
     def constant(self, name: str, values: float | Sequence[int]) -> ir.Value:
-        """A float32 number or a vector of int64, the same for all that read it."""
+        """A float32 number or an int64 vector, one value for all users."""
         array = np.array(values, np.float32 if isinstance(values, float) else np.int64)
         key = (name, array.tobytes())
         if key not in self._constants:
@@ -178,13 +189,13 @@ class Builder:
         return self._constants[key]
 
     def add(self, of: ir.Value, operator: str, inputs: Sequence[ir.Value | None], *attributes: ir.Attr) -> ir.Value:
-        """The result of a new node for the next ``substitute``, named after a value."""
+        """The result of a new node, which the next ``substitute`` inserts, named after a value."""
         node = self._node(operator, inputs, f"{of.name}__{operator.lower()}_{len(self._added)}", *attributes)
         self._added.append(node)
         return node.outputs[0]
 
     def substitute(self, old: Sequence[ir.Value]) -> bool:
-        """Computes values by the nodes that were added, as ``substitute``."""
+        """Replaces values by the results of the added nodes; see ``substitute``."""
         nodes, self._added = self._added, []
         return substitute(self._model, self._context, old, nodes)
 
@@ -195,24 +206,24 @@ class Builder:
         return node
 
     def shared(self, of: ir.Value, operator: str, inputs: Sequence[ir.Value | None], *attributes: ir.Attr) -> ir.Value:
-        """The result of a node right behind that of a value, the same for all that read it."""
+        """The result of a node inserted right after the producer of a value, one for all users."""
         key = (of, operator, *inputs, *map(str, attributes))
         if key not in self._shared:
             name = f"{of.name}__{operator.lower()}"
             while any(name == other.name for other in self._shared.values()):
                 name += "_"
-            node, before = self._node(operator, inputs, name, *attributes), of.producer()
+            node, source = self._node(operator, inputs, name, *attributes), of.producer()
             self._shared[key] = node.outputs[0]
-            if before is None:
+            if source is None:
                 self._model.graph.insert_before(self._model.graph[0], node)
             else:
-                assert before.graph is not None
-                node.metadata_props.update(before.metadata_props)
-                before.graph.insert_after(before, node)
+                assert source.graph is not None
+                node.metadata_props.update(source.metadata_props)
+                source.graph.insert_after(source, node)
         return self._shared[key]
 
     def erase_unused(self) -> None:
-        """Erases shared nodes that nothing reads."""
+        """Erases unused shared nodes."""
         erase_unused(self._shared.values())
 
 
@@ -227,21 +238,21 @@ def substitute(
     pattern: str = "",
     size: int = 1,
 ) -> bool:
-    """Computes values by other nodes, if the target has kernels for these and the pass may change the graph.
+    """Replaces values by the results of new nodes, if these are equivalent and the target has kernels.
 
-    The new values take the names, types, shapes and the place among the graph's outputs of those they replace, the new
-    nodes their metadata. What nothing uses any more is erased.
+    The new values take the names, types and shapes of the old ones, also as graph outputs, the new nodes their
+    metadata. Unused nodes are erased.
 
     Args:
-        old: the values to compute otherwise; the first one's producer is what ``context`` is told of.
+        old: the values to replace; the producer of the first names the match.
         nodes: the new nodes, in execution order, not yet in a graph.
-        new: what takes the place of ``old``; by default the first results of the last node.
-        after: the node behind which the new ones go; by default the producer of ``old[0]``. All inputs of the new nodes
-            are computed before it, and all users of ``old`` come after it.
-        pattern, size: the name of the form that matched and how many nodes it has, for near misses.
+        new: the new values; by default the first results of the last node.
+        after: the node after which the new ones are inserted; by default the producer of ``old[0]``. It follows all
+            inputs of the new nodes, and precedes all users of ``old``.
+        pattern, size: the name of the pattern and its number of nodes, for near misses.
 
     Returns:
-        Whether it did.
+        Whether it replaced them.
     """
     root = old[0].producer()
     assert root is not None
@@ -265,22 +276,19 @@ def substitute(
 def _reason_against_substituting(
     model: ir.Model, old: Sequence[ir.Value], new: Sequence[ir.Value], nodes: Sequence[ir.Node], target: Target
 ) -> str | None:
-    """Why new nodes must not compute values, or ``None``: these would be others, or there is no kernel.
-
-    What the nodes return is inferred, never taken over; the new values get what is known of the old ones besides.
-    """
+    """Why new values cannot replace old ones, or ``None``: another dtype or shape, or no kernel. Infers types."""
     opset = model.opset_imports.get("", 1)
     for node in nodes:
         imported = model.opset_imports.get(node.domain, node.version)
         if node.version not in (None, imported):
             return f"the replacement needs opset {node.version} of {node.domain or 'ai.onnx'}, the model has {imported}"
-        said = settle_types(node, opset, target)
-        if said is not None:
-            return said
+        problem = settle_types(node, opset, target)
+        if problem is not None:
+            return problem
     for value, before in zip(new, old, strict=True):
-        said = contradiction(before, value.dtype, None if value.shape is None else dims_of(value.shape))
-        if said is not None:
-            return f"the replacement gives {said}"
+        problem = contradiction(before, value.dtype, None if value.shape is None else dims_of(value.shape))
+        if problem is not None:
+            return f"the replacement gives {problem}"
         if value.producer() in nodes:
             value.type, value.shape = before.type or value.type, before.shape or value.shape
     for node in nodes:
@@ -291,14 +299,14 @@ def _reason_against_substituting(
 
 
 def use_existing(result: ir.Value, value: ir.Value, context: PassContext) -> bool:
-    """Lets all that uses ``result`` use ``value``, which is there and the same, if the pass may; returns whether so.
+    """Replaces ``result`` by an existing value of the model, if both are equivalent; returns whether it did.
 
-    Of the names of both the one an FX node gave is kept. What nothing uses any more is erased.
+    If one of both has the name of an FX node, that name is kept. Unused nodes are erased.
 
     Args:
-        result: what is replaced.
-        value: what takes its place, computed before the users of ``result``.
-        context: the pass's, which is asked, and told why not.
+        result: the value to replace.
+        value: its replacement, computed before the users of ``result``.
+        context: allows the change, and records a rejection.
     """
     node = result.producer()
     assert node is not None
@@ -323,16 +331,16 @@ def use_existing(result: ir.Value, value: ir.Value, context: PassContext) -> boo
 
 
 def _reason_against_using(result: ir.Value, value: ir.Value) -> str | None:
-    said = contradiction(result, value.dtype, None if value.shape is None else dims_of(value.shape))
-    if said is not None:
-        return f"it would be {said}"
+    problem = contradiction(result, value.dtype, None if value.shape is None else dims_of(value.shape))
+    if problem is not None:
+        return f"it would be {problem}"
     if not result.is_graph_output():
         return None
     source, node = value.producer(), result.producer()
     if source is None or node is None or source.graph is not node.graph or source.op_type == "Constant":
-        return "the result is an output, which must not be an input's or a constant's memory"
+        return "the result is an output, which must not share memory with an input or a constant"
     if value.is_graph_output():
-        return "the result is an output, which must not be another output's memory"
+        return "the result is an output, which must not share memory with another output"
     return None
 
 
@@ -347,7 +355,7 @@ def _note_origin(model: ir.Model, nodes: Sequence[ir.Node], root: ir.Node) -> No
 
 
 def drop(nodes: Sequence[ir.Node]) -> bool:
-    """Takes back nodes that were made but not used, so that they do not count as users of their inputs."""
+    """Removes the inputs of new nodes that are not used after all, which then have fewer users; returns ``False``."""
     for node in nodes:
         for i in range(len(node.inputs)):
             node.replace_input_with(i, None)
@@ -355,7 +363,7 @@ def drop(nodes: Sequence[ir.Node]) -> bool:
 
 
 def use_instead(old: ir.Value, new: ir.Value) -> None:
-    """Lets everything that uses ``old``, the graph's caller included, use ``new``, under the name of ``old``."""
+    """Replaces ``old`` by ``new`` for all users and as a graph output, under the name of ``old``."""
     name = old.name
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     old.name = f"{name}__replaced"
@@ -363,7 +371,7 @@ def use_instead(old: ir.Value, new: ir.Value) -> None:
 
 
 def erase_unused(values: Iterable[ir.Value | None]) -> None:
-    """Erases the nodes that compute values nobody needs, and then those that only these needed."""
+    """Erases the producers of unused values, and then those of their inputs."""
     pending = list(values)
     while pending:
         value = pending.pop()

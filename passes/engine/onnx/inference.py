@@ -1,7 +1,6 @@
-"""Types and shapes of the results of ONNX nodes: inferred, and compared with what is claimed of them.
+"""Infers dtypes and shapes of the results of ONNX nodes, and compares them with those the values have.
 
-ONNX's schemas tell them of ONNX's own operators; of others the target does (``Target.infers``), as far as its runtime
-knows.
+ONNX's schemas infer those of ONNX's own operators, ``Target.infers`` those of others.
 """
 
 from __future__ import annotations
@@ -14,31 +13,26 @@ import onnx_ir as ir
 from ..context import Inferred, Target
 
 _MOST_DATA = 16
-"""Elements of a constant input that inference is told of, as sizes and axes."""
+"""Constants of up to so many elements, such as sizes and axes, are passed to the inference."""
 
 
 def infer_types(nodes: Iterable[ir.Node], opset: int) -> None:
-    """Gives results of ONNX's own operators the dtype and shape they lack, as far as the schemas tell; in place.
-
-    Args:
-        nodes: in execution order.
-        opset: the version of ONNX's own operators.
-    """
+    """Sets missing dtypes and shapes of the results of ONNX's own operators, for nodes in execution order."""
     for node in nodes:
         if any(output.type is None or output.shape is None for output in node.outputs):
             settle_types(node, opset, Target())
 
 
 def settle_types(node: ir.Node, opset: int, target: Target) -> str | None:
-    """Infers what a node returns: gives its results the dtype and shape they lack.
+    """Sets missing dtypes and shapes of a node's results, and checks those that are set.
 
     Args:
-        node: its inputs have types and shapes, as far as these are known.
+        node: the node, whose inputs have types and shapes as far as known.
         opset: the version of ONNX's own operators.
-        target: is asked about other operators.
+        target: infers other operators.
 
     Returns:
-        What is claimed of a result and cannot be, or why the node cannot be computed; ``None`` if nothing is wrong.
+        The contradiction, or why the node cannot be computed; else ``None``.
     """
     if any(value is not None and value.type is None for value in node.inputs):
         return None
@@ -52,9 +46,9 @@ def settle_types(node: ir.Node, opset: int, target: Target) -> str | None:
         if found is None:
             continue
         dtype, dims = found
-        said = contradiction(output, dtype, dims)
-        if said is not None:
-            return f"{node.op_type} gives {said}"
+        problem = contradiction(output, dtype, dims)
+        if problem is not None:
+            return f"{node.op_type} gives {problem}"
         output.type = output.type or ir.TensorType(dtype)
         if output.shape is None and dims is not None:
             output.shape = ir.Shape(dims)
@@ -62,11 +56,11 @@ def settle_types(node: ir.Node, opset: int, target: Target) -> str | None:
 
 
 def contradiction(value: ir.Value, dtype: ir.DataType | None, dims: Sequence[int | str | None] | None) -> str | None:
-    """What is claimed of a value and is not so; ``None`` if all may be.
+    """How a value's dtype or shape differs from the inferred ones, or ``None``. Unknown ones do not differ.
 
     Args:
-        value: what is claimed.
-        dtype, dims: what it is, as far as that is known. Sizes of different names are taken to be different.
+        value: the value.
+        dtype, dims: the inferred dtype and shape. Different symbolic names are different sizes.
     """
     if dtype is not None and value.dtype is not None and dtype != value.dtype:
         return f"{dtype}, and {value.name} is {value.dtype}"
@@ -80,7 +74,7 @@ def contradiction(value: ir.Value, dtype: ir.DataType | None, dims: Sequence[int
 
 
 def dims_of(shape: ir.Shape) -> list[int | str | None]:
-    """A shape's sizes: numbers, names, or ``None`` where nothing is known."""
+    """A shape's sizes: numbers, symbolic names, or ``None`` if unknown."""
     return [dim if isinstance(dim, int) else dim.value for dim in shape]
 
 
@@ -89,7 +83,7 @@ def _written(dims: Sequence[int | str | None]) -> str:
 
 
 def _by_schema(node: ir.Node, opset: int) -> list[Inferred | None] | None:
-    """What ONNX's schema says, ``None`` if there is none. Raises ``InferenceError``."""
+    """The types that ONNX's schema infers, ``None`` without a schema. Raises ``InferenceError``."""
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, "")
     except onnx.defs.SchemaError:

@@ -1,9 +1,9 @@
-"""Passes of the stage ``onnx`` written as two functions: what to search for, and what to put there.
+"""Patterns on ONNX models: replaces what one function builds by what another one builds.
 
-The pattern language and the matching are those of onnxscript's rewriter. A pass is a list of patterns::
+onnxscript's rewriter defines the pattern language and finds matches. A pass is a list of patterns::
 
     def silu(op, x):
-        return op.Mul(x, op.Sigmoid(x))          # in either order
+        return op.Mul(x, op.Sigmoid(x))          # operands in either order
 
     def quick_gelu(op, x):
         return op.QuickGelu(x, alpha=1.0, _domain="com.microsoft")
@@ -12,25 +12,24 @@ The pattern language and the matching are those of onnxscript's rewriter. A pass
         "onnx.my_silu", "Computes x * sigmoid(x) by one operator.", lambda: [OnnxPattern("silu", silu, quick_gelu)]
     )
 
-A condition that the form does not show is a third function of the ``PassContext`` and of what the search's parameters
-stand for. It returns why the match must be left alone, or ``None``::
+A check gets the ``PassContext`` and the parameters of the search by name, and returns why the match must not be
+replaced, or ``None``::
 
-    def twice(op, x, first, second):
+    def two_transposes(op, x, first, second):
         return op.Transpose(op.Transpose(x, perm=first), perm=second)
 
     def check(context, first, second):
-        is_back = [first.as_ints()[i] for i in second.as_ints()] == sorted(second.as_ints())
-        return None if is_back else "the second Transpose does not take back the first"
+        is_inverse = [first.as_ints()[i] for i in second.as_ints()] == sorted(second.as_ints())
+        return None if is_inverse else "the second Transpose does not invert the first"
 
-    OnnxPattern("transposed back", twice, lambda op, x: op.Identity(x), check)
+    OnnxPattern("inverse transposes", two_transposes, lambda op, x: op.Identity(x), check)
 
-A parameter used as an input is an ``onnx_ir.Value``, one used as an attribute an ``onnx_ir.Attr``. A function takes
-those it needs, by name.
+A parameter used as an input is an ``onnx_ir.Value``, one used as an attribute an ``onnx_ir.Attr``. A ``RewriteRule`` of
+onnxscript, or a ``RewriteRuleSet``, is a pattern too.
 
-A match is replaced by ``substitute``, which refuses other dtypes and shapes, and nodes without a kernel. Whatever stops
-a match after its first node is a near miss (``context.refuse``). A ``RewriteRule`` of onnxscript, or a set of them, is
-a pattern as it is. Its ``RewriteRuleSet`` has no place for the veto, the near misses of each node, the names that
-values keep, and the check of what is put there.
+``substitute`` replaces a match, and rejects other dtypes, shapes and nodes without a kernel. A match that fails after
+its first node is a near miss. onnxscript's own ``RewriteRuleSet.apply_to_model`` has no bisection, no near misses, and
+keeps neither names nor checks.
 """
 
 from __future__ import annotations
@@ -58,21 +57,21 @@ _FLOAT32_EPSILON = 2.0**-23
 
 @dataclasses.dataclass(frozen=True)
 class OnnxPattern:
-    """What to search for in an ONNX graph and what to put there; the module's docstring has examples.
+    """A search and its replacement; see the module's examples.
 
     Attributes:
-        name: what the pattern is called in the list of near misses.
-        search: ``search(op, x, ...)`` builds the pattern: ``op.Add(x, 1.0)`` is a node, a parameter stands for any
-            value or attribute, a number for a constant that is it, or what float32 rounds it to. Further arguments of a
-            node are onnxscript's: ``_domain``, ``_outputs`` (names, or how many), ``_allow_other_attributes`` (default
-            yes), ``_allow_other_inputs`` (default no), ``_check``; ``onnxscript.rewriter.pattern`` has ``OrValue`` for
-            alternatives. It returns one value or several, all but one of which lie on the way to that one.
-        replacement: ``replacement(op, x, ...)`` builds as many values, of the same dtype and shape. ``op`` makes nodes:
-            ``op.Gelu(x, approximate="tanh")``, with ``_domain`` (version 1 unless ``_version`` says otherwise) and
-            ``_outputs``; numbers and lists become constants of the dtype the operator needs.
-        check: ``check(context, x, ...)`` says why a match must be left alone, or ``None``.
+        name: the pattern's name, for near misses.
+        search: ``search(op, x, ...)`` builds the pattern: ``op.Add(x, 1.0)`` is a node, a parameter is any value or
+            attribute, a number is a constant equal to it up to float32's rounding. Other arguments of a node are
+            onnxscript's: ``_domain``, ``_outputs`` (names, or how many), ``_allow_other_attributes`` (default: true),
+            ``_allow_other_inputs`` (default: false), ``_check``; ``onnxscript.rewriter.pattern.OrValue`` is a choice.
+            It returns one value, or several, of which one depends on all nodes.
+        replacement: ``replacement(op, x, ...)`` builds as many values, of the same dtypes and shapes:
+            ``op.Gelu(x, approximate="tanh")``, with ``_domain``, ``_version`` (default: 1) and ``_outputs``. Numbers
+            and lists become constants of the dtype that the operator needs.
+        check: ``check(context, x, ...)`` returns why a match must not be replaced, or ``None``.
         commute: whether operands of Add, Mul, And, Or, Max, Min... match in either order.
-        allow_other_uses: whether values inside the match may be used elsewhere; they then stay computed.
+        allow_other_uses: whether inner values of the match may have other users; they are then still computed.
     """
 
     name: str
@@ -84,7 +83,7 @@ class OnnxPattern:
 
 
 AnyPattern: TypeAlias = OnnxPattern | RewriteRule | RewriteRuleSet
-"""What a pass of patterns is made of."""
+"""What ``onnx_pattern_pass`` takes."""
 
 
 def onnx_pattern_pass(
@@ -96,48 +95,46 @@ def onnx_pattern_pass(
     before: Sequence[str] = (),
     after: Sequence[str] = (),
 ) -> Pass:
-    """A pass that replaces what its patterns find.
+    """A pass that replaces the matches of patterns.
 
     Args:
-        name: ``onnx.`` and what the pass is called.
-        sentence: what it does, for the list of passes.
-        patterns: in the order they are tried at a node; the first that matches is taken. A function is called once,
-            when a graph first needs them.
-        default: whether the pass is on unless the option ``passes`` says otherwise.
-        before, after: see ``Pass``.
+        name: see ``Pass``; the stage is ``onnx``.
+        sentence: see ``Pass``.
+        patterns: the patterns in the order they are tried at a node, or a function that returns them, called at the
+            first graph.
+        default, before, after: see ``Pass``.
 
     Raises:
         ValueError: the name is not one of the stage ``onnx``.
     """
-
-    lock = Lock()  # onnxscript's matchers keep the match they are at
+    lock = Lock()  # onnxscript's matchers hold the state of the current match
 
     @functools.cache
-    def ready() -> list[_Ready]:
+    def rules() -> list[_Rules]:
         items = patterns() if callable(patterns) else patterns
-        return [_ready(rule) for item in items for rule in (item if isinstance(item, RewriteRuleSet) else [item])]
+        return [_rules_of(rule) for item in items for rule in (item if isinstance(item, RewriteRuleSet) else [item])]
 
     def run(model: ir.Model, context: PassContext) -> int:
         with lock:
-            return sum(_apply(model, graph, context, ready()) for graph in (model.graph, *model.graph.subgraphs()))
+            return sum(_apply(model, graph, context, rules()) for graph in (model.graph, *model.graph.subgraphs()))
 
-    functions = patterns if callable(patterns) else list(map(_functions, patterns))
-    item = Pass(name, sentence, run, default, before=before, after=after, made_of=functions)
+    definition = patterns if callable(patterns) else list(map(_definition, patterns))
+    item = Pass(name, sentence, run, default, before=before, after=after, made_of=definition)
     if item.stage != "onnx":
         raise ValueError(f"pass name {name!r}: patterns on ONNX graphs are passes of the stage 'onnx'")
     return item
 
 
 @dataclasses.dataclass(frozen=True)
-class _Ready:
-    """A pattern made ready for matching.
+class _Rules:
+    """The rules of onnxscript for one pattern.
 
     Attributes:
-        orders: a rule for each order of commutative operands; tried one after the other.
-        pattern: what they were made of, ``None`` if of a rule of onnxscript.
-        name: what it is called in the list of near misses.
+        orders: a rule for each order of commutative operands, in the order they are tried.
+        pattern: the pattern, ``None`` if it is a rule of onnxscript.
+        name: the pattern's name.
         size: how many nodes it has.
-        last: the operator it ends in, ``None`` if any.
+        last: the operator of its last node, ``None`` if any.
     """
 
     orders: Sequence[RewriteRule]
@@ -147,14 +144,14 @@ class _Ready:
     last: ir.OperatorIdentifier | None
 
 
-def _ready(item: OnnxPattern | RewriteRule) -> _Ready:
+def _rules_of(item: OnnxPattern | RewriteRule) -> _Rules:
     pattern = item if isinstance(item, OnnxPattern) else None
     orders = [item] if isinstance(item, RewriteRule) else _orders(item)
     if orders[0].as_function:
-        raise ValueError(f"rule {item}: functions of a model are not supported, it makes one of what it matches")
+        raise ValueError(f"rule {item}: rules that make functions of a model are not supported")
     graph = orders[0]._target_pattern
-    last = graph.output_nodes[0].op_identifier()  # the matcher looks for the others, where a rule ends in several
-    return _Ready(orders, pattern, item.name or "", graph.num_nodes(), last)
+    last = graph.output_nodes[0].op_identifier()  # the matcher finds the other output nodes
+    return _Rules(orders, pattern, item.name or "", graph.num_nodes(), last)
 
 
 def _orders(pattern: OnnxPattern) -> Sequence[RewriteRule]:
@@ -166,15 +163,13 @@ def _orders(pattern: OnnxPattern) -> Sequence[RewriteRule]:
     if not graph.has_single_output_node:
         ends = ", ".join(node.op_type for node in graph.output_nodes)
         raise ValueError(
-            f"pattern {pattern.name!r} ends in several nodes ({ends}); all nodes must lead to one, which has to be "
-            "among the results"
+            f"pattern {pattern.name!r} ends in several nodes ({ends}); one of its results must depend on all nodes"
         )
     return rule.commute() if pattern.commute else [rule]
 
 
 def _compare_closely(graph: _pattern_ir.GraphPattern) -> None:
-    """Makes the numbers of a pattern match themselves, and what float32 rounds them to; onnxscript's tolerance is
-    1e-5, and what is put in the place of a formula has the pattern's number."""
+    """Sets the tolerance of numbers to float32's rounding; onnxscript's 1e-5 would accept other formulas."""
     for node in graph:
         for value in node.inputs:
             for choice in value._values if isinstance(value, _pattern_ir.BacktrackingOr) else [value]:
@@ -183,7 +178,7 @@ def _compare_closely(graph: _pattern_ir.GraphPattern) -> None:
 
 
 class _Furthest(MatchingTracer):
-    """Keeps how far the best of the failed matches of a pattern got at a node, and why not further."""
+    """The failed match of a pattern at a node with the most matched nodes, and why it failed."""
 
     matched = 0
     reason = ""
@@ -195,7 +190,7 @@ class _Furthest(MatchingTracer):
 
 
 def _reason(match: MatchResult) -> str:
-    """Why the matcher gave up, and where."""
+    """Why a match failed, and where."""
     where = [
         str(item.name) if isinstance(item, ir.Value) else f"{item.op_type} {item.outputs[0].name}"
         for item in match.failure_nodes_and_values
@@ -204,31 +199,31 @@ def _reason(match: MatchResult) -> str:
     return f"{reason} (at {', '.join(where)})" if where else reason
 
 
-def _apply(model: ir.Model, graph: ir.Graph, context: PassContext, patterns: Sequence[_Ready]) -> int:
+def _apply(model: ir.Model, graph: ir.Graph, context: PassContext, patterns: Sequence[_Rules]) -> int:
     rules = [item.orders[0] for item in patterns]
     for visit in (rule.graph_pre_visitor for rule in rules if rule.graph_pre_visitor is not None):
         visit()
     fired = 0
     for node in list(graph):
-        here = (node.op_identifier(), None)
-        if node.graph is graph:  # else a match before removed it
-            fired += any(_rewrite(model, graph, node, item, context) for item in patterns if item.last in here)
+        last = (node.op_identifier(), None)
+        if node.graph is graph:  # else an earlier match removed it
+            fired += any(_rewrite(model, graph, node, item, context) for item in patterns if item.last in last)
     if fired and any(rule._target_pattern.num_outputs > 1 for rule in rules):
-        graph.sort()  # one of several results may be used before the last node of a match
+        graph.sort()  # a result may be used before the last node of the match
     for visit in (rule.graph_post_visitor for rule in rules if rule.graph_post_visitor is not None):
         visit()
     return fired
 
 
-def _rewrite(model: ir.Model, graph: ir.Graph, node: ir.Node, item: _Ready, context: PassContext) -> bool:
-    """Replaces what ends at a node by what the first order that matches puts there; returns whether one did."""
+def _rewrite(model: ir.Model, graph: ir.Graph, node: ir.Node, item: _Rules, context: PassContext) -> bool:
+    """Replaces the match that ends at a node, by the first order that matches; returns whether it did."""
     furthest = _Furthest() if context.explain else None
     for rule in item.orders:
         match = rule.match(model, graph, node, check_nodes_are_removable=rule.remove_nodes, tracer=furthest)
         if not match:
             continue
         made = _replacement(rule, item.pattern, match, context)
-        if made is not None and _put(model, graph, node, made, item, context):
+        if made is not None and _insert(model, graph, node, made, item, context):
             return True
         if made is None and furthest is not None:
             furthest.log(rule, graph, node, match.fail(match.reason), MatchStatus.REPLACEMENT_FAILED)
@@ -240,17 +235,17 @@ def _rewrite(model: ir.Model, graph: ir.Graph, node: ir.Node, item: _Ready, cont
 def _replacement(
     rule: RewriteRule, pattern: OnnxPattern | None, match: MatchResult, context: PassContext
 ) -> ReplacementSubgraph | None:
-    """What to put there; ``None`` if the check or the rule refuses, for a reason that is then the match's."""
+    """The replacement of a match; ``None`` if the check or the rule rejects it, with the reason in ``match``."""
     if pattern is None:
         made = rule._replacement_pattern.get_replacement(match)
         if made is None:
             return None
     else:
-        said = None if pattern.check is None else _call(pattern.check, context, match.bindings)
-        if said is not None:
-            if not isinstance(said, str):
-                raise TypeError(f"the check of pattern {pattern.name!r} returned {said!r}, not a reason or None")
-            match.fail(said)
+        reason = None if pattern.check is None else _call(pattern.check, context, match.bindings)
+        if reason is not None:
+            if not isinstance(reason, str):
+                raise TypeError(f"the check of pattern {pattern.name!r} returned {reason!r}, not a reason or None")
+            match.fail(reason)
             return None
         builder = _Builder(context.target.opset)
         results = _call(pattern.replacement, builder, match.bindings)
@@ -264,19 +259,19 @@ def _replacement(
     return made
 
 
-def _put(
-    model: ir.Model, graph: ir.Graph, node: ir.Node, made: ReplacementSubgraph, item: _Ready, context: PassContext
+def _insert(
+    model: ir.Model, graph: ir.Graph, node: ir.Node, made: ReplacementSubgraph, item: _Rules, context: PassContext
 ) -> bool:
-    """Lets the new nodes, behind ``node``, compute what matched, if ``substitute`` does; returns whether it did."""
+    """Inserts the replacement after ``node`` by ``substitute``; returns whether it did."""
     old, new, nodes = made.match.outputs, list(made.new_outputs), list(made.new_nodes)
     free = {value for new_node in nodes for value in new_node.outputs}
     for i, value in enumerate(new):
-        if value not in free:  # it has a name of its own
+        if value not in free:  # an existing value, or one returned twice
             nodes.append(ir.Node("", "Identity", [value]))
             new[i] = nodes[-1].outputs[0]
         free.discard(value)
     if len(old) > 1 and _depends_on([value for new_node in nodes for value in new_node.inputs], set(old)):
-        reason = "what it replaces depends on itself through a node outside"
+        reason = "a result depends on another one through a node outside the match"
         context.refuse(node, reason, matched=item.size, of=item.size, pattern=item.name)
         return drop(nodes)
     if not substitute(model, context, old, nodes, new=new, after=node, pattern=item.name, size=item.size):
@@ -307,7 +302,7 @@ def _depends_on(values: Iterable[ir.Value | None], wanted: set[ir.Value]) -> boo
 
 
 def _call(function: Callable[..., Any], first: object, bindings: Mapping[str, Any]) -> Any:
-    """Calls a user's function with those bindings it has parameters for."""
+    """Calls a user's function with the bindings that it has parameters for."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return function(first, **bindings)
@@ -316,7 +311,7 @@ def _call(function: Callable[..., Any], first: object, bindings: Mapping[str, An
 
 
 class _Builder(TapeBuilder):
-    """onnxscript's builder of replacements, that also turns numbers into constants of the dtype an operator needs."""
+    """onnxscript's builder of replacements, which turns numbers into constants of the dtype an operator needs."""
 
     def __init__(self, opset: int) -> None:
         super().__init__(features=BuilderFeature.CAST_INPUTS | BuilderFeature.CONSTANT_PROPAGATION)
@@ -326,10 +321,10 @@ class _Builder(TapeBuilder):
         return super()._get_schema(op_type, domain, version or (self._opset if domain == "" else None))
 
 
-def _functions(pattern: AnyPattern) -> list[object]:
-    """The functions that a pattern is made of, by which ``register`` knows a pass that is defined again."""
+def _definition(pattern: AnyPattern) -> list[object]:
+    """What makes a pattern the same as another one, its functions first."""
     if isinstance(pattern, RewriteRuleSet):
-        return list(map(_functions, pattern.rules))
+        return list(map(_definition, pattern.rules))
     if isinstance(pattern, RewriteRule):
-        return [pattern._replacement_pattern._function, pattern._condition_function, str(pattern)]
-    return [pattern.search, pattern.replacement, pattern.check]
+        return [pattern._replacement_pattern._function, pattern._condition_function, str(pattern), pattern.remove_nodes]
+    return [pattern.search, vars(pattern)]

@@ -1,4 +1,4 @@
-"""What an ONNX model was before a pass: to tell whether the pass changed it, to restore it, and to check it."""
+"""A snapshot of an ONNX model before a pass: detects changes, checks the changed model, and restores the old one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .inference import settle_types
 
 
 class OnnxSnapshot:
-    """A model as it is now.
+    """A snapshot of a model.
 
     Args:
-        model: the model; the snapshot is good until another one is taken.
+        model: the model; the snapshot is valid until another one is taken.
     """
 
     def __init__(self, model: ir.Model) -> None:
@@ -26,7 +26,7 @@ class OnnxSnapshot:
         self._nodes = dict(_rows(model.graph))
 
     def changed(self) -> bool:
-        """Whether the model computes otherwise now; new initializers that nothing uses are removed."""
+        """Whether the model changed; removes new unused initializers first."""
         graph = self._model.graph
         for name, value in list(graph.initializers.items()):
             if name not in self._initializers and not value.uses() and not value.is_graph_output():
@@ -34,14 +34,12 @@ class OnnxSnapshot:
         return _content(self._model) != self._content
 
     def problem(self, target: Target) -> str | None:
-        """Why the model cannot be what was meant: it is malformed, its results have other names, dtypes or shapes, or
-        the target must not run it.
-
-        Values of nodes that changed, of which type or shape was not known, get those that are inferred.
+        """Why the model is broken, or ``None``: it is malformed, its results have other names, dtypes or shapes, or the
+        target objects to it. Infers missing types and shapes of changed nodes.
         """
         problem = self._malformed() or self._wrong_types(target) or self._wrong_results()
-        if problem is None and (said := target.objection(self._model)) is not None:
-            return f"the model it made must not run: {said}"
+        if problem is None and (objection := target.objection(self._model)) is not None:
+            return f"the changed model must not run: {objection}"
         return problem
 
     def _malformed(self) -> str | None:
@@ -59,7 +57,7 @@ class OnnxSnapshot:
             if value not in known:
                 return f"the output {value.name} is computed by no node"
             if value.is_graph_input() and value not in self._outputs:
-                return f"the output {value.name} is an input, whose memory is not its own"
+                return f"the output {value.name} is an input, and would share its memory"
         if len(set(graph.outputs)) < len(graph.outputs):
             return "two outputs are one value, which would share memory"
         names: set[str] = set()
@@ -71,13 +69,12 @@ class OnnxSnapshot:
 
     def _wrong_types(self, target: Target) -> str | None:
         opset = self._model.opset_imports.get("", 1)
-        before = self._nodes
         for node, row in _rows(self._model.graph):
-            if before.get(node) == row:
+            if self._nodes.get(node) == row:
                 continue
-            said = settle_types(node, opset, target)
-            if said is not None:
-                return f"at {node.outputs[0].name}: {said}"
+            problem = settle_types(node, opset, target)
+            if problem is not None:
+                return f"at {node.outputs[0].name}: {problem}"
         return None
 
     def _wrong_results(self) -> str | None:
@@ -92,21 +89,18 @@ class OnnxSnapshot:
         return None
 
     def before(self) -> ir.Model:
-        """The model as it was, apart from the one there is now."""
+        """A copy of the old model."""
         return self._clone
 
     def restore(self) -> None:
-        """Makes the model what it was; its nodes and values are new."""
+        """Restores the old model, with new nodes and values."""
         self._model.graph = self._clone.graph
         self._model.functions.clear()
         self._model.functions.update(self._clone.functions)
 
 
 def _content(model: ir.Model) -> list[object]:
-    """What a model computes, subgraphs and functions included, to compare it with the same model later.
-
-    Constants that nothing uses do not count.
-    """
+    """What a model computes, with subgraphs and functions, without unused constants; to compare it later."""
     graph = model.graph
     return [
         [(value, value.name) for value in (*graph.inputs, *graph.outputs)],
@@ -116,7 +110,7 @@ def _content(model: ir.Model) -> list[object]:
 
 
 def _rows(nodes: Iterable[ir.Node]) -> Iterable[tuple[ir.Node, object]]:
-    """Each node with what it computes; nodes and values are compared by identity."""
+    """Each node with what it computes; nodes and values compare by identity."""
     for node in nodes:
         outputs = [(value, value.name) for value in node.outputs]
         yield node, (node.op_identifier(), node.inputs, outputs, tuple(node.attributes.values()))

@@ -1,16 +1,16 @@
-"""Computes attention by one operator, ONNX's ``Attention`` of opset 23.
+"""Replaces attention written out by one operator, ONNX's ``Attention`` of opset 23.
 
 Rule: ``MatMul(Softmax(scores), v)`` with ``scores = MatMul(q, k^T)`` becomes one ``Attention``, where
 
-1. q, k and v have four dimensions, [batch, heads, length, features], and known numbers of heads and features;
-2. constant positive numbers that scale q, k or the product become the attribute ``scale``;
-3. one mask may be added to the scaled product, or hide scores by a ``Where`` with a very low number;
-4. keys and values that ``Expand`` repeats for groups of queries are read unrepeated; and where the translation has
-   made heads that share keys rows of one product, [batch, heads of keys, queries, features], they become heads again;
-5. but for one position such heads stay, or become, rows: the kernel reads all keys for each of its heads
+1. q, k and v are [batch, heads, length, features], with known numbers of heads and features;
+2. constant positive numbers that scale q, k or the scores become the attribute ``scale``;
+3. one mask may be added to the scaled scores, or replace scores by a very low number in a ``Where``;
+4. keys and values that ``Expand`` repeats for groups of queries are read without the repetition; rows of one product
+   that the translation made of heads sharing keys, [batch, heads of keys, queries, features], become heads again;
+5. for one position, such heads stay or become rows: the kernel reads all keys for each of its heads
    (``benchmarks/grouped_attention.py``);
-6. where q, k and v are transposed from [batch, length, heads, features] and the result is transposed back, the
-   operator does that too: it reads and writes [batch, length, heads * features].
+6. if q, k and v are transposed from [batch, length, heads, features] and the result is transposed back, the operator
+   reads and writes [batch, length, heads * features].
 
 Before and after, for two heads of eight features::
 
@@ -20,16 +20,16 @@ Before and after, for two heads of eight features::
     s = Softmax(Add(Mul(MatMul(q, k), 0.3535), mask))
     y = Reshape(Transpose <perm=[0, 2, 1, 3]> (MatMul(s, v)), [0, 0, 16])
 
-Rows that the mask hides altogether: eager's ``scaled_dot_product_attention`` gives 0 (the translation has a ``Where``
-for it), a written-out softmax gives the mean of v for a mask of finite numbers and NaN for one of -inf. ONNX Runtime's
-kernel gives 0 for -inf *and for the lowest float32*, the number most masks are made of. So the mask is raised to
--3e38 and a ``Where`` puts 0 or NaN into such rows; neither is done where constants show that there is no such row.
+Rows whose mask hides all keys: eager's ``scaled_dot_product_attention`` returns 0 (the translation has a ``Where`` for
+it); a softmax that is written out returns the mean of v for a finite mask, and NaN for -inf. ONNX Runtime's kernel
+returns 0 for -inf *and for the lowest float32*, which most masks use. So the mask is raised to -3e38, and a ``Where``
+writes 0 or NaN to such rows, unless constants show that there are none.
 
-It must not fire
+Not if
 
-- where the scores or probabilities have other users, as in the forward graphs of training;
-- where the mask has no row for each query (one such is expanded if the sizes are known), or two masks are added;
-- with fewer heads than threads: the kernel gives each thread whole heads, the separate products share them finer.
+- scores or probabilities have other users, as in training;
+- the mask has no row for each query (one row is expanded if the sizes are known), or two masks are added;
+- there are fewer heads than threads: the kernel splits work by heads only, the separate products split it further.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from ...engine.context import PassContext
 from ...engine.onnx.editing import Builder, nodes_of, producer, require, rewrite_each
 from ...engine.onnx.inference import infer_types
 from ...engine.registry import Pass
-from .finding import NODES, batches_apart, find_attention, groups_together
+from .finding import NODES, find_attention, merged_groups, unmerged_batches
 from .fusion import Fusion
 
 _FIRST_OPSET = 23
 
 
 def fuse_attention(model: ir.Model, context: PassContext) -> int:
-    """Replaces written-out attention in place; returns how often."""
+    """Replaces attention in place; returns how often."""
     if next(nodes_of(model, "Softmax"), None) is None:
         return 0
     opset = model.opset_imports.get("", 1)
-    infer_types(model.graph, opset)  # of values between the nodes of one operator
+    infer_types(model.graph, opset)  # of values inside the translation of one operator
     builder = Builder(model, context)
 
     def rewrite(node: ir.Node) -> bool:
         softmax = producer(_probabilities(node.inputs[0]), "Softmax")
         if softmax is None or node.graph is not model.graph:
             return False
-        require(opset >= _FIRST_OPSET, f"ONNX has Attention from opset {_FIRST_OPSET} on", NODES)
+        require(opset >= _FIRST_OPSET, f"Attention needs opset {_FIRST_OPSET}", NODES)
         found = find_attention(node, softmax, context.target.threads or torch.get_num_threads())
         return Fusion(builder, found).run()
 
@@ -69,9 +69,9 @@ def fuse_attention(model: ir.Model, context: PassContext) -> int:
 
 
 def _probabilities(value: ir.Value | None) -> ir.Value | None:
-    """What the product with v reads, its batches and heads apart."""
+    """The left operand of the product with v, before batches and heads, or groups of heads, are merged."""
     node = producer(value, "Reshape")
-    return node.inputs[0] if node is not None and groups_together(node) > 1 else batches_apart(value)
+    return node.inputs[0] if node is not None and merged_groups(node) > 1 else unmerged_batches(value)
 
 
 PASS = Pass("onnx.attention", "Computes attention by one operator, ONNX's Attention of opset 23.", fuse_attention)

@@ -15,6 +15,8 @@ from ...engine.onnx.editing import (
     integers,
     is_only_used_by,
     number,
+    only_user,
+    operand,
     permutation,
     producer,
     require,
@@ -26,9 +28,9 @@ LOWEST = float(np.finfo(np.float32).min)
 SWAPS_HEADS = [0, 2, 1, 3]
 _SWAPS_LAST = [0, 1, 3, 2]
 NODES = 4
-"""Product, mask or scale, softmax, product: what a near miss is counted in."""
+"""Nodes of an attention, for near misses: product, mask or scale, softmax, product."""
 _STEPS = ("MatMul", "Reshape", "Mul", "Div", "Add", "Where")
-"""What lies between the product of q and k and the softmax."""
+"""Operators from the product of q and k to the softmax."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Heads:
     """Queries, keys or values.
 
     Attributes:
-        by_head: [batch, heads, length, features], if such a value is there.
+        by_head: [batch, heads, length, features], if there is such a value.
         by_position: [batch, length, heads, features], if ``by_head`` is its transpose.
     """
 
@@ -50,12 +52,12 @@ class Heads:
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """What is added to the scores, as it stands in the graph.
+    """A mask that is added to the scores, or with ``low`` the condition of a ``Where``.
 
     Attributes:
-        value: the mask, or with ``low`` the condition.
-        low: what a ``Where`` puts in place of hidden scores.
-        keep: whether the scores are kept where the condition holds, rather than hidden.
+        value: the mask or condition.
+        low: the number that replaces hidden scores.
+        keep: whether scores are kept where the condition holds, rather than hidden.
     """
 
     value: ir.Value
@@ -65,7 +67,7 @@ class Mask:
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """One attention as it is written out."""
+    """The parts of an attention that is written out."""
 
     query: Heads
     key: Heads
@@ -78,50 +80,47 @@ class Attention:
 
 
 def find_attention(product: ir.Node, softmax: ir.Node, threads: int) -> Attention:
-    """What the product of a softmax and v computes, for a session of so many threads. Raises ``NearMiss``."""
+    """The attention that ends in the product of a softmax and v. Raises ``NearMiss``."""
     flat = product.inputs[0]
     user = product if flat is None or flat is softmax.outputs[0] else flat.producer()
     assert flat is not None and user is not None
-    is_inside = is_only_used_by(flat, product) and is_only_used_by(softmax.outputs[0], user)
-    require(is_inside, "the probabilities are needed elsewhere", 2)
+    is_private = is_only_used_by(flat, product) and is_only_used_by(softmax.outputs[0], user)
+    require(is_private, "the probabilities have other users", 2)
     axis = softmax.attributes.get_int("axis", -1)
     require(axis in (-1, 3), f"the softmax is over dimension {axis}", 2)
-    groups = groups_together(flat.producer())
+    groups = merged_groups(flat.producer())
     scores, scale, mask = _find_scores(softmax, groups)
-    query_value, by_query = _unscaled(_query_of(scores, groups))
-    transposed, by_key = _unscaled(batches_apart(scores.inputs[1]))
+    query_value, query_factor = _unscaled(_query_of(scores, groups))
+    transposed, key_factor = _unscaled(unmerged_batches(scores.inputs[1]))
     require(query_value.dtype == ir.DataType.FLOAT, f"the scores are {query_value.dtype}", 3)
     query = _heads(query_value, "q")
-    key, value, by_inner = _keys_and_values(transposed, product.inputs[1], query.heads)
-    scale *= by_query * by_key * by_inner
+    key, value, inner_factor = _keys_and_values(transposed, product.inputs[1], query.heads)
+    scale *= query_factor * key_factor * inner_factor
     require(scale > 0 and math.isfinite(scale), f"the scores are scaled by {scale}", 3)
     is_one_length = key.length == value.length or isinstance(key.length, str) or isinstance(value.length, str)
     fit = query.features == key.features and is_one_length and key.heads == value.heads
-    require(fit, "the sizes of q, k and v do not go together", 3)
+    require(fit, "the sizes of q, k and v do not fit", 3)
     require(query.batch == key.batch == value.batch, "q, k and v have different batch sizes", 3)
     shared = query.heads % key.heads == 0
     require(shared, f"{query.heads} heads of queries cannot share {key.heads} heads of keys", 3)
     is_empty = 0 in (query.batch, query.length, key.length, query.features, value.features)
-    require(not is_empty, "there is nothing to attend to", 3)
+    require(not is_empty, "a size is 0", 3)
     least = query.heads * (query.batch if isinstance(query.batch, int) else 1)
     require(least >= threads, f"{least} heads are fewer than {threads} threads", NODES)
     result: ir.Value = product.outputs[0]
     if flat is not softmax.outputs[0]:
-        users = result.consumers()
-        apart = None if len(users) != 1 or result.is_graph_output() else users[0]
-        if apart is None or not (_groups_apart(apart) == groups > 1 or _batches_apart_by(apart) is result):
-            raise NearMiss("the result is not taken apart into batches and heads", 3)
-        result = apart.outputs[0]
+        split = only_user(result, "Reshape")
+        if split is None or not (_split_groups(split) == groups > 1 or _batches_split_by(split) is result):
+            raise NearMiss("the result is not split into batches and heads", 3)
+        result = split.outputs[0]
     is_known = sizes(result) in (None, [query.batch, query.heads, query.length, value.features])
     require(is_known, f"the result is {sizes(result)}", 3)
     guard, mask = _find_guard(result, mask)
     return Attention(query, key, value, scale, mask, guard, result)
 
 
-def groups_together(node: ir.Node | None) -> int:
-    """How many heads of the query share one of the keys, if a node makes rows of them, [B, H, S, X] to
-    [B, K, H / K * S, X]; else 1.
-    """
+def merged_groups(node: ir.Node | None) -> int:
+    """Heads of queries per head of keys, if a node reshapes [B, H, S, X] to [B, K, H / K * S, X]; else 1."""
     return 1 if node is None or node.op_type != "Reshape" else _groups(node.outputs[0], node.inputs[0])
 
 
@@ -135,80 +134,80 @@ def _groups(few: ir.Value | None, many: ir.Value | None) -> int:
     return 1 if fewer == 0 or more % fewer else more // fewer
 
 
-def _groups_apart(node: ir.Node) -> int:
-    """The same of a node that does the reverse."""
+def _split_groups(node: ir.Node) -> int:
+    """As ``merged_groups``, for the reverse reshape."""
     return 1 if node.op_type != "Reshape" else _groups(node.inputs[0], node.outputs[0])
 
 
 def _query_of(scores: ir.Node, groups: int) -> ir.Value | None:
-    """The query of a product with k, its batches and heads apart."""
+    """The query of a product with k, before batches and heads, or groups of heads, are merged."""
     if groups == 1:
-        return batches_apart(scores.inputs[0])
+        return unmerged_batches(scores.inputs[0])
     rows = producer(scores.inputs[0], "Reshape")
-    if rows is None or groups_together(rows) != groups:
-        raise NearMiss("the heads of q are not taken together as those of the probabilities", 3)
+    if rows is None or merged_groups(rows) != groups:
+        raise NearMiss("the heads of q are not merged as those of the probabilities", 3)
     return rows.inputs[0]
 
 
-def batches_apart(value: ir.Value | None) -> ir.Value | None:
-    """[B, H, X, Y] of which ``value`` is the reshape to [B * H, X, Y], as ``torch.matmul`` makes it; else ``value``."""
-    node = producer(value, "Reshape")
-    return value if node is None or not _are_merged(node.inputs[0], value) else node.inputs[0]
+def unmerged_batches(value: ir.Value | None) -> ir.Value | None:
+    """[B, H, X, Y] if ``value`` is its reshape to [B * H, X, Y], as in ``torch.matmul``; else ``value``."""
+    source = operand(value, "Reshape")
+    return source if _are_merged(source, value) else value
 
 
-def _batches_apart_by(node: ir.Node) -> ir.Value | None:
+def _batches_split_by(node: ir.Node) -> ir.Value | None:
     """[B * H, X, Y] that ``node`` reshapes to [B, H, X, Y]."""
     is_apart = node.op_type == "Reshape" and _are_merged(node.outputs[0], node.inputs[0])
     return node.inputs[0] if is_apart else None
 
 
-def _are_merged(apart: ir.Value | None, merged: ir.Value | None) -> bool:
-    four, three = sizes(apart) or [], sizes(merged) or []
+def _are_merged(split: ir.Value | None, merged: ir.Value | None) -> bool:
+    four, three = sizes(split) or [], sizes(merged) or []
     return len(four) == 4 and len(three) == 3 and four[2:] == three[1:]
 
 
 def _find_scores(softmax: ir.Node, groups: int) -> tuple[ir.Node, float, Mask | None]:
-    """The product of q and k^T, the number it is scaled by, and the mask.
+    """The product of q and k^T, the scale, and the mask.
 
     Args:
         softmax: of the scores.
-        groups: how many heads are rows of one product, and taken apart behind it.
+        groups: heads of queries per head of keys, if they are rows of one product and split later; else 1.
     """
-    is_apart = groups == 1
+    is_split = groups == 1
     scale, mask = 1.0, None
     user, value = softmax, softmax.inputs[0]
     while True:
         node = producer(value, *_STEPS)
         if value is None or node is None:
-            inner = None if value is None else value.producer()
-            raise NearMiss(f"{'a value' if inner is None else inner.op_type} is no product of q and k", 1)
-        require(is_only_used_by(value, user), f"the scores {value.name} are needed elsewhere", 2)
+            source = None if value is None else value.producer()
+            raise NearMiss(f"{'a value' if source is None else source.op_type} is no product of q and k", 1)
+        require(is_only_used_by(value, user), f"the scores {value.name} have other users", 2)
         user = node
         if node.op_type == "MatMul":
-            require(is_apart, "the heads of the scores are not taken apart", 2)
+            require(is_split, "the heads of the scores are not split", 2)
             return node, scale, mask
-        if node.op_type == "Reshape" and not is_apart and _groups_apart(node) == groups:
-            value, is_apart = node.inputs[0], True
+        if node.op_type == "Reshape" and not is_split and _split_groups(node) == groups:
+            value, is_split = node.inputs[0], True
             continue
         if node.op_type == "Reshape":
-            value = _batches_apart_by(node)
+            value = _batches_split_by(node)
             if value is None or producer(value, "MatMul") is None:
                 raise NearMiss(f"the scores are reshaped to {sizes(node.outputs[0])}", 2)
             continue
         if node.op_type in ("Mul", "Div"):
             value, factor = _unscaled(value)
             is_scaled = value is not node.outputs[0]
-            require(is_scaled, f"the scores {node.outputs[0].name} are multiplied by no constant number", 2)
+            require(is_scaled, f"the scores {node.outputs[0].name} are not scaled by a constant number", 2)
             scale *= factor
             continue
         require(scale == 1.0, "the mask is scaled with the scores", 2)
-        require(groups == 1 or not is_apart, "something is added to scores of heads that are not apart", 2)
+        require(groups == 1 or not is_split, "a mask is added to the scores before the heads are split", 2)
         require(mask is None, "two masks are added to the scores", 2)
         value, mask = _unmasked(node)
 
 
 def _unmasked(node: ir.Node) -> tuple[ir.Value, Mask]:
-    """The scores an ``Add`` or ``Where`` masks, and the mask."""
+    """The scores that an ``Add`` or ``Where`` masks, and the mask."""
     inputs = [item for item in node.inputs if item is not None]
     if node.op_type == "Add":
         scores, other = inputs if _leads_to_product(inputs[0]) else reversed(inputs)
@@ -217,7 +216,7 @@ def _unmasked(node: ir.Node) -> tuple[ir.Value, Mask]:
         low = number(other)
         if low is not None:
             if low > -1e30:
-                raise NearMiss(f"hidden scores are {low}, which a mask cannot add up to", 2)
+                raise NearMiss(f"hidden scores are {low}, which no mask can express", 2)
             return scores, Mask(inputs[0], low, keep=scores is inputs[1])
     raise NearMiss("a Where chooses among scores", 2)
 
@@ -259,9 +258,9 @@ def _heads(value: ir.Value | None, what: str) -> Heads:
 
 
 def _transposed_from(value: ir.Value) -> Iterator[tuple[ir.Value, list[int]]]:
-    """The values that ``value`` is a transpose of, nearest first, and how.
+    """The values that ``value`` is a transpose of, nearest first, with the permutations.
 
-    ``Reshape`` to [B * H, X, Y], ``Transpose`` of X and Y, and ``Reshape`` back count as a transpose.
+    ``Reshape`` to [B * H, X, Y], ``Transpose`` of X and Y, and ``Reshape`` back are one transpose.
     """
     order = [0, 1, 2, 3]
     while True:
@@ -273,11 +272,11 @@ def _transposed_from(value: ir.Value) -> Iterator[tuple[ir.Value, list[int]]]:
         if node.op_type == "Transpose":
             step, inner = permutation(node), node.inputs[0]
             if step == [0, 2, 1]:
-                step, inner = _SWAPS_LAST, batches_apart(inner)
+                step, inner = _SWAPS_LAST, unmerged_batches(inner)
         else:
-            turn = producer(_batches_apart_by(node), "Transpose")
+            turn = producer(_batches_split_by(node), "Transpose")
             if turn is not None and permutation(turn) == [0, 2, 1]:
-                step, inner = _SWAPS_LAST, batches_apart(turn.inputs[0])
+                step, inner = _SWAPS_LAST, unmerged_batches(turn.inputs[0])
         if inner is None or step is None or len(step) != 4:
             return
         value, order = inner, [step[i] for i in order]
@@ -285,37 +284,34 @@ def _transposed_from(value: ir.Value) -> Iterator[tuple[ir.Value, list[int]]]:
 
 
 def _keys_and_values(transposed: ir.Value, values: ir.Value | None, heads: int) -> tuple[Heads, Heads, float]:
-    """k and v, unrepeated if they are repeated for ``heads`` heads of queries, and the number k is scaled by."""
+    """k and v, without their repetition for ``heads`` heads of queries, and the scale of k."""
     sources = list(_transposed_from(transposed))
     keys = next((source for source, order in sources if order == _SWAPS_LAST), None)
-    apart = next((source for source, order in sources if order == [0, 2, 3, 1]), None)
+    by_position = next((source for source, order in sources if order == [0, 2, 3, 1]), None)
     scale = 1.0
     if keys is not None:
         keys, scale = _unscaled(keys)
         fewer_keys, fewer_values = _unrepeated(keys, heads), _unrepeated(values, heads)
         if fewer_keys is not None and fewer_values is not None:
             return _heads(fewer_keys, "k"), _heads(fewer_values, "v"), scale
-    value = _heads(batches_apart(values), "v")
+    value = _heads(unmerged_batches(values), "v")
     if keys is not None:
         return _heads(keys, "k"), value, scale
-    if apart is None:
+    if by_position is None:
         raise NearMiss(f"{transposed.name} is no transposed k", 2)
-    shape = sizes(apart)
+    shape = sizes(by_position)
     if shape is None or len(shape) != 4 or not isinstance(shape[2], int) or not isinstance(shape[3], int):
         raise NearMiss(f"the shape of k is not known: {shape}", 3)
-    return Heads(None, apart, shape[0], shape[2], shape[1], shape[3]), value, 1.0
+    return Heads(None, by_position, shape[0], shape[2], shape[1], shape[3]), value, 1.0
 
 
 def _unrepeated(value: ir.Value | None, heads: int) -> ir.Value | None:
-    """[B, heads / n, L, D] of ``Reshape(Expand([B, heads / n, 1, L, D]))``, which repeats each head n times."""
-    value = batches_apart(value)
-    reshape = producer(value, "Reshape")
-    expand = None if reshape is None else producer(reshape.inputs[0], "Expand")
-    single = None if expand is None else producer(expand.inputs[0], "Unsqueeze", "Reshape")
-    if value is None or expand is None or single is None or single.inputs[0] is None:
-        return None
-    inner = single.inputs[0]
-    shape, after, before = sizes(inner), sizes(expand.outputs[0]), sizes(single.outputs[0])
+    """[B, heads / n, L, D] if ``value`` is ``Reshape(Expand([B, heads / n, 1, L, D]))``, n times each head."""
+    value = unmerged_batches(value)
+    expanded = operand(value, "Reshape")
+    single = operand(expanded, "Expand")
+    inner = operand(single, "Unsqueeze", "Reshape")
+    shape, before, after = sizes(inner), sizes(single), sizes(expanded)
     if shape is None or len(shape) != 4 or after is None or len(after) != 5:
         return None
     batch, fewer, length, features = shape
@@ -330,25 +326,22 @@ def _unrepeated(value: ir.Value | None, heads: int) -> ir.Value | None:
 
 
 def _find_guard(result: ir.Value, mask: Mask | None) -> tuple[ir.Node | None, Mask | None]:
-    """The ``Where`` around the result that sets rows to 0 which the mask hides altogether, and the mask before the
-    translation raised it; without one, ``None`` and the mask as it is."""
-    users = result.consumers()
-    if mask is None or mask.low is not None or len(users) != 1 or result.is_graph_output():
+    """The ``Where`` around the result that sets fully hidden rows to 0, and the mask before the translation raised it;
+    else ``None`` and the same mask."""
+    where = only_user(result, "Where")
+    if mask is None or mask.low is not None or where is None:
         return None, mask
-    where = users[0]
-    if where.op_type != "Where" or where.inputs[1] is not result or number(where.inputs[2]) != 0:
+    if where.inputs[1] is not result or number(where.inputs[2]) != 0:
         return None, mask
     always = constant(where.inputs[0])
     if always is not None and always.all():
         return where, mask
-    greater = producer(where.inputs[0], "Greater")
-    highest = None if greater is None else producer(greater.inputs[0], "ReduceMax")
-    if greater is None or highest is None or number(greater.inputs[1]) != -math.inf:
+    original = operand(mask.value, "Max")
+    if original is None or number(operand(mask.value, "Max", index=1)) != LOWEST:
+        original = mask.value
+    highest = producer(operand(where.inputs[0], "Greater"), "ReduceMax")
+    if highest is None or number(operand(where.inputs[0], "Greater", index=1)) != -math.inf:
         return None, mask
-    raised = producer(mask.value, "Max")
-    seen = mask.value
-    if raised is not None and raised.inputs[0] is not None and number(raised.inputs[1]) == LOWEST:
-        seen = raised.inputs[0]
-    if highest.inputs[0] is not seen or integers(highest.inputs[1]) != [-1]:
+    if highest.inputs[0] is not original or integers(highest.inputs[1]) != [-1]:
         return None, mask
-    return where, Mask(seen)
+    return where, Mask(original)

@@ -1,4 +1,4 @@
-"""Masks as ONNX's ``Attention`` takes them, and what constants tell of the rows they hide."""
+"""Masks in the form of ONNX's ``Attention``, and bounds of their values, from constants."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ...engine.onnx.editing import Builder, NearMiss, constant, integers, number, producer, sizes
+from ...engine.onnx.editing import Builder, NearMiss, constant, integers, number, operand, producer, sizes
 from .finding import LOWEST, Heads, Mask
 
 _LOW = -3e38
-"""Hides a score as well as the lowest float32 does: any score added to it is lost."""
+"""Hides a score as the lowest float32 does: adding a score does not change it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadyMask:
-    """A mask as the operator takes it.
+    """A mask for the operator.
 
     Attributes:
-        value: [S, T] or broadcastable to [B, H, S, T] in the first dimensions; ``None`` without one, or if causal.
-        visible: where the mask lets a row see anything, [..., S, 1]; ``None`` if no row can be hidden altogether.
+        value: [S, T], or broadcastable to [B, H, S, T] in the first dimensions; ``None`` without a mask, or if causal.
+        visible: whether a row sees any key, [..., S, 1]; ``None`` if no row can be fully hidden.
     """
 
     value: ir.Value | None = None
@@ -30,10 +30,10 @@ class ReadyMask:
 
 
 def ready_mask(builder: Builder, mask: Mask | None, query: Heads, key: Heads) -> ReadyMask:
-    """The mask as the operator takes it for these queries and keys; new nodes go behind the mask's.
+    """The mask for the operator; new nodes follow the mask's producer.
 
     Raises:
-        NearMiss: the operator does not take it.
+        NearMiss: the operator does not support it.
     """
     if mask is None:
         return ReadyMask()
@@ -72,7 +72,7 @@ def ready_mask(builder: Builder, mask: Mask | None, query: Heads, key: Heads) ->
 
 
 def _what_it_hides(mask: ir.Value) -> tuple[bool, bool]:
-    """Whether a mask must be raised for the kernel, and whether it may hide a row altogether by -inf."""
+    """Whether a mask must be raised for the kernel, and whether it may fully hide a row by -inf."""
     array = constant(mask)
     if array is not None and array.size and not np.isnan(array).any() and (array.max(axis=-1) > LOWEST).all():
         return False, False
@@ -83,7 +83,7 @@ def _what_it_hides(mask: ir.Value) -> tuple[bool, bool]:
 
 
 def _bounds(value: ir.Value | None, depth: int = 12) -> tuple[float, float] | None:
-    """Numbers between which all elements of a value lie, none of them NaN; ``None`` if that is not known."""
+    """The smallest and largest possible element of a value without NaN; ``None`` if unknown."""
     array = constant(value)
     if array is not None:
         if array.size == 0 or array.dtype.kind not in "fiub" or np.isnan(array.astype(np.float64)).any():
@@ -114,15 +114,14 @@ def _bounds(value: ir.Value | None, depth: int = 12) -> tuple[float, float] | No
 
 
 def _is_causal(mask: ir.Value) -> bool:
-    """Whether a mask hides the keys behind each query, counted from the first: the translation's ``is_causal``."""
-    where = producer(mask, "Where")
-    if where is None or number(where.inputs[1]) != -math.inf or number(where.inputs[2]) != 0:
+    """Whether a mask is the translation's ``is_causal``: hides the keys after each query, from position 0."""
+    where, greater = producer(mask, "Where"), producer(operand(mask, "Where"), "Greater")
+    if where is None or number(where.inputs[1]) != -math.inf or number(where.inputs[2]) != 0 or greater is None:
         return False
-    greater = producer(where.inputs[0], "Greater")
-    if greater is None:
-        return False
-    columns, rows = (producer(item, "Unsqueeze") for item in greater.inputs)
-    if columns is None or rows is None or integers(columns.inputs[1]) != [0] or integers(rows.inputs[1]) != [1]:
-        return False
-    ranges = [producer(item.inputs[0], "Range") for item in (columns, rows)]
-    return all(item is not None and number(item.inputs[0]) == 0 and number(item.inputs[2]) == 1 for item in ranges)
+    for side, axis in zip(greater.inputs, (0, 1), strict=True):  # columns, rows
+        positions = producer(operand(side, "Unsqueeze"), "Range")
+        if positions is None or integers(operand(side, "Unsqueeze", index=1)) != [axis]:
+            return False
+        if number(positions.inputs[0]) != 0 or number(positions.inputs[2]) != 1:
+            return False
+    return True
