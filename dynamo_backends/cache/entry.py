@@ -26,11 +26,7 @@ from .store import Record
 
 
 def to_record(program: Program, originals: Mapping[str, torch.Tensor]) -> Record:
-    """A Program as a record.
-
-    Args:
-        program: the Program.
-        originals: the constants of the graph before its passes, which the record refers to by name.
+    """A Program as a record, which refers by name to ``originals``, the constants of the graph before its passes.
 
     Raises:
         CannotStoreError: a part of it cannot be stored.
@@ -66,12 +62,7 @@ def to_record(program: Program, originals: Mapping[str, torch.Tensor]) -> Record
 
 
 def from_record(record: Record, module: fx.GraphModule, options: Options) -> Program:
-    """The Program of a record that ``to_record`` made.
-
-    Args:
-        record: the record.
-        module: the graph before its passes, which has the original constants.
-        options: of the backend.
+    """The Program of a record that ``to_record`` made; ``module`` is the graph before its passes.
 
     Raises:
         ValueError, LookupError, TypeError, AttributeError, RuntimeError: the record is not a valid Program.

@@ -41,20 +41,12 @@ _NOT_OF_THE_RESULT = frozenset({"cache", "cache_dir", "cache_size", "dump_dir", 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A graph's place in the cache.
-
-    Attributes:
-        name: of the graph.
-        module: the graph, before its passes.
-        key: of everything its compile depends on.
-        originals: its constants.
-        assumptions: about its sizes.
-    """
+    """A graph's place in the cache."""
 
     name: GraphName
-    module: fx.GraphModule
+    module: fx.GraphModule  # before its passes
     key: str
-    originals: Mapping[str, torch.Tensor]
+    originals: Mapping[str, torch.Tensor]  # its constants
     assumptions: Assumptions
 
 
@@ -82,10 +74,7 @@ def cached_graphs(options: Options) -> CachedGraphs | None:
 
 
 class CachedGraphs:
-    """The cache of one backend.
-
-    Args:
-        options: of the backend.
+    """The cache of a backend with these options.
 
     Raises:
         OSError: its folder is in a home that is not known.

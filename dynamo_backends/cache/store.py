@@ -39,12 +39,7 @@ class DamagedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """The content of a file.
-
-    Attributes:
-        header: anything that JSON can hold.
-        blobs: bytes that would be large in JSON.
-    """
+    """The content of a file: anything that JSON can hold, and bytes that would be large in JSON."""
 
     header: Any
     blobs: Sequence[bytes] = ()
@@ -59,10 +54,7 @@ class Usage:
 
 
 def folder_named(name: str | None) -> Path:
-    """A folder for a store.
-
-    Args:
-        name: the path; ``None`` for ``$XDG_CACHE_HOME/dynamo_backends`` or ``~/.cache/dynamo_backends``.
+    """The folder ``name``; without one, ``$XDG_CACHE_HOME/dynamo_backends`` or ``~/.cache/dynamo_backends``.
 
     Raises:
         OSError: it is in a home that is not known, as for a user without a name in a container.
@@ -81,13 +73,9 @@ def warn_once(reason: str) -> None:
 
 
 class Store:
-    """A folder of limited size; the least recently used entries are evicted.
+    """A folder of at most ``size`` bytes, created at the first ``put``; the least recently used entries are evicted.
 
     A folder that others may write into is not used.
-
-    Args:
-        folder: it is created when something is put in it.
-        size: the limit, in bytes.
     """
 
     def __init__(self, folder: Path, size: int) -> None:

@@ -56,6 +56,7 @@ class Autotuner:
     Attributes:
         lock: held by a graph's call while engines are tried.
         outcome: which engine runs each graph; ``None`` while searching.
+        graphs: the frame's graphs, which add themselves.
     """
 
     def __init__(
@@ -73,16 +74,12 @@ class Autotuner:
         self.lock = Lock()
         self.search = Search(engines, len(directions), margin)
         self._outcomes = outcomes
-        self._graphs: weakref.WeakSet[TunedGraph] = weakref.WeakSet()
+        self.graphs: weakref.WeakSet[TunedGraph] = weakref.WeakSet()
         known = outcomes.known() if outcomes is not None else None
         if known is not None and (len(known.winner) != len(directions) or not set(known.winner) <= set(engines)):
             known = None
         self.outcome = self.search.outcome = known
         _autotuners.add(self)
-
-    def add(self, graph: TunedGraph) -> None:
-        """Adds one of the frame's graphs."""
-        self._graphs.add(graph)
 
     def engine(self, position: int) -> str:
         """The engine of a graph in this call, see ``Search.engine``; keeps the outcome once the search ends."""
@@ -110,7 +107,7 @@ class Autotuner:
                 return
             self.search.try_again(self.outcome, self.outcome.challenger)
             self.outcome = None
-            for graph in self._graphs:
+            for graph in self.graphs:
                 graph.unsettle()
         finally:
             self.lock.release()
@@ -152,7 +149,7 @@ class TunedGraph:
         self._compared = {self._reference}
         self._settled: Runner | None = None
         self._calls, self._try_again_at = 0, _TRY_AGAIN_AFTER
-        tuner.add(self)
+        tuner.graphs.add(self)
         if tuner.outcome is not None:
             self._build_known_winner(tuner.outcome)
 
@@ -325,12 +322,8 @@ class TunedGraph:
             give_back()
 
     def _difference(self, actual: Sequence[object], expected: Sequence[object], args: Sequence[object]) -> str:
-        """How an engine's results differ from PyTorch's by more than rounding; empty if they do not.
-
-        Args:
-            actual, expected: the results.
-            args: of the call, if PyTorch may run on perturbed ones.
-        """
+        """How an engine's results differ from PyTorch's by more than rounding; empty if they do not. ``args`` are
+        given if PyTorch may run on perturbed ones."""
         with unseen():
             wrong = difference_of_results(expected, actual, float32_as=self._least_precise)
             if wrong and args:  # if terms cancel, results may be rounding errors alone

@@ -67,24 +67,22 @@ class Placement:
         self._frame = frame
         self._engines = (PYTORCH, ONNX, INDUCTOR) if self._options.placement == "fastest" else (PYTORCH, ONNX)
         self._assumptions: Assumptions | None = None
+        self._autotuners: dict[tuple[str, ...], Autotuner] = {}
 
     @property
     def is_plain(self) -> bool:
         """Whether users registered no passes."""
         return are_only_built_in()
 
-    @functools.cached_property
-    def _training(self) -> Autotuner:
-        return self._autotuner("forward", "backward")
-
-    @functools.cached_property
-    def _inference(self) -> Autotuner:
-        return self._autotuner("inference")
-
     def _autotuner(self, *directions: str) -> Autotuner:
-        cache = cached_graphs(self._options) if self._options.cache else None
-        outcomes = Outcomes(cache, self._frame, directions, self._engines) if cache is not None else None
-        return Autotuner(self._engines, directions, margin=_MARGIN, outcomes=outcomes, foreign=(INDUCTOR,))
+        """The autotuner of graphs with these directions, made at first use."""
+        if directions not in self._autotuners:
+            cache = cached_graphs(self._options) if self._options.cache else None
+            outcomes = Outcomes(cache, self._frame, directions, self._engines) if cache is not None else None
+            self._autotuners[directions] = Autotuner(
+                self._engines, directions, margin=_MARGIN, outcomes=outcomes, foreign=(INDUCTOR,)
+            )
+        return self._autotuners[directions]
 
     def runner(
         self, name: GraphName, module: fx.GraphModule, weights: Mapping[int, StaticInput] = NO_WEIGHTS
@@ -109,7 +107,8 @@ class Placement:
         if torch.are_deterministic_algorithms_enabled() or not is_tuned:
             return engines[ONNX if is_inference else PYTORCH](copy_of(module))
         builders = {item: functools.partial(self._build, name, item, engines[item], module) for item in self._engines}
-        return TunedGraph(name, module, builders, self._inference if is_inference else self._training)
+        directions = ("inference",) if is_inference else ("forward", "backward")
+        return TunedGraph(name, module, builders, self._autotuner(*directions))
 
     def decompose(self, module: fx.GraphModule) -> None:
         """Decomposes the operators of a graph for ONNX, in place."""

@@ -29,12 +29,7 @@ def copy_of(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def describe_frame(module: fx.GraphModule, arguments: Sequence[object]) -> str:
-    """Identifies a captured graph for timing: by its code, its arguments' types, and autocasting.
-
-    Args:
-        module: Dynamo's graph.
-        arguments: its parameters, buffers and inputs.
-    """
+    """Identifies one of Dynamo's graphs for timing: by its code, the types of its arguments, and autocasting."""
     code = [part.code for part in module.modules() if isinstance(part, fx.GraphModule)]
     autocast = str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else ""
     return "\n".join([*code, autocast, *map(_describe_argument, arguments)])

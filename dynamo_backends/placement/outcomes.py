@@ -13,23 +13,12 @@ _PROCESSES = 20
 
 
 class Outcomes:
-    """The outcome of one frame.
-
-    Args:
-        cache: keeps it.
-        frame: identifies the frame.
-        directions: of its graphs.
-        engines: the candidates.
-    """
+    """The outcome of one frame, for the directions of its graphs and the candidate engines."""
 
     def __init__(self, cache: CachedGraphs, frame: str, directions: Sequence[str], engines: Sequence[str]) -> None:
         self._cache = cache
-        self._question = {
-            "what": "outcome",
-            "frame": frame,
-            "directions": list(directions),
-            "engines": list(engines),
-        }
+        what = {"what": "outcome", "frame": frame}
+        self._question = {**what, "directions": list(directions), "engines": list(engines)}
 
     def known(self) -> Outcome | None:
         """The outcome of an earlier process; ``None`` if there is none, or ``_PROCESSES`` used it."""

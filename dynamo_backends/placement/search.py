@@ -81,11 +81,8 @@ class _Round:
     def is_over(self, graphs: int, last: int) -> bool:
         """Whether each graph was timed often enough; called before the first graph runs.
 
-        A forward without a backward ends no round: forwards alone are no reason to leave PyTorch.
-
-        Args:
-            graphs: the number of graphs.
-            last: the position of the graph that was called last.
+        A forward without a backward ends no round: forwards alone are no reason to leave PyTorch. ``last`` is the graph
+        that was called last.
         """
         needed = 1 + (self.calls if self.milliseconds >= _SHORT else max(self.calls, _MOST_CALLS))
         return last == graphs - 1 and all(self.seen[graph] >= needed for graph in range(graphs))

@@ -140,10 +140,7 @@ def _converter(spec: InputSpec) -> Callable[[object], Value]:
 class BoundSession:
     """A session with the specifications of its arguments and outputs. It is thread-safe.
 
-    Args:
-        session: the session.
-        inputs: one for each argument; an argument that is a constant of the session is not passed to it.
-        outputs: one for each output.
+    An argument that is a constant of the session is not passed to it.
     """
 
     def __init__(self, session: Session, inputs: Sequence[InputSpec], outputs: Sequence[OutputSpec]) -> None:
@@ -285,9 +282,8 @@ def _wrong_result(value: Value, spec: OutputSpec, known: dict[str, int]) -> Wron
         shape = [shape[i] for i in spec.inverse]
     if not differs(shape, spec.sizes, known):
         return None
-    return WrongResultError(
-        spec.name, f"has shape {tuple(shape)} where eager returns {format_shape(spec.sizes, known)}"
-    )
+    expected = format_shape(spec.sizes, known)
+    return WrongResultError(spec.name, f"has shape {tuple(shape)} where eager returns {expected}")
 
 
 def _present(memory: torch.Tensor, spec: OutputSpec) -> torch.Tensor | int | bool:

@@ -100,12 +100,7 @@ def give(options: onnxruntime.SessionOptions, constants: Mapping[str, torch.Tens
 
 def computed_from(graph: ir.Graph, constants: Iterable[str]) -> set[str]:
     """The names of values that ONNX Runtime computes when it makes the session: constants, initializers, and what
-    depends on these alone.
-
-    Args:
-        graph: its nodes are in execution order.
-        constants: names of inputs that are constants of the session.
-    """
+    depends on these alone. The nodes must be in execution order."""
     names = {*constants, *graph.initializers}
     for node in graph:
         are_known = all(value is None or value.name in names for value in node.inputs)

@@ -25,8 +25,7 @@ class Executable:
 
     Attributes:
         model: serialized by ``kernel_faults.serialized``, without the inputs in ``weights``.
-        inputs: one for each argument.
-        outputs: one for each output.
+        inputs, outputs: one for each argument and result.
         settings: of the session.
         weights: the positions of the arguments that may be constants of the session.
     """

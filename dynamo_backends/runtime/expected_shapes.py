@@ -37,14 +37,14 @@ class Sizes:
 
     def of(self, args: Sequence[Argument]) -> tuple[int, ...]:
         """The value of each symbolic size in a call; ``()`` if there are none."""
-        return tuple([_size(args[i], dim) for _, (i, dim) in self._sources])
+        return tuple([_read_size(args[i], dim) for _, (i, dim) in self._sources])
 
     def known(self, values: Sequence[int]) -> dict[str, int]:
         """Symbolic sizes with their ``values``, which ``of`` returned."""
         return {size: value for (size, _), value in zip(self._sources, values, strict=True)}
 
 
-def _size(arg: Argument, dim: int) -> int:
+def _read_size(arg: Argument, dim: int) -> int:
     return arg.shape[dim] if isinstance(arg, torch.Tensor) else arg
 
 

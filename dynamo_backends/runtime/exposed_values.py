@@ -17,11 +17,7 @@ def values_of_session(
 ) -> dict[str, object]:
     """The ``wanted`` values inside a session, by name: those that its optimized model still has.
 
-    Args:
-        bound: binds the arguments.
-        session: the session, which does not run.
-        args: of the region.
-        wanted: the values.
+    The session itself does not run; ``bound`` binds the arguments of the region.
 
     Raises:
         SessionError: ONNX Runtime cannot write the optimized model, or rejects it with the values as outputs.
@@ -35,11 +31,7 @@ def values_of_model(
 ) -> dict[str, object]:
     """The ``wanted`` values inside a region's model, by name, without optimizations; constants are left out.
 
-    Args:
-        bound: binds the arguments; the new session has the settings of its session.
-        model: the model, which is not changed.
-        args: of the region.
-        wanted: the values.
+    The new session has the settings of the ``bound`` session; the model is not changed.
 
     Raises:
         SessionError: ONNX Runtime rejects the model with the values as outputs.

@@ -176,10 +176,6 @@ def fault_in(model: ir.Model, providers: Sequence[Provider]) -> tuple[ir.Node, F
 
     The CPU provider runs the nodes that the others reject. So its faults count, unless the first provider has a kernel
     for the node.
-
-    Args:
-        model: the model.
-        providers: in order of preference.
     """
     opset = model.opset_imports.get("", 1)
     for node in _all_nodes(model):
@@ -215,11 +211,9 @@ def check(model: ir.Model, providers: Sequence[Provider]) -> None:
 
 
 def serialized(model: ir.Model, *, without: Sequence[str] = ()) -> bytes:
-    """A model as ONNX Runtime loads it.
+    """A model that passed ``check``, as ONNX Runtime loads it.
 
-    Args:
-        model: the model; it must have passed ``check``.
-        without: names of inputs that are left out and declared later (``constants.declared``).
+    Inputs in ``without`` are left out; they are declared later (``constants.declared``).
     """
     proto = ir.to_proto(model)
     if without:
@@ -232,12 +226,9 @@ def serialized(model: ir.Model, *, without: Sequence[str] = ()) -> bytes:
 
 
 def _add_tables(graph: onnx.GraphProto, constants: Collection[str], computed: Collection[str]) -> None:
-    """Makes lookups in future constants read inputs of their own (``constants.TABLE``); in place.
+    """Makes lookups in inputs that will be constants read inputs of their own (``constants.TABLE``); in place.
 
-    Args:
-        graph: the graph.
-        constants: inputs that will be constants.
-        computed: values that ONNX Runtime computes when it makes the session; lookups at such indices do not change.
+    Lookups at ``computed`` indices, which ONNX Runtime knows when it makes the session, do not change.
     """
     lookups = [
         node
@@ -264,8 +255,7 @@ def refusal(
     """Why a model cannot run, without optimizations on one thread; ``None`` if it can.
 
     Args:
-        model: the model.
-        providers: in order of preference.
+        model, providers: the model, and providers in order of preference.
         only_first: whether the first provider must run all nodes; otherwise the CPU provider may run some.
         sizes: the shapes of its inputs, by name; with them a provider other than the CPU's also runs the model.
     """
@@ -278,13 +268,7 @@ def refusal(
 
 
 def refusal_of_node(node: ir.Node, providers: Sequence[Provider], opset: int) -> Reason | None:
-    """Why the first provider must not run a node, whose inputs have types; ``None`` if it may.
-
-    Args:
-        node: with or without a graph.
-        providers: in order of preference.
-        opset: of its model.
-    """
+    """Why the first provider must not run a node, whose inputs have types; ``None`` if it may."""
     if any(_faults_of(node)) or any(attribute.type in _GRAPHS for attribute in node.attributes.values()):
         try:
             check(model_of(node, opset), providers)
@@ -340,13 +324,8 @@ ResultType = tuple[ir.DataType, Sequence["int | str | None"] | None]
 
 
 def result_types(providers: Sequence[Provider], opset: int, node: ir.Node) -> list[ResultType | None] | None:
-    """The types that ONNX Runtime infers for a node's results; ``None`` if it rejects the node.
-
-    Args:
-        providers: in order of preference.
-        opset: of its model.
-        node: its inputs have types and shapes, as far as these are known.
-    """
+    """The types that ONNX Runtime infers for a node's results; ``None`` if it rejects the node. Its inputs have types
+    and shapes, as far as these are known."""
 
     def find_out() -> dict[str, ResultType] | Reason:
         content, settings = serialized(model_of(node, opset, with_sizes=True)), _settings(providers)

@@ -21,10 +21,9 @@ Answer = TypeVar("Answer")
 
 
 class Oracle:
-    """A thread-safe cache of answers about nodes. Answers of the kind ``OUT_OF_MEMORY`` are not kept.
+    """A thread-safe cache of ``most`` answers about nodes; a model of a hundred layers has some two hundred questions.
 
-    Args:
-        most: number of answers kept. A model of a hundred layers has some two hundred questions.
+    Answers of the kind ``OUT_OF_MEMORY`` are not kept.
     """
 
     def __init__(self, most: int = 16_384) -> None:

@@ -99,17 +99,7 @@ class Session:
         also_disabled: Sequence[str] = (),
         threads: int | None = None,
     ) -> Session:
-        """A new session that differs from this one only in what is given.
-
-        Args:
-            model: another model.
-            optimize: whether ONNX Runtime's graph optimizations run.
-            also_disabled: more optimizers to disable.
-            threads: a fixed number of threads.
-
-        Raises:
-            KernelFaultError, SessionError: as the constructor.
-        """
+        """A new session that differs from this one only in what is given; raises as the constructor does."""
         settings = dataclasses.replace(
             self.settings,
             optimize=self.settings.optimize if optimize is None else optimize,
@@ -140,10 +130,7 @@ class Session:
     def save_optimized(self, folder: str) -> str:
         """Writes the model that the session runs, with ONNX Runtime's layouts, fusions and internal operators.
 
-        Constants of more than a kilobyte are written as external data.
-
-        Returns:
-            The path of the model in the folder.
+        Constants of more than a kilobyte are written as external data. Returns the path of the model in the folder.
 
         Raises:
             SessionError: ONNX Runtime cannot write it.

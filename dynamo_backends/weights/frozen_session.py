@@ -67,26 +67,16 @@ _states_lock = Lock()
 
 
 class _State:
-    """A session with one set of weights. It is never modified: calls in other threads may still use it when it is
-    replaced.
+    """A session with one set of weights, by the position of the argument, and the watch that detects changes.
 
-    Args:
-        executable: the model.
-        weights: the constants, by the position of the argument.
-        complete: whether each call reads every byte of them.
-
-    Attributes:
-        tensors: the constants.
-        watch: detects when they change.
-        bound: the session.
-        calls: counts its calls, in all threads.
+    It is never modified: calls in other threads may still use it when it is replaced.
     """
 
     def __init__(self, executable: Executable, weights: Mapping[int, torch.Tensor], *, complete: bool) -> None:
         self.tensors = [tensor.detach() for tensor in weights.values()]
         self.watch = Watch(list(weights.values()), complete=complete)  # before the session reads them
         self.bound = executable.load({position: on_same_memory(tensor) for position, tensor in weights.items()})
-        self.calls = itertools.count()
+        self.calls = itertools.count()  # thread-safe
         self._addresses = dict(zip(map(id, weights.values()), self.watch.addresses, strict=True))
         with _states_lock:
             _states.add(self)
@@ -217,11 +207,7 @@ class FrozenSession:
     ) -> _State:
         """A state that replaces others, because some weights changed.
 
-        Args:
-            args: all arguments of a call.
-            replaced: the old states.
-            changed: the weights that changed, by their index in ``self._positions``.
-            unseen: those that were written without PyTorch's knowledge.
+        ``changed`` are indices in ``self._positions``; ``unseen`` of these were written without PyTorch's knowledge.
         """
         count("weight_refreshes")
         logger.info("a session is rebuilt because weights changed: %s", self._listed(changed))
@@ -269,11 +255,7 @@ class FrozenSession:
         return self._inputs_only()
 
     def _evict_unused(self, current: Mapping[int, int]) -> list[_State]:
-        """Evicts and returns the states that ``is_unused``.
-
-        Args:
-            current: the addresses of the current weights, by the ``id`` of the tensor.
-        """
+        """Evicts and returns the states that ``is_unused``."""
         held = _held_by_sessions()
         unused = {addresses: state for addresses, state in self.sets.items() if state.is_unused(current, held)}
         for addresses in unused:
