@@ -1,10 +1,10 @@
-"""Compiled graphs on disk, so that a second process need not compile them again.
+"""Compiled graphs on disk, so that another process need not compile them again.
 
-- ``store``: files of a folder, by key, with checksums, bounded in size;
-- ``environment``: all that a compiled graph depends on besides the graph and the options;
-- ``description``: a graph as text, for its key;
-- ``entry``: a Program as a record, and back;
-- ``graphs``: what the pipeline asks.
+- ``store``: files by key in a folder of limited size, with checksums;
+- ``environment``: everything besides the graph and the options that a compiled graph depends on;
+- ``description``: a graph as JSON, for its key;
+- ``entry``: converts a Program to a record and back;
+- ``graphs``: the interface for the pipeline.
 
-What is found in the cache runs without the compiler: nothing here imports it, nor the libraries that make ONNX models.
+A cached graph runs without the compiler: nothing here imports it, or a library that makes ONNX models.
 """

@@ -1,6 +1,7 @@
-"""All of a graph that its compile depends on, in a form that JSON can hold: a part of the graph's key in the cache.
+"""Describes a graph as JSON, for its key in the cache: everything in it that its compile depends on.
 
-What cannot be described exactly raises ``CannotStoreError``, and is not cached: a wrong key would be a wrong result.
+Anything that cannot be described exactly raises ``CannotStoreError`` and is not cached: a wrong key would give wrong
+results.
 """
 
 from __future__ import annotations
@@ -24,34 +25,31 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def describe(module: fx.GraphModule) -> dict[str, Any]:
-    """The nodes of an ATen graph, what is known of their values, its constants with their bytes, and its symbols.
+    """The nodes of an ATen graph, the properties of their values, the constants with their content, and the symbols.
 
-    Left out is where the nodes come from: lines and modules of the user's model.
+    The lines and modules of the user's model that nodes come from are left out.
 
     Raises:
-        CannotStoreError: something of it cannot be described.
+        CannotStoreError: a part of it cannot be described.
     """
     nodes = list(module.graph.nodes)
+    operators = (node.target for node in nodes if isinstance(node.target, torch._ops.OpOverload))
     return {
         "nodes": encode_graph(module.graph),
         "values": [_describe_value(node.meta.get("val")) for node in nodes],
         "memory": _describe_memory(nodes),
         "marks": [_marks(node) for node in nodes],
-        "schemas": sorted({str(node.target._schema) for node in nodes if _is_operator(node)}),
+        "schemas": sorted({str(operator._schema) for operator in operators}),
         "constants": {name: _describe_constant(tensor) for name, tensor in constants(module).items()},
         "symbols": Assumptions(module).known,
     }
 
 
-def _is_operator(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload)
-
-
 def _marks(node: fx.Node) -> list[str] | None:
-    """What earlier stages noted on a node, besides its value."""
+    """The marks of earlier stages on a node."""
     reason = node.meta.get(IN_PYTORCH)
     marks = [f"{reason.kind.name}: {reason.text}"] if isinstance(reason, Reason) else []
-    if "partitioner_tag" in node.meta:  # forward or backward: editing asks
+    if "partitioner_tag" in node.meta:  # forward or backward
         marks.append(str(node.meta["partitioner_tag"]))
     if "unbacked_bindings" in node.meta:
         marks.append(f"unbacked {sorted(map(str, node.meta['unbacked_bindings'] or ()))}")
@@ -62,22 +60,22 @@ def constants(module: fx.GraphModule) -> dict[str, torch.Tensor]:
     """The tensors that a graph reads from its module, by name.
 
     Raises:
-        CannotStoreError: it reads something else: a subgraph.
+        CannotStoreError: it reads something else, such as a subgraph.
     """
-    found = {}
+    tensors = {}
     for node in module.graph.find_nodes(op="get_attr"):
         value = attribute(module, str(node.target))
         if not isinstance(value, torch.Tensor):
             raise CannotStoreError(f"an attribute of type {type(value).__name__}")
-        found[str(node.target)] = value
-    return found
+        tensors[str(node.target)] = value
+    return tensors
 
 
 def check_plain(tensor: torch.Tensor) -> None:
-    """Checks that a tensor is nothing but numbers in the memory of the processor.
+    """Checks that a tensor is fully described by its CPU memory, dtype and strides.
 
     Raises:
-        CannotStoreError: it is something else.
+        CannotStoreError: it is not.
     """
     if type(tensor) not in _PLAIN or isinstance(tensor, FakeTensor):
         raise CannotStoreError(f"a constant of type {type(tensor).__name__}")
@@ -88,7 +86,7 @@ def check_plain(tensor: torch.Tensor) -> None:
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
-    """The numbers of a plain tensor, in row-major order."""
+    """The elements of a plain tensor, in row-major order."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
@@ -99,7 +97,7 @@ def _describe_constant(tensor: torch.Tensor) -> list[Any]:
 
 
 def _describe_value(value: object) -> Any:
-    """What a node's value is known to be: not the numbers of a tensor."""
+    """The properties of a node's value; of a tensor not its elements."""
     if isinstance(value, torch.Tensor):
         if type(value) not in (*_PLAIN, FakeTensor):
             raise CannotStoreError(f"a tensor of type {type(value).__name__}")
@@ -122,7 +120,7 @@ def _describe_value(value: object) -> Any:
 
 
 def _describe_memory(nodes: Sequence[fx.Node]) -> list[list[int]]:
-    """Which values lie in one memory: for each tensor of each node's value the number of its storage, by first use."""
+    """Which values share memory: for each tensor of each node's value the number of its storage, by first use."""
     numbers: dict[int, int] = {}
     leaves = (
         [item for item in pytree.tree_leaves(node.meta.get("val")) if isinstance(item, torch.Tensor)] for node in nodes

@@ -1,4 +1,4 @@
-"""A Program as a record of the store, and back."""
+"""Converts a Program to a record of the store, and back."""
 
 from __future__ import annotations
 
@@ -26,89 +26,77 @@ from .store import Record
 
 
 def to_record(program: Program, originals: Mapping[str, torch.Tensor]) -> Record:
-    """What is kept of a Program.
-
-    Args:
-        program: the Program.
-        originals: the constants that the graph read before its passes.
+    """A Program as a record, which refers by name to ``originals``, the constants of the graph before its passes.
 
     Raises:
-        CannotStoreError: something of it cannot be kept.
+        CannotStoreError: a part of it cannot be stored.
     """
     names = {id(tensor): name for name, tensor in originals.items()}
-    found: dict[str, str] = {}
-    made: dict[str, torch.Tensor] = {}
+    references: dict[str, str] = {}
+    stored: dict[str, torch.Tensor] = {}
     for name, value in program.attributes.items():
         if "." in name or not isinstance(value, torch.Tensor):
             raise CannotStoreError("an attribute of a module in a module")
         if id(value) in names:
-            found[name] = names[id(value)]
+            references[name] = names[id(value)]
             continue
         check_plain(value)
         if not value.is_contiguous() or type(value) is not torch.Tensor or value.requires_grad:
             raise CannotStoreError("a constant that is not row-major")
-        made[name] = value
+        stored[name] = value
     executables = [region.executable for region in program.regions]
     report = program.report
     header = {
         "code": encode_graph(program.code, regions=len(program.regions)),
         "regions": [_encode_executable(item) for item in executables],
-        "in_pytorch": [_text_of(region) for region in program.regions],
-        "originals": found,
-        "constants": [[name, encode((item.dtype, tuple(item.shape)), {})] for name, item in made.items()],
+        "in_pytorch": [_code_text(region) for region in program.regions],
+        "originals": references,
+        "constants": [[name, encode((item.dtype, tuple(item.shape)), {})] for name, item in stored.items()],
         "report": [
             report.regions,
             report.on_onnx,
             [[target, reason.kind.name, reason.text, number] for target, reason, number in report.fallbacks],
         ],
     }
-    return Record(header, [*(item.model for item in executables), *map(bytes_of, made.values())])
+    return Record(header, [*(item.model for item in executables), *map(bytes_of, stored.values())])
 
 
 def from_record(record: Record, module: fx.GraphModule, options: Options) -> Program:
-    """The Program that ``to_record`` described.
-
-    Args:
-        record: made by ``to_record``.
-        module: the graph before its passes; its constants are taken from it.
-        options: of the backend.
+    """The Program of a record that ``to_record`` made; ``module`` is the graph before its passes.
 
     Raises:
-        ValueError, LookupError, TypeError, AttributeError, RuntimeError: the record describes no Program.
+        ValueError, LookupError, TypeError, AttributeError, RuntimeError: the record is not a valid Program.
     """
     header = record.header
     number = len(header["regions"])
     models, tensors = record.blobs[:number], record.blobs[number:]
-    made = {
+    stored = {
         key: _tensor(content, *decode(encoded, []))
         for (key, encoded), content in zip(header["constants"], tensors, strict=True)
     }
     code = decode_graph(header["code"], regions=number)
     code.set_codegen(fx.graph._BoxedCodeGen())
     read = {str(node.target) for node in code.find_nodes(op="get_attr")}
-    if read != {*header["originals"], *made} or any(hasattr(_MODULE, key) or not key.isidentifier() for key in read):
-        raise ValueError("attributes that are not kept, not read, or of every module")
+    if read != {*header["originals"], *stored} or any(hasattr(_MODULE, key) or not key.isidentifier() for key in read):
+        raise ValueError("attributes that are not stored, not read, or of every module")
     known = constants(module)
-    attributes = {**{key: known[original] for key, original in header["originals"].items()}, **made}
+    attributes = {**{key: known[original] for key, original in header["originals"].items()}, **stored}
     regions = tuple(
-        RegionProgram(
-            _decode_executable(encoded, model).on(tuple(options.providers)),
-            RegionCode(str(text)),
-        )
+        RegionProgram(_decode_executable(encoded, model).on(tuple(options.providers)), RegionCode(str(text)))
         for encoded, model, text in zip(header["regions"], models, header["in_pytorch"], strict=True)
     )
     count, on_onnx, fallbacks = header["report"]
     reasons = [(target, Reason(Kind[kind], text), times) for target, kind, text, times in fallbacks]
     program = Program(code, attributes, regions, Report(count, on_onnx, reasons))
     if len(placeholders := list(module.graph.find_nodes(op="placeholder"))) != len(program.arguments):
-        raise ValueError(f"it takes {len(program.arguments)} arguments, not {len(placeholders)}")
+        raise ValueError(f"expected {len(placeholders)} arguments, got {len(program.arguments)}")
     for i in range(number):
         program.weights_of(i)
     return program
 
 
 _MODULE = fx.GraphModule({}, fx.Graph())
-"""A module without attributes of its own."""
+"""Its attributes are those of every module."""
 
 
 def _tensor(content: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -117,11 +105,11 @@ def _tensor(content: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch
     return torch.frombuffer(bytearray(content), dtype=dtype).reshape(shape)
 
 
-def _text_of(region: RegionProgram) -> str:
-    """What PyTorch runs of a region, as JSON.
+def _code_text(region: RegionProgram) -> str:
+    """The code that PyTorch runs if the region fails, as JSON.
 
     Raises:
-        CannotStoreError: it cannot be described, or the results are to be compared with it.
+        CannotStoreError: it has no text, or the region's results must be checked.
     """
     if not isinstance(region.in_pytorch, RegionCode) or region.check is not None:
         raise CannotStoreError("a region that is more than its description")
@@ -129,7 +117,8 @@ def _text_of(region: RegionProgram) -> str:
 
 
 def _encode_executable(executable: Executable) -> Any:
-    """All of it but the model, and the providers: the options say which, as some of their options name libraries."""
+    """An executable as JSON, without its model and providers. Providers come from the options, because a provider's
+    options may name libraries to load."""
     kept = dataclasses.replace(executable, settings=dataclasses.replace(executable.settings, providers=()))
     _, *parts = dataclasses.astuple(kept)
     encoded = json.loads(json.dumps(encode(parts, {})))
@@ -151,7 +140,7 @@ def _decode_executable(encoded: Any, model: bytes) -> Executable:
             if isinstance(size, str):
                 check_expression(size)
             elif not isinstance(size, int):
-                raise ValueError(f"{size!r} is no size")
+                raise ValueError(f"{size!r} is not a size")
     return Executable(model, read, returned, SessionSettings(*settings), weights)
 
 
@@ -163,19 +152,19 @@ _IN_SIZES = (
 
 @functools.lru_cache(maxsize=1_000)
 def check_expression(text: str) -> None:
-    """Checks that the text of a symbolic size, which is computed in calls, is arithmetic and nothing else.
+    """Checks that the text of a symbolic size, which calls evaluate, is only arithmetic.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is not.
     """
     try:
         parsed = ast.parse(text, mode="eval")
     except SyntaxError as error:
-        raise ValueError(f"{text!r} is no size") from error
+        raise ValueError(f"{text!r} is not a size") from error
     for node in ast.walk(parsed):
         is_known = isinstance(node, _IN_SIZES)
         if isinstance(node, ast.Attribute):
             is_known = isinstance(node.value, ast.Name) and node.value.id in ("math", "torch")
         name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
         if not is_known or name.startswith("__"):
-            raise ValueError(f"{text!r} is no size")
+            raise ValueError(f"{text!r} is not a size")

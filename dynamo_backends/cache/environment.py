@@ -1,6 +1,6 @@
-"""All that a compiled graph depends on besides the graph and the options: versions, sources, the processor, settings.
+"""What a compiled graph depends on besides the graph and the options: versions, sources, the processor, settings.
 
-What cannot be described is no key: ``obstacle`` says what there is of that kind.
+``obstacle`` names what cannot be part of a key, so that nothing is cached.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from passes.engine import registry
 from ..exporter.registration import registered_targets
 from ..graphs.graph_json import CannotStoreError
 from ..options import Options
-from ..runtime.providers import provider_name
+from ..runtime.providers import only_cpu
 
 _LIBRARIES = ("onnx", "onnx_ir", "onnxscript", "sympy")
-"""Beside PyTorch, ONNX Runtime and NumPy; they need not be imported."""
+"""Libraries besides PyTorch, ONNX Runtime and NumPy; they may not be imported."""
 
 _OURS = (Path(__file__).parent.parent, Path(registry.__file__).parent.parent)
-"""Folders whose sources are a part of the key."""
+"""Folders whose sources are part of the key."""
 
 _SOURCES_CHANGED = "sources that cannot be read, or changed"
 
@@ -43,7 +43,7 @@ _TORCHLIB = "onnxscript.function_libs.torch_lib.registration"
 
 
 def obstacle(options: Options) -> str | None:
-    """Why compiled graphs cannot be cached here, in words that are the same for alike cases; ``None`` if they can."""
+    """Why compiled graphs cannot be cached here, as the reason of a counter; ``None`` if they can."""
     if not registry.are_only_built_in():
         return "passes of others"
     if _has_translations_of_others():
@@ -52,7 +52,7 @@ def obstacle(options: Options) -> str | None:
         return "libraries of custom operators"
     if CompilerBisector.get_backend() is not None:
         return "the bisector is at work"
-    if any(provider_name(provider) != "CPUExecutionProvider" for provider in options.providers):
+    if not all(only_cpu([provider]) for provider in options.providers):
         return "other execution providers"
     if is_edited():
         return "a library that is installed to be edited"
@@ -61,21 +61,21 @@ def obstacle(options: Options) -> str | None:
 
 @functools.cache
 def is_edited() -> bool:
-    """Whether a library that takes part is a folder that somebody works in (``pip install -e``): its version does not
-    tell what is in it. Our own may be, as its sources are a part of the key."""
+    """Whether a library is an editable install (``pip install -e``): its version does not identify its content. Ours
+    may be, because its sources are part of the key."""
     return any(_is_editable(name) for name in ("torch", *_LIBRARIES))
 
 
 def _is_editable(name: str) -> bool:
     try:
         origin = metadata.distribution(name).read_text("direct_url.json")  # PEP 610
-    except metadata.PackageNotFoundError:  # built where it is
+    except metadata.PackageNotFoundError:  # imported from its source folder
         return True
     return bool(json.loads(origin or "{}").get("dir_info", {}).get("editable"))
 
 
 def _has_translations_of_others() -> bool:
-    """Whether somebody registered a translation; who did has imported the registry."""
+    """Whether another package registered a translation. A registry that is not imported has none."""
     if registered_targets():
         return True
     ours, torchlib = sys.modules.get(_CONVERTERS), sys.modules.get(_TORCHLIB)
@@ -95,7 +95,7 @@ def _is_from(function: object, package: str) -> bool:
 
 
 def describe() -> dict[str, object]:
-    """What can change within a process."""
+    """Settings that can change within a process."""
     return {
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -118,7 +118,7 @@ def fixed() -> str:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """The versions of all that takes part, by name."""
+    """The versions of Python and the libraries, by name."""
     return {
         "python": sys.version,
         "torch": f"{torch.__version__} {torch.version.git_version}",
@@ -130,34 +130,33 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def sources() -> dict[str, str]:
-    """The SHA-256 of each of our source files, those of our passes too, as they were when it was first asked for.
+    """The SHA-256 of each of our source files, including passes, at the first call.
 
     Raises:
-        CannotStoreError: one cannot be read, or is younger than this process: then another may have been imported.
+        CannotStoreError: one cannot be read, or is newer than this process, which may have imported an older one.
     """
     return _sources_now()
 
 
 def _sources_now() -> dict[str, str]:
-    found = {}
+    digests = {}
     try:
         for folder in _OURS:
             for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.json")]):
                 if path.stat().st_mtime > _STARTED:
                     raise CannotStoreError(_SOURCES_CHANGED)
-                found[f"{folder.name}/{path.relative_to(folder)}"] = hashlib.sha256(path.read_bytes()).hexdigest()
+                digests[f"{folder.name}/{path.relative_to(folder)}"] = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise CannotStoreError(_SOURCES_CHANGED) from error
-    return found
+    return digests
 
 
 def check_sources() -> None:
-    """Checks that no source file of ours changed since ``sources`` was asked for.
-
-    The compiler is imported when a graph is first compiled, which may be long after.
+    """Checks that our source files did not change since ``sources``. The compiler is imported with the first compile,
+    which may be long after.
 
     Raises:
-        CannotStoreError: one did, or cannot be read.
+        CannotStoreError: one changed, or cannot be read.
     """
     if _sources_now() != sources():
         raise CannotStoreError(_SOURCES_CHANGED)
@@ -165,7 +164,7 @@ def check_sources() -> None:
 
 @functools.cache
 def processor() -> str:
-    """The processor and what it can do; some kernels are for some processors only."""
+    """The processor and its features, by which kernels are chosen."""
     parts = [platform.machine(), sys.byteorder, torch.backends.cpu.get_cpu_capability()]
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as lines:

@@ -1,14 +1,14 @@
-"""Whether the folder of the cache is trusted: its entries decide what this process computes.
+"""Whether the folder of the cache can be trusted: its entries decide what this process computes.
 
-Only this user and root may be able to write into it, or to put another folder in its place:
+Only this user and root may be able to write into it, or to replace it:
 
-- the folder belongs to one of the two, and nobody else has the permission to write into it;
-- the same holds for the folders and symbolic links on the way to it. Such a folder may be writable for others if it has
-  the sticky bit, as ``/tmp`` has, or for a group that is the user's own and has no other members;
+- the folder belongs to one of the two, and nobody else may write into it;
+- the same holds for its parent folders and the symbolic links to it. A parent may be writable for others if it has the
+  sticky bit, as ``/tmp`` has, or for a group that is the user's own and has no other members;
 - the same holds for each file in it.
 
-Root gets no exception: root does not trust the folder of another user either, for instance on a volume of a container.
-Where files have no such owners and permissions, as on Windows, nothing is checked.
+Root does not trust another user's folder either, for instance on a volume of a container. Nothing is checked where
+files have no such owners and permissions, as on Windows.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _ROOT = 0
 
 
 def reason_against(folder: Path) -> str | None:
-    """Why a folder must not be used, with the remedy; ``None`` if it may be, or if it is not there yet."""
+    """Why a folder must not be used, with the remedy; ``None`` if it may be, or does not exist."""
     if not hasattr(os, "geteuid"):
         return None
     path = os.path.join(os.getcwd(), folder)
     try:
-        found = (_against(place, os.lstat(place), is_folder_itself=False) for place in _places(path))
-        return next(filter(None, found), None) or _against(path, os.stat(path), is_folder_itself=True)
-    except (OSError, RecursionError):  # it is not there, or cannot be used anyway, as a link that leads to itself
+        reasons = (_against(place, os.lstat(place), is_folder_itself=False) for place in _places(path))
+        return next(filter(None, reasons), None) or _against(path, os.stat(path), is_folder_itself=True)
+    except (OSError, RecursionError):  # it does not exist, or cannot be used anyway, as a link to itself
         return None
 
 
@@ -46,7 +46,7 @@ def _places(path: str) -> Iterator[str]:
 
 
 def is_trusted(status: os.stat_result) -> bool:
-    """Whether only this user and root may write to a file of the folder, which ``os.fstat`` describes."""
+    """Whether only this user and root may write to a file; ``status`` is from ``os.fstat``."""
     if not hasattr(os, "geteuid"):
         return True
     return _is_ours(status) and not status.st_mode & _OTHERS_WRITE
@@ -59,8 +59,7 @@ def _is_ours(status: os.stat_result) -> bool:
 def _against(path: str, status: os.stat_result, *, is_folder_itself: bool) -> str | None:
     elsewhere = "name another folder by the option cache_dir"
     if not _is_ours(status):
-        ours = os.geteuid()
-        return f"{path} belongs to user {status.st_uid}, and this process is user {ours}'s: chown it, or {elsewhere}"
+        return f"{path} belongs to user {status.st_uid}, but this process to {os.geteuid()}: chown it, or {elsewhere}"
     if stat.S_ISLNK(status.st_mode) or not status.st_mode & _OTHERS_WRITE:
         return None
     if not is_folder_itself and (status.st_mode & stat.S_ISVTX or _only_its_own_group_writes(status)):
@@ -70,7 +69,7 @@ def _against(path: str, status: os.stat_result, *, is_folder_itself: bool) -> st
 
 
 def _only_its_own_group_writes(status: os.stat_result) -> bool:
-    """Whether those who may write into a folder are its owner and the group that was made with the owner's account."""
+    """Whether only the owner and the owner's private group may write into a folder."""
     import grp  # not on Windows
     import pwd
 

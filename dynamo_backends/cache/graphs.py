@@ -1,8 +1,8 @@
-"""What the pipeline asks of the cache: is this graph compiled already, and keep this one.
+"""The cache as the pipeline uses it: find a compiled graph, keep one, and keep facts such as autotuned engines.
 
-A graph's key is the SHA-256 of all that its compile depends on: the graph (``description``), the options, and where it
-is compiled (``environment``). What cannot be described, or what came out other than it always would, is not kept, and
-counted with the reason.
+A graph's key is the SHA-256 of everything its compile depends on: the graph (``description``), the options, and the
+``environment``. A graph is not kept if it cannot be described, or if compiling it again may give another result; the
+reason is counted.
 """
 
 from __future__ import annotations
@@ -29,32 +29,24 @@ from ..weights.frozen_session import Weight
 from . import environment
 from .description import constants, describe
 from .entry import from_record, to_record
-from .store import Record, Store, folder_named, tell_once
+from .store import Record, Store, folder_named, warn_once
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _NOT_OF_THE_RESULT = frozenset({"cache", "cache_dir", "cache_size", "dump_dir", "compare", "tensor_limit"})
-"""Options that change nothing of what is compiled."""
+"""Options that do not change what is compiled."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A graph's place in the cache.
-
-    Attributes:
-        name: of the graph.
-        module: the graph, before any of its passes.
-        key: of all that its compile depends on.
-        originals: the constants that it reads.
-        assumptions: on its sizes.
-    """
+    """A graph's place in the cache."""
 
     name: GraphName
-    module: fx.GraphModule
+    module: fx.GraphModule  # before its passes
     key: str
-    originals: Mapping[str, torch.Tensor]
+    originals: Mapping[str, torch.Tensor]  # its constants
     assumptions: Assumptions
 
 
@@ -62,7 +54,7 @@ def store_of(options: Options) -> Store:
     """The store that the options name.
 
     Raises:
-        OSError: its folder has no known place.
+        OSError: its folder is in a home that is not known.
     """
     return Store(folder_named(options.cache_dir), options.cache_size)
 
@@ -73,22 +65,19 @@ _NOT_KEPT = "Nothing is kept on disk"
 
 @never_fails("the cache", _NO_ENTRY, lambda: None)
 def cached_graphs(options: Options) -> CachedGraphs | None:
-    """The cache of one backend; ``None``, and a line in the log, where its folder has no known place."""
+    """The cache of a backend; ``None``, with a warning, if its folder is in a home that is not known."""
     try:
         return CachedGraphs(options)
     except OSError as error:
-        tell_once(str(error))
+        warn_once(str(error))
         return None
 
 
 class CachedGraphs:
-    """The cache of one backend.
-
-    Args:
-        options: of the backend.
+    """The cache of a backend with these options.
 
     Raises:
-        OSError: its folder has no known place.
+        OSError: its folder is in a home that is not known.
     """
 
     def __init__(self, options: Options) -> None:
@@ -97,9 +86,9 @@ class CachedGraphs:
 
     @never_fails("the cache", _NO_ENTRY, lambda: None)
     def translated_operators(self, opset: int) -> frozenset[str] | None:
-        """See ``decompositions.translated_operators``; ``None`` where the answer may be another each time."""
+        """See ``decompositions.translated_operators``; ``None`` if the answer cannot be cached."""
         try:
-            key = self._digest("translated operators", opset=opset)
+            key = self._fixed_key("translated operators", opset=opset)
         except CannotStoreError:
             return None
         names = self._store.read(key, lambda record: frozenset(record.header))
@@ -112,18 +101,18 @@ class CachedGraphs:
     def entry(
         self, name: GraphName, module: fx.GraphModule, weights: Mapping[int, Weight], *, is_joint: bool
     ) -> Entry | None:
-        """A graph's place in the cache; ``None`` if it is not to be kept.
+        """A graph's place in the cache; ``None`` if it cannot be cached.
 
         Args:
             name: of the graph.
-            module: the graph, before any of its passes.
+            module: the graph, before its passes.
             weights: the arguments that may be constants, by position.
             is_joint: whether the joint passes are to run.
         """
         try:
             if self._store.reason_against() is not None:
                 raise CannotStoreError("a folder that others may write")
-            key = self._digest_here(
+            key = self._key(
                 "graph",
                 direction=name.direction,
                 is_joint=is_joint,
@@ -137,12 +126,12 @@ class CachedGraphs:
 
     @never_fails("reading a graph from the cache", _NO_ENTRY, lambda: None)
     def found(self, entry: Entry, load: Callable[[Program], T | None]) -> T | None:
-        """What ``load`` makes of what was kept of a graph; ``None`` if nothing was, or nothing that makes sense."""
+        """The result of ``load`` for the cached Program; ``None`` if there is none, or it is not valid."""
         return self._store.read(entry.key, lambda record: load(from_record(record, entry.module, self._options)))
 
     @never_fails("keeping a graph in the cache", _NOT_KEPT, lambda: None)
     def keep(self, entry: Entry, program: Program) -> None:
-        """Keeps what was compiled of a graph, unless it may come out otherwise the next time."""
+        """Keeps a compiled graph, unless compiling it again may give another result."""
         try:
             if program.varies:
                 raise CannotStoreError(program.varies)
@@ -158,53 +147,48 @@ class CachedGraphs:
 
     @never_fails("the cache", _NO_ENTRY, lambda: None)
     def fact(self, question: Mapping[str, object], read: Callable[[Record], T]) -> T | None:
-        """What an earlier process kept under a question, if ``read``, which raises for anything else, takes it."""
+        """The fact that an earlier process kept; ``None`` if there is none, or ``read`` raises."""
         key = self._key_of_fact(question)
         return None if key is None else self._store.read(key, read)
 
     @never_fails("the cache", _NOT_KEPT, lambda: None)
     def keep_fact(self, question: Mapping[str, object], answer: object) -> None:
-        """Keeps what JSON can hold under a question, with the options and the environment of now."""
+        """Keeps a fact, which is JSON, for the current options and environment."""
         key = self._key_of_fact(question)
         if key is not None:
             self._store.put(key, Record(answer))
 
     @never_fails("the cache", _NOT_KEPT, lambda: None)
     def forget_fact(self, question: Mapping[str, object]) -> None:
-        """Forgets what ``fact`` returns."""
+        """Removes a fact."""
         key = self._key_of_fact(question)
         if key is not None:
             self._store.remove(key)
 
     def _key_of_fact(self, question: Mapping[str, object]) -> str | None:
         try:
-            return self._digest_here("fact", question=question)
+            return self._key("fact", question=question)
         except CannotStoreError:
             return None
 
-    def _digest(self, what: str, **content: object) -> str:
-        """A key of what depends on ``content`` and on what cannot change within a process.
+    def _fixed_key(self, what: str, **content: object) -> str:
+        """The key of something that depends on ``content`` and on what cannot change within a process.
 
         Raises:
-            CannotStoreError: nothing can be kept here.
+            CannotStoreError: nothing can be cached.
         """
-        against = environment.obstacle(self._options)
-        if against is not None:
-            raise CannotStoreError(against)
+        obstacle = environment.obstacle(self._options)
+        if obstacle is not None:
+            raise CannotStoreError(obstacle)
         described = {"what": what, "environment": environment.fixed(), **content}
         text = json.dumps(described, sort_keys=True, allow_nan=False, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def _digest_here(self, what: str, **content: object) -> str:
-        """The same, of what also depends on the options and on what is set in the process."""
-        return self._digest(what, options=self._options_of_the_result(), settings=environment.describe(), **content)
-
-    def _options_of_the_result(self) -> dict[str, str]:
-        return {
-            field.name: repr(getattr(self._options, field.name))
-            for field in dataclasses.fields(self._options)
-            if field.name not in _NOT_OF_THE_RESULT
-        }
+    def _key(self, what: str, **content: object) -> str:
+        """The key of something that also depends on the options and the settings of the process."""
+        names = {field.name for field in dataclasses.fields(self._options)} - _NOT_OF_THE_RESULT
+        options = {name: repr(getattr(self._options, name)) for name in names}
+        return self._fixed_key(what, options=options, settings=environment.describe(), **content)
 
 
 def _not_cached(name: GraphName, reason: str) -> None:

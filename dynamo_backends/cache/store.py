@@ -1,14 +1,15 @@
-"""A folder of files by key: written whole or not at all, read only if nothing in them is damaged, bounded in size.
+"""A folder of files by key, of limited size. Writes are atomic, and damaged files are not read.
 
-A file is a line that says what it is, the SHA-256 of the rest, and the rest: a length, a header in JSON, and bytes. The
-header holds the key, so that a file under another's name is found out. Many processes may use a folder at once: files
-are put in place by a rename, and one that another process takes away is a miss.
+A file is a line that identifies the format, the SHA-256 of the rest, and the rest: the length of the header, the header
+in JSON, and bytes. The header contains the key, so that a file under another key's name is detected. Many processes may
+use a folder at once: files are put in place by a rename, and one that another process removed is a miss.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
@@ -29,24 +30,16 @@ _MAGIC = b"dynamo-backends cache 1\n"
 _SUFFIX = ".cached"
 _UNFINISHED = ".unfinished"
 _ABANDONED_SECONDS = 3600.0
-"""Age at which an unfinished file is taken to be of a process that is no more."""
-
-_told: set[str] = set()
-"""What the log said already of folders that cannot be used."""
+"""Age at which the process that wrote an unfinished file is assumed dead."""
 
 
 class DamagedError(Exception):
-    """A file is not what was written, or says something else than its name."""
+    """A file is not what was written under its key."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What is stored under a key.
-
-    Attributes:
-        header: anything that JSON can hold.
-        blobs: bytes that would be large in JSON.
-    """
+    """The content of a file: anything that JSON can hold, and bytes that would be large in JSON."""
 
     header: Any
     blobs: Sequence[bytes] = ()
@@ -54,20 +47,17 @@ class Record:
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """How full a folder is: the number of entries, and their bytes."""
+    """The number of entries in a folder, and their bytes."""
 
     entries: int
     bytes: int
 
 
 def folder_named(name: str | None) -> Path:
-    """A folder for a store.
-
-    Args:
-        name: what the user calls it; by default ``$XDG_CACHE_HOME/dynamo_backends``, or that in ``~/.cache``.
+    """The folder ``name``; without one, ``$XDG_CACHE_HOME/dynamo_backends`` or ``~/.cache/dynamo_backends``.
 
     Raises:
-        OSError: it is in a home that is not known, as of a user who has no name in a container.
+        OSError: it is in a home that is not known, as for a user without a name in a container.
     """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
     path = os.path.expanduser(name or os.path.join(base, "dynamo_backends"))
@@ -76,21 +66,16 @@ def folder_named(name: str | None) -> Path:
     return Path(path)
 
 
-def tell_once(reason: str) -> None:
-    """Says in the log, once, why nothing is cached."""
-    if reason not in _told:
-        _told.add(reason)
-        logger.warning("compiled graphs are not cached: %s", reason)
+@functools.cache
+def warn_once(reason: str) -> None:
+    """Warns that nothing is cached, once for each reason."""
+    logger.warning("compiled graphs are not cached: %s", reason)
 
 
 class Store:
-    """A folder with a bound on its size; what was not used longest goes first.
+    """A folder of at most ``size`` bytes, created at the first ``put``; the least recently used entries are evicted.
 
-    A folder that others may write is neither read nor written.
-
-    Args:
-        folder: it is made when something is put in it.
-        size: the bound, in bytes.
+    A folder that others may write into is not used.
     """
 
     def __init__(self, folder: Path, size: int) -> None:
@@ -98,7 +83,7 @@ class Store:
         self.size = size
 
     def get(self, key: str) -> Record | None:
-        """What is stored under a key, or ``None``. A damaged file is removed."""
+        """The record under a key, or ``None``. A damaged file is removed."""
         path = self._path(key)
         if self.reason_against() is not None:
             return None
@@ -106,16 +91,16 @@ class Store:
             with path.open("rb") as file:
                 is_trusted = folder_trust.is_trusted(os.fstat(file.fileno()))
                 content = file.read() if is_trusted else b""
-        except OSError:  # it is not there, or nobody may read it
+        except OSError:  # it does not exist, or cannot be read
             return None
         if not is_trusted:
             others = f"others may write to entries in {self.folder}, or own them"
-            tell_once(f"{others}; dynamo-backends cache --clear removes them")
+            warn_once(f"{others}; dynamo-backends cache --clear removes them")
             return None
         try:
             record = decoded(content, key)
         except DamagedError as error:
-            logger.warning("an entry of the cache is ignored and removed: %s: %s", path, error)
+            logger.warning("a damaged entry of the cache is removed: %s: %s", path, error)
             self.remove(key)
             return None
         with contextlib.suppress(OSError):
@@ -123,23 +108,23 @@ class Store:
         return record
 
     def read(self, key: str, decode: Callable[[Record], T]) -> T | None:
-        """What ``decode`` makes of the record under a key; ``None`` if there is none, or one that makes no sense, which
-        is removed."""
+        """The result of ``decode`` for the record under a key; ``None`` if there is none, or it is not valid, and
+        removed."""
         record = self.get(key)
         try:
             return None if record is None else decode(record)
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:  # the last are PyTorch's
-            logger.warning("an entry of the cache is ignored and removed: %s: %r", key, error)
+            logger.warning("an entry of the cache that is not valid is removed: %s: %r", key, error)
             self.remove(key)
             return None
 
     def put(self, key: str, record: Record) -> bool:
-        """Stores something, in the place of what was there; whether that worked. Older entries may go."""
+        """Stores or replaces a record, and may evict others; whether it succeeded."""
         content = _encoded(key, record)
         if len(content) > self.size or self.reason_against() is not None:
             return False
         try:
-            _make(self.folder)
+            _make_private(self.folder)
             descriptor, unfinished = tempfile.mkstemp(_UNFINISHED, dir=self.folder)
             try:
                 with open(descriptor, "wb") as file:
@@ -150,25 +135,25 @@ class Store:
                     os.unlink(unfinished)
                 raise
         except OSError as error:
-            tell_once(f"{self.folder} cannot be written: {error.strerror or error}")
+            warn_once(f"{self.folder} cannot be written: {error.strerror or error}")
             return False
-        self._shrink(self._path(key))
+        self._evict(self._path(key))
         return True
 
     def reason_against(self) -> str | None:
-        """Why the folder is not used, see ``folder_trust``; ``None`` if it is. The log says it once."""
+        """Why the folder is not used, with a warning, see ``folder_trust``; ``None`` if it is."""
         reason = folder_trust.reason_against(self.folder)
         if reason is not None:
-            tell_once(reason)
+            warn_once(reason)
         return reason
 
     def remove(self, key: str) -> None:
-        """Removes an entry, if it is there."""
+        """Removes an entry, if it exists."""
         with contextlib.suppress(OSError):
             self._path(key).unlink()
 
     def clear(self) -> Usage:
-        """Removes all entries, and what unfinished ones there are; returns what they were."""
+        """Removes all entries and unfinished files; returns the usage before."""
         usage = self.usage()
         for path, _ in self._files():
             with contextlib.suppress(OSError):
@@ -176,7 +161,6 @@ class Store:
         return usage
 
     def usage(self) -> Usage:
-        """How full the folder is."""
         sizes = [status.st_size for path, status in self._files() if path.suffix == _SUFFIX]
         return Usage(len(sizes), sum(sizes))
 
@@ -184,7 +168,6 @@ class Store:
         return self.folder / f"{key}{_SUFFIX}"
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        """Our files in the folder."""
         try:
             paths = list(self.folder.iterdir())
         except OSError:
@@ -194,8 +177,8 @@ class Store:
                 with contextlib.suppress(OSError):  # another process removed it
                     yield path, path.stat()
 
-    def _shrink(self, newest: Path) -> None:
-        """Removes what is too much, but not the file that was just written."""
+    def _evict(self, newest: Path) -> None:
+        """Removes the least recently used entries above the limit, but not the newest, and abandoned files."""
         files = sorted(self._files(), key=lambda item: item[1].st_mtime, reverse=True)
         total = next((status.st_size for path, status in files if path == newest), 0)
         for path, status in files:
@@ -209,10 +192,10 @@ class Store:
                     total -= status.st_size
 
 
-def _make(folder: Path) -> None:
-    """Makes a folder, and those it is in, for this user alone, whatever the umask is."""
+def _make_private(folder: Path) -> None:
+    """Creates a folder and its parents for this user alone, whatever the umask is."""
     if not folder.is_dir():
-        _make(folder.parent)
+        _make_private(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
@@ -237,14 +220,14 @@ def decoded(content: bytes, key: str) -> Record:
         raise DamagedError("its checksum is wrong")
     end = 8 + int.from_bytes(body[:8], "little")
     try:
-        whole = json.loads(bytes(body[8:end]))
-        owner, lengths, header = whole["key"], whole["lengths"], whole["header"]
-    except (ValueError, TypeError, KeyError) as error:  # not by us: our checksum is of what we wrote
+        header = json.loads(bytes(body[8:end]))
+        owner, lengths, content_header = header["key"], header["lengths"], header["header"]
+    except (ValueError, TypeError, KeyError) as error:  # not written by us
         raise DamagedError("it has no header") from error
     if owner != key:
-        raise DamagedError("it is another entry's")
+        raise DamagedError("it belongs to another key")
     blobs = []
     for length in lengths:
         blobs.append(bytes(body[end : end + length]))
         end += length
-    return Record(header, blobs)
+    return Record(content_header, blobs)

@@ -1,8 +1,7 @@
-"""Runs the graphs of a frame with one engine after the other on real steps, and from then on with the fastest.
+"""Runs the graphs of a frame with one engine after another on real steps, and then with the fastest.
 
-A call runs one engine, on the caller's arguments, and is timed where the graph is called. Only in the first call of an
-engine PyTorch runs too: its results are the caller's, and the engine's must be the same. Who watches operators sees one
-run a call.
+Each call runs one engine on the caller's arguments, and is timed. In the first call of an engine PyTorch runs too: its
+results are returned, and the engine's must agree with them. Operator watchers see one run in each call.
 """
 
 from __future__ import annotations
@@ -40,23 +39,24 @@ _autotuners: weakref.WeakSet[Autotuner] = weakref.WeakSet()
 
 
 def is_searching() -> bool:
-    """Whether a graph of this process is called with engines that are only tried."""
+    """Whether a graph of this process has no final engine yet."""
     return any(tuner.outcome is None for tuner in list(_autotuners))
 
 
 class Autotuner:
-    """Finds out which engines run the graphs of one frame fastest, see ``search``.
+    """Finds the fastest engines for the graphs of one frame, see ``search``.
 
     Args:
         engines: their names; the first is the reference, PyTorch.
         directions: of the graphs, in the order in which a step calls them.
-        margin: the share of the reference's time that a winner takes at most.
-        outcomes: where the outcome is kept; ``None`` to keep none.
-        foreign: engines whose failures are another library's.
+        margin: a winner must take at most this share of the reference's time.
+        outcomes: keeps the outcome on disk; ``None`` to keep none.
+        foreign: engines of other libraries; their failures are not ours.
 
     Attributes:
-        lock: of the graphs' calls while engines are tried.
-        outcome: which engine runs each graph, if it is decided.
+        lock: held by a graph's call while engines are tried.
+        outcome: which engine runs each graph; ``None`` while searching.
+        graphs: the frame's graphs, which add themselves.
     """
 
     def __init__(
@@ -74,26 +74,19 @@ class Autotuner:
         self.lock = Lock()
         self.search = Search(engines, len(directions), margin)
         self._outcomes = outcomes
-        self._graphs: weakref.WeakSet[TunedGraph] = weakref.WeakSet()
-        self.outcome = self.search.outcome = self._known()
+        self.graphs: weakref.WeakSet[TunedGraph] = weakref.WeakSet()
+        known = outcomes.known() if outcomes is not None else None
+        if known is not None and (len(known.winner) != len(directions) or not set(known.winner) <= set(engines)):
+            known = None
+        self.outcome = self.search.outcome = known
         _autotuners.add(self)
 
-    def _known(self) -> Outcome | None:
-        found = self._outcomes.known() if self._outcomes is not None else None
-        if found is None or len(found.winner) != len(self.directions) or not set(found.winner) <= set(self.engines):
-            return None
-        return found
-
-    def add(self, graph: TunedGraph) -> None:
-        """Adds one of the frame's graphs."""
-        self._graphs.add(graph)
-
     def engine(self, position: int) -> str:
-        """The engine of a graph in this call, see ``Search.engine``; decides, tells and keeps the outcome."""
+        """The engine of a graph in this call, see ``Search.engine``; keeps the outcome once the search ends."""
         before = self.search.configuration
         engine = self.search.engine(position)
         if self.search.configuration != before:
-            give_back()  # engines do not find what another freed
+            give_back()  # an engine must not profit from memory that another freed
         if self.search.outcome is not None and self.outcome is None:
             self.outcome = self.search.outcome
             for direction, winner in zip(self.directions, self.outcome.winner, strict=True):
@@ -114,25 +107,25 @@ class Autotuner:
                 return
             self.search.try_again(self.outcome, self.outcome.challenger)
             self.outcome = None
-            for graph in self._graphs:
+            for graph in self.graphs:
                 graph.unsettle()
         finally:
             self.lock.release()
 
     def give_up(self) -> None:
-        """The reference runs all graphs in this process, and the next one finds nothing."""
+        """Makes the reference run all graphs in this process, and the next process search again."""
         self.outcome = self.search.outcome = Outcome((self.engines[0],) * len(self.directions), {}, {})
         if self._outcomes is not None:
             self._outcomes.forget()
 
 
 class TunedGraph:
-    """One graph of a frame, run by the engine that its autotuner says; it takes its arguments boxed.
+    """One graph of a frame, run by the engine that its autotuner chooses; it takes its arguments boxed.
 
     Args:
-        name: which graph.
-        module: the graph, before any of its passes; it stays as it is.
-        builders: for each engine, what makes a runner of the graph.
+        name: of the graph.
+        module: the graph, before its passes; it is not changed.
+        builders: for each engine a function that makes a runner of the graph.
         tuner: of the frame.
     """
 
@@ -148,17 +141,17 @@ class TunedGraph:
         self._draws = draws(module)
         self._symbolic = symbolic_arguments(module)
         self._gradients = gradients_of_results(module)
-        # whether a run on other gradients of the results tells how much rounding grows, and changes nothing
-        self._may_be_moved = bool(self._gradients) and not self._draws and not self._written
+        # whether a run with perturbed gradients measures rounding, and has no side effects
+        self._may_perturb = bool(self._gradients) and not self._draws and not self._written
         self._least_precise = least_precise(module)
         self._runners: dict[str, Runner] = {}
         self._warnings: dict[str, list[str]] = {engine: [] for engine in builders}
         self._compared = {self._reference}
         self._settled: Runner | None = None
         self._calls, self._try_again_at = 0, _TRY_AGAIN_AFTER
-        tuner.add(self)
+        tuner.graphs.add(self)
         if tuner.outcome is not None:
-            self._settle_as_before(tuner.outcome)
+            self._build_known_winner(tuner.outcome)
 
     def __call__(self, args: list[object]) -> object:
         settled = self._settled
@@ -168,7 +161,7 @@ class TunedGraph:
                 return settled(args)
             with net(f"autotuning of {self._name}", "The graph runs as before"):
                 self._try_again_at *= 10
-                if self._position == 0:  # where a step begins
+                if self._position == 0:  # a step begins
                     self._tuner.try_again()
             if self._settled is not None:
                 return settled(args)
@@ -176,33 +169,33 @@ class TunedGraph:
             reference = self._built_reference()
         except Exception as error:
             return self._give_up(error)(args)
-        if not self._tuner.lock.acquire(blocking=False):  # who compiles may call this, and waits for nobody
-            return reference(args)  # another thread's call is timed
+        if not self._tuner.lock.acquire(blocking=False):  # another thread's call is timed, or compiles
+            return reference(args)
         try:
             return self._tuned(args) if self._settled is None else self._settled(args)
         finally:
             self._tuner.lock.release()
 
     def _built_reference(self) -> Runner:
-        """PyTorch's runner, which is built first, in one thread at a time."""
-        found = self._runners.get(self._reference)
-        if found is None:
+        """PyTorch's runner, built at first use, in one thread at a time."""
+        runner = self._runners.get(self._reference)
+        if runner is None:
             with unseen(while_compiling=True), as_dynamo_compiles():
-                found = self._runners.get(self._reference) or self._builders[self._reference]()
-                self._runners[self._reference] = found
-        return found
+                runner = self._runners.get(self._reference) or self._builders[self._reference]()
+                self._runners[self._reference] = runner
+        return runner
 
     def unsettle(self) -> None:
-        """Asks the autotuner again from the next call on."""
+        """Makes the next calls ask the autotuner again."""
         self._settled = None
 
-    def _settle_as_before(self, outcome: Outcome) -> None:
-        """Builds the winner of an earlier process; the reference, where that is not possible any more."""
+    def _build_known_winner(self, outcome: Outcome) -> None:
+        """Builds the winner of an earlier process; if that fails, the reference."""
         engine = outcome.winner[self._position]
-        logger.info("%s runs by %s, as was found before: %s", self._name, engine, outcome)
+        logger.info("%s runs by %s, the winner in an earlier process: %s", self._name, engine, outcome)
         try:
             self._runners[engine] = self._builders[engine]()
-        except Exception as error:  # whatever a compiler raises, one that is no longer there for instance
+        except Exception as error:  # whatever a compiler raises, for instance one that was uninstalled
             if engine == self._reference:
                 raise
             if engine in self._tuner.foreign or isinstance(error, CandidateError):
@@ -214,12 +207,12 @@ class TunedGraph:
             engine = self._reference
             self._runners[engine] = self._builders[engine]()
         if engine == self._reference:
-            self._settle(engine)  # any other is compared first, in this process too
+            self._settle(engine)  # any other engine is compared first, in each process
 
     def _tuned(self, args: list[object]) -> object:
-        """A call while engines are tried. What PyTorch raises is the caller's; what we raise ends the search.
+        """A call while engines are tried. PyTorch's exceptions are the caller's; ours end the search.
 
-        An engine is timed, and may win, only after its results were compared with PyTorch's.
+        An engine is timed, and may win, only after its results agreed with PyTorch's.
         """
         try:
             engine = self._tuner.engine(self._position)
@@ -234,34 +227,32 @@ class TunedGraph:
         return self._timed(engine, args)
 
     def _built(self, engine: str) -> str:
-        """Builds an engine's runner; the engine that runs instead, where it cannot be built."""
+        """Builds an engine's runner; returns the engine, or the reference if that fails."""
         started = time.perf_counter()
         with unseen(while_compiling=True):
             logger.info("%s: %s compiles it", self._name, engine)
             try:
                 with trying(self._warnings[engine]):
                     self._runners[engine] = self._builders[engine]()
-            except Exception as error:  # whatever a compiler raises: the model runs without it
+            except Exception as error:  # whatever a compiler raises
                 self._reject(engine, f"cannot compile the {self._name.direction}", error)
                 return self._reference
         logger.info("%s: %s compiled it in %.1f s", self._name, engine, time.perf_counter() - started)
         return engine
 
-    def _reject(self, engine: str, what: str, error: Exception | None = None) -> None:
-        said = ""
+    def _reject(self, engine: str, why: str, error: Exception | None = None) -> None:
         if error is not None:
             kind = "" if isinstance(error, CandidateError) else f"{type(error).__name__}: "
-            said = f": {kind}{first_line(str(error))}"
-            if engine not in self._tuner.foreign and not isinstance(
-                error, (SessionError, TranslationError, CandidateError)
-            ):
+            why = f"{why}: {kind}{first_line(str(error))}"
+            expected = (SessionError, TranslationError, CandidateError)
+            if engine not in self._tuner.foreign and not isinstance(error, expected):
                 caught(f"{self._name} by {engine}", error, "PyTorch runs the graph")
         self._runners.pop(engine, None)
         count(f"autotune_rejected {engine}")
         if self._tuner.outcome is None:
-            self._tuner.search.reject(self._position, engine, f"{what}{said}")
-        else:  # it was found fastest by an earlier process
-            logger.warning("%s: %s %s%s; %s runs it", self._name, engine, what, said, self._reference)
+            self._tuner.search.reject(self._position, engine, why)
+        else:  # the winner of an earlier process
+            logger.warning("%s: %s %s; %s runs it", self._name, engine, why, self._reference)
             self._tuner.give_up()
 
     def _timed(self, engine: str, args: list[object]) -> object:
@@ -281,7 +272,7 @@ class TunedGraph:
                 raise
             if state is not None:
                 torch.set_rng_state(state)
-            result = self._runners[self._reference](list(kept))  # what it raises is the caller's
+            result = self._runners[self._reference](list(kept))  # its exceptions are the caller's
             with net(f"autotuning of {self._name}", "PyTorch runs the graph"):
                 self._reject(engine, f"failed in the {self._name.direction}", error)
             return result
@@ -291,34 +282,34 @@ class TunedGraph:
         return result
 
     def _called_and_compared(self, engine: str, args: list[object]) -> object:
-        """The first call of an engine: PyTorch's results, with which those of the engine are compared.
+        """The first call of an engine: returns PyTorch's results, and compares the engine's with them.
 
-        PyTorch runs after the engine, of whose large results a sample is kept: so both need little more memory than
-        PyTorch alone.
+        PyTorch runs after the engine, of whose large results only a sample is kept, so that both need little more
+        memory than PyTorch alone.
         """
-        first: list[object] | Exception
+        actual: list[object] | Exception
         try:
-            first = self._first_results(engine, args)
-        except Exception as error:  # whatever it raises: PyTorch runs the graph, and may raise its own
-            first = error.with_traceback(None)  # which would hold the results
-        given = list(args) if self._may_be_moved else []
+            actual = self._first_results(engine, args)
+        except Exception as error:  # whatever it raises
+            actual = error.with_traceback(None)  # a traceback would keep the results alive
+        perturbable = list(args) if self._may_perturb else []
         written = [args[i] for i in self._written]
         result = self._runners[self._reference](args)
         try:
-            if isinstance(first, Exception):
-                self._reject(engine, f"failed in the {self._name.direction}", first)
-            elif wrong := self._difference(first, sampled([*_leaves(result), *written]), given):
+            if isinstance(actual, Exception):
+                self._reject(engine, f"failed in the {self._name.direction}", actual)
+            elif wrong := self._difference(actual, sampled([*_leaves(result), *written]), perturbable):
                 self._reject(engine, f"computes something else in the {self._name.direction}: {wrong}")
             else:
                 self._compared.add(engine)
-            given.clear()
+            perturbable.clear()
             give_back()
         except Exception as error:
             self._give_up(error)
         return result
 
     def _first_results(self, engine: str, args: Sequence[object]) -> list[object]:
-        """What an engine returns, and then what it writes; arguments and random state stay."""
+        """An engine's results, then the arguments it writes; the caller's arguments and random state do not change."""
         state = torch.get_rng_state() if self._draws else None
         try:
             copied = [arg.clone() if i in self._written else arg for i, arg in enumerate(args)]  # type: ignore[attr-defined]
@@ -330,17 +321,18 @@ class TunedGraph:
                 torch.set_rng_state(state)
             give_back()
 
-    def _difference(self, actual: Sequence[object], expected: Sequence[object], given: Sequence[object]) -> str:
-        """How an engine's results differ from PyTorch's by more than rounding; empty if they do not."""
+    def _difference(self, actual: Sequence[object], expected: Sequence[object], args: Sequence[object]) -> str:
+        """How an engine's results differ from PyTorch's by more than rounding; empty if they do not. ``args`` are
+        given if PyTorch may run on perturbed ones."""
         with unseen():
             wrong = difference_of_results(expected, actual, float32_as=self._least_precise)
-            if wrong and given:  # where terms cancel, the results may be nothing but their rounding
-                other = sampled(_leaves(self._runners[self._reference](self._perturbed(given))))
+            if wrong and args:  # if terms cancel, results may be rounding errors alone
+                other = sampled(_leaves(self._runners[self._reference](self._perturbed(args))))
                 wrong = difference_of_results(expected, actual, other, float32_as=self._least_precise)
         return wrong
 
     def _perturbed(self, args: Sequence[object]) -> list[object]:
-        """Arguments with other gradients of the results: each number is less by a rounding, or as it was, at random."""
+        """Arguments in which elements of the results' gradients, at random, are smaller by a rounding error."""
         changed, rounding = list(args), torch.finfo(self._least_precise).eps
         for i in self._gradients:
             value = changed[i]
@@ -351,7 +343,7 @@ class TunedGraph:
         return changed
 
     def _settle(self, engine: str) -> Runner:
-        """The engine runs from now on; what the others had is free. The graph stays, if one is to be tried again."""
+        """Makes an engine run all further calls, and frees the others. The graph is kept if there is a challenger."""
         for text in self._warnings[engine]:
             logger.warning("%s", text)
         self._warnings[engine] = []
@@ -366,7 +358,7 @@ class TunedGraph:
         return settled
 
     def _give_up(self, error: Exception) -> Runner:
-        """The reference runs the frame from now on, after an exception that is no engine's own."""
+        """Makes the reference run all further calls, after an exception that no engine raised."""
         settled = self._runners.get(self._reference) or self._builders[self._reference]()
         caught(f"autotuning of {self._name}", error, "PyTorch runs the graph")
         self._settled, self._runners, self._builders = settled, {self._reference: settled}, {}
@@ -375,7 +367,7 @@ class TunedGraph:
 
 
 def _wait(device: torch.device | None) -> None:
-    if device is not None and device.type != "meta":
+    if device is not None:
         torch.accelerator.synchronize(device)
 
 

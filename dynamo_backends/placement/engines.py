@@ -1,7 +1,7 @@
-"""What runs the graphs of one of Dynamo's frames: PyTorch, ONNX Runtime or Inductor.
+"""The engines that run the graphs of one of Dynamo's frames: PyTorch, ONNX Runtime and Inductor.
 
-PyTorch runs a graph as it is, without our stages: our passes are for ONNX. Where there are passes of others, these run.
-An observer that watches sees the graphs on ONNX Runtime, and nothing is tuned.
+PyTorch runs a graph without our passes, which are for ONNX; if users registered passes, all passes run. Nothing is
+autotuned while an observer watches: it sees all graphs on ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ if TYPE_CHECKING:
     from ..pipeline.runners import Runners
 
 PYTORCH, ONNX, INDUCTOR = "PyTorch", "ONNX Runtime", "Inductor"
-"""The engines."""
 
 _MOST_SECONDS = 300.0
-"""After how long, in all, this process compiles no further graph with Inductor to try it."""
+"""Seconds, in all, for which this process tries Inductor."""
 
 _MARGIN = 0.95
-"""The share of PyTorch's time that a winner takes at most."""
+"""A winner must take at most this share of PyTorch's time."""
 
 
 @dataclasses.dataclass
 class Budget:
-    """The seconds that are left for Inductor. Engines compile in one thread at a time."""
+    """The seconds left for Inductor. Engines compile in one thread at a time."""
 
     left: float = _MOST_SECONDS
 
@@ -55,11 +54,11 @@ Engine = Callable[[fx.GraphModule], Runner]
 
 
 class Placement:
-    """Makes runners of the graphs of a frame. AOTAutograd leaves their operators whole.
+    """Makes runners of the graphs of a frame, whose operators AOTAutograd did not decompose.
 
     Args:
-        runners: make what runs on ONNX Runtime, of a graph whose operators were decomposed.
-        frame: what tells the frame from others, see ``describe_frame``.
+        runners: make runners on ONNX Runtime, of decomposed graphs.
+        frame: identifies the frame, see ``describe_frame``.
     """
 
     def __init__(self, runners: Runners, frame: str) -> None:
@@ -68,36 +67,34 @@ class Placement:
         self._frame = frame
         self._engines = (PYTORCH, ONNX, INDUCTOR) if self._options.placement == "fastest" else (PYTORCH, ONNX)
         self._assumptions: Assumptions | None = None
+        self._autotuners: dict[tuple[str, ...], Autotuner] = {}
 
     @property
     def is_plain(self) -> bool:
-        """Whether no pass is to be run that we do not know."""
+        """Whether users registered no passes."""
         return are_only_built_in()
 
-    @functools.cached_property
-    def _training(self) -> Autotuner:
-        return self._autotuner("forward", "backward")
-
-    @functools.cached_property
-    def _inference(self) -> Autotuner:
-        return self._autotuner("inference")
-
     def _autotuner(self, *directions: str) -> Autotuner:
-        kept = cached_graphs(self._options) if self._options.cache else None
-        outcomes = Outcomes(kept, self._frame, directions, self._engines) if kept is not None else None
-        return Autotuner(self._engines, directions, margin=_MARGIN, outcomes=outcomes, foreign=(INDUCTOR,))
+        """The autotuner of graphs with these directions, made at first use."""
+        if directions not in self._autotuners:
+            cache = cached_graphs(self._options) if self._options.cache else None
+            outcomes = Outcomes(cache, self._frame, directions, self._engines) if cache is not None else None
+            self._autotuners[directions] = Autotuner(
+                self._engines, directions, margin=_MARGIN, outcomes=outcomes, foreign=(INDUCTOR,)
+            )
+        return self._autotuners[directions]
 
     def runner(
         self, name: GraphName, module: fx.GraphModule, weights: Mapping[int, StaticInput] = NO_WEIGHTS
     ) -> Runner:
-        """What runs one graph: the engine that is, or will be found, fastest.
+        """A runner of one graph, by the fastest engine.
 
-        Where a clock may not decide, or a graph may not run twice or writes to what is no argument of its, inference
-        runs on ONNX Runtime, training in PyTorch.
+        If results must not depend on timing, or the graph must not run twice, or it writes to something other than its
+        arguments, inference runs on ONNX Runtime and training in PyTorch.
 
         Args:
-            name: which graph.
-            module: the graph of the stage ``aten``; it stays as it is.
+            name: of the graph.
+            module: the graph of the stage ``aten``; it is not changed.
             weights: the arguments that are parameters or buffers, by position.
         """
         is_inference = name.direction == "inference"
@@ -110,28 +107,30 @@ class Placement:
         if torch.are_deterministic_algorithms_enabled() or not is_tuned:
             return engines[ONNX if is_inference else PYTORCH](copy_of(module))
         builders = {item: functools.partial(self._build, name, item, engines[item], module) for item in self._engines}
-        return TunedGraph(name, module, builders, self._inference if is_inference else self._training)
+        directions = ("inference",) if is_inference else ("forward", "backward")
+        return TunedGraph(name, module, builders, self._autotuner(*directions))
 
     def decompose(self, module: fx.GraphModule) -> None:
-        """Decomposes the operators of a graph, as ONNX needs it."""
-        from ..exporter.decompose import decompose  # not before a graph is to be compiled
+        """Decomposes the operators of a graph for ONNX, in place."""
+        from ..exporter.decompose import decompose  # only when a graph is compiled
 
         decompose(module, self._runners.decompositions())
 
     def _build(self, name: GraphName, engine: str, make: Engine, module: fx.GraphModule) -> Runner:
-        """What an engine makes of a copy of a graph, at a call.
+        """An engine's runner of a copy of a graph, compiled at a call.
 
-        The graphs of a frame have their symbols together, and what one engine assumed the next finds as a fact: so none
-        but PyTorch, which reads sizes as it runs, compiles after something was assumed since the frame's first call.
+        The graphs of a frame share their symbols, so that an assumption of one engine would be a fact for the next. So
+        no engine compiles if something was assumed since the frame's first call; except PyTorch, which reads sizes as
+        it runs.
 
         Raises:
-            CandidateError: Inductor has had its time, or the runner would hold for some sizes only.
+            CandidateError: Inductor's time is used up, or the runner would only be right for some sizes.
         """
         now = Assumptions(module)
         if self._assumptions is None:
             self._assumptions = now
         if engine == INDUCTOR and budget.left < 0:
-            raise CandidateError(f"{_MOST_SECONDS:.0f} s were spent on it for other graphs")
+            raise CandidateError(f"other graphs used up its {_MOST_SECONDS:.0f} s")
         started = time.perf_counter()
         try:
             with at_a_call(name, now if engine == PYTORCH else self._assumptions):
@@ -151,7 +150,7 @@ class Placement:
 
 
 def placement_of(runners: Runners, module: fx.GraphModule, arguments: Sequence[object]) -> Placement | None:
-    """The placement of a frame's graphs; ``None`` if all are to run on ONNX Runtime.
+    """The placement of a frame's graphs; ``None`` if all must run on ONNX Runtime.
 
     Args:
         runners: of the backend.
@@ -172,5 +171,5 @@ def _by_inductor(name: GraphName, module: fx.GraphModule) -> Runner:
 
 
 def _is_trained(arguments: Sequence[object]) -> bool:
-    """Whether AOTAutograd will look for gradients."""
+    """Whether AOTAutograd will make a backward graph."""
     return torch.is_grad_enabled() and any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in arguments)

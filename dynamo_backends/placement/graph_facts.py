@@ -1,4 +1,4 @@
-"""What a graph is and does, as far as its placement depends on it: its description, its writes, its random numbers."""
+"""Properties of a graph that its placement depends on: its identity, its writes, its random numbers, its dtypes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from passes.engine.fx.editing import changes_memory
+
 from ..graphs.operators import is_collective
+from ..numerics.randomness import is_random
 
 _COPY = torch.ops.aten.copy_.default
 
-_OURS_AND_PYTORCHS = frozenset({"aten", "prims", "dynamo_backends"})
-"""Libraries of operators that say what they do besides computing; of others nobody knows."""
+_KNOWN_LIBRARIES = frozenset({"aten", "prims", "dynamo_backends"})
+"""Libraries whose operators declare their side effects."""
 
 
 def copy_of(module: fx.GraphModule) -> fx.GraphModule:
-    """A graph that may be changed while the other stays; they share attributes and fake tensors."""
+    """A copy with its own nodes; attributes and fake tensors are shared."""
     graph = fx.Graph()
     output = graph.graph_copy(module.graph, {}, return_output_node=True)
     assert output is not None
@@ -26,12 +29,7 @@ def copy_of(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def describe_frame(module: fx.GraphModule, arguments: Sequence[object]) -> str:
-    """What tells a captured graph from others where it is timed: its code, what it is called with, and autocasting.
-
-    Args:
-        module: Dynamo's graph.
-        arguments: its parameters, buffers and inputs.
-    """
+    """Identifies one of Dynamo's graphs for timing: by its code, the types of its arguments, and autocasting."""
     code = [part.code for part in module.modules() if isinstance(part, fx.GraphModule)]
     autocast = str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else ""
     return "\n".join([*code, autocast, *map(_describe_argument, arguments)])
@@ -47,21 +45,17 @@ def _describe_argument(arg: object) -> str:
 def written_arguments(module: fx.GraphModule) -> list[int] | None:
     """Positions of the arguments that a graph writes to; ``None`` if it writes to anything else."""
     placeholders = {node: i for i, node in enumerate(module.graph.find_nodes(op="placeholder"))}
-    found = []
-    for node in module.graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        if node.target._schema.is_mutable:
-            if node.args[0] not in placeholders or node.target is not _COPY:
-                return None
-            found.append(placeholders[node.args[0]])
-    return found
+    written = []
+    for node in filter(changes_memory, module.graph.nodes):
+        if node.args[0] not in placeholders or node.target is not _COPY:
+            return None
+        written.append(placeholders[node.args[0]])
+    return written
 
 
 def may_run_twice(module: fx.GraphModule) -> bool:
-    """Whether a graph only computes, writes to arguments and draws random numbers on the CPU, whose generator alone
-    an autotuner puts back, as far as is known: an operator of another library may count its calls, or draw random
-    numbers and not say so."""
+    """Whether a graph has no side effects but writes to arguments and random numbers of the CPU, whose generator the
+    autotuner restores. Operators of unknown libraries may have some: they may count calls, or draw numbers."""
     for node in module.graph.nodes:
         if node.op == "call_module" or (
             node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator)
@@ -71,21 +65,21 @@ def may_run_twice(module: fx.GraphModule) -> bool:
             return False
         if not isinstance(node.target, torch._ops.OpOverload) or node.target is _COPY:
             continue
-        if node.target.namespace not in _OURS_AND_PYTORCHS or node.is_impure(impure_random=False):
+        if node.target.namespace not in _KNOWN_LIBRARIES or node.is_impure(impure_random=False):
             return False
     return True
 
 
 def draws(module: fx.GraphModule) -> bool:
+    """Whether a graph may draw random numbers."""
     return any(map(_may_draw, module.graph.nodes))
 
 
 def _may_draw(node: fx.Node) -> bool:
-    """Whether a node may draw random numbers: who writes an operator seldom tells PyTorch that it does."""
+    """Operators of other libraries count: few are marked as random."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    is_torchs = node.target.namespace in ("aten", "prims")
-    return not is_torchs or torch.Tag.nondeterministic_seeded in node.target.tags
+    return node.target.namespace not in ("aten", "prims") or is_random(node.target)
 
 
 def _is_on_cpu(node: fx.Node) -> bool:
@@ -94,7 +88,7 @@ def _is_on_cpu(node: fx.Node) -> bool:
 
 
 def symbolic_arguments(module: fx.GraphModule) -> list[int]:
-    """Positions of the tensors whose sizes change from call to call."""
+    """Positions of the tensors with symbolic sizes."""
     values = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
     return [
         i
@@ -104,7 +98,7 @@ def symbolic_arguments(module: fx.GraphModule) -> list[int]:
 
 
 def least_precise(module: fx.GraphModule) -> torch.dtype:
-    """The floating-point dtype in which a graph rounds most; float32 or a shorter one."""
+    """The floating-point dtype of a graph with the largest rounding errors; float32 or less precise."""
     values = [node.meta.get("val") for node in module.graph.nodes]
     dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()}
     return max({torch.float32, *dtypes}, key=lambda dtype: torch.finfo(dtype).eps)

@@ -1,4 +1,4 @@
-"""Outcomes of searches on disk, so that the next process runs the winners at once."""
+"""Keeps outcomes of searches on disk, so that the next process runs the winners at once."""
 
 from __future__ import annotations
 
@@ -9,31 +9,20 @@ from ..cache.store import Record
 from .search import Outcome
 
 _PROCESSES = 20
-"""How many processes an outcome is for; then the engines are tried again, as the machine may be another by then."""
+"""Processes that use an outcome before the engines are timed again: the machine may have changed."""
 
 
 class Outcomes:
-    """The outcome of one frame.
+    """The outcome of one frame, for the directions of its graphs and the candidate engines."""
 
-    Args:
-        kept: the cache that keeps it.
-        frame: what tells the frame from others.
-        directions: of its graphs.
-        engines: those that are tried.
-    """
-
-    def __init__(self, kept: CachedGraphs, frame: str, directions: Sequence[str], engines: Sequence[str]) -> None:
-        self._kept = kept
-        self._question = {
-            "what": "outcome",
-            "frame": frame,
-            "directions": list(directions),
-            "engines": list(engines),
-        }
+    def __init__(self, cache: CachedGraphs, frame: str, directions: Sequence[str], engines: Sequence[str]) -> None:
+        self._cache = cache
+        what = {"what": "outcome", "frame": frame}
+        self._question = {**what, "directions": list(directions), "engines": list(engines)}
 
     def known(self) -> Outcome | None:
-        """What an earlier process found out; ``None`` if that is not known, or served as many processes as it may."""
-        found = self._kept.fact(self._question, _read)
+        """The outcome of an earlier process; ``None`` if there is none, or ``_PROCESSES`` used it."""
+        found = self._cache.fact(self._question, _read)
         if found is None:
             return None
         outcome, processes = found
@@ -43,12 +32,12 @@ class Outcomes:
         return outcome
 
     def keep(self, outcome: Outcome) -> None:
-        """Keeps what ``known`` returns in later processes."""
+        """Keeps an outcome for later processes."""
         self._keep(outcome, 0)
 
     def forget(self) -> None:
-        """Lets the next process find out anew."""
-        self._kept.forget_fact(self._question)
+        """Makes the next process search again."""
+        self._cache.forget_fact(self._question)
 
     def _keep(self, outcome: Outcome, processes: int) -> None:
         answer = {
@@ -57,14 +46,14 @@ class Outcomes:
             "rejected": dict(outcome.rejected),
             "processes": processes,
         }
-        self._kept.keep_fact(self._question, answer)
+        self._cache.keep_fact(self._question, answer)
 
 
 def _read(record: Record) -> tuple[Outcome, int]:
-    """What was kept.
+    """An outcome, and the number of processes that used it.
 
     Raises:
-        TypeError, ValueError, LookupError, AttributeError: it is no outcome.
+        TypeError, ValueError, LookupError, AttributeError: the record is not an outcome.
     """
     answer = record.header
     milliseconds = {tuple(map(str, engines)): float(time) for engines, time in answer["milliseconds"]}

@@ -1,15 +1,15 @@
-"""Which configuration of engines is the fastest: what to run next, decided by the times of real steps.
+"""Finds the fastest configuration of engines: decides what to run next from the times of real steps.
 
-A *configuration* names the engine of each graph of a frame: that of the forward and that of the backward, or that of
-the inference graph. One configuration runs at a time, for a *round* of whole steps::
+A *configuration* names the engine of each graph of a frame: of the forward and the backward, or of the inference graph.
+Configurations run one at a time, each for a *round* of whole steps::
 
     1                           the reference, PyTorch, for all graphs
     2, 3                        each other engine, for all graphs
-    then once more              the fastest, and what takes at most half as long again
+    then again                  the fastest, and those that take at most half as long again
     then, if it may be faster   the fastest engine for each graph
 
-Then the fastest stays, if it beats the reference by a margin. The first call of a round is not timed: caches and
-threads are as the last round left them. A round ends when its configuration is hopeless.
+The fastest wins, if it beats the reference by a margin. The first call of a round is not timed: caches and threads are
+still those of the last round. A round ends early when its configuration is hopeless.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 Configuration = tuple[str, ...]
-"""The engine of the forward and that of the backward, or that of the inference graph."""
+"""The engine of each graph."""
 
 _FIRST_CALLS, _CALLS = 2, 3
-"""Timed calls of each graph in the first round of a configuration, and in each later one, at least."""
+"""Minimum of timed calls of each graph, in the first round of a configuration and in later ones."""
 
 _SHORT, _MOST_CALLS = 20.0, 20
-"""A round of fewer milliseconds has more calls, up to so many: a pause by the system counts most where calls are short.
-"""
+"""A round shorter than this, in milliseconds, gets up to so many calls: interruptions by the system weigh more on short
+calls."""
 
 _HOPELESS, _NEAR = 1.5, 1.25
-"""How many times as long as the fastest a configuration may take to be timed further, and to be tried again later."""
+"""Multiples of the fastest time up to which a configuration is timed further, and is tried again later."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a search ended.
+    """The result of a search.
 
     Attributes:
         winner: the engine of each graph.
-        milliseconds: of each configuration that was timed, what its graphs take in a step; where sizes change, by
-            element of the arguments.
-        rejected: why an engine does not run a graph, by the engine's name.
+        milliseconds: the time of a step of each timed configuration; with symbolic sizes, for each element of the
+            arguments.
+        rejected: why engines were rejected, by their names.
     """
 
     winner: Configuration
@@ -56,7 +56,7 @@ class Outcome:
 
     @property
     def challenger(self) -> Configuration | None:
-        """The next fastest, if it is near enough to be tried again."""
+        """The second fastest, if it is near enough to try again."""
         near = {
             engines: time
             for engines, time in self.milliseconds.items()
@@ -67,7 +67,7 @@ class Outcome:
 
 @dataclasses.dataclass
 class _Round:
-    """Some calls of a configuration: how many are to be timed, and how many of each graph there were."""
+    """Calls of a configuration: the number to time, and the number seen of each graph."""
 
     engines: Configuration
     calls: int
@@ -75,40 +75,35 @@ class _Round:
     seen: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
 
     def end(self) -> None:
-        """Lets the round be over with the calls that it had."""
+        """Ends the round without further calls."""
         self.calls, self.milliseconds = 0, _SHORT
 
     def is_over(self, graphs: int, last: int) -> bool:
-        """Whether each graph was timed often enough, asked before the first of them is called.
+        """Whether each graph was timed often enough; called before the first graph runs.
 
-        A forward without a backward ends no round: what only forwards tell is no reason to leave PyTorch.
-
-        Args:
-            graphs: how many there are.
-            last: the position of the graph that was called last.
+        A forward without a backward ends no round: forwards alone are no reason to leave PyTorch. ``last`` is the graph
+        that was called last.
         """
         needed = 1 + (self.calls if self.milliseconds >= _SHORT else max(self.calls, _MOST_CALLS))
         return last == graphs - 1 and all(self.seen[graph] >= needed for graph in range(graphs))
 
 
 class Search:
-    """Says which configuration runs, and takes the times of its calls. Graphs are known by their positions.
+    """Chooses the configuration of each call, and takes the times of calls. Graphs are identified by position.
 
     Args:
-        engines: what there is; the first is the reference.
+        engines: the candidates; the first is the reference.
         graphs: 2 for a forward and a backward, 1 for an inference graph.
-        margin: the share of the reference's time that a winner takes at most.
+        margin: a winner must take at most this share of the reference's time.
     """
 
     def __init__(self, engines: Sequence[str], graphs: int, margin: float) -> None:
-        self._reference, *others = engines
+        self._reference = engines[0]
         self._graphs = graphs
         self._margin = margin
         self._times: dict[Configuration, list[list[float]]] = {}
         self._rejected: dict[tuple[int, str], str] = {}
-        self._waiting = collections.deque(
-            _Round((engine,) * graphs, _FIRST_CALLS) for engine in (self._reference, *others)
-        )
+        self._waiting = collections.deque(_Round((engine,) * graphs, _FIRST_CALLS) for engine in engines)
         self._next_phase = 0
         self._incumbent = (self._reference,) * graphs
         self._known: Mapping[Configuration, float] = {}
@@ -118,7 +113,7 @@ class Search:
         self.outcome: Outcome | None = None
 
     def try_again(self, outcome: Outcome, challenger: Configuration) -> None:
-        """Times a winner and its challenger anew, in turn."""
+        """Times a winner and its challenger again, alternately."""
         self._times, self._known, self._incumbent = {}, outcome.milliseconds, outcome.winner
         self._waiting = collections.deque(_Round(engines, _CALLS) for engines in (outcome.winner, challenger) * 2)
         self._next_phase = 2
@@ -127,15 +122,11 @@ class Search:
 
     @property
     def configuration(self) -> Configuration:
-        """The engines that run now."""
+        """The current configuration."""
         return self._round.engines if self.outcome is None else self.outcome.winner
 
     def engine(self, graph: int) -> str:
-        """The engine that runs a graph in this call. The first graph's call may begin a new round, or end the search.
-
-        Args:
-            graph: the position of the graph.
-        """
+        """The engine that runs a graph in this call. A call of the first graph may begin a round, or end the search."""
         if graph == 0:
             while self.outcome is None and self._round.is_over(self._graphs, self._last):
                 self._begin_next()
@@ -147,8 +138,8 @@ class Search:
 
         Args:
             graph: the position of the graph.
-            milliseconds: what the call took.
-            elements: of the first graph's arguments whose sizes change between calls: times are compared by element.
+            milliseconds: the time.
+            elements: of the first graph's arguments with symbolic sizes: times are compared for each element.
         """
         if self.outcome is not None:
             return
@@ -163,25 +154,23 @@ class Search:
                 self._round.end()
 
     def reject(self, graph: int, engine: str, why: str) -> None:
-        """An engine does not run a graph any more; where a configuration has it, the reference takes its place."""
+        """Rejects an engine for a graph; the reference replaces it in all configurations."""
         self._rejected[graph, engine] = why
         self._times = {engines: times for engines, times in self._times.items() if engines[graph] != engine}
         rounds: dict[Configuration, _Round] = {}
         for item in (self._round, *self._waiting):
-            item.engines = self._allowed(item.engines)
+            item.engines = tuple(
+                self._reference if (i, name) in self._rejected else name for i, name in enumerate(item.engines)
+            )
             if item is self._round or item.engines not in self._times:
                 rounds.setdefault(item.engines, item)
         self._waiting = collections.deque(item for item in rounds.values() if item is not self._round)
-        if self._round.engines in self._times:  # it was timed already: nothing is left to try here
+        if self._round.engines in self._times:  # this configuration was timed before
             self._round.end()
 
-    def _allowed(self, engines: Configuration) -> Configuration:
-        return tuple(
-            self._reference if (graph, engine) in self._rejected else engine for graph, engine in enumerate(engines)
-        )
-
     def _is_hopeless(self, engines: Configuration) -> bool:
-        """Whether a configuration is far behind, also by its fastest calls: one that waited decides nothing."""
+        """Whether even the fastest calls of a configuration are far slower than the best: a single slow one may have
+        waited for other programs."""
         times = self._times[engines]
         if any(len(of_graph) < 2 for of_graph in times):
             return False
@@ -194,10 +183,10 @@ class Search:
         if self._waiting:
             self._round = self._waiting.popleft()
         else:
-            self.outcome = self._ended()
+            self.outcome = self._end()
 
     def _of_phase(self, phase: int) -> list[Configuration]:
-        """The configurations to be timed once more, or, in the second phase, a mixed one."""
+        """The configurations to time again, or, in the second phase, the fastest engine for each graph."""
         costs = self._costs()
         ranked = sorted(costs, key=costs.__getitem__)
         if phase == 1:
@@ -210,21 +199,21 @@ class Search:
         return []
 
     def _mixed(self) -> tuple[Configuration, float]:
-        """The fastest engine for each graph, and what they would take."""
-        found = []
+        """The fastest engine for each graph, and the time expected of them."""
+        fastest = []
         for graph in range(self._graphs):
             medians = {engines[graph]: _typical(times[graph]) for engines, times in self._times.items() if times[graph]}
             if not medians:
                 return self._incumbent, 0.0
-            found.append(min(medians.items(), key=lambda item: item[1]))
-        return tuple(engine for engine, _ in found), sum(time for _, time in found)
+            fastest.append(min(medians.items(), key=lambda item: item[1]))
+        return tuple(engine for engine, _ in fastest), sum(time for _, time in fastest)
 
     def _costs(self) -> dict[Configuration, float]:
         return {
             engines: sum(_typical(of_graph) for of_graph in times if of_graph) for engines, times in self._times.items()
         }
 
-    def _ended(self) -> Outcome:
+    def _end(self) -> Outcome:
         costs = self._costs()
         winner = min(costs, key=costs.__getitem__, default=self._incumbent)
         if costs.get(winner, 0.0) > self._margin * costs.get(self._incumbent, math.inf):
@@ -234,5 +223,5 @@ class Search:
 
 
 def _typical(times: Sequence[float]) -> float:
-    """The mean of the faster half: the rest may have waited for other programs."""
+    """The mean of the faster half: the others may have waited for other programs."""
     return statistics.fmean(sorted(times)[: (len(times) + 1) // 2])

@@ -1,5 +1,5 @@
-"""ONNX Runtime: execution providers, sessions, and the zero-copy binding of PyTorch's tensors.
+"""ONNX Runtime: execution providers, sessions, and zero-copy calls with PyTorch tensors.
 
-It takes ONNX models and tensors, and gives sessions and results. It knows nothing of FX graphs. ``ort_internals`` and
-``messages`` are the only modules that use its private parts and read its messages.
+It takes ONNX models and tensors, and gives sessions and results. It does not know FX graphs. Only ``ort_internals``
+and ``messages`` use ONNX Runtime's private parts and parse its messages.
 """

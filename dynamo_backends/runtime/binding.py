@@ -1,17 +1,16 @@
-"""Runs a session on torch tensors without copies.
+"""Runs a session on PyTorch tensors without copies.
 
-Tensors go in and come out through DLPack. What DLPack or ONNX Runtime cannot express is translated at the
-border:
+Tensors are passed through DLPack. What DLPack or ONNX Runtime cannot express is converted:
 
-- booleans, which DLPack did not have before ONNX Runtime 1.32, may come back as ``uint8``;
-- a tensor whose dimensions are permuted in memory goes in as the row-major tensor it is a permutation of;
-- any other non-contiguous tensor is copied, the only copy made;
-- symbolic integers and booleans go in as 0-d tensors and come out as Python numbers;
-- results get the strides eager gives them.
+- booleans, which DLPack lacks before ONNX Runtime 1.32, may come back as ``uint8``;
+- an argument whose dimensions are permuted in memory is passed as the row-major tensor it is a permutation of;
+- any other non-contiguous argument is copied: the only copy;
+- symbolic integers and booleans are passed as 0-d tensors and returned as Python numbers;
+- results get eager's strides.
 
-At the first call with new sizes the shapes and dtypes that came out are compared with eager's. From then on ONNX
-Runtime writes its results into PyTorch's memory. What it allocates itself is a part of its arena, which lives as long
-as any part of it does; so such results are copied, unless the session has no part in the arena.
+The first call with new sizes checks shapes and dtypes of the results against eager's. Later calls let ONNX Runtime
+write into tensors that PyTorch allocated. A result that ONNX Runtime allocates is part of its arena and would keep the
+whole arena alive; it is copied, unless the session does not use the arena.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ..common.strides import ExactStrides
 from ..errors import SessionError, WrongResultError
 from .constants import TABLE, Declaration
 from .dtypes import TORCH_DTYPES
-from .expected_shapes import Size, Sizes, differs, follow, written
+from .expected_shapes import Size, Sizes, differs, follow, format_shape
 from .memory_arena import ARENA
 from .messages import ORT_ERRORS, session_error
 from .ort_internals import CALLS, Value
@@ -44,16 +43,24 @@ from .tensors import (
 )
 
 
+def _memory_shape(sizes: Sequence[Size] | None, permutation: Sequence[int] | None) -> tuple[int, ...] | None:
+    """A shape in the order of the memory; ``None`` if a size is symbolic or not known."""
+    fixed = [size for size in sizes or () if isinstance(size, int)]
+    if sizes is None or len(fixed) != len(sizes):
+        return None
+    return tuple(fixed if permutation is None else [fixed[i] for i in permutation])
+
+
 @dataclasses.dataclass(frozen=True)
 class InputSpec:
     """One model input.
 
     Attributes:
         name: the ONNX value.
-        dtype: torch dtype; ``None``: a number.
+        dtype: torch dtype; ``None`` for a number.
         permutation: the order of its dimensions in memory.
-        sizes: its shape, for a number the number; ``None`` if it is not known.
-        device: where it is.
+        sizes: its shape; for a number, the number; ``None`` if not known.
+        device: the argument's device.
     """
 
     name: str
@@ -62,16 +69,20 @@ class InputSpec:
     sizes: tuple[Size, ...] | None = None
     device: torch.device = torch.device("cpu")
 
-    def as_it_lies(self, value: torch.Tensor) -> torch.Tensor:
-        """An argument with its dimensions in the order of its memory."""
+    def in_memory_order(self, value: torch.Tensor) -> torch.Tensor:
+        """A view of an argument with its dimensions in the order of the memory."""
         return value if self.permutation is None else value.permute(self.permutation)
 
     @property
+    def memory_shape(self) -> tuple[int, ...] | None:
+        """The shape of the model's input; ``None`` if a size is symbolic or not known."""
+        return () if self.dtype is None else _memory_shape(self.sizes, self.permutation)
+
+    @property
     def declaration(self) -> Declaration:
-        """The tensor that the model takes; its sizes are numbers."""
-        assert self.dtype is not None and self.sizes is not None
-        order = range(len(self.sizes)) if self.permutation is None else self.permutation
-        return self.name, self.dtype, [int(self.sizes[i]) for i in order]
+        """Name, dtype and shape of the model's input, which must be a tensor of fixed shape."""
+        assert self.dtype is not None and self.memory_shape is not None
+        return self.name, self.dtype, self.memory_shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,15 +91,14 @@ class OutputSpec:
 
     Attributes:
         name: the ONNX value.
-        dtype: torch dtype; ``torch.bool`` or ``torch.int64`` with ``is_number`` for a Python number.
-        is_number: a symbolic integer or boolean, returned as a Python number.
-        permutation: the model returns the result transposed by it; the caller sees it transposed back.
-        strides: eager's strides in elements where the result is not dense in memory (an expanded tensor),
-            else ``None``.
-        exact: all of eager's strides where those of dimensions of size one do not follow from ``permutation``, else
-            ``None``; they address nothing, but kernels and memory formats are chosen by them.
-        sizes: eager's shape; ``None``: any shape is right.
-        device: where eager has the result; a number is on the CPU.
+        dtype: torch dtype; ``torch.bool`` or ``torch.int64`` if ``is_number``.
+        is_number: whether it is a symbolic integer or boolean, returned as a Python number.
+        permutation: the model returns the result permuted by this; it is permuted back.
+        strides: eager's strides in elements, if the result is not dense in memory (expanded); else ``None``.
+        exact: all of eager's strides, if those of dimensions of size one do not follow from ``permutation``; else
+            ``None``. They address nothing, but kernels and memory formats are chosen by them.
+        sizes: eager's shape; ``None`` if any shape is right.
+        device: eager's device; the CPU for a number.
     """
 
     name: str
@@ -106,13 +116,18 @@ class OutputSpec:
         assert self.permutation is not None
         return tuple(self.permutation.index(i) for i in range(len(self.permutation)))
 
+    @property
+    def memory_dtype(self) -> torch.dtype:
+        """The dtype of the memory that PyTorch allocates for it."""
+        return torch.uint8 if self.dtype is torch.bool else self.dtype
+
 
 _MAXIMUM_JUDGED = 1_000
-"""How many different sizes of arguments a session remembers the verdict of."""
+"""Sets of argument sizes whose check is remembered."""
 
 
 def _converter(spec: InputSpec) -> Callable[[object], Value]:
-    """How arguments of one input become OrtValues; what can be decided before the call is decided here."""
+    """Converts arguments of one input to OrtValues. Decisions that do not depend on the call are made here."""
     if spec.dtype is None:
         return number_to_ort  # type: ignore[return-value]
     convert = bool_to_ort if spec.dtype is torch.bool else plain_to_ort
@@ -123,20 +138,12 @@ def _converter(spec: InputSpec) -> Callable[[object], Value]:
 
 
 class BoundSession:
-    """A session with the specifications of its arguments and outputs; safe to call from several threads.
+    """A session with the specifications of its arguments and outputs. It is thread-safe.
 
-    Args:
-        session: the session.
-        inputs: one for each argument; what the session does not take, as it is a constant there, is not given to it.
-        outputs: one for each output.
+    An argument that is a constant of the session is not passed to it.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        inputs: Sequence[InputSpec],
-        outputs: Sequence[OutputSpec],
-    ) -> None:
+    def __init__(self, session: Session, inputs: Sequence[InputSpec], outputs: Sequence[OutputSpec]) -> None:
         self.session = session
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
@@ -153,30 +160,30 @@ class BoundSession:
         self._run_options = onnxruntime.RunOptions()
         self._sizes = Sizes([spec.sizes for spec in inputs])
         self.judged: dict[tuple[int, ...], list[tuple[tuple[int, ...], torch.dtype]] | WrongResultError] = {}
-        """For sizes of arguments, shape and dtype of each result as it lies in memory, booleans as ``uint8``; none if
-        they do not follow from the sizes, or cannot be made before the call."""
+        """By sizes of the arguments: shape and dtype of the memory of each result; empty if PyTorch cannot allocate
+        the results before the call; the error if a result was wrong."""
         self._expected = _memories_of(outputs)
 
     @property
     def bound(self) -> BoundSession:
-        """Itself, see ``frozen.FrozenSession.bound``."""
+        """Itself, see ``FrozenSession.bound``."""
         return self
 
     def chosen(self, args: Sequence[torch.Tensor | int | bool], *, complete: bool = False) -> BoundSession:
-        """Itself, see ``frozen.FrozenSession.chosen``."""
+        """Itself, see ``FrozenSession.chosen``."""
         return self
 
     def stale(self, args: Sequence[torch.Tensor | int | bool]) -> dict[int, str]:
-        """Nothing: it has no weights, see ``frozen.FrozenSession.stale``."""
+        """Empty: it has no weights, see ``FrozenSession.stale``."""
         return {}
 
     @property
     def threads(self) -> int:
-        """Threads of the session that the next call runs."""
+        """Number of threads of the next call."""
         return self.session.settings.current_threads
 
     def with_threads(self, threads: int) -> BoundSession:
-        """The same on a new session of its own, with this number of threads."""
+        """A copy on a new session with a fixed number of threads."""
         other = copy.copy(self)
         other.session = self.session.variant(threads=threads)
         return other
@@ -185,18 +192,18 @@ class BoundSession:
         """Runs the model.
 
         Args:
-            args: one value for each input spec, tensors of its dtype and number of dimensions.
+            args: one value for each input spec; tensors have its dtype and number of dimensions.
 
         Returns:
             One value for each output spec, with eager's dtype, shape and strides.
 
         Raises:
-            WrongResultError: a result has another shape or dtype than in eager; each later call with these sizes raises
-                it without running.
+            WrongResultError: a result's shape or dtype differs from eager's. Later calls with these sizes raise it
+                without running.
             SessionError: ONNX Runtime failed while running.
         """
         if len(args) != len(self.inputs):
-            raise ValueError(f"{len(args)} arguments where the session takes {len(self.inputs)}")
+            raise ValueError(f"got {len(args)} arguments, expected {len(self.inputs)}")
         sizes = self._sizes.of(args)
         judgement = self.judged.get(sizes)
         if isinstance(judgement, WrongResultError):
@@ -206,15 +213,15 @@ class BoundSession:
         try:
             feeds = {name: convert(args[i]) for name, i, convert in self._converters}
             fetches = [memory_to_ort(memory, o.dtype) for memory, o in zip(memories, self.outputs, strict=False)]
-        except RuntimeError as error:  # a tensor without memory, as inside vmap; a dtype that DLPack does not have
-            raise SessionError(f"a tensor cannot be given to ONNX Runtime: {error}") from error
+        except RuntimeError as error:  # a tensor without memory, as inside vmap; a dtype that DLPack lacks
+            raise SessionError(f"a tensor cannot be passed to ONNX Runtime: {error}") from error
         if self._asynchronous:
             wait_for_streams(self._asynchronous)
         session = self.session(self.threads)
         try:
             results = CALLS.run(session, self._run_options, feeds, fetches, self._output_names, self._devices)
         except ORT_ERRORS as error:
-            if judgement is None and self._expected:  # its results may have other shapes: how they differ, it says then
+            if judgement is None and self._expected:  # results may not fit the memory; run without it to see the shapes
                 self._expected = []
                 return self(args)
             raise session_error(error, self.session.model) from error
@@ -225,44 +232,46 @@ class BoundSession:
         if not memories:
             try:
                 memories = [memory_from_ort(value, copies=self.session.settings.arena) for value in results]
-            except RuntimeError as error:  # a dtype that DLPack does not have, as float8
-                raise SessionError(f"a result of ONNX Runtime cannot be made a tensor: {error}") from error
+            except RuntimeError as error:  # a dtype that DLPack lacks, as float8
+                raise SessionError(f"a result of ONNX Runtime cannot be converted to a tensor: {error}") from error
         return [_present(memory, spec) for memory, spec in zip(memories, self.outputs, strict=True)]
 
     def _judge(self, results: Sequence[Value], sizes: tuple[int, ...]) -> None:
-        """Compares the shapes and dtypes that came out with eager's, and remembers the judgement on these sizes."""
+        """Checks the shapes and dtypes of results against eager's, and remembers the outcome for these sizes.
+
+        Raises:
+            WrongResultError: a result differs.
+        """
         known = self._sizes.known(sizes)
         are_known = all(follow(spec.sizes, known) for spec in self.outputs)
-        found = (_wrong_result(results[i], spec, known) for i, spec in enumerate(self.outputs))
-        wrong = next((text for text in found if text is not None), None)
+        errors = (_wrong_result(value, spec, known) for value, spec in zip(results, self.outputs, strict=True))
+        wrong = next((error for error in errors if error is not None), None)
         if len(self.judged) >= _MAXIMUM_JUDGED:
             self.judged.clear()
         if wrong is not None:
             self.judged[sizes] = wrong
             raise wrong
         shapes = [tuple(value.shape()) for value in results]
-        dtypes = [torch.uint8 if spec.dtype is torch.bool else spec.dtype for spec in self.outputs]
         on_cpu = all(spec.device.type == "cpu" for spec in self.outputs)
-        can_be_made = are_known and on_cpu and not any(0 in shape for shape in shapes)  # without elements, no memory
-        self.judged[sizes] = list(zip(shapes, dtypes, strict=True)) if can_be_made else []
+        can_allocate = are_known and on_cpu and not any(0 in shape for shape in shapes)  # empty tensors have no memory
+        memories = [(shape, spec.memory_dtype) for shape, spec in zip(shapes, self.outputs, strict=True)]
+        self.judged[sizes] = memories if can_allocate else []
 
 
 def _memories_of(outputs: Sequence[OutputSpec]) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of each result as it lies in memory; none if some are symbolic, or cannot be made before the
-    first call: without them a first call takes its results twice, as ONNX Runtime's and as PyTorch's."""
-    found = []
+    """Shape and dtype of the memory of each result; empty if PyTorch cannot allocate all results before the first
+    call. Allocating them saves the first call a copy of its results."""
+    memories = []
     for spec in outputs:
-        sizes = [size for size in spec.sizes or () if isinstance(size, int)]
-        if spec.sizes is None or len(sizes) != len(spec.sizes) or 0 in sizes or spec.device.type != "cpu":
+        shape = _memory_shape(spec.sizes, spec.permutation)
+        if shape is None or 0 in shape or spec.device.type != "cpu":
             return []
-        order = range(len(sizes)) if spec.permutation is None else spec.permutation
-        dtype = torch.uint8 if spec.dtype is torch.bool else spec.dtype
-        found.append((tuple(sizes[i] for i in order), dtype))
-    return found
+        memories.append((shape, spec.memory_dtype))
+    return memories
 
 
 def _wrong_result(value: Value, spec: OutputSpec, known: dict[str, int]) -> WrongResultError | None:
-    """How a result, as it lies in memory, differs in dtype or shape from eager's; ``None`` if it does not."""
+    """The error for a result whose dtype or shape differs from eager's; ``None`` if they agree."""
     dtype = TORCH_DTYPES.get(value.element_type())
     if dtype is not spec.dtype:
         return WrongResultError(spec.name, f"is {dtype} where eager returns {spec.dtype}")
@@ -273,12 +282,13 @@ def _wrong_result(value: Value, spec: OutputSpec, known: dict[str, int]) -> Wron
         shape = [shape[i] for i in spec.inverse]
     if not differs(shape, spec.sizes, known):
         return None
-    return WrongResultError(spec.name, f"has shape {tuple(shape)} where eager returns {written(spec.sizes, known)}")
+    expected = format_shape(spec.sizes, known)
+    return WrongResultError(spec.name, f"has shape {tuple(shape)} where eager returns {expected}")
 
 
 def _present(memory: torch.Tensor, spec: OutputSpec) -> torch.Tensor | int | bool:
-    """A result as eager returns it: no view, as Dynamo's guards would ask for the sizes of what it is a view of."""
-    if not memory.numel():  # ONNX Runtime gives its strides as 0
+    """A result as eager returns it. It is detached: Dynamo's guards would check the base of a view."""
+    if not memory.numel():  # ONNX Runtime gives strides of 0
         memory = memory.new_empty(memory.shape)
     tensor = memory.view(torch.bool).detach() if spec.dtype is torch.bool else memory
     if spec.is_number:
@@ -294,7 +304,7 @@ def _present(memory: torch.Tensor, spec: OutputSpec) -> torch.Tensor | int | boo
 
 
 def _with_strides(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """A copy of ``tensor`` with these strides, zero strides (expanded dimensions) included."""
+    """A copy of ``tensor`` with these strides, including zero strides (expanded dimensions)."""
     result = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     source, target = tensor, result
     for dim, stride in enumerate(strides):

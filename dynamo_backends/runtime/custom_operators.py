@@ -1,7 +1,6 @@
-"""Libraries of custom operators of ONNX Runtime: shared objects that bring kernels for other domains.
+"""Libraries of custom operators: shared objects with kernels for other domains.
 
-A library that was loaded once is known to every session that this process makes from then on, as its operators are to
-the process's converters.
+Once loaded, a library is registered with every session that this process makes.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from ..errors import first_line
 from .messages import ORT_ERRORS
 
 VARIABLE = "DYNAMO_BACKENDS_CUSTOM_OP_LIBRARIES"
-"""The variable of the environment that sets the option ``custom_op_libraries``."""
+"""The environment variable that sets the option ``custom_op_libraries``."""
 
 _loaded: tuple[str, ...] = ()
-"""Absolute paths. Replaced, never changed."""
+"""Absolute paths. Replaced, never mutated."""
 
 
 def check_libraries(value: object) -> None:
@@ -26,7 +25,7 @@ def check_libraries(value: object) -> None:
 
     Raises:
         TypeError: not a list of paths.
-        ValueError: there is no such file.
+        ValueError: a file does not exist.
     """
     if isinstance(value, (str, os.PathLike)) or not isinstance(value, (list, tuple)):
         raise TypeError(f"expected a list of paths of shared libraries, got {value!r}")
@@ -38,15 +37,15 @@ def check_libraries(value: object) -> None:
 
 
 def libraries_from_text(text: str) -> list[str]:
-    """Paths that are separated as in ``PATH``."""
+    """Paths separated as in ``PATH``."""
     return [path for path in text.split(os.pathsep) if path]
 
 
 def libraries_of_environment() -> tuple[str, ...]:
-    """The libraries that ``VARIABLE`` names, for what has no options: the commands that run a dump.
+    """The libraries in ``VARIABLE``, for commands that run a dump and have no options.
 
     Raises:
-        ValueError: a path is wrong.
+        ValueError: a file does not exist.
     """
     paths = libraries_from_text(os.environ.get(VARIABLE, ""))
     try:
@@ -57,10 +56,10 @@ def libraries_of_environment() -> tuple[str, ...]:
 
 
 def load_libraries(paths: Sequence[str]) -> None:
-    """Makes the operators of libraries known to the sessions that are made from now on.
+    """Loads libraries for all sessions made from now on.
 
     Raises:
-        ValueError: a file is no library of custom operators for the installed ONNX Runtime, with what it said.
+        ValueError: ONNX Runtime cannot load a file; the message says why.
     """
     global _loaded
     for path in map(os.path.abspath, paths):
@@ -74,11 +73,11 @@ def load_libraries(paths: Sequence[str]) -> None:
 
 
 def loaded_libraries() -> tuple[str, ...]:
-    """The libraries that were loaded, by absolute path."""
+    """The absolute paths of loaded libraries."""
     return _loaded
 
 
 def register_libraries(options: onnxruntime.SessionOptions) -> None:
-    """Makes the operators of all loaded libraries known to a session that is made with these options."""
+    """Registers all loaded libraries with a session that will be made with ``options``."""
     for path in _loaded:
         options.register_custom_ops_library(path)

@@ -1,6 +1,6 @@
-"""ONNX's numbers of the dtypes of PyTorch (``TensorProto.DataType``), as ``onnx_ir.tensor_adapters`` has them.
+"""ONNX's numbers (``TensorProto.DataType``) of PyTorch's dtypes.
 
-Its table is not used here: what finds its models in the cache runs without the libraries that make models.
+``onnx_ir.tensor_adapters`` has the same table, but importing it takes long; a model from the cache runs without it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The shapes that eager's results have, for the shapes of a call's arguments.
+"""Computes the shapes of eager's results from the shapes of a call's arguments.
 
-A size is a number, or where it is symbolic a Python expression of symbols, as text: ``"s0"``, ``"2*s0 + 1"``. What a
-symbol is in a call is read off the arguments.
+A size is a number, or a Python expression of symbols as text: ``"s0"``, ``"2*s0 + 1"``. The values of symbols come
+from the arguments.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Argument: TypeAlias = "torch.Tensor | int | bool"
 
 
 class Sizes:
-    """Where the arguments of a call say what each symbolic size is.
+    """Reads the values of symbolic sizes from the arguments of a call.
 
     Args:
-        arguments: for each argument the sizes of its dimensions; for one that is a number itself, that number as a
-            single size; ``None`` where nothing is known.
+        arguments: for each argument the sizes of its dimensions; for a number, the number as a single size; ``None``
+            if not known.
     """
 
     def __init__(self, arguments: Sequence[Sequence[Size] | None]) -> None:
@@ -36,53 +36,52 @@ class Sizes:
         self._sources = list(sources.items())
 
     def of(self, args: Sequence[Argument]) -> tuple[int, ...]:
-        """The sizes that tell two calls apart, each once; ``()`` if none is symbolic."""
-        return tuple([_size(args[i], dim) for _, (i, dim) in self._sources])
+        """The value of each symbolic size in a call; ``()`` if there are none."""
+        return tuple([_read_size(args[i], dim) for _, (i, dim) in self._sources])
 
     def known(self, values: Sequence[int]) -> dict[str, int]:
-        """From each symbolic size to its value; ``values`` is what ``of`` returned."""
+        """Symbolic sizes with their ``values``, which ``of`` returned."""
         return {size: value for (size, _), value in zip(self._sources, values, strict=True)}
 
 
-def _size(arg: Argument, dim: int) -> int:
+def _read_size(arg: Argument, dim: int) -> int:
     return arg.shape[dim] if isinstance(arg, torch.Tensor) else arg
 
 
 def differs(actual: Sequence[int], expected: Sequence[Size], known: dict[str, int]) -> bool:
-    """Whether a result's shape is another than eager's.
+    """Whether a result's shape differs from eager's.
 
     Args:
         actual: the shape.
         expected: eager's sizes.
         known: the values of symbolic sizes. A size that does not follow from them (the number of nonzero elements) is
-            taken from ``actual`` and put in here, so that all results agree on it.
+            taken from ``actual`` and added here, so that all results must agree on it.
     """
     if len(actual) != len(expected):
         return True
-    return any(_value(size, number, known) != number for number, size in zip(actual, expected, strict=True))
+    for number, size in zip(actual, expected, strict=True):
+        value = _value(size, known)
+        if value is None:
+            known[str(size)] = number
+        elif value != number:
+            return True
+    return False
 
 
 def follow(sizes: Sequence[Size] | None, known: dict[str, int]) -> bool:
-    """Whether sizes are known before the call, where ``known`` has those of the arguments."""
-    return sizes is not None and all(isinstance(size, int) or _follows(size, known) for size in sizes)
+    """Whether ``sizes`` can be computed from the ``known`` symbolic sizes."""
+    return sizes is not None and all(_value(size, known) is not None for size in sizes)
 
 
-def _follows(size: str, known: dict[str, int]) -> bool:
-    try:
-        eval(_compiled(size), _FUNCTIONS, known)
-    except NameError:
-        return False
-    return True
-
-
-def _value(size: Size, actual: int, known: dict[str, int]) -> int:
+def _value(size: Size, known: dict[str, int]) -> int | None:
+    """The value of a size, which is added to ``known``; ``None`` if a symbol in it is not known."""
     if isinstance(size, int):
         return size
     if size not in known:
         try:
             known[size] = int(eval(_compiled(size), _FUNCTIONS, known))
-        except NameError:  # a symbol that no argument tells
-            known[size] = actual
+        except NameError:
+            return None
     return known[size]
 
 
@@ -94,7 +93,7 @@ _FUNCTIONS: dict[str, object] = {
         sym_float=float, sym_int=int, sym_max=max, sym_min=min, sym_sum=sum, _sym_sqrt=math.sqrt
     ),
 }
-"""What the text of a size may call: that is how PyTorch prints one, see ``PythonPrinter`` of ``torch.utils._sympy``."""
+"""The functions in a size's text, as ``PythonPrinter`` of ``torch.utils._sympy`` prints it."""
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -102,7 +101,7 @@ def _compiled(expression: str) -> CodeType:
     return compile(expression, "<size>", "eval")
 
 
-def written(shape: Sequence[Size], known: dict[str, int]) -> str:
-    """A shape for people, symbolic sizes with their values: ``(s0=2, 3)``."""
+def format_shape(shape: Sequence[Size], known: dict[str, int]) -> str:
+    """A shape as text, symbolic sizes with their values: ``(s0=2, 3)``."""
     sizes = [str(size) if isinstance(size, int) else f"{size}={known.get(size, '?')}" for size in shape]
     return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"

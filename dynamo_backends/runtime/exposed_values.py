@@ -1,4 +1,4 @@
-"""The values inside a model, computed by a session of a copy of it that returns them."""
+"""Reads the values inside a model: a session of a copy of the model returns them as outputs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,12 @@ from .session import Session, final_session
 def values_of_session(
     bound: BoundSession, session: Session, args: Sequence[object], wanted: Sequence[OutputSpec]
 ) -> dict[str, object]:
-    """Values inside a session, by name: those that the model ONNX Runtime made of it still has.
+    """The ``wanted`` values inside a session, by name: those that its optimized model still has.
 
-    Args:
-        bound: how the arguments are bound.
-        session: the session; it is not run itself.
-        args: of the region.
-        wanted: the values.
+    The session itself does not run; ``bound`` binds the arguments of the region.
 
     Raises:
-        SessionError: the runtime does not write the model, or refuses it with the values exposed.
+        SessionError: ONNX Runtime cannot write the optimized model, or rejects it with the values as outputs.
     """
     model, constants = session.optimized()
     return _exposed_values(bound, session, model, args, wanted, constants)
@@ -33,37 +29,28 @@ def values_of_session(
 def values_of_model(
     bound: BoundSession, model: ir.Model, args: Sequence[object], wanted: Sequence[OutputSpec]
 ) -> dict[str, object]:
-    """Values inside a model of a region, by name, with nothing optimized; constants are not among them.
+    """The ``wanted`` values inside a region's model, by name, without optimizations; constants are left out.
 
-    Args:
-        bound: how the arguments are bound; the model's session has the settings of its session.
-        model: the model; left as it is.
-        args: of the region.
-        wanted: the values.
+    The new session has the settings of the ``bound`` session; the model is not changed.
 
     Raises:
-        SessionError: the runtime refuses the model with the values exposed.
+        SessionError: ONNX Runtime rejects the model with the values as outputs.
     """
     return _exposed_values(bound, bound.session, model.clone(), args, wanted)
 
 
 _STEP = "__stage"
-"""In the names of the steps that a pass made of a node: with other steps before, others may have them."""
+"""Marks names that a pass gave to steps inside a node. In another model the same name may be another step."""
 
 
 def common_values(
     bound: BoundSession, before: ir.Model, after: ir.Model, args: Sequence[object]
 ) -> Iterator[tuple[ir.Value, torch.Tensor, torch.Tensor]]:
-    """The tensors that two models both name, in the execution order of ``after``: the value there, and what it is in
-    both.
-
-    Args:
-        bound: how the arguments of both are bound.
-        before, after: the models; left as they are.
-        args: of the region.
+    """The tensors whose names are in both models, in the execution order of ``after``: the value in ``after``, its
+    tensor in ``before`` and in ``after``.
 
     Raises:
-        SessionError: the runtime refuses one of the models with the values exposed.
+        SessionError: ONNX Runtime rejects one of the models with the values as outputs.
     """
     wanted = [
         OutputSpec(str(value.name), ir.tensor_adapters.to_torch_dtype(value.dtype))
@@ -85,7 +72,7 @@ def _exposed_values(
     wanted: Sequence[OutputSpec],
     constants: Mapping[str, torch.Tensor] | None = None,
 ) -> dict[str, object]:
-    """The values of a model, which is changed; with ``constants`` it is given to ONNX Runtime as it is."""
+    """The values of a model, whose outputs are replaced. With ``constants`` it is an optimized model."""
     values = {str(value.name): value for node in model.graph for value in node.outputs}
     specs = [spec for spec in wanted if spec.name in values]
     if not specs:
@@ -102,5 +89,5 @@ def _exposed_values(
 
 
 def tensors(values: Mapping[str, object]) -> dict[str, torch.Tensor]:
-    """Those of the values that are tensors."""
+    """The values that are tensors, not numbers."""
     return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}

@@ -1,8 +1,8 @@
-"""Kernels of ONNX Runtime that compute something wrong, and the check that keeps them from running.
+"""Faults of ONNX Runtime's kernels and graph optimizers, and the check that keeps wrong kernels from running.
 
-A session is only made of a model that went through ``check``. It asks by the kernel: whoever wrote the
-node, a translation of ours, torchlib's, a pass of another package, it does not run. ``docs/upstream.md`` has each
-fault; ``tests/project/test_upstream.py`` shows each, and fails where it is gone.
+A session is made only of a model that passed ``check``. The check looks at ONNX nodes, whoever wrote them: our
+converters, torchlib, or another package's pass. ``docs/upstream.md`` describes each fault;
+``tests/project/test_upstream.py`` demonstrates each, and fails once it is fixed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ..common.upstream_faults import Fault
 from ..errors import KernelFaultError, Reason, SessionError
 from .constants import TABLE, computed_from
 from .node_support import ORACLE, model_of, signature
-from .providers import Provider, only_cpu, provider_name
+from .providers import Provider, only_cpu
 from .settings import SessionSettings, create_session
-from .subprocess_session import check_apart
+from .subprocess_session import check_in_subprocess
 
 
 def _reduces(node: ir.Node) -> bool:
-    """Whether a scatter adds, multiplies or compares; a reduction that a function's caller chooses may."""
+    """Whether a scatter has a reduction. One that the caller of a function chooses counts."""
     reduction = node.attributes.get("reduction")
     return reduction is not None and (reduction.is_ref() or reduction.as_string() not in ("", "none"))
 
@@ -33,25 +33,23 @@ FAULTS: tuple[Fault[ir.Node], ...] = (
     Fault(
         "a sum at repeated indices loses updates",
         {"ScatterND"},
-        "ONNX Runtime's ScatterND with a reduction gives its indices to several threads, and where two name one place "
-        "a sum is lost",
+        "ONNX Runtime's ScatterND with a reduction loses updates at repeated indices: its threads race",
         _reduces,
     ),
     Fault(
         "the logarithm of a sum of exponentials underflows",
         {"ReduceLogSumExp"},
-        "ONNX Runtime's ReduceLogSumExp takes 0 for the largest number where -inf comes first: the rest may underflow",
+        "ONNX Runtime's ReduceLogSumExp uses 0 as the maximum where -inf comes first: the rest may underflow",
         lambda node: node.inputs[0] is None or node.inputs[0].dtype != ir.DataType.DOUBLE,
     ),
     Fault(
         "repeated indices are written in any order",
         {"ScatterND"},
-        "torch.use_deterministic_algorithms(True), and ONNX Runtime's ScatterND writes repeated indices in any order",
+        "ONNX Runtime's ScatterND writes repeated indices in any order, but torch.use_deterministic_algorithms is on",
         lambda _: torch.are_deterministic_algorithms_enabled(),
     ),
 )
-"""Seen in ONNX Runtime 1.31 and 1.32, assumed in all versions that the package may be installed with, until one is
-shown to be mended."""
+"""Wrong kernels. Found in ONNX Runtime 1.31 and 1.32, and assumed in every version until one is known to be fixed."""
 
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
@@ -62,18 +60,18 @@ def _has_doubles(model: ir.Model) -> bool:
 
 
 def _has_a_root_of_an_unknown_sum(model: ir.Model) -> bool:
-    """Whether a root is taken of a sum with no constant in it, as of a variance and an epsilon that is computed."""
+    """Whether a square root is taken of a sum without a constant: a variance and a computed epsilon."""
     for node in _all_nodes(model):
         total = node.inputs[0].producer() if node.op_type == "Sqrt" and node.inputs[0] is not None else None
-        known = () if total is None else (value and ir.convenience.get_const_tensor(value) for value in total.inputs)
-        if total is not None and total.op_type == "Add" and all(tensor is None for tensor in known):
-            return True
+        if total is not None and total.op_type == "Add":
+            terms = (value and ir.convenience.get_const_tensor(value) for value in total.inputs)
+            if all(tensor is None for tensor in terms):
+                return True
     return False
 
 
 def _has_a_power_that_is_nearly_a_square(model: ir.Model) -> bool:
-    """Whether an exponent is nearly 2, or not known, as that of a weight. ONNX Runtime takes a relative 1e-5 for
-    nearly."""
+    """Whether an exponent is nearly 2 (ONNX Runtime's relative tolerance is 1e-5), or not known, as a weight's."""
     for node in _all_nodes(model):
         if node.op_type == "Pow" and node.inputs[1] is not None:
             tensor = ir.convenience.get_const_tensor(node.inputs[1])
@@ -87,7 +85,7 @@ OPTIMIZER_FAULTS: tuple[Fault[ir.Model], ...] = (
     Fault(
         "the sum of -0 and 0",
         {"NoopElimination"},
-        "makes x of x + 0, where -0.0 + 0 is 0.0; joint.remove_noops removes the rest of what it does",
+        "replaces x + 0 by x, but -0.0 + 0 is 0.0; joint.remove_noops does the rest of its work",
     ),
     Fault(
         "a scaled product in double precision",
@@ -99,19 +97,19 @@ OPTIMIZER_FAULTS: tuple[Fault[ir.Model], ...] = (
     Fault(
         "an epsilon of a higher rank than what is normalized",
         {"SimplifiedLayerNormFusion"},
-        "forgets the rank of the epsilon; our pass onnx.layer_norm does not",
+        "ignores the rank of the epsilon; our pass onnx.layer_norm does not",
     ),
     Fault(
         "an epsilon that is computed",
         {"LayerNormFusionL1", "LayerNormFusionL2"},
-        "takes 1e-5 for an epsilon that is no constant",
+        "uses 1e-5 for an epsilon that is not a constant",
         _has_a_root_of_an_unknown_sum,
         versions=">=1.24,<1.32",
     ),
     Fault(
         "a choice between zeros by a negated condition",
         {"NotWhereFusion"},
-        "exchanges the sides of Where, which makes 0.0 of the -0.0 that it takes where the condition is true",
+        "swaps the branches of Where; its kernel then turns -0.0 of the branch for true into 0.0",
     ),
     Fault(
         "a product with dequantized weights",
@@ -121,13 +119,13 @@ OPTIMIZER_FAULTS: tuple[Fault[ir.Model], ...] = (
     Fault(
         "float32 weights between quantized activations",
         {"WeightBiasQuantization"},
-        "quantizes the float32 weights of Conv, ConvTranspose and Gemm to int8, their bias to int32, where what they "
-        "take was dequantized and what they return is quantized",
+        "quantizes float32 weights of Conv, ConvTranspose and Gemm to int8 and their bias to int32, where their input "
+        "was dequantized and their result is quantized",
     ),
     Fault(
         "two quantizations in a row",
         {"DoubleQDQPairsRemover"},
-        "makes one quantization of two, with another scale",
+        "merges two quantizations into one with another scale",
     ),
     Fault(
         "a normalization in double precision",
@@ -138,81 +136,73 @@ OPTIMIZER_FAULTS: tuple[Fault[ir.Model], ...] = (
     Fault(
         "a power that is nearly a square",
         {"LayerNormFusionL1", "LayerNormFusionL2"},
-        "takes 2 for an exponent within 1e-5 of it",
+        "uses 2 for an exponent within 1e-5 of it",
         _has_a_power_that_is_nearly_a_square,
     ),
     Fault(
         "constants that are nearly those of gelu",
         {"GeluFusionL1", "GeluFusionL2"},
-        "makes Gelu of a formula whose constants are within 1e-5 of gelu's; our pass onnx.gelu compares them exactly",
+        "replaces a formula whose constants are within 1e-5 of gelu's by Gelu; our pass onnx.gelu compares exactly",
     ),
     Fault(
         "the largest of padded numbers",
         {"Pad_Fusion"},
-        "makes the zeros of a Pad the padding of the MaxPool after it, which takes no part in the maximum",
+        "moves the zeros of a Pad into the padding of the MaxPool after it, which ignores padding",
         versions=">=1.24,<1.32",
     ),
     Fault(
         "Relu and Clip in double precision",
         {"FuseReluClip"},
-        "fails on a Relu before a Clip of float64, and so the session",
+        "fails on a Relu before a Clip of float64, so no session can be made",
         _has_doubles,
     ),
 )
-"""Graph optimizers of ONNX Runtime that change results, or compute with fewer bits than the graph has; they run before
-nodes are given to providers, or on what the CPU provider was given."""
+"""Graph optimizers that change results or reduce precision. They run before nodes are assigned to providers, or on the
+CPU provider's nodes."""
 
 SLOW_OPTIMIZERS = ("SkipLayerNormFusion", "BiasSkipLayerNormFusion")
-"""They put a kernel there that takes five times as long as the ``Add`` and the ``LayerNormalization`` it replaces (182
-and 34 microseconds for 128 rows of 256, AMD EPYC, one thread)."""
+"""Their kernel takes five times as long as the ``Add`` and ``LayerNormalization`` it replaces (182 and 34 microseconds
+for 128 rows of 256, AMD EPYC, one thread)."""
 
 
 def optimizers_to_disable(model: ir.Model) -> tuple[str, ...]:
-    """The names of ONNX Runtime's optimizers that must not see a model, and of those that only cost time."""
+    """The names of ONNX Runtime's optimizers that are wrong for a model, or slow."""
     faults = (fault for fault in OPTIMIZER_FAULTS if fault.is_installed and fault.applies(model))
     return tuple(sorted({*(str(name) for fault in faults for name in fault.operators), *SLOW_OPTIMIZERS}))
 
 
 def fault_in(model: ir.Model, providers: Sequence[Provider]) -> tuple[ir.Node, Fault[ir.Node]] | None:
-    """The first node of a model that would run on a kernel that is known to be wrong, with the fault.
+    """The first node of a model, its subgraphs and functions that would run on a wrong kernel, with the fault.
 
-    The CPU provider takes the nodes that another leaves. So its faults hold for a node, unless a provider before it has
-    a kernel for that node, which is asked of the runtime.
-
-    Args:
-        model: its subgraphs and functions are searched too.
-        providers: in the order of preference.
+    The CPU provider runs the nodes that the others reject. So its faults count, unless the first provider has a kernel
+    for the node.
     """
-    names = [provider_name(provider) for provider in providers]
-    faulty = _faulty_operators()
+    opset = model.opset_imports.get("", 1)
     for node in _all_nodes(model):
-        if node.op_type not in faulty or node.domain not in ("", "ai.onnx"):
-            continue
-        for fault in FAULTS:
-            if node.op_type not in fault.operators or not fault.is_installed or not fault.applies(node):
-                continue
-            are_known = all(value is None or value.dtype is not None for value in node.inputs)
-            opset = model.opset_imports.get("", 1)
-            if fault.is_of(names) or not are_known or _first_provider_refuses(node, providers, opset) is not None:
+        for fault in _faults_of(node):
+            are_typed = all(value is None or value.dtype is not None for value in node.inputs)
+            if only_cpu(providers) or not are_typed or _first_provider_refuses(node, providers, opset) is not None:
                 return node, fault
     return None
 
 
-def _faulty_operators() -> set[str]:
-    return {str(operator) for fault in FAULTS for operator in fault.operators}
+def _faults_of(node: ir.Node) -> Iterator[Fault[ir.Node]]:
+    """The faults of the CPU provider's kernel for a node."""
+    for fault in FAULTS if node.domain in ("", "ai.onnx") else ():
+        if node.op_type in fault.operators and fault.is_installed and fault.applies(node):
+            yield fault
 
 
 def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
-    yield from ir.traversal.RecursiveGraphIterator(model.graph)
-    for function in model.functions.values():
-        yield from ir.traversal.RecursiveGraphIterator(function)
+    for graph in (model.graph, *model.functions.values()):
+        yield from graph.all_nodes()
 
 
 def check(model: ir.Model, providers: Sequence[Provider]) -> None:
-    """Checks that no kernel that is known to be wrong would run.
+    """Checks that no node would run on a wrong kernel.
 
     Raises:
-        KernelFaultError: one would; the message names the node.
+        KernelFaultError: one would; the message names it.
     """
     found = fault_in(model, providers)
     if found is not None:
@@ -221,42 +211,37 @@ def check(model: ir.Model, providers: Sequence[Provider]) -> None:
 
 
 def serialized(model: ir.Model, *, without: Sequence[str] = ()) -> bytes:
-    """A model as ONNX Runtime loads it.
+    """A model that passed ``check``, as ONNX Runtime loads it.
 
-    Args:
-        model: the model; ``check`` says on which providers it may run.
-        without: names of inputs that are left out: they are declared later (``constants.declared``).
+    Inputs in ``without`` are left out; they are declared later (``constants.declared``).
     """
     proto = ir.to_proto(model)
     if without:
         names = set(without)
-        _with_tables(proto.graph, names, computed_from(model.graph, names))
+        _add_tables(proto.graph, names, computed_from(model.graph, names))
         inputs = [item for item in proto.graph.input if item.name not in names]
         del proto.graph.input[:]
         proto.graph.input.extend(inputs)
     return proto.SerializeToString()
 
 
-def _with_tables(graph: onnx.GraphProto, constants: Collection[str], constant: Collection[str]) -> None:
-    """Lets the lookups of a graph read inputs of their own instead of what will be constants; in place.
+def _add_tables(graph: onnx.GraphProto, constants: Collection[str], computed: Collection[str]) -> None:
+    """Makes lookups in inputs that will be constants read inputs of their own (``constants.TABLE``); in place.
 
-    Args:
-        graph: the graph.
-        constants: inputs that will be constants.
-        constant: all values that will be; lookups at such indices are left to be computed when the session is made.
+    Lookups at ``computed`` indices, which ONNX Runtime knows when it makes the session, do not change.
     """
     lookups = [
         node
         for node in graph.node
-        if node.op_type == "Gather" and node.input[0] in constants and node.input[1] not in constant
+        if node.op_type == "Gather" and node.input[0] in constants and node.input[1] not in computed
     ]
-    looked_up = dict.fromkeys(node.input[0] for node in lookups)
-    declared_inputs = {item.name: item for item in graph.input}
+    names = dict.fromkeys(node.input[0] for node in lookups)
+    inputs = {item.name: item for item in graph.input}
     for node in lookups:
         node.input[0] += TABLE
-    for name in looked_up:
+    for name in names:
         table = graph.input.add()
-        table.CopyFrom(declared_inputs[name])
+        table.CopyFrom(inputs[name])
         table.name = name + TABLE
 
 
@@ -267,13 +252,12 @@ def refusal(
     only_first: bool = False,
     sizes: Mapping[str, Sequence[int]] | None = None,
 ) -> SessionError | None:
-    """What speaks against running a model, or ``None`` if the runtime would run it unoptimized on one thread, right.
+    """Why a model cannot run, without optimizations on one thread; ``None`` if it can.
 
     Args:
-        model: the model.
-        providers: in the order of preference.
-        only_first: whether all nodes must be the first provider's; without it the CPU provider may take some.
-        sizes: of its inputs, by name: on another provider than the CPU's it is run too, which must not crash.
+        model, providers: the model, and providers in order of preference.
+        only_first: whether the first provider must run all nodes; otherwise the CPU provider may run some.
+        sizes: the shapes of its inputs, by name; with them a provider other than the CPU's also runs the model.
     """
     try:
         check(model, providers)
@@ -284,14 +268,8 @@ def refusal(
 
 
 def refusal_of_node(node: ir.Node, providers: Sequence[Provider], opset: int) -> Reason | None:
-    """Why the first provider must not run a node, whose inputs have types; ``None`` if it may.
-
-    Args:
-        node: of an ONNX graph, or of none.
-        providers: in the order of preference.
-        opset: of the model that it is for.
-    """
-    if node.op_type in _faulty_operators() or any(attribute.type in _GRAPHS for attribute in node.attributes.values()):
+    """Why the first provider must not run a node, whose inputs have types; ``None`` if it may."""
+    if any(_faults_of(node)) or any(attribute.type in _GRAPHS for attribute in node.attributes.values()):
         try:
             check(model_of(node, opset), providers)
         except SessionError as error:
@@ -300,8 +278,6 @@ def refusal_of_node(node: ir.Node, providers: Sequence[Provider], opset: int) ->
 
 
 def _first_provider_refuses(node: ir.Node, providers: Sequence[Provider], opset: int) -> Reason | None:
-    """What the first provider has against a node; its answers are kept for alike ones."""
-
     def find_out() -> Reason | None:
         try:
             _load(model_of(node, opset), providers, only_first=True)
@@ -319,17 +295,17 @@ def _load(
     only_first: bool,
     sizes: Mapping[str, Sequence[int]] | None = None,
 ) -> None:
-    """Makes a session of a model, and drops it; on another provider than the CPU's it runs too, apart, if ``sizes`` are
-    given.
+    """Makes a session of a model and drops it. A provider other than the CPU's does so in a subprocess, and also runs
+    the model if ``sizes`` are given.
 
     Raises:
-        SessionError: the runtime refused it.
+        SessionError: ONNX Runtime rejected the model.
     """
     content, settings = serialized(model), _settings(providers)
     if only_cpu(providers):
         create_session(content, settings, settings.options(threads=1))
     else:
-        check_apart(content, settings, sizes, {"session.disable_cpu_ep_fallback": "1"} if only_first else {})
+        check_in_subprocess(content, settings, sizes, {"session.disable_cpu_ep_fallback": "1"} if only_first else {})
 
 
 def _settings(providers: Sequence[Provider]) -> SessionSettings:
@@ -341,21 +317,15 @@ _DTYPES = {
     "tensor(double)": ir.DataType.DOUBLE,
     **{f"tensor({item.name.lower()})": item for item in ir.DataType},
 }
-"""ONNX Runtime's names of types."""
+"""By ONNX Runtime's names of types."""
 
 ResultType = tuple[ir.DataType, Sequence["int | str | None"] | None]
 """A result's dtype and shape; ``None`` for what is not known."""
 
 
 def result_types(providers: Sequence[Provider], opset: int, node: ir.Node) -> list[ResultType | None] | None:
-    """What ONNX Runtime says of the types of a node's results, for passes that put new nodes in a model; ``None`` if it
-    does not run the node.
-
-    Args:
-        providers: in the order of preference.
-        opset: of the model that it is for.
-        node: its inputs have types and shapes, as far as they are known.
-    """
+    """The types that ONNX Runtime infers for a node's results; ``None`` if it rejects the node. Its inputs have types
+    and shapes, as far as these are known."""
 
     def find_out() -> dict[str, ResultType] | Reason:
         content, settings = serialized(model_of(node, opset, with_sizes=True)), _settings(providers)
@@ -363,13 +333,13 @@ def result_types(providers: Sequence[Provider], opset: int, node: ir.Node) -> li
             outputs = create_session(content, settings, settings.options(threads=1)).get_outputs()
         except SessionError as error:
             return error.reason
-        return {item.name: (_DTYPES[item.type], _sizes(item.shape)) for item in outputs if item.type in _DTYPES}
+        return {item.name: (_DTYPES[item.type], _shape(item.shape)) for item in outputs if item.type in _DTYPES}
 
     shapes = tuple(None if value is None else str(value.shape) for value in node.inputs)
-    found = ORACLE.ask(("result types", repr(providers), opset, signature(node), shapes), find_out)
-    return None if isinstance(found, Reason) else [found.get(f"output_{i}") for i in range(len(node.outputs))]
+    types = ORACLE.ask(("result types", repr(providers), opset, signature(node), shapes), find_out)
+    return None if isinstance(types, Reason) else [types.get(f"output_{i}") for i in range(len(node.outputs))]
 
 
-def _sizes(shape: Sequence[int | str | None]) -> Sequence[int | str | None] | None:
-    """A shape as ONNX Runtime tells it, for which one that is not known is like that of a number: empty."""
+def _shape(shape: Sequence[int | str | None]) -> Sequence[int | str | None] | None:
+    """ONNX Runtime's shape of a result. It gives ``[]`` both for a scalar and for an unknown shape."""
     return [size if isinstance(size, (int, str)) else None for size in shape] if shape else None

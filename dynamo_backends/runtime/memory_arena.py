@@ -1,7 +1,7 @@
-"""The memory of what sessions compute on the way: one arena for all of them, given back when none has run for a while.
+"""One memory arena for the intermediate values of all sessions; it is shrunk after a time without runs.
 
-Without an arena, the system takes large memory back after each use and makes its pages anew in the next call, a fifth
-of the time of a SegFormer (AMD EPYC). An arena of each session's own would keep the most that it ever needed for ever.
+Without an arena, the system takes large memory back after each use and maps new pages in the next call: a fifth of the
+time of a SegFormer (AMD EPYC). An arena for each session would keep each session's peak for ever.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .system_memory import give_back, holders
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.5
-"""How long no session runs before the arena is given back. The next call takes as long as without an arena."""
+"""Time without runs after which the arena is shrunk. The next call is as slow as without an arena."""
 
 
 class Arena:
-    """ONNX Runtime's arena of the process, which its environment holds."""
+    """ONNX Runtime's arena of the process, which its environment owns."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,15 +38,15 @@ class Arena:
         atexit.register(self._stop)
 
     def renew_in_child(self) -> None:
-        """See ``forks.Renewable``: the thread is not there."""
+        """See ``fork_safety.Renewable``: the watcher thread is not in the child."""
         self._lock = threading.Lock()
         self._watcher = None
         self._end = threading.Event()
 
     def use(self, options: onnxruntime.SessionOptions) -> None:
-        """Lets a session with these options have its memory from the arena; not that of its weights.
+        """Makes a session with these options allocate from the arena, except its weights.
 
-        Where ONNX Runtime cannot make what gives the arena back, for want of memory, the session has none.
+        If there is no memory for the session that shrinks the arena, the session does not use the arena.
         """
         with self._lock:
             if self._session is None:
@@ -59,7 +59,7 @@ class Arena:
         _use(options)
 
     def used(self) -> None:
-        """To be called after each run of a session."""
+        """Must be called after each run of a session."""
         self._runs += 1
         if self._watcher is None:
             with self._lock:
@@ -67,22 +67,20 @@ class Arena:
                     watcher = threading.Thread(target=self._watch, name="dynamo_backends_arena", daemon=True)
                     try:
                         watcher.start()
-                    except (
-                        RuntimeError
-                    ) as error:  # no memory for its stack, or too many threads; the next run tries again
-                        logger.info("the arena is kept: %s", error)
+                    except RuntimeError as error:  # no memory for its stack, or too many threads: the next run retries
+                        logger.info("the arena is not shrunk: %s", error)
                     else:
                         self._watcher = watcher
 
     def shrink(self) -> None:
-        """Gives back to the C library what no session uses just now; ``heap.give_back`` calls it."""
+        """Frees what no session uses; ``system_memory.give_back`` calls it."""
         if self._session is not None:
             run = onnxruntime.RunOptions()
             run.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
             self._session.run(None, {"x": np.zeros(0, np.float32)}, run)
 
     def _watch(self) -> None:
-        """Waits until no session has run for a while, and gives back the memory."""
+        """Waits until no session has run for ``IDLE_SECONDS``, then frees the memory."""
         while True:
             before = self._runs
             if self._end.wait(IDLE_SECONDS):
@@ -94,7 +92,7 @@ class Arena:
         give_back()
 
     def _stop(self) -> None:
-        """The process ends: no thread may be inside ONNX Runtime then."""
+        """At exit: no thread may be inside ONNX Runtime."""
         self._end.set()
         watcher = self._watcher
         if watcher is not None:
@@ -102,19 +100,19 @@ class Arena:
 
 
 def _session_that_shrinks() -> onnxruntime.InferenceSession:
-    kind = onnxruntime.OrtMemoryInfo(
+    memory = onnxruntime.OrtMemoryInfo(
         "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
     )
     settings = {
         "max_mem": 0,
-        "arena_extend_strategy": 1,
+        "arena_extend_strategy": 1,  # by the size of the request
         "initial_chunk_size_bytes": -1,
         "max_dead_bytes_per_chunk": -1,
     }
     try:
-        onnxruntime.create_and_register_allocator(kind, onnxruntime.OrtArenaCfg(settings))  # 1: as much as is asked for
+        onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg(settings))
     except ORT_ERRORS as error:  # another library of this process made it
-        logger.info("ONNX Runtime's arena is there already: %s", error)
+        logger.info("ONNX Runtime's arena exists already: %s", error)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     _use(options)

@@ -1,7 +1,7 @@
-"""What ONNX Runtime says of nodes: asked once of alike ones, by a model of the one node, and kept.
+"""Asks ONNX Runtime whether it runs a node, and remembers the answers.
 
-Lists of registered kernels are not the truth: function operators look unsupported and are not. So a session is made of
-a model of the one node.
+A session is made of a model with the node alone. The list of registered kernels is not enough: operators that are ONNX
+functions are not in it, and run.
 """
 
 from __future__ import annotations
@@ -21,12 +21,9 @@ Answer = TypeVar("Answer")
 
 
 class Oracle:
-    """Keeps what was found out of nodes, for all alike, in all threads.
+    """A thread-safe cache of ``most`` answers about nodes; a model of a hundred layers has some two hundred questions.
 
-    What was not about the node is not kept: a reason of the kind ``OUT_OF_MEMORY`` is asked for again.
-
-    Args:
-        most: how many answers are kept. A model of a hundred layers has some two hundred questions.
+    Answers of the kind ``OUT_OF_MEMORY`` are not kept.
     """
 
     def __init__(self, most: int = 16_384) -> None:
@@ -35,11 +32,11 @@ class Oracle:
         self.known: dict[Hashable, Any] = {}
 
     def ask(self, question: Hashable, find_out: Callable[[], Answer]) -> Answer | Reason:
-        """What the runtime says of a node, or the reason why it could not be asked.
+        """The answer to a question; a Reason if there was no memory to find it.
 
         Args:
             question: all that the answer depends on, besides the libraries that are loaded.
-            find_out: asks the runtime. It runs without the lock: two threads may find out the same at once.
+            find_out: asks ONNX Runtime. It runs without the lock: two threads may ask the same question at once.
         """
         question = (question, loaded_libraries())
         with self.lock:
@@ -49,7 +46,7 @@ class Oracle:
         try:
             answer = find_out()
         except MemoryError as error:
-            return Reason(Kind.OUT_OF_MEMORY, f"there was no memory to ask ONNX Runtime: {error}")
+            return Reason(Kind.OUT_OF_MEMORY, f"ONNX Runtime could not be asked, out of memory: {error}")
         if isinstance(answer, Reason) and answer.kind is Kind.OUT_OF_MEMORY:
             return answer
         with self.lock:
@@ -67,7 +64,7 @@ ORACLE = Oracle()
 
 
 def signature(node: ir.Node) -> Hashable:
-    """All that an answer about an ONNX node depends on but the opset; inputs are told apart by dtype and rank."""
+    """All of a node that ONNX Runtime's answer depends on; of inputs, dtype and rank."""
     attributes = tuple(sorted((name, str(attribute.value)) for name, attribute in node.attributes.items()))
     inputs = tuple(None if value is None else (str(value.dtype), _rank(value)) for value in node.inputs)
     outputs = tuple(value.name != "" for value in node.outputs)
@@ -79,7 +76,7 @@ def _rank(value: ir.Value) -> int | None:
 
 
 def model_of(node: ir.Node, opset: int, *, with_sizes: bool = False) -> ir.Model:
-    """A model of one node: its inputs become the model's, of the same types and of any size, or of the same sizes."""
+    """A model of one node. Its inputs have the node's types, and any sizes or the node's sizes."""
     inputs = [None if value is None else _input(f"input_{i}", value, with_sizes) for i, value in enumerate(node.inputs)]
     outputs = [ir.Value(name="" if value.name == "" else f"output_{i}") for i, value in enumerate(node.outputs)]
     copy = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=outputs)

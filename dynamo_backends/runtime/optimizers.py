@@ -1,82 +1,26 @@
-"""ONNX Runtime's graph optimizers, which can be switched off one by one."""
+"""The names of ONNX Runtime's graph optimizers, which can be disabled one by one."""
 
 from __future__ import annotations
 
-OPTIMIZERS = (
-    "AttentionFusion",
-    "BiasDropoutFusion",
-    "BiasGeluFusion",
-    "BiasSkipLayerNormFusion",
-    "BiasSoftmaxFusion",
-    "CastChainElimination",
-    "CastElimination",
-    "ClipQuantRewrite",
-    "CommonSubexpressionElimination",
-    "ConstantFolding",
-    "ConstantSharing",
-    "ConvActivationFusion",
-    "ConvAddActivationFusion",
-    "ConvAddFusion",
-    "ConvBNFusion",
-    "ConvMulFusion",
-    "DQMatMulNBitsFusion",
-    "DivMulFusion",
-    "DoubleQDQPairsRemover",
-    "DynamicQuantizeMatMulFusion",
-    "EliminateDropout",
-    "EliminateIdentity",
-    "EliminateSlice",
-    "EmbedLayerNormFusion",
-    "EnsureUniqueDQForNodeUnit",
-    "ExpandElimination",
-    "FastGeluFusion",
-    "FuseFp16InitializerToFp32NodeTransformer",
-    "FuseReluClip",
-    "GatherSliceToSplitFusion",
-    "GatherToSliceFusion",
-    "GeluApproximation",
-    "GeluFusionL1",
-    "GeluFusionL2",
-    "GemmActivationFusion",
-    "GemmSumFusion",
-    "GemmTransposeFusion",
-    "GroupQueryAttentionFusion",
-    "GroupQueryAttentionPreNormFusion",
-    "LabelEncoderFusion",
-    "LayerNormFusionL1",
-    "LayerNormFusionL2",
-    "MatMulActivationFusion",
-    "MatMulAddFusion",
-    "MatMulIntegerToFloatFusion",
-    "MatMulNBitsFusion",
-    "MatMulNBitsMlpFusion",
-    "MatMulNBitsQLoRAFusion",
-    "MatMulNBitsQkvFusion",
-    "MatMulScaleFusion",
-    "MatMul_BatchNormalization_Fusion",
-    "MatmulTransposeFusion",
-    "NchwcTransformer",
-    "NhwcTransformer",
-    "NoopElimination",
-    "NotWhereFusion",
-    "Pad_Fusion",
-    "PreShapeNodeElimination",
-    "QDQFinalCleanupTransformer",
-    "QDQPropagationTransformer",
-    "QDQS8ToU8Transformer",
-    "QDQSelectorActionTransformer",
-    "QuickGeluFusion",
-    "ReluQuantRewrite",
-    "ReshapeFusion",
-    "SimplifiedLayerNormFusion",
-    "SkipLayerNormFusion",
-    "SliceConcatToSpaceToDepthFusion",
-    "SwiGluFusion",
-    "TransposeOptimizer",
-    "TransposeOptimizer_CPUExecutionProvider",
-    "UnsqueezeElimination",
-    "WeightBiasQuantization",
-    "WhereDummyDq",
-)
-"""Names for ``InferenceSession(disabled_optimizers=...)``: those of ONNX Runtime 1.31 and 1.32, which has
-``SwiGluFusion`` and ``MatMulNBitsQLoRAFusion`` besides. A version ignores the names that it does not have."""
+_NAMES = """
+    AttentionFusion BiasDropoutFusion BiasGeluFusion BiasSkipLayerNormFusion BiasSoftmaxFusion
+    CastChainElimination CastElimination ClipQuantRewrite CommonSubexpressionElimination ConstantFolding
+    ConstantSharing ConvActivationFusion ConvAddActivationFusion ConvAddFusion ConvBNFusion ConvMulFusion
+    DQMatMulNBitsFusion DivMulFusion DoubleQDQPairsRemover DynamicQuantizeMatMulFusion EliminateDropout
+    EliminateIdentity EliminateSlice EmbedLayerNormFusion EnsureUniqueDQForNodeUnit ExpandElimination
+    FastGeluFusion FuseFp16InitializerToFp32NodeTransformer FuseReluClip GatherSliceToSplitFusion
+    GatherToSliceFusion GeluApproximation GeluFusionL1 GeluFusionL2 GemmActivationFusion GemmSumFusion
+    GemmTransposeFusion GroupQueryAttentionFusion GroupQueryAttentionPreNormFusion LabelEncoderFusion
+    LayerNormFusionL1 LayerNormFusionL2 MatMulActivationFusion MatMulAddFusion MatMulIntegerToFloatFusion
+    MatMulNBitsFusion MatMulNBitsMlpFusion MatMulNBitsQLoRAFusion MatMulNBitsQkvFusion MatMulScaleFusion
+    MatMul_BatchNormalization_Fusion MatmulTransposeFusion NchwcTransformer NhwcTransformer NoopElimination
+    NotWhereFusion Pad_Fusion PreShapeNodeElimination QDQFinalCleanupTransformer QDQPropagationTransformer
+    QDQS8ToU8Transformer QDQSelectorActionTransformer QuickGeluFusion ReluQuantRewrite ReshapeFusion
+    SimplifiedLayerNormFusion SkipLayerNormFusion SliceConcatToSpaceToDepthFusion SwiGluFusion
+    TransposeOptimizer TransposeOptimizer_CPUExecutionProvider UnsqueezeElimination WeightBiasQuantization
+    WhereDummyDq
+"""
+
+OPTIMIZERS = tuple(_NAMES.split())
+"""Names for ``InferenceSession(disabled_optimizers=...)``, of ONNX Runtime 1.31 and 1.32 (which added ``SwiGluFusion``
+and ``MatMulNBitsQLoRAFusion``). ONNX Runtime ignores names it does not know."""

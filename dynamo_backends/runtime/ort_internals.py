@@ -1,8 +1,7 @@
-"""The private parts of ONNX Runtime that calls use, and what takes their place where a version lacks them.
+"""The private functions of ONNX Runtime that calls use, and the public fallback for versions that lack them.
 
-A call hands tensors over and runs the session by private functions where these work, which is found out once, when this
-module is imported: a tensor takes 0.6 microseconds so, 3.4 by the public ``OrtValue`` (ONNX Runtime 1.32). Otherwise
-the public classes do the same, with IO binding. No call depends on what a version of ONNX Runtime has privately.
+Passing a tensor takes 0.6 microseconds by private functions, and 3.4 by the public ``OrtValue`` (ONNX Runtime 1.32).
+At import the private functions are tested once. If they fail, the public classes do the same, with IO binding.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch._C import _from_dlpack, _to_dlpack  # the functions behind torch.util
 logger = logging.getLogger(__name__)
 
 Value: TypeAlias = Any
-"""A tensor as ONNX Runtime takes it: an ``OrtValue``, public or private; it has ``shape()`` and ``element_type()``."""
+"""A public or private ``OrtValue``; it has ``shape()`` and ``element_type()``."""
 
 Device: TypeAlias = Any
 
@@ -26,11 +25,11 @@ IDENTITY = (
     b'\x08\x08:9\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01g'
     b"Z\x10\n\x01x\x12\x0b\n\t\x08\x01\x12\x05\n\x03\x12\x01nb\x10\n\x01y\x12\x0b\n\t\x08\x01\x12\x05\n\x03\x12\x01nB\x04\n\x00\x10\x12"
 )
-"""A model that returns its argument ``x``, one dimension of float32, as ``y``; serialized."""
+"""A serialized model that returns its argument ``x``, a float32 vector, as ``y``."""
 
 
 class PublicCalls:
-    """How tensors go into a session and out of it, without copies, by the public interface alone."""
+    """Zero-copy calls by ONNX Runtime's public interface."""
 
     is_private = False
     session_class: type = onnxruntime.InferenceSession
@@ -41,7 +40,7 @@ class PublicCalls:
         return onnxruntime.OrtValue.from_dlpack(tensor.detach())
 
     def booleans(self, tensor: torch.Tensor) -> Value:
-        """The same of booleans, or of their bytes."""
+        """A boolean value on the memory of a contiguous bool or uint8 tensor."""
         return onnxruntime.OrtValue.ortvalue_from_numpy(tensor.detach().view(torch.bool).numpy())
 
     def tensor(self, value: Value) -> torch.Tensor:
@@ -49,11 +48,11 @@ class PublicCalls:
         return torch.from_dlpack(value)
 
     def public(self, value: Value) -> onnxruntime.OrtValue:
-        """A value as the public interface takes it."""
+        """A value as the public class."""
         return value
 
     def device(self, kind: str, index: int) -> Device:
-        """A device, ``cpu`` or ``cuda``."""
+        """A device; the kind is ``cpu`` or ``cuda``."""
         return kind, index
 
     def run(
@@ -65,13 +64,10 @@ class PublicCalls:
         output_names: Sequence[str],
         devices: Sequence[Device],
     ) -> Sequence[Value]:
-        """Runs a session.
+        """Runs a session and returns its results.
 
         Args:
-            fetches: values on the memory of the results; without any, ONNX Runtime makes the results, on ``devices``.
-
-        Returns:
-            The results.
+            fetches: values on the memory of the results; if empty, ONNX Runtime allocates the results on ``devices``.
         """
         binding = session.io_binding()
         for name, value in feeds.items():
@@ -100,7 +96,7 @@ class PrivateCalls(PublicCalls):
         self._has_booleans = True
         try:
             from_dlpack(_to_dlpack(torch.zeros(1, dtype=torch.bool)))
-        except RuntimeError:  # before 1.32 there are none in DLPack, and an argument tells
+        except RuntimeError:  # before 1.32 DLPack has no booleans; an argument of from_dlpack marks them
             self._has_booleans = False
 
     def plain(self, tensor: torch.Tensor) -> Value:
@@ -131,13 +127,13 @@ class PrivateCalls(PublicCalls):
         output_names: Sequence[str],
         devices: Sequence[Device],
     ) -> Sequence[Value]:
-        given, results = self._values(), self._values()
-        given.reserve(len(feeds))
+        arguments, results = self._values(), self._values()
+        arguments.reserve(len(feeds))
         for value in feeds.values():
-            given.push_back(value)
+            arguments.push_back(value)
         for value in fetches:
             results.push_back(value)
-        session._sess.run_with_ortvaluevector(options, list(feeds), given, output_names, results, devices)
+        session._sess.run_with_ortvaluevector(options, list(feeds), arguments, output_names, results, devices)
         return results
 
 
@@ -146,10 +142,10 @@ _BOOL = 9
 
 
 def _check(calls: PublicCalls) -> None:
-    """Runs a session both with memory for its results and without, and booleans through a value.
+    """Runs a session with and without memory for its results, and passes booleans through a value.
 
     Raises:
-        Exception: of whatever kind, where this version of ONNX Runtime does it otherwise.
+        Exception: of any kind, if this version of ONNX Runtime differs.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -161,25 +157,25 @@ def _check(calls: PublicCalls) -> None:
         feeds = {"x": calls.plain(argument)}
         returned = calls.run(session, onnxruntime.RunOptions(), feeds, fetches, ["y"], [device])[0]
         if not torch.equal(calls.tensor(returned), argument) or list(returned.shape()) != [3]:
-            raise RuntimeError(f"a session that returns {argument.tolist()} returned {calls.tensor(returned).tolist()}")
+            raise RuntimeError(f"expected {argument.tolist()}, got {calls.tensor(returned).tolist()}")
     if not torch.equal(result, argument):
-        raise RuntimeError("a session did not write into the memory that it was given")
+        raise RuntimeError("a session did not write into the memory it was given")
     booleans = torch.tensor([True, False])
     value = calls.booleans(booleans)
     calls.public(value)
     if value.element_type() != _BOOL or not torch.equal(calls.tensor(value).view(torch.bool), booleans):
-        raise RuntimeError("booleans do not come back")
+        raise RuntimeError("booleans are not returned unchanged")
 
 
 def choose() -> PublicCalls:
-    """The private functions if they do what they should, else the public interface, with one warning."""
+    """The private functions if they work, else the public interface, with a warning."""
     try:
         calls = PrivateCalls()
         _check(calls)
-    except Exception as error:  # whatever a version lacks: the public interface does the same
+    except Exception as error:  # whatever a version lacks
         logger.warning(
-            "ONNX Runtime %s is another than this package knows, so calls go through its public interface, which takes "
-            "some microseconds more for each tensor: %s: %s",
+            "the private functions of ONNX Runtime %s have changed; calls use its public interface, which takes some "
+            "microseconds longer for each tensor: %s: %s",
             onnxruntime.__version__,
             type(error).__name__,
             error,

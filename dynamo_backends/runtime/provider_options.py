@@ -1,7 +1,7 @@
-"""The options of execution providers that this package sets by itself; what else a user gives is the user's.
+"""The options of execution providers that this package sets by itself.
 
-Some options of some providers name libraries to load or files to read and write, and some are addresses of functions.
-Nobody can list them all: ``is_own`` knows the harmless ones that are ours.
+A dump's options are only trusted if ``is_own`` knows them: some options of some providers name libraries to load or
+files to write, or are addresses of functions, and no list of these would be complete.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ PRECISIONS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "CUDAExecutionProvider": {"highest": {"use_tf32": "0"}, "high": {"use_tf32": "1"}, "medium": {"use_tf32": "1"}},
     "QNNExecutionProvider": {"highest": {"enable_htp_fp16_precision": "0"}},
 }
-"""The options by which a provider computes float32 as ``torch.get_float32_matmul_precision()`` has it."""
+"""A provider's options for each value of ``torch.get_float32_matmul_precision()``."""
 
 THREADS = {"OpenVINOExecutionProvider": "num_of_threads"}
-"""The option of a provider whose threads are its own, not those of the session."""
+"""The option for the number of threads, of providers that do not use the session's threads."""
 
 
 def is_own(provider: str, option: str, value: str) -> bool:
     """Whether this package may have set an option of a provider to this value by itself."""
     if THREADS.get(provider) == option:
         return value.isdecimal()
-    return any((option, value) in given.items() for given in PRECISIONS.get(provider, {}).values())
+    return any((option, value) in options.items() for options in PRECISIONS.get(provider, {}).values())

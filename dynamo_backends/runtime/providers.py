@@ -1,4 +1,4 @@
-"""Execution providers: which there are, what the user may ask for, and what is asked of each in every session."""
+"""Execution providers: checks of the option ``providers``, fallbacks, and the options that each session sets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Provider: TypeAlias = "str | tuple[str, dict[str, str]]"
 
 CPU = "CPUExecutionProvider"
 
-_SILENT = 4
+SILENT = 4
+"""ONNX Runtime's log level for fatal errors alone: other errors are exceptions, and we report them."""
 
 _started: set[str] = set()
 """Providers, with their options, that started in this process."""
@@ -28,19 +29,18 @@ def provider_name(provider: Provider) -> str:
 
 
 def options_of(provider: Provider) -> dict[str, str]:
-    """A provider's options; none for a name alone."""
     return {} if isinstance(provider, str) else dict(provider[1])
 
 
 def only_cpu(providers: Sequence[Provider]) -> bool:
-    """Whether the CPU provider comes first: it takes all that others after it could."""
+    """Whether the CPU provider comes first. It runs every node that has a kernel, so the others are not used."""
     return provider_name(providers[0]) == CPU
 
 
 def fallbacks(providers: Sequence[Provider]) -> Iterator[tuple[Provider, ...]]:
-    """The providers in the order of preference, then without the first, and so on.
+    """The providers in order of preference, then without the first, and so on.
 
-    ONNX Runtime adds the CPU provider where it is not named, and so do we: ``fallback="error"`` is about PyTorch.
+    The CPU provider comes last even if it is not named, as in ONNX Runtime: ``fallback="error"`` is about PyTorch.
     """
     left = tuple(providers)
     while left:
@@ -51,11 +51,8 @@ def fallbacks(providers: Sequence[Provider]) -> Iterator[tuple[Provider, ...]]:
 
 
 def as_precise_as_pytorch(providers: Sequence[Provider]) -> tuple[Provider, ...]:
-    """The providers with the options by which they compute float32 as precisely as PyTorch is set to.
-
-    ``torch.set_float32_matmul_precision`` says how: by default, float32 is float32. What a user wrote in a provider's
-    options wins.
-    """
+    """The providers with options for the float32 precision of ``torch.set_float32_matmul_precision``, which is full
+    precision by default. A user's options of precision are kept."""
     precision = torch.get_float32_matmul_precision()
     result: list[Provider] = []
     for provider in providers:
@@ -70,18 +67,18 @@ def as_precise_as_pytorch(providers: Sequence[Provider]) -> tuple[Provider, ...]
 
 
 def options_for_float32(provider: Provider) -> dict[str, str]:
-    """The options by which a provider computes float32 in float32; none where that is not known."""
+    """The options for full float32 precision; empty if not known."""
     return dict(PRECISIONS.get(provider_name(provider), {}).get("highest", {}))
 
 
 def float32_precision() -> torch.dtype:
-    """The dtype to which products of float32 may be rounded: ``torch.float16``, with as many digits as TF32, or
-    ``torch.bfloat16`` where ``torch.set_float32_matmul_precision`` allows it."""
+    """The dtype to which products of float32 may be rounded by ``torch.set_float32_matmul_precision``: float32,
+    ``torch.float16`` (as many digits as TF32) or ``torch.bfloat16``."""
     return {"high": torch.float16, "medium": torch.bfloat16}.get(torch.get_float32_matmul_precision(), torch.float32)
 
 
 def with_threads(providers: Sequence[Provider], threads: int) -> list[tuple[str, dict[str, str]]]:
-    """The providers as pairs, those that have threads of their own with as many as the session has."""
+    """The providers as pairs; a provider with its own threads gets this number of them."""
     pairs = [(provider_name(provider), options_of(provider)) for provider in providers]
     return [(name, {**({THREADS[name]: str(threads)} if name in THREADS else {}), **given}) for name, given in pairs]
 
@@ -91,8 +88,7 @@ def check_providers(providers: object) -> None:
 
     Raises:
         TypeError: not a sequence of names or (name, options) pairs.
-        ValueError: none given; a provider this ONNX Runtime was not built with; one that does not start with these
-            options.
+        ValueError: it is empty; a provider is not in the installed ONNX Runtime, or does not start with its options.
     """
     if isinstance(providers, str) or not isinstance(providers, (list, tuple)):
         raise TypeError(f"expected a list such as ['CPUExecutionProvider'], got {providers!r}")
@@ -108,16 +104,14 @@ def check_providers(providers: object) -> None:
             raise ValueError(
                 f"execution provider {name!r} is not in the installed ONNX Runtime {onnxruntime.__version__}."
                 f"{did_you_mean(name, available)} Available: {', '.join(available)}. Others come with packages that "
-                "replace onnxruntime, as onnxruntime-gpu and onnxruntime-openvino"
+                "replace onnxruntime, such as onnxruntime-gpu and onnxruntime-openvino"
             )
         if name != CPU:
             _check_start(provider, available)
 
 
 def _check_start(provider: Provider, available: Sequence[str]) -> None:
-    """Starts a provider, once for each of its options.
-
-    ONNX Runtime takes the CPU provider instead of one that does not start, and goes on.
+    """Starts a provider, once for each of its options: ONNX Runtime silently replaces one that fails by the CPU's.
 
     Raises:
         ValueError: it does not start.
@@ -125,21 +119,22 @@ def _check_start(provider: Provider, available: Sequence[str]) -> None:
     name, key = provider_name(provider), repr(provider)
     if key in _started:
         return
-    said, names = "the lines that ONNX Runtime wrote to the standard error say why", list[str]()
+    why, started = "see what ONNX Runtime wrote to standard error", list[str]()
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = _SILENT
+    options.log_severity_level = SILENT
     try:
-        given = [(name, options_of(provider)), CPU]
-        session = onnxruntime.InferenceSession(IDENTITY, options, providers=given, enable_fallback=0)
-    except ValueError as error:  # options that are no texts
-        said = str(error)
+        session = onnxruntime.InferenceSession(
+            IDENTITY, options, providers=[(name, options_of(provider)), CPU], enable_fallback=0
+        )
+    except ValueError as error:  # an option is not a string
+        why = str(error)
     except ORT_ERRORS as error:
-        said = without_code(str(error))
+        why = without_code(str(error))
     else:
-        names = session.get_providers()
-    if name not in names:
+        started = session.get_providers()
+    if name not in started:
         raise ValueError(
-            f"execution provider {name!r} does not start with the options {options_of(provider)}: {said}. "
+            f"execution provider {name!r} does not start with the options {options_of(provider)}: {why}. "
             f"Available: {', '.join(available)}"
         )
     _started.add(key)

@@ -1,8 +1,7 @@
-"""ONNX Runtime sessions: one per model and thread count.
+"""ONNX Runtime sessions: one for each model and number of threads.
 
-Each session has its own thread pool. A pool that spins while it waits steals the cores of PyTorch's
-OpenMP and of the next session, so a session that shares its graph with others does not spin, and a lone
-one spins for a short time only.
+Each session has its own thread pool. A pool that spins while idle steals the cores of PyTorch's OpenMP and of the next
+session. So a session that shares its graph with others does not spin, and any other spins for a short time only.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """The sessions of one model, by number of threads; each is made when it is first asked for.
+    """The sessions of one model by number of threads, created at first use.
 
-    A forked child makes its own: the threads of its parent's are not there.
+    A forked child creates its own, because the parent's threads are not in the child.
 
     Args:
-        model: the model; or serialized, what ``kernels.serialized`` made of one that was checked.
-        settings: how it becomes a session.
-        constants: inputs of the model whose values are constants of the session, by name; a serialized model declares
-            them (``constants.declared``).
+        model: the model; or the bytes of a model that passed the check, from ``kernel_faults.serialized``.
+        settings: of the session.
+        constants: values of inputs that are constants of the session, by name; a serialized model declares them
+            (``constants.declared``).
 
     Attributes:
-        model: what ONNX Runtime loads, serialized.
+        model: the serialized model that ONNX Runtime loads.
         settings, constants: as given.
-        inputs: the names of what it takes in each call.
+        inputs: the names of the inputs of each call.
 
     Raises:
-        KernelFaultError: a kernel that is known to be wrong would run.
-        SessionError: ONNX Runtime refused the model.
+        KernelFaultError: a node would run on a wrong kernel.
+        SessionError: ONNX Runtime rejected the model.
     """
 
     def __init__(
@@ -54,15 +53,11 @@ class Session:
         constants: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> None:
         if not isinstance(model, bytes):
-            from .kernel_faults import (  # not before: who runs a serialized model needs not what makes one
-                check,
-                serialized,
-            )
+            from .kernel_faults import check, serialized  # imports onnx: a serialized model runs without it
 
             constants = {value.name: constants[value.name] for value in model.graph.inputs if value.name in constants}
-            declarations = declared((name, tensor.dtype, tensor.shape) for name, tensor in constants.items())
             check(model, settings.providers)
-            model = serialized(model, without=list(constants)) + declarations
+            model = serialized(model, without=list(constants)) + _declarations(constants)
         self.model = model
         self.settings = settings
         self.constants = dict(constants)
@@ -74,23 +69,23 @@ class Session:
         renew_in_children(self)
 
     def renew_in_child(self) -> None:
-        """See ``forks.Renewable``."""
+        """See ``fork_safety.Renewable``."""
         self._lock = threading.Lock()
         for session in self._by_threads.values():
             never_free(session)
         self._by_threads = {}
 
     def create(self, threads: int) -> onnxruntime.InferenceSession:
-        """A new session whose pool has ``threads`` threads."""
+        """A new session with a pool of ``threads`` threads."""
         options = self.settings.options(threads)
         give(options, self.constants)
         return create_session(self.model, self.settings, options)
 
     def __call__(self, threads: int) -> onnxruntime.InferenceSession:
-        """The session whose pool has ``threads`` threads."""
-        found = self._by_threads.get(threads)
-        if found is not None:
-            return found
+        """The session with a pool of ``threads`` threads."""
+        session = self._by_threads.get(threads)
+        if session is not None:
+            return session
         with self._lock:
             if threads not in self._by_threads:
                 self._by_threads[threads] = self.create(threads)
@@ -104,17 +99,7 @@ class Session:
         also_disabled: Sequence[str] = (),
         threads: int | None = None,
     ) -> Session:
-        """A new session that differs from this one in what is given, and in nothing else.
-
-        Args:
-            model: another model.
-            optimize: whether ONNX Runtime's graph optimizations run.
-            also_disabled: optimizers that do not run, besides those that do not run here.
-            threads: a fixed number of threads.
-
-        Raises:
-            KernelFaultError, SessionError: as the constructor.
-        """
+        """A new session that differs from this one only in what is given; raises as the constructor does."""
         settings = dataclasses.replace(
             self.settings,
             optimize=self.settings.optimize if optimize is None else optimize,
@@ -129,7 +114,7 @@ class Session:
         Raises:
             SessionError: ONNX Runtime cannot write it.
         """
-        import onnx_ir as ir  # see above
+        import onnx_ir as ir  # see the constructor
 
         with tempfile.TemporaryDirectory() as folder:
             model = ir.load(self.save_optimized(folder))
@@ -143,12 +128,9 @@ class Session:
         return model, constants
 
     def save_optimized(self, folder: str) -> str:
-        """Writes the model as this session runs it, with ONNX Runtime's layouts, fusions and internal operators.
+        """Writes the model that the session runs, with ONNX Runtime's layouts, fusions and internal operators.
 
-        Constants of more than a kilobyte go to a file of their own, as external data.
-
-        Returns:
-            The path of the model in the folder.
+        Constants of more than a kilobyte are written as external data. Returns the path of the model in the folder.
 
         Raises:
             SessionError: ONNX Runtime cannot write it.
@@ -165,22 +147,24 @@ class Session:
 
 
 def final_session(model: ir.Model, settings: SessionSettings, constants: Mapping[str, torch.Tensor]) -> Session:
-    """A session of a model that ``Session.optimized`` returned, with nothing changed in it.
+    """A session of a model that ``Session.optimized`` returned; the model is not checked or changed.
 
     Raises:
-        SessionError: ONNX Runtime refused the model.
+        SessionError: ONNX Runtime rejected the model.
     """
     import onnx_ir as ir
 
     copy = model.clone()
     for value in [value for value in copy.graph.inputs if value.name in constants]:
         copy.graph.inputs.remove(value)
-    declarations = declared((name, tensor.dtype, tensor.shape) for name, tensor in constants.items())
-    return Session(ir.to_proto(copy).SerializeToString() + declarations, settings, constants)
+    return Session(ir.to_proto(copy).SerializeToString() + _declarations(constants), settings, constants)
+
+
+def _declarations(constants: Mapping[str, torch.Tensor]) -> bytes:
+    return declared((name, tensor.dtype, tensor.shape) for name, tensor in constants.items())
 
 
 def _tensor(value: ir.ExternalTensor) -> torch.Tensor:
-    """A copy of a tensor in a file."""
     import onnx_ir as ir
 
     dtype = ir.tensor_adapters.to_torch_dtype(value.dtype)

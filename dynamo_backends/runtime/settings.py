@@ -1,4 +1,4 @@
-"""How a model becomes a session: the settings of a session, and the one place that makes one."""
+"""The settings of a session, and the one function that makes sessions."""
 
 from __future__ import annotations
 
@@ -11,30 +11,27 @@ from ..errors import SessionError
 from .custom_operators import loaded_libraries, register_libraries
 from .memory_arena import ARENA
 from .messages import ORT_ERRORS, session_error
-from .providers import Provider, only_cpu, provider_name, with_threads
-
-_SILENT = 4
+from .providers import SILENT, Provider, only_cpu, provider_name, with_threads
 
 _DEQUANTIZED_ONCE = {"session.disable_quant_qdq": "1"}
-"""ONNX Runtime folds the dequantization of constant weights, and computes nothing with 8 bits. Without it the
-dequantization runs in each call: 11 instead of 0.35 ms for one row and 2048 x 2048 weights (AMD EPYC, one thread)."""
+"""ONNX Runtime dequantizes constant weights when it makes the session, and computes nothing with 8 bits. Otherwise each
+call dequantizes: 11 instead of 0.35 ms for one row and 2048 x 2048 weights (AMD EPYC, one thread)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SessionSettings:
-    """How a model becomes a session; made once for each region, for whoever makes a session of it.
+    """How to make a session of a model.
 
     Attributes:
-        providers: in the order of preference.
-        threads: size of the session's pool, the calling thread included; ``None``: ``torch.get_num_threads()`` at each
-            call.
-        shares_graph: whether something else, another session or PyTorch, runs as soon as it is done: then idle threads
-            do not spin, else shortly.
-        spin: how many milliseconds that is.
+        providers: in order of preference.
+        threads: size of the session's pool, including the calling thread; ``None`` for ``torch.get_num_threads()`` at
+            each call.
+        shares_graph: whether PyTorch or another session runs right after it; then idle threads do not spin.
+        spin: how long idle threads spin otherwise, in milliseconds.
         optimize: whether ONNX Runtime's graph optimizations run.
-        disabled_optimizers: names of those that do not.
-        arena: whether its memory is the arena's. Without, each result has memory of its own, which is let go with it:
-            for a session that runs once, and returns many.
+        disabled_optimizers: names of optimizers that do not run.
+        arena: whether it allocates from the arena. Without it each result has its own memory, freed with the result:
+            for a session that runs once and returns many values.
     """
 
     providers: tuple[Provider, ...] = dataclasses.field(hash=False)  # a provider's options are a dict
@@ -47,14 +44,14 @@ class SessionSettings:
 
     @property
     def current_threads(self) -> int:
-        """Threads of a session that runs now."""
+        """Number of threads of a call made now."""
         return self.threads or torch.get_num_threads()
 
     @property
     def config(self) -> dict[str, str]:
-        """ONNX Runtime's configuration entries of a session that has these settings, but those for its memory.
+        """ONNX Runtime's configuration entries, except those for memory.
 
-        Another provider than the CPU's gets the graph with its quantizations, as it may have kernels for them.
+        Only the CPU provider dequantizes weights once: another may have kernels for quantized weights.
         """
         quantization = _DEQUANTIZED_ONCE if only_cpu(self.providers) else {}
         if self.shares_graph:
@@ -65,8 +62,8 @@ class SessionSettings:
         """All that is needed to make such a session without this package.
 
         Returns:
-            ``providers``, by name, ``provider_options``, one dict for each, ``graph_optimization_level``,
-            ``disabled_optimizers``, ``threads`` of a session that is made now, ``config``, and the paths of
+            ``providers`` by name, ``provider_options`` (a dict for each), ``graph_optimization_level``,
+            ``disabled_optimizers``, the current number of ``threads``, ``config``, and the paths of
             ``custom_op_libraries``.
         """
         pairs = with_threads(self.providers, self.current_threads)
@@ -81,15 +78,15 @@ class SessionSettings:
         }
 
     def options(self, threads: int) -> onnxruntime.SessionOptions:
-        """ONNX Runtime's form of the settings, with this number of threads."""
+        """ONNX Runtime's options for these settings and this number of threads."""
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = _SILENT  # refusals are exceptions, and reported by us
+        options.log_severity_level = SILENT
         options.intra_op_num_threads = threads
         if self.arena:
             ARENA.use(options)
         else:
             options.enable_cpu_mem_arena = False
-        if self.shares_graph:  # a block for all values of a run, beside what the arena has of other sessions
+        if self.shares_graph:  # a memory pattern would be one more block for all values of a run
             options.enable_mem_pattern = False
         for key, value in self.config.items():
             options.add_session_config_entry(key, value)
@@ -102,10 +99,10 @@ class SessionSettings:
 def create_session(
     model: bytes, settings: SessionSettings, options: onnxruntime.SessionOptions
 ) -> onnxruntime.InferenceSession:
-    """An ``InferenceSession`` of a serialized model, which is not checked here (``kernels.serialized``).
+    """An ``InferenceSession`` of a serialized model, which must have been checked (``kernel_faults.check``).
 
     Raises:
-        SessionError: the runtime refused the model, with what it said; or a provider did not start.
+        SessionError: ONNX Runtime rejected the model, or a provider did not start.
     """
     try:
         session = onnxruntime.InferenceSession(
@@ -119,6 +116,6 @@ def create_session(
         raise session_error(error, model) from error
     started = session.get_providers()
     for provider in settings.providers:
-        if provider_name(provider) not in started:  # ONNX Runtime writes a line, and goes on without it
-            raise SessionError(f"execution provider {provider_name(provider)!r} did not start; there are {started}")
+        if provider_name(provider) not in started:  # ONNX Runtime only logs this
+            raise SessionError(f"execution provider {provider_name(provider)!r} did not start; these did: {started}")
     return session

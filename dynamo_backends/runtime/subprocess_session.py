@@ -1,10 +1,9 @@
-"""Makes a session, and runs it, in a process of its own first, where it may crash: an execution provider that cannot
-run a model does not always say so.
+"""Makes and runs a session in a subprocess first, because an execution provider may crash instead of raising.
 
-OpenVINO's (1.24) ends the process for some models in which a result depends on no argument (``zeros_like`` of a
-scalar), for ``log1p`` and for some means, and computes some gradients of GELU from memory that nobody wrote: another
-result each time, or the process ends. What does that must not run here. A process that is asked costs half a second,
-once, and each question two sessions and a few runs. The CPU provider is not asked so.
+OpenVINO (1.24) crashes for some models in which a result depends on no argument (``zeros_like`` of a scalar), for
+``log1p`` and for some means. It computes some gradients of GELU from uninitialized memory, with other results in each
+run, or crashes. Starting the subprocess takes half a second, once; each check takes two sessions and a few runs. The
+CPU provider is not checked.
 """
 
 from __future__ import annotations
@@ -26,67 +25,67 @@ logger = logging.getLogger(__name__)
 _WORKER = f"{__package__}.subprocess_worker"
 
 LONGEST = 120.0
-"""Seconds after which a session that is not made counts as refused."""
+"""Seconds after which a check fails."""
 
 
-class _Apart:
-    """The process, made when it is first asked."""
+class _Checker:
+    """The subprocess, started at first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._worker = Worker(_WORKER)
-        self._does_not_start: str | None = None
+        self._start_error: str | None = None
         renew_in_children(self)
         atexit.register(self._worker.stop)
 
     def renew_in_child(self) -> None:
-        """See ``forks.Renewable``: the process answers the parent."""
+        """See ``fork_safety.Renewable``: the subprocess answers the parent."""
         self._lock = threading.Lock()
         self._worker.forget()
 
     def ask(self, request: Mapping[str, object]) -> str | None:
-        """What speaks against making a session; ``None`` if nothing does."""
+        """Why a session fails; ``None`` if it does not."""
         with self._lock:
-            if self._does_not_start is not None:
-                return self._does_not_start
+            if self._start_error is not None:
+                return self._start_error
             try:
                 answer: str | Ended | None = self._worker.ask(request, LONGEST)
             except WorkerStartError as error:
-                self._does_not_start = str(error)
-                logger.warning("no execution provider but the CPU's is used, as it cannot be checked: %s", error)
-                return self._does_not_start
+                self._start_error = str(error)
+                logger.warning("only the CPU provider is used, because others cannot be checked: %s", error)
+                return self._start_error
         if not isinstance(answer, Ended):
             return answer
         if answer.timed_out:
             return f"no session was made in {LONGEST:.0f} s"
-        return f"the process in which it was tried crashed, exit code {answer.code}"
+        return f"the subprocess that checks it crashed, exit code {answer.code}"
 
 
-_APART = _Apart()
+_CHECKER = _Checker()
 
 
-def check_apart(
+def check_in_subprocess(
     model: bytes,
     settings: SessionSettings,
     sizes: Mapping[str, Sequence[int]] | None = None,
     config: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Makes a session in another process, runs it on made-up arguments a few times, and drops it.
+    """Makes a session in a subprocess, and runs it a few times on made-up arguments.
 
     Args:
-        model: serialized, whole: no constants of this process.
+        model: serialized, with all inputs: the subprocess has no constants.
         settings: of the session.
-        sizes: of its inputs, by name; ``None``: it is not run.
-        config: further configuration entries.
+        sizes: the shapes of its inputs, by name; ``None`` to not run it.
+        config: more configuration entries.
 
     Raises:
-        SessionError: ONNX Runtime refused the model, the process crashed, or the results were far from those of the
-            CPU provider. What the run raises is no matter: the arguments may be to blame.
+        SessionError: ONNX Runtime rejected the model, the subprocess crashed, or the results are far from the CPU
+            provider's. Exceptions of the run are ignored, because the arguments may cause them.
     """
     request = {**settings.as_json(), "config": {**settings.config, **config}}
     request["model"] = base64.b64encode(model).decode()
-    request["sizes"] = None if sizes is None else {name: list(given) for name, given in sizes.items()}
-    refused = _APART.ask(request)
-    if refused is not None:
-        logger.info("%s: %s", settings.providers, refused)
-        raise session_error(RuntimeError(refused), model)
+    request["sizes"] = None if sizes is None else {name: list(shape) for name, shape in sizes.items()}
+    why = _CHECKER.ask(request)
+    if why is not None:
+        logger.info("%s: %s", settings.providers, why)
+        raise session_error(RuntimeError(why), model)

@@ -1,7 +1,7 @@
-"""The memory of the machine: how much is free, and giving back what was freed.
+"""The machine's memory: how much is available, and returning freed memory to the system.
 
-The C library of most Linux systems (glibc) keeps what was freed for later. After a graph is compiled that is a lot:
-ONNX Runtime copies each weight before it packs it. (240 MB of BERT base, 110 million parameters.)
+The C library of most Linux systems (glibc) keeps freed memory for later. After a compile that is a lot, because ONNX
+Runtime copies each weight before it packs it: 240 MB for BERT base (110 million parameters).
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ _USED = Path("/sys/fs/cgroup/memory.current")
 _STATISTICS = Path("/sys/fs/cgroup/memory.stat")
 
 
-def _trim_of_the_c_library() -> Callable[[int], int] | None:
+def _malloc_trim() -> Callable[[int], int] | None:
     try:
         return ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError, TypeError):  # not glibc; Windows
         return None
 
 
-_trim = _trim_of_the_c_library()
+_trim = _malloc_trim()
 
 
 holders: list[Callable[[], None]] = []
-"""What else gives back what it holds and does not use."""
+"""Functions that free caches; ``give_back`` calls them."""
 
 
 def give_back() -> None:
-    """Gives freed memory back, where the C library can; takes a millisecond or so."""
-    for let_go in holders:
-        let_go()
+    """Returns freed memory to the system, if the C library can; takes about a millisecond."""
+    for free in holders:
+        free()
     if _trim is not None:
         _trim(0)
 
 
 def available() -> int | None:
-    """Bytes that this process can still take, without the machine or its container running out; ``None`` if not known.
+    """Bytes that this process can still allocate on this machine, or in its container; ``None`` if not known.
 
-    It is what Linux says (``/proc/meminfo``) and the limit of a container (cgroup v2), whose use counts the files that
-    were read as well, such as checkpoints: what of these was not used again goes when memory is needed.
+    From Linux (``/proc/meminfo``) and the limit of a container (cgroup v2). The container's use includes files that
+    were read, such as checkpoints; those not read again are freed when memory is needed.
     """
     amounts = [1024 * number for number in _numbers(_MEMORY, "MemAvailable:")]
     limit, used = _lines(_LIMIT), _lines(_USED)
@@ -53,7 +53,7 @@ def available() -> int | None:
 
 
 def _numbers(path: Path, name: str) -> list[int]:
-    """What stands behind a name in a file of names and numbers."""
+    """The number after a name, in a file with one name and number a line."""
     return [int(words[1]) for words in map(str.split, _lines(path)) if words[:1] == [name]]
 
 

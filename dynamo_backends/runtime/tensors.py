@@ -1,11 +1,11 @@
-"""Torch tensors as ONNX Runtime's values and back, on the same memory, through DLPack."""
+"""Converts PyTorch's tensors to ONNX Runtime's values and back, on the same memory, through DLPack."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-from torch._C import _storage_Use_Count  # what Inductor's CUDA graphs ask
+from torch._C import _storage_Use_Count  # Inductor's CUDA graphs use it too
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from .ort_internals import CALLS, Device, Value
@@ -14,37 +14,35 @@ _plain, _booleans = CALLS.plain, CALLS.booleans
 
 
 def ort_device(device: torch.device) -> Device:
-    """ONNX Runtime's name of a torch device (cpu or cuda)."""
+    """ONNX Runtime's device for a torch device (cpu or cuda)."""
     return CALLS.device("cuda" if device.type == "cuda" else "cpu", device.index or 0)
 
 
 def wait_for_streams(devices: Sequence[torch.device]) -> None:
-    """Waits until PyTorch has computed what it was asked to on these devices.
+    """Waits for PyTorch's streams on these devices.
 
-    A CUDA provider runs on a stream of its own, and does not wait for PyTorch's, in which arguments may still be
-    computed. PyTorch need not wait for ONNX Runtime: a run ends only when its stream has.
+    The CUDA provider has its own stream, and does not wait for arguments that PyTorch still computes. PyTorch need not
+    wait for ONNX Runtime: a run returns when its stream is done.
     """
     for device in devices:
         torch.cuda.current_stream(device).synchronize()
 
 
 def uses_of(storage: torch.UntypedStorage) -> int:
-    """How many tensors and others hold a storage: the reference count of PyTorch's ``StorageImpl``."""
+    """The reference count of a storage (PyTorch's ``StorageImpl``)."""
     return _storage_Use_Count(storage._cdata)
 
 
 def on_same_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with a storage of its own on the memory of another one, which it holds once: whoever holds the result,
-    however often, does not count among the ``uses_of`` that one's storage."""
+    """A tensor with a new storage on the same memory. The new storage holds the old one once: further references to the
+    result do not change ``uses_of`` the old storage."""
     same: torch.Tensor = from_dlpack(to_dlpack(tensor.detach()))
     return same
 
 
 def to_ort(value: torch.Tensor) -> Value:
-    """A value of ONNX Runtime on a tensor's memory, or on a contiguous copy's; keeps the tensor alive."""
-    if value.dtype is torch.bool:
-        return bool_to_ort(value)
-    return plain_to_ort(value)
+    """A value on a tensor's memory, or on that of a contiguous copy; it keeps the tensor alive."""
+    return bool_to_ort(value) if value.dtype is torch.bool else plain_to_ort(value)
 
 
 def plain_to_ort(value: torch.Tensor) -> Value:
@@ -65,16 +63,16 @@ def bool_to_ort(value: torch.Tensor) -> Value:
 
 def number_to_ort(value: int | bool) -> Value:
     if isinstance(value, bool):
-        return bool_to_ort(torch.tensor(value, device="cpu"))  # whatever the default device is
+        return bool_to_ort(torch.tensor(value, device="cpu"))  # the default device may be another
     return _plain(torch.tensor(value, dtype=torch.int64, device="cpu"))
 
 
 def memory_to_ort(memory: torch.Tensor, dtype: torch.dtype) -> Value:
-    """A value on the memory of a contiguous tensor, for a result of ``dtype``; that of booleans is ``uint8``."""
+    """A value on a contiguous tensor, for a result of ``dtype``; memory for booleans is ``uint8``."""
     return _booleans(memory) if dtype is torch.bool else _plain(memory)
 
 
 def memory_from_ort(value: Value, *, copies: bool = True) -> torch.Tensor:
-    """A copy of an OrtValue, or its memory itself; of booleans it may be ``uint8``."""
+    """A copy of a value, or a tensor on its memory; booleans may be ``uint8``."""
     memory = CALLS.tensor(value)
     return memory.clone() if copies else memory

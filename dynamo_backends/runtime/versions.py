@@ -1,4 +1,4 @@
-"""Which opsets and IR versions the installed ONNX Runtime accepts."""
+"""The opsets that the installed ONNX Runtime accepts."""
 
 from __future__ import annotations
 
@@ -8,27 +8,25 @@ import onnxruntime
 
 from ..versions import IR_VERSION, MINIMUM_OPSET
 from .messages import ORT_ERRORS
+from .providers import SILENT
 
 ALWAYS_LOADED = 23
-"""Each version of onnx and ONNX Runtime that the package may be installed with has it (1.20 and 1.24)."""
+"""An opset that every allowed version of onnx and ONNX Runtime has."""
 
 
 @functools.cache
 def maximum_opset() -> int:
-    """The newest opset that both onnx defines and the installed ONNX Runtime loads without a warning.
+    """The newest opset that onnx defines and the installed ONNX Runtime loads.
 
-    onnx runs ahead of the runtime, so each candidate is tried on a one-node model, newest first.
+    onnx is ahead of ONNX Runtime, so opsets are tried on a one-node model, newest first.
     """
-    import onnx  # not before an opset is asked for that may be too new
-    from onnx import helper
+    import onnx.parser  # slow, and only needed for a new opset
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
+    options.log_severity_level = SILENT
     for opset in range(onnx.defs.onnx_opset_version(), MINIMUM_OPSET, -1):
-        value = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
-        result = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
-        graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", [value], [result])
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=IR_VERSION)
+        header = f'<ir_version: {IR_VERSION}, opset_import: ["": {opset}]>'
+        model = onnx.parser.parse_model(f"{header} probe (float[1] x) => (float[1] y) {{ y = Identity(x) }}")
         try:
             onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         except ORT_ERRORS:

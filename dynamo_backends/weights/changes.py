@@ -1,41 +1,40 @@
-"""Notices when tensors that a session holds as constants change.
+"""Detects writes to tensors that a session holds as constants.
 
-Three signs tell, in each call:
+Each call checks:
 
-- the address of the memory (``addresses_of``, which the caller compares): it is another one when a tensor was replaced,
-  or given other memory by ``p.data = ...``;
-- a hash of the memory (XXH3) of small tensors (``WHOLE``), each read whole in each call;
-- of large tensors the version counter, which PyTorch raises at each write that it knows of, and for the other writes
-  (``p.data.copy_(...)``, ``numpy()``, DLPack) the hash of a part: of the next of ``CALLS`` slices of all of them, one
-  behind the other, so that each call reads as many bytes, in few pieces. A few bytes of each are compared besides, from
-  its start in one call and from its middle in the next: a write to a whole tensor is noticed sooner.
+- the address of the memory (``addresses_of``; the caller compares): it changes when a tensor is replaced, or gets other
+  memory by ``p.data = ...``;
+- of small tensors (``WHOLE``), a hash (XXH3) of the whole memory;
+- of large tensors, the version counter, which PyTorch increments at each write it knows of. Other writes
+  (``p.data.copy_(...)``, ``numpy()``, DLPack) are found by hashing: all large tensors together are divided into
+  ``CALLS`` slices of equal size, and each call hashes the next one. A few bytes of each large tensor are compared too,
+  alternately at its start and middle, so that a write to a whole tensor is found sooner.
 
-So a write to a small tensor is noticed by the next call, and a write to a large one that PyTorch does not know of
+So the next call finds a write to a small tensor. A write to a large tensor that PyTorch does not know of is found
 within ``CALLS`` calls.
 
-The tensors' storages are kept alive, so that no other tensor can have their memory. They may be freed all the same
-(``storage.resize_(0)``), so memory is read only where a tensor of now has that address.
+The tensors' storages are kept alive, so that their addresses are not reused. But ``storage.resize_(0)`` may free them:
+memory is read only if a current tensor has its address.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from xxhash import xxh3_64_intdigest
 
 CALLS = 64
-"""Within how many calls every byte is read."""
+"""Number of calls in which every byte is read once."""
 
 WHOLE = 16 * 1024
-"""Bytes of the largest tensor that is read whole in each call."""
+"""Bytes up to which a tensor is read whole in each call."""
 
 _SMALL = 64 * 1024
-"""Bytes of all tensors together, up to which each is read whole in each call, whatever its size."""
+"""Bytes of all tensors together up to which each is read whole in each call."""
 
 _SAMPLE = 32
 
@@ -50,15 +49,14 @@ Addresses: TypeAlias = tuple[int, ...]
 
 
 def addresses_of(tensors: Iterable[torch.Tensor]) -> Addresses:
-    """Where the memory of tensors begins."""
     return tuple(map(torch.Tensor.data_ptr, tensors))
 
 
 def can_be_watched(tensor: torch.Tensor) -> bool:
-    """Whether the signs tell of each write to a tensor.
+    """Whether every write to a tensor can be detected.
 
-    They do not where it is on another device or of another kind, where its elements are not side by side in memory, and
-    where it has no version counter, as what was made under ``torch.inference_mode()``.
+    It must be a plain, dense CPU tensor with a version counter, which tensors made under ``torch.inference_mode()``
+    lack.
     """
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         return False
@@ -69,75 +67,62 @@ def can_be_watched(tensor: torch.Tensor) -> bool:
     return bool(torch.ops.aten.is_non_overlapping_and_dense.default(tensor))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Piece:
-    """A part of the memory of a tensor, and its hash when the watch was made.
-
-    Attributes:
-        tensor: its position.
-        start: the first byte.
-        memory: the bytes.
-        digest: their hash.
-    """
+class _Piece(NamedTuple):
+    """A part of a tensor's memory, and its hash when the watch was made."""
 
     tensor: int
     start: int
     memory: memoryview
     digest: int
 
-    @property
-    def is_same(self) -> bool:
-        return xxh3_64_intdigest(self.memory) == self.digest
-
 
 class _Pieces:
-    """Pieces that are read together."""
+    """Pieces that are hashed in the same call."""
 
-    def __init__(self, pieces: Iterable[_Piece] = ()) -> None:
-        pieces = list(pieces)
+    def __init__(self, pieces: Sequence[_Piece]) -> None:
         self._memories = [piece.memory for piece in pieces]
         self._digests = [piece.digest for piece in pieces]
 
-    def are_same(self) -> bool:
+    def are_unchanged(self) -> bool:
         return list(map(xxh3_64_intdigest, self._memories)) == self._digests
 
 
 class Watch:
-    """Remembers what tensors hold.
+    """Remembers the content of tensors, and detects when it changes.
 
-    A write while a watch is made, or later, is a change: versions are remembered before the memory is read.
+    Versions are read before memory: a write during the construction counts as a change.
 
     Args:
-        tensors: those that ``can_be_watched``.
-        complete: whether every byte is read in each call.
+        tensors: tensors that ``can_be_watched``.
+        complete: whether each call reads every byte.
 
     Attributes:
-        addresses: of the tensors, as they were.
+        addresses: of the tensors.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], *, complete: bool = False) -> None:
         self.addresses = addresses_of(tensors)
-        are_whole = complete or sum(tensor.nbytes for tensor in tensors) <= _SMALL
-        self._large = [i for i, tensor in enumerate(tensors) if not are_whole and tensor.nbytes > WHOLE]
+        all_whole = complete or sum(tensor.nbytes for tensor in tensors) <= _SMALL
+        self._large = [i for i, tensor in enumerate(tensors) if not all_whole and tensor.nbytes > WHOLE]
         self._versions = [tensors[i]._version for i in self._large]
         memories = [_memory(tensor) for tensor in tensors]
-        self._samples = [[_sample(memories[i], share) for i in self._large] for share in (0.0, 0.5)]
+        self._samples = [[memories[i][len(memories[i]) * n // 2 :][:_SAMPLE] for i in self._large] for n in (0, 1)]
         self._sampled = [b"".join(samples) for samples in self._samples]
-        small = set(range(len(tensors))) - set(self._large)
-        whole = [_piece(i, memories[i], 0, len(memories[i])) for i in sorted(small)]
+        small = [i for i in range(len(tensors)) if i not in set(self._large)]
+        whole = [_piece(i, memories[i], 0, len(memories[i])) for i in small]
         slices = _slices(memories, self._large)
         self._pieces = [*whole, *itertools.chain.from_iterable(slices)]
         self._whole = _Pieces(whole)
         self._slices = [_Pieces(pieces) for pieces in slices]
-        self._turns = itertools.count()  # safe in all threads
+        self._turns = itertools.count()  # thread-safe
 
     def is_unchanged(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether no sign tells that a tensor was written to.
+        """Whether this call's checks find no write.
 
         Args:
-            tensors: those of now, in the same order; of the dtypes and shapes of those before, at the same addresses.
+            tensors: the current tensors in the same order, with the same addresses, dtypes and shapes.
         """
-        if not self._whole.are_same():
+        if not self._whole.are_unchanged():
             return False
         if not self._large:
             return True
@@ -149,59 +134,52 @@ class Watch:
         turn = next(self._turns)
         if b"".join(self._samples[turn % 2]) != self._sampled[turn % 2]:
             return False
-        return self._slices[turn % CALLS].are_same()
+        return self._slices[turn % CALLS].are_unchanged()
 
     def changed(self, tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
-        """Which of the tensors hold something else now; every byte of them is read.
+        """The tensors with another content; reads every byte.
 
-        A raised version without another value is no change, and told only once. A tensor that cannot be watched is one.
+        A new version with the same content is not a change, and is remembered. A tensor that cannot be watched counts
+        as changed.
 
         Args:
-            tensors: those of now, in the same order.
+            tensors: the current tensors, in the same order.
 
         Returns:
-            The positions of all of them, and of those that were written without PyTorch's knowledge, maybe some calls
-            ago: these are large.
+            The positions of all changed tensors; and of those among them that are large and were written without
+            PyTorch's knowledge, maybe some calls ago.
         """
         addresses = addresses_of(tensors)
         moved = {i for i, address in enumerate(self.addresses) if addresses[i] != address}
         moved |= {i for i, tensor in enumerate(tensors) if not can_be_watched(tensor)}
         versions = [-1 if i in moved else tensors[i]._version for i in self._large]
-        # the memory of what moved may be gone
-        written = {piece.tensor for piece in self._pieces if piece.tensor not in moved and not piece.is_same}
+        unmoved = (piece for piece in self._pieces if piece.tensor not in moved)  # other memory may be freed
+        written = {piece.tensor for piece in unmoved if xxh3_64_intdigest(piece.memory) != piece.digest}
         if not moved and not written:
             self._versions = versions
         pairs = zip(self._large, versions, self._versions, strict=True)
         return sorted(moved | written), [i for i, now, before in pairs if i in written and now == before]
 
     def differing(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        """The positions of tensors whose bytes are not those that were remembered, wherever they are now.
+        """The positions of tensors whose bytes differ from the remembered ones, at whatever address.
 
         Args:
-            tensors: those of now, in the same order; of the dtypes and shapes of those before.
+            tensors: the current tensors in the same order, with the same dtypes and shapes.
         """
         memories = [_memory(tensor) if can_be_watched(tensor) else None for tensor in tensors]
-        found = set()
-        for piece in self._pieces:
-            memory = memories[piece.tensor]
-            if memory is not None:
-                now = memory[piece.start : piece.start + len(piece.memory)]
-                if xxh3_64_intdigest(now) != piece.digest:
-                    found.add(piece.tensor)
-        return sorted(found)
+        differing = set()
+        for i, start, remembered, digest in self._pieces:
+            memory = memories[i]
+            if memory is not None and xxh3_64_intdigest(memory[start : start + len(remembered)]) != digest:
+                differing.add(i)
+        return sorted(differing)
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor, in the order of its memory; through DLPack, as a storage that ``numpy()`` was asked of
-    cannot be resized any more."""
+    """The bytes of a tensor in the order of its memory. Through DLPack: after ``numpy()`` a storage cannot be
+    resized."""
     flat = tensor.detach().as_strided((tensor.numel(),), (1,))
     return np.from_dlpack(flat.view(torch.uint8)).data
-
-
-def _sample(memory: memoryview, share: float) -> memoryview:
-    """A few bytes that begin at a share of the memory."""
-    start = int(len(memory) * share)
-    return memory[start : start + _SAMPLE]
 
 
 def _piece(tensor: int, memory: memoryview, start: int, stop: int) -> _Piece:
@@ -210,7 +188,7 @@ def _piece(tensor: int, memory: memoryview, start: int, stop: int) -> _Piece:
 
 
 def _slices(memories: Sequence[memoryview], large: Sequence[int]) -> list[list[_Piece]]:
-    """``CALLS`` slices of the large tensors, of as many bytes each; none if no tensor is large."""
+    """``CALLS`` slices of the large tensors with equally many bytes; empty if no tensor is large."""
     total = sum(len(memories[i]) for i in large)
     slices: list[list[_Piece]] = [[] for _ in range(CALLS if large else 0)]
     before = 0  # bytes of the tensors before

@@ -1,7 +1,7 @@
-"""A session whose weights are constants, and never stale.
+"""A session with weights as constants, which is rebuilt when a weight changes.
 
-Before each call a ``Watch`` says whether a weight changed. If one did, a session with the new values takes the place of
-the old one. A weight that keeps changing becomes an input: making sessions must not take longer than they run.
+Before each call a ``Watch`` checks the weights. If one changed, a new session with the new values replaces the old one.
+A weight that keeps changing becomes an input: building sessions must not take longer than running them.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ logger = logging.getLogger(__name__)
 _MOST_NAMES = 8
 
 _COPIES = 2
-"""How often ONNX Runtime holds a constant at most, while it makes a session: as it was given, and packed."""
+"""Copies of a constant while ONNX Runtime makes a session: the original and the packed one."""
 
 FREE_REFRESHES = 3
-"""How often each set of weights may change before its session was worth its making."""
+"""Rebuilds, for each set of weights, of sessions that did not run ``WORTH_CALLS`` times."""
 
 WORTH_CALLS = 50
 """Calls that pay for making a session: it takes 0.2 to 1 s, and constants save some 20 % of 5 to 100 ms."""
 
 MOST_SETS = 256
-"""Sets of weights that have a session each: the layers of the deepest models, compiled one by one, are fewer."""
+"""Sets of weights with a session each: more than the deepest models have layers, which may be compiled one by one."""
 
 _MOST_SEEN = 10_000
 
@@ -49,10 +49,10 @@ class Weight:
     """A parameter or buffer of the user's model.
 
     Attributes:
-        name: as the user calls it, ``encoder.layer.0.weight``.
+        name: the user's name, ``encoder.layer.0.weight``.
         tensor: its value when the graph was compiled.
-        is_statistic: whether it is a running mean or variance of batch norm. Training writes all of it at once, and its
-            version counter stays: PyTorch's kernels do not say that they write there.
+        is_statistic: whether it is a running mean or variance of batch norm. PyTorch's kernels write it in training
+            without incrementing its version.
     """
 
     name: str
@@ -61,58 +61,50 @@ class Weight:
 
 
 _states: weakref.WeakSet[_State] = weakref.WeakSet()
-"""All of the process: the same weights may be constants of several graphs."""
+"""All of the process: weights may be constants of several graphs."""
 
 _states_lock = Lock()
 
 
 class _State:
-    """A session and what its constants were; it is replaced as a whole, and calls in other threads may go on with it.
+    """A session with one set of weights, by the position of the argument, and the watch that detects changes.
 
-    Args:
-        executable: the model, and how it is run.
-        weights: the constants, by the position of the argument.
-        complete: whether every byte of them is looked at in each call.
-
-    Attributes:
-        tensors: the constants, as they lie in memory.
-        watch: notices when they change.
-        bound: the session.
-        calls: counts its calls, in all threads.
+    It is never modified: calls in other threads may still use it when it is replaced.
     """
 
     def __init__(self, executable: Executable, weights: Mapping[int, torch.Tensor], *, complete: bool) -> None:
         self.tensors = [tensor.detach() for tensor in weights.values()]
-        self.watch = Watch(list(weights.values()), complete=complete)  # before the session reads them: see there
+        self.watch = Watch(list(weights.values()), complete=complete)  # before the session reads them
         self.bound = executable.load({position: on_same_memory(tensor) for position, tensor in weights.items()})
-        self.calls = itertools.count()
-        self._places = dict(zip(map(id, weights.values()), self.watch.addresses, strict=True))
+        self.calls = itertools.count()  # thread-safe
+        self._addresses = dict(zip(map(id, weights.values()), self.watch.addresses, strict=True))
         with _states_lock:
             _states.add(self)
 
-    def is_out_of_use(self, now: Mapping[int, int], ours: Mapping[int, int]) -> bool:
-        """Whether this is no set any more: the memory of a weight is here alone, or a tensor of it lies elsewhere.
+    def is_unused(self, current: Mapping[int, int], held: Mapping[int, int]) -> bool:
+        """Whether no model has this set of weights any more: nobody else holds the memory of a weight, or a tensor of
+        the set has another address now.
 
-        One that lies elsewhere may come back (``p.data = ...``), and what was written to the memory meanwhile was not
-        counted by its version.
+        Such a tensor may get its old memory back (``p.data = ...``), but its version does not count writes to that
+        memory in between.
 
         Args:
-            now: the addresses of the weights of now, by the ``id`` of the tensor.
-            ours: what ``_held_by_sessions`` returned.
+            current: the addresses of the current weights, by the ``id`` of the tensor.
+            held: the result of ``_held_by_sessions``.
         """
-        if any(self._places.get(tensor, address) != address for tensor, address in now.items()):
+        if any(self._addresses.get(tensor, address) != address for tensor, address in current.items()):
             return True
         storages = (tensor.untyped_storage() for tensor in self.tensors)
-        return any(uses_of(storage) <= 1 + ours[storage._cdata] for storage in storages)  # 1: ``storage`` itself
+        return any(uses_of(storage) <= 1 + held[storage._cdata] for storage in storages)  # 1: ``storage`` itself
 
 
 _USES = 3
-"""How often a state holds the storage of a weight: as its tensor, in its watch, and by ``on_same_memory``. The session
-and ONNX Runtime hold what that returned, as often as their versions do."""
+"""References of a state to the storage of a weight: by its tensor, its watch, and ``on_same_memory``. The session and
+ONNX Runtime refer to the result of the last, as often as their versions do."""
 
 
 def _held_by_sessions() -> collections.Counter[int]:
-    """How often the states of this process hold each storage."""
+    """How often the states of this process refer to each storage."""
     with _states_lock:
         states = list(_states)
     held: collections.Counter[int] = collections.Counter()
@@ -124,20 +116,20 @@ def _held_by_sessions() -> collections.Counter[int]:
 class FrozenSession:
     """Runs an executable with weights as constants.
 
-    Several sets of weights may share an executable: those of the layers of a model that are compiled one by one, of an
-    average of the weights and of the weights themselves. Each set has a session from its second call on; in the first
-    one its weights are inputs, as it may not come again.
+    Several sets of weights may share an executable: those of layers that are compiled one by one, or of weights and
+    their moving average. A set gets a session at its second call; at the first, which may be the only one, its weights
+    are inputs.
 
     Args:
-        executable: the model, and how it is run.
-        weights: those that are constants, by the position of the argument.
-        complete: whether every byte of the weights is looked at in each call.
+        executable: the model.
+        weights: the weights that are constants, by the position of the argument.
+        complete: whether each call reads every byte of the weights.
 
     Attributes:
         sets: the sets of weights that have a session, by their addresses.
 
     Raises:
-        SessionError: ONNX Runtime refused the model.
+        SessionError: ONNX Runtime rejected the model.
     """
 
     def __init__(self, executable: Executable, weights: Mapping[int, Weight], *, complete: bool = False) -> None:
@@ -148,142 +140,145 @@ class FrozenSession:
         self._lock = Lock()
         self._positions = tuple(weights)
         self.sets: dict[Addresses, _State] = {}
-        self._most_sets = 0  # there ever were
-        self._unpaid = 0  # sessions that were made anew before they were worth it; those that were count against it
+        self._most_sets = 0  # the maximum so far
+        self._early_rebuilds = 0  # of sessions with fewer than WORTH_CALLS calls, minus other rebuilds
         self._seen: set[int] = set()  # hashes of addresses
         self._without_constants: _State | None = None  # for sets that came once, or are too many
         self._is_full = False
-        self._made([weight.tensor for weight in weights.values()])
+        self._build([weight.tensor for weight in weights.values()])
 
     @property
     def bound(self) -> BoundSession:
-        """A session of it, with whichever weights."""
+        """A session of the executable, with any weights."""
         with self._lock:
-            state = next(iter(self.sets.values()), None) or self._inputs_only()
-            return state.bound
+            return (next(iter(self.sets.values()), None) or self._inputs_only()).bound
 
     def chosen(self, args: Sequence[torch.Tensor | int | bool], *, complete: bool = False) -> BoundSession:
-        """The session with the weights of now.
+        """The session for the current weights.
 
         Args:
             args: all arguments of a call.
-            complete: whether every byte of the weights is looked at.
+            complete: whether to read every byte of the weights.
         """
         tensors = [args[i] for i in self._positions]
         state = self.sets.get(addresses_of(tensors))
         if state is None or complete or not state.watch.is_unchanged(tensors):
-            state = self._state_of(args)
+            state = self._current_state(args)
         next(state.calls)
         return state.bound
 
     def __call__(self, args: Sequence[torch.Tensor | int | bool]) -> list[torch.Tensor | int | bool]:
-        """Runs the model, see ``BoundSession.__call__``.
-
-        Args:
-            args: all arguments, with the weights as they are now.
-        """
+        """Runs the model on all arguments, with the current weights, see ``BoundSession.__call__``."""
         return self.chosen(args)(args)
 
     def stale(self, args: Sequence[torch.Tensor | int | bool]) -> dict[int, str]:
-        """The weights that the session which takes these arguments has other values of: position and name.
+        """The positions and names of weights of which the session for these arguments has other values.
 
-        ``chosen`` does not let that happen; who finds a session wrong asks.
+        ``chosen`` prevents this; the debugger checks it when a session is wrong.
         """
         tensors = [args[i] for i in self._positions]
         with self._lock:
             state = self.sets.get(addresses_of(tensors))
-        found = state.watch.differing(tensors) if state is not None else []
-        return {self._positions[i]: self._name(i) for i in found}
+        stale = state.watch.differing(tensors) if state is not None else []
+        return {self._positions[i]: self._name(i) for i in stale}
 
-    def _state_of(self, args: Sequence[torch.Tensor | int | bool]) -> _State:
-        """The state with the weights of now."""
+    def _current_state(self, args: Sequence[torch.Tensor | int | bool]) -> _State:
+        """The state for the current weights, built if needed."""
         with self._lock:
             tensors: list[torch.Tensor] = [args[i] for i in self._positions]
             addresses = addresses_of(tensors)
             state = self.sets.get(addresses)
             if state is not None:
                 changed, unseen = state.watch.changed(tensors)
-                return self._renewed(args, [state], changed, unseen) if changed else state
-            gone = self._let_go(dict(zip(map(id, tensors), addresses, strict=True)))
-            if not gone and all(map(can_be_watched, tensors)):
-                return self._further(addresses, tensors)
-            before = [state.watch.addresses for state in gone] + list(self.sets)
-            changed = [i for i, address in enumerate(addresses) if all(one[i] != address for one in before)]
-            return self._renewed(args, gone, changed or range(len(addresses)), [])  # old ones may be mixed anew
+                return self._rebuild(args, [state], changed, unseen) if changed else state
+            evicted = self._evict_unused(dict(zip(map(id, tensors), addresses, strict=True)))
+            if not evicted and all(map(can_be_watched, tensors)):
+                return self._add_set(addresses, tensors)
+            known = [state.watch.addresses for state in evicted] + list(self.sets)
+            changed = [i for i, address in enumerate(addresses) if all(one[i] != address for one in known)]
+            return self._rebuild(args, evicted, changed or range(len(addresses)), [])  # all: sets may be mixed
 
-    def _renewed(
+    def _rebuild(
         self,
         args: Sequence[torch.Tensor | int | bool],
         replaced: Sequence[_State],
         changed: Sequence[int],
         unseen: Sequence[int],
     ) -> _State:
-        """A state in the place of others, as some weights, by their index among the constants, changed."""
-        by_user = [i for i in unseen if self._positions[i] not in self._statistics]
-        self._tell([self._name(i) for i in changed], [self._name(i) for i in by_user])
+        """A state that replaces others, because some weights changed.
+
+        ``changed`` are indices in ``self._positions``; ``unseen`` of these were written without PyTorch's knowledge.
+        """
+        count("weight_refreshes")
+        logger.info("a session is rebuilt because weights changed: %s", self._listed(changed))
+        self._warn_of_unseen([i for i in unseen if self._positions[i] not in self._statistics])
         for state in replaced:
-            self.sets.pop(state.watch.addresses, None)  # not to be tried in each call, should no other be made
-            self._unpaid = self._unpaid + 1 if next(state.calls) < WORTH_CALLS else max(0, self._unpaid - 1)
-        keep_changing = self._unpaid > FREE_REFRESHES * self._most_sets
+            self.sets.pop(state.watch.addresses, None)
+            self._early_rebuilds += 1 if next(state.calls) < WORTH_CALLS else -1
+            self._early_rebuilds = max(0, self._early_rebuilds)
+        keep_changing = self._early_rebuilds > FREE_REFRESHES * self._most_sets
         tensors: list[torch.Tensor] = [args[i] for i in self._positions]
         inputs = [i for i in range(len(tensors)) if keep_changing and i in changed or not can_be_watched(tensors[i])]
         if inputs:
-            self._tell_of_inputs([self._name(i) for i in inputs])
+            count("weights_made_inputs", len(inputs))
+            logger.info("weights that keep changing, or cannot be watched, become inputs: %s", self._listed(inputs))
             self.sets.clear()
-            self._unpaid = 0
+            self._early_rebuilds = 0
             self._positions = tuple(p for i, p in enumerate(self._positions) if i not in inputs)
             tensors = [args[i] for i in self._positions]
-        return self._made_if_possible(tensors)
+        return self._try_build(tensors)
 
-    def _further(self, addresses: Addresses, tensors: Sequence[torch.Tensor]) -> _State:
-        """The state of a further set of weights, beside those that are still in use."""
+    def _warn_of_unseen(self, unseen: Sequence[int]) -> None:
+        if unseen:
+            count("weights_written_unseen", len(unseen))
+            logger.warning(
+                "%s changed without PyTorch's knowledge (through .data, numpy() or DLPack). Up to %d calls since then "
+                "may have used the old values; write under torch.no_grad() instead, or use "
+                "options={'weights': 'checked'}",
+                self._listed(unseen),
+                CALLS,
+            )
+
+    def _add_set(self, addresses: Addresses, tensors: Sequence[torch.Tensor]) -> _State:
+        """The state for one more set of weights."""
         name = hash(addresses)
         if name in self._seen and not self._is_full:
             if len(self.sets) < MOST_SETS and _fit(tensors):
-                made = self._made_if_possible(tensors)
-                if made is not self._without_constants:
+                state = self._try_build(tensors)
+                if state is not self._without_constants:
                     count("weight_sets")
-                return made
+                return state
             self._is_full = True
         if len(self._seen) >= _MOST_SEEN:
             self._seen.clear()
         self._seen.add(name)
         return self._inputs_only()
 
-    def _let_go(self, now: Mapping[int, int]) -> list[_State]:
-        """Lets go of the states that are none any more, and returns them.
-
-        Args:
-            now: the addresses of the weights of now, by the ``id`` of the tensor.
-        """
-        ours = _held_by_sessions()
-        gone = {addresses: state for addresses, state in self.sets.items() if state.is_out_of_use(now, ours)}
-        for addresses in gone:
+    def _evict_unused(self, current: Mapping[int, int]) -> list[_State]:
+        """Evicts and returns the states that ``is_unused``."""
+        held = _held_by_sessions()
+        unused = {addresses: state for addresses, state in self.sets.items() if state.is_unused(current, held)}
+        for addresses in unused:
             del self.sets[addresses]
-        self._is_full = self._is_full and not gone
-        return list(gone.values())
+        self._is_full = self._is_full and not unused
+        return list(unused.values())
 
     def _inputs_only(self) -> _State:
-        """The state without constants."""
+        """The state without constants, built at first use."""
         if self._without_constants is None:
             self._without_constants = _State(self._executable, {}, complete=False)
         return self._without_constants
 
-    def _made_if_possible(self, tensors: Sequence[torch.Tensor]) -> _State:
-        """A new state, which is kept; the one without constants where ONNX Runtime has no memory for another."""
+    def _try_build(self, tensors: Sequence[torch.Tensor]) -> _State:
+        """A new state; the one without constants if ONNX Runtime has no memory for it."""
         try:
-            return self._made(tensors)
+            return self._build(tensors)
         except SessionError as error:
             logger.warning("weights are inputs, which is slower: %s", first_line(str(error)))
             self._is_full = True
             return self._inputs_only()
 
-    def _made(self, tensors: Sequence[torch.Tensor]) -> _State:
-        """A new state, which is kept.
-
-        Raises:
-            SessionError: ONNX Runtime refused the model.
-        """
+    def _build(self, tensors: Sequence[torch.Tensor]) -> _State:
         state = _State(self._executable, dict(zip(self._positions, tensors, strict=True)), complete=self._complete)
         self.sets[state.watch.addresses] = state
         self._most_sets = max(self._most_sets, len(self.sets))
@@ -293,70 +288,54 @@ class FrozenSession:
     def _name(self, index: int) -> str:
         return self._names[self._positions[index]]
 
-    def _tell(self, names: Sequence[str], unseen: Sequence[str]) -> None:
-        count("weight_refreshes")
-        logger.info("weights changed, and their session is made anew: %s", _listed(names))
-        if unseen:
-            count("weights_written_unseen", len(unseen))
-            logger.warning(
-                "%s changed without PyTorch's knowledge (through .data, numpy() or DLPack). Results since that write, "
-                "of up to %d calls, may have used the old values; write under torch.no_grad() instead, or use "
-                "options={'weights': 'checked'}",
-                _listed(unseen),
-                CALLS,
-            )
-
-    def _tell_of_inputs(self, names: Sequence[str]) -> None:
-        count("weights_made_inputs", len(names))
-        logger.info(
-            "weights that keep changing, or cannot be watched, are inputs of their session from now on: %s",
-            _listed(names),
-        )
+    def _listed(self, indices: Sequence[int]) -> str:
+        shown = ", ".join(map(self._name, indices[:_MOST_NAMES]))
+        return shown if len(indices) <= _MOST_NAMES else f"{shown} and {len(indices) - _MOST_NAMES} more"
 
 
 def load_session(
     executable: Executable, constants: Mapping[int, Weight], *, complete: bool
 ) -> BoundSession | FrozenSession:
-    """What runs an executable with these weights as constants, of which there may be none.
+    """A session of an executable with weights as constants.
 
-    They stay inputs where there is not memory enough for their copies, or where ONNX Runtime refuses the model with
-    constants alone.
+    The weights stay inputs if there is not enough memory for their copies, or if ONNX Runtime rejects only the model
+    with constants.
+
+    Args:
+        executable: the model.
+        constants: the weights, by the position of the argument; may be empty.
+        complete: whether each call reads every byte of the weights.
 
     Raises:
-        SessionError: ONNX Runtime refused the model.
+        SessionError: ONNX Runtime rejected the model.
     """
     if not constants:
         return executable.load()
-    refused = ""
+    why = ""
     if _fit([weight.tensor for weight in constants.values()]):
         try:
             session = FrozenSession(executable, constants, complete=complete)
         except SessionError as error:
-            refused = first_line(str(error))
+            why = first_line(str(error))
         else:
             count("constant_weights", len(constants))
             return session
     bound = executable.load()
-    if refused:
-        logger.warning("weights are inputs, which is slower: %s", refused)
+    if why:
+        logger.warning("weights are inputs, which is slower: %s", why)
     count("weights_left_inputs", len(constants))
     return bound
 
 
 def _fit(weights: Sequence[torch.Tensor]) -> bool:
-    """Whether there is memory enough for the copies of weights."""
+    """Whether there is enough memory for the copies of weights."""
     size, free = sum(weight.nbytes for weight in weights), available()
     if free is None or _COPIES * size <= free:
         return True
     logger.warning(
-        "weights of %.1f GB stay inputs, which is slower: as constants they would take %.1f GB more; %.1f GB are free",
+        "weights of %.1f GB stay inputs, which is slower: as constants they need %.1f GB more, and %.1f GB are free",
         size / 1e9,
         _COPIES * size / 1e9,
         free / 1e9,
     )
     return False
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MOST_NAMES])
-    return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"

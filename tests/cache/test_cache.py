@@ -874,7 +874,7 @@ def test_a_function_of_no_known_kind_is_not_stored(target: object) -> None:
     ["s0 +", "__import__('os')", "s0.__class__", "[x for x in s0]", "lambda: 1", "os.system(1)", "math.__loader__(1)"],
 )
 def test_a_size_is_arithmetic(text: str) -> None:
-    with pytest.raises(ValueError, match="is no size"):
+    with pytest.raises(ValueError, match="is not a size"):
         check_expression(text)
 
 

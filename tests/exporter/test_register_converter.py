@@ -23,7 +23,7 @@ from dynamo_backends.cli import main
 from dynamo_backends.exporter.registration import registered_targets
 from dynamo_backends.runtime import custom_operators
 from dynamo_backends.runtime.settings import SessionSettings
-from dynamo_backends.runtime.subprocess_session import check_apart
+from dynamo_backends.runtime.subprocess_session import check_in_subprocess
 
 aten = torch.ops.aten
 ONLY_ONNX = {"fallback": "error", "placement": "onnx"}
@@ -188,7 +188,7 @@ def test_a_library_of_custom_operators(
 
     # Other providers than the CPU's are tried in a process that has to load the library, too.
     (model,) = (tmp_path / "latest").rglob("model.onnx")
-    check_apart(model.read_bytes(), SessionSettings(("CPUExecutionProvider",), threads=1), {"x": [3, 3]})
+    check_in_subprocess(model.read_bytes(), SessionSettings(("CPUExecutionProvider",), threads=1), {"x": [3, 3]})
 
     # A dump is not enough for its library to be loaded.
     command = ["replay", str(manifest["graphs"][0]["folder"]), "-d", str(tmp_path)]

@@ -80,8 +80,8 @@ def test_sessions_run_while_memory_is_given_back() -> None:
 
 ENDING = """
 import torch
-from dynamo_backends.runtime import arena
-arena.IDLE_SECONDS = {seconds}
+from dynamo_backends.runtime import memory_arena
+memory_arena.IDLE_SECONDS = {seconds}
 compiled = torch.compile(lambda x: x.sin() + 1, backend="onnxrt")
 with torch.no_grad():
     for _ in range(3):

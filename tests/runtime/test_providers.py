@@ -28,7 +28,7 @@ from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.ort_internals import IDENTITY
 from dynamo_backends.runtime.providers import Provider, as_precise_as_pytorch, fallbacks, with_threads
 from dynamo_backends.runtime.settings import SessionSettings
-from dynamo_backends.runtime.subprocess_session import check_apart
+from dynamo_backends.runtime.subprocess_session import check_in_subprocess
 
 CPU, OPENVINO = "CPUExecutionProvider", "OpenVINOExecutionProvider"
 FIRST, SECOND = "FirstExecutionProvider", "SecondExecutionProvider"
@@ -199,19 +199,19 @@ def test_the_verdict_says_that_an_error_may_be_one_of_precision() -> None:
 def test_a_process_that_crashes_refuses(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """And one that does not start, which is said once."""
     settings = SessionSettings((CPU,), threads=1)
-    check_apart(IDENTITY, settings)
+    check_in_subprocess(IDENTITY, settings)
     with pytest.raises(SessionError, match="Identitz"):
-        check_apart(IDENTITY.replace(b"Identity", b"Identitz"), settings)
+        check_in_subprocess(IDENTITY.replace(b"Identity", b"Identitz"), settings)
     crashing = [sys.executable, "-c", "print('ready', flush=True); input(); import os; os.abort()"]
     monkeypatch.setattr(python_process, "worker_command", lambda module: crashing)
-    monkeypatch.setattr(subprocess_session, "_APART", subprocess_session._Apart())
+    monkeypatch.setattr(subprocess_session, "_CHECKER", subprocess_session._Checker())
     with pytest.raises(SessionError, match="crashed, exit code -6"):
-        check_apart(IDENTITY, settings)
+        check_in_subprocess(IDENTITY, settings)
     monkeypatch.setattr(python_process, "worker_command", lambda module: [sys.executable, "-c", "import no_package"])
-    monkeypatch.setattr(subprocess_session, "_APART", subprocess_session._Apart())
+    monkeypatch.setattr(subprocess_session, "_CHECKER", subprocess_session._Checker())
     for _ in range(2):
         with pytest.raises(SessionError, match="No module named 'no_package'"):
-            check_apart(IDENTITY, settings)
+            check_in_subprocess(IDENTITY, settings)
     assert len([record for record in caplog.records if "no_package" in record.getMessage()]) == 1
 
 
