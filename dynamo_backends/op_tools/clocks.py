@@ -1,4 +1,4 @@
-"""How long something takes on a device."""
+"""Timing on a device."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ import torch
 
 
 class Clock:
-    """Measures one interval: with the processor's clock, or on an accelerator with events in its stream.
-
-    Args:
-        device: where the operator runs.
+    """Measures one interval, on an accelerator with events in its stream.
 
     Attributes:
-        began: seconds on the clock of ``time.perf_counter``.
+        began: the start, in seconds of ``time.perf_counter``.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -36,7 +33,7 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """Its length; waits for an accelerator."""
+        """The length of the interval; synchronizes with an accelerator."""
         if len(self._events) == 2:
             self._events[1].synchronize()
             return self._events[0].elapsed_time(self._events[1]) / 1e3
@@ -51,6 +48,6 @@ class Clock:
 
 
 def device_of(values: Iterable[object]) -> torch.device:
-    """The device of the first tensor that is not on the CPU; else the CPU."""
+    """The device of the first tensor on an accelerator; the CPU if there is none."""
     devices = (value.device for value in values if isinstance(value, torch.Tensor))
     return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
