@@ -23,26 +23,16 @@ _OWN = __name__.partition(".")[0]
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """One call.
+    """One call."""
 
-    Attributes:
-        name: the operator, ``torch.Tensor.add``, or at the level ``aten`` ``aten.add.Tensor``.
-        function: the operator.
-        args, kwargs: its arguments.
-        number: how many calls of this operator the tool saw before.
-        level: ``torch`` or ``aten``.
-        has_gradients: whether autograd records the call.
-        results: for a tool that sees gradients, after the call, its ``results_of``.
-    """
-
-    name: str
+    name: str  # "torch.Tensor.add", or at the level ``aten`` "aten.add.Tensor"
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    number: int = 0
-    level: str = "torch"
-    has_gradients: bool = False
-    results: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    number: int = 0  # how many calls of this operator the tool saw before
+    level: str = "torch"  # or "aten"
+    has_gradients: bool = False  # autograd records the call
+    results: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # see ``results_of``; set after the call
 
     @functools.cached_property
     def source(self) -> str:
@@ -152,10 +142,7 @@ def as_json(value: object) -> object:
 def results_of(call: Call, result: object, versions: Sequence[int]) -> dict[str, torch.Tensor]:
     """The tensors that a call returned, and the arguments that it changed and did not return, by name.
 
-    Args:
-        call: a finished call.
-        result: what it returned.
-        versions: the version counters of ``call.tensors`` before the call.
+    ``versions`` are the version counters of ``call.tensors`` before the call.
     """
     found = {name: value for name, value in named_tensors(result, "output") if not value._is_zerotensor()}
     returned = {id(value) for value in found.values()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -106,11 +107,7 @@ class OpCapture(OpTool):
         return finished
 
     def write_call(self, description: Mapping[str, object], args: object, kwargs: object) -> str | None:
-        """Writes the description and arguments of a call.
-
-        Args:
-            description: see ``description_of``.
-            args, kwargs: the arguments.
+        """Writes the description (see ``description_of``) and arguments of a call.
 
         Returns:
             The call's folder, relative to the capture's; ``None`` if the disk is full.
@@ -193,11 +190,9 @@ class CaptureFolder(DumpFolder):
         name = time.strftime("%Y-%m-%d--%H-%M-%S")
         for number in itertools.count(1):
             location = parent / (name if number == 1 else f"{name}_{number}")
-            try:
+            with contextlib.suppress(FileExistsError):
                 location.mkdir()
-            except FileExistsError:
-                continue
-            return location
+                return location
         raise AssertionError
 
 

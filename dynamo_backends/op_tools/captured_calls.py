@@ -82,14 +82,8 @@ class RunCall:
 def run_call(
     loaded: LoadedCall, *, runs: int = 1, forward_only: bool = False, compare: bool = False, runtime: str = "torch"
 ) -> RunCall:
-    """Runs a captured call again.
-
-    Args:
-        loaded: the call.
-        runs: how often, at least once.
-        forward_only: skip the backward.
-        compare: compare the results of the last run with float64.
-        runtime: ``torch``, or ``onnx`` for ONNX Runtime.
+    """Runs a captured call ``runs`` times, in PyTorch or with ``runtime="onnx"`` on ONNX Runtime, and if asked for
+    compares the last run with float64.
 
     Raises:
         Whatever the operator or the runtime raises.

@@ -10,16 +10,12 @@ import torch
 
 
 class Clock:
-    """Measures one interval, on an accelerator with events in its stream.
-
-    Attributes:
-        began: the start, in seconds of ``time.perf_counter``.
-    """
+    """Measures one interval, on an accelerator with events in its stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._events: list[Any] = []
-        self.began = 0.0
+        self.began = 0.0  # seconds of ``time.perf_counter``
         self._ended = 0.0
 
     def __enter__(self) -> Clock:
@@ -40,11 +36,9 @@ class Clock:
         return self._ended - self.began
 
     def _mark(self) -> None:
-        if self._device.type in ("cpu", "meta"):
-            return
-        event = torch.Event(device=self._device, enable_timing=True)
-        event.record()
-        self._events.append(event)
+        if self._device.type not in ("cpu", "meta"):
+            self._events.append(torch.Event(device=self._device, enable_timing=True))
+            self._events[-1].record()
 
 
 def device_of(values: Iterable[object]) -> torch.device:

@@ -55,12 +55,7 @@ class _DispatchMode(TorchDispatchMode):
 
 
 class InstalledMode:
-    """A handler on this thread's mode stack, from its construction until ``remove``.
-
-    Args:
-        handler: receives each call.
-        level: ``torch`` for PyTorch's public functions, ``aten`` for the dispatcher's operators.
-    """
+    """A handler on this thread's mode stack, from its construction until ``remove``; for the levels see ``OpTool``."""
 
     def __init__(self, handler: Handler, level: str) -> None:
         self._mode = _FunctionMode(handler) if level == "torch" else _DispatchMode(handler)

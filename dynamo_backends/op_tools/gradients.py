@@ -28,16 +28,11 @@ _Edges: TypeAlias = dict[tuple[Any, int], list[str]]
 
 
 class CallStart:
-    """The state of a call's arguments before the call.
-
-    Attributes:
-        versions: autograd's version counters of ``call.tensors``.
-        edges: where gradients of the arguments leave; empty if there is no backward, or it cannot be seen.
-    """
+    """The state of a call's arguments before the call."""
 
     def __init__(self, call: Call) -> None:
         self.versions = [version_of(value) for value in call.tensors.values()]
-        self.edges: _Edges = {}
+        self.edges: _Edges = {}  # where gradients of the arguments leave
         self._first_node = torch.autograd._get_sequence_nr()
         for name, value in call.tensors.items() if call.has_gradients else ():
             if value.requires_grad:
@@ -85,11 +80,8 @@ class Hooks:
     ) -> None:
         """Adds hooks to the backward of a call, if it has one.
 
-        Args:
-            start: of the call.
-            results: the call's tensors by name. They are not kept: a node whose hooks hold its tensors is never freed.
-            finished: called with the gradients once all are there, at the latest when the backward ends.
-            with_times: whether each node of the call is timed.
+        ``finished`` is called when all gradients are there, at the latest when the backward ends. ``results`` are not
+        kept: a node whose hooks hold its tensors is never freed.
         """
         if not start.edges:
             return

@@ -60,12 +60,7 @@ class ComparedValue:
 
 
 class CallJudge:
-    """Compares the values of one call. It holds the call's arguments, but none of its results.
-
-    Args:
-        execution: runs the call again.
-        reference: what to compare with.
-    """
+    """Compares the values of one call. It holds the call's arguments, but none of its results."""
 
     def __init__(self, execution: CallExecution, reference: Target) -> None:
         self._execution = execution
@@ -73,11 +68,10 @@ class CallJudge:
         self._generator = torch.Generator().manual_seed(0)  # leaves the user's random numbers alone
 
     def results(self, results: _Values, returned: object) -> tuple[list[ComparedValue], dict[str, torch.Tensor]]:
-        """Compares what a call returned or wrote; returns the comparisons, and the reference's results by name.
+        """Compares the tensors that a call returned or wrote, or the number that it returned.
 
-        Args:
-            results: the tensors, by name.
-            returned: what the call returned, possibly a number.
+        Returns:
+            The comparisons, and the reference's results by name.
 
         Raises:
             Whatever the function raises on the reference.
@@ -166,14 +160,7 @@ class CallJudge:
         return by_name
 
     def _compare(self, actual: _Values, expected: _Values, run: _Run, computed_in: torch.dtype) -> list[ComparedValue]:
-        """Compares values of the same names.
-
-        Args:
-            actual: the call's.
-            expected: the reference's.
-            run: runs the call again.
-            computed_in: a dtype to which the actual values may have been rounded.
-        """
+        """Compares values of the same names, which may have been rounded to ``computed_in``."""
         unset = self._unset(actual, expected, run)
         largest_result = largest(_without_unset(unset, expected).values())
 
@@ -208,23 +195,17 @@ class CallJudge:
                 value, reference = (_without_unset(unset, {name: item})[name] for item in (value, reference))
             value, reference = value.detach().cpu(), reference.detach().cpu()
             found = verdict_on(name, value, reference)
-            measure = found.ours or (distance(value, reference) if is_comparable else None)
-            complaint = complaint or found.complaint or (str(found) if found.ours and found.ours.nonfinite else "")
-            allclose, share = not found.is_wrong and not complaint, found.ours.share if found.ours else 0.0
-            if name in unset:
-                complaint = (
-                    complaint or f"{int(unset[name].sum())} elements that the operator leaves unset are not compared"
-                )
-            return ComparedValue(
-                name,
-                dtype_name(value.dtype),
-                shape,
-                allclose,
-                measure.max_abs if measure else math.inf,
-                (found.ours.limit or None) if found.ours else None,
-                complaint,
-                math.inf if found.ours and share <= 1 and not allclose else share,
-            )
+            error = found.ours
+            complaint = complaint or found.complaint or (str(found) if error and error.nonfinite else "")
+            allclose = not found.is_wrong and not complaint
+            if name in unset and not complaint:
+                complaint = f"{int(unset[name].sum())} elements that the operator leaves unset are not compared"
+            compared = ComparedValue(name, dtype_name(value.dtype), shape, allclose, math.inf, None, complaint)
+            if error is None:  # equal, integers, or of another shape
+                max_diff = distance(value, reference).max_abs if is_comparable else math.inf
+                return dataclasses.replace(compared, max_diff=max_diff)
+            share = error.share if allclose or error.share > 1 else math.inf
+            return dataclasses.replace(compared, max_diff=error.max_abs, allowed=error.limit or None, share=share)
 
         return [compare(name, value, expected[name]) for name, value in actual.items() if name in expected]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
+
+from ..common.suggestions import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +50,7 @@ class OperatorFilter:
         messages = []
         for pattern in self._include or []:
             if not any(_matches(name, [pattern]) for name in self._decisions):
-                close = difflib.get_close_matches(pattern, list(self._decisions), n=1)
-                messages.append(f"no operator {pattern!r} was called" + (f"; {close[0]!r} was" if close else ""))
+                messages.append(f"no operator {pattern!r} was called.{did_you_mean(pattern, self._decisions)}")
         return messages
 
 

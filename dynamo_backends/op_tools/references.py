@@ -16,13 +16,10 @@ ONNX = Target(device=torch.device("cpu"))
 
 
 class Reference:
-    """Where calls are run again.
-
-    Args:
-        kind: ``float64``, ``onnx``, or a device such as ``cuda``.
+    """Where calls are run again: ``float64``, ``onnx``, or a device such as ``cuda``.
 
     Raises:
-        ValueError: there is no such device.
+        ValueError: the device does not exist.
     """
 
     def __init__(self, kind: str) -> None:

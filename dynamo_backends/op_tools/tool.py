@@ -136,10 +136,7 @@ class OpTool:
         return self._threads > 0
 
     def write_page(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the results as one HTML file with a table that can be sorted and filtered.
-
-        Returns:
-            The file's path.
+        """Writes the results as an HTML file with a table that can be sorted and filtered; returns its path.
 
         Raises:
             OSError: the file cannot be written.
