@@ -1,5 +1,5 @@
-"""What every room may use and what knows none of them: the safety net, fork handling, subprocesses, text tables.
+"""Helpers for every room: the safety net, fork handling, subprocesses, text tables.
 
-It takes nothing of the pipeline and imports only ``errors``, ``events`` and ``versions``. Importing the package itself
-costs nothing: PyTorch imports ``torch_logs`` in every process.
+It imports only ``errors``, ``events`` and ``versions``. Importing the package itself costs nothing: PyTorch imports
+``torch_logs`` in every process.
 """

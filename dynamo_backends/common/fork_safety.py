@@ -1,4 +1,4 @@
-"""What a forked child must not share with its parent: threads, which are not in the child, locks, files.
+"""Renews objects in forked processes: locks, files and threads of the parent cannot be used there.
 
 ::
 
@@ -7,7 +7,7 @@
             renew_in_children(self)
 
         def renew_in_child(self):
-            self._lock = threading.Lock()  # a thread that is not here may have held it
+            self._lock = threading.Lock()  # a thread of the parent may hold it
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Protocol
 
 
 class Renewable(Protocol):
-    """Something with a state that belongs to one process."""
+    """An object with state that belongs to one process."""
 
     def renew_in_child(self) -> None:
-        """Called in a forked child, where no other thread runs, before anything else."""
+        """Called first in a forked process, where no other thread runs."""
         ...
 
 
@@ -30,12 +30,12 @@ _items: weakref.WeakSet[Renewable] = weakref.WeakSet()
 
 
 def renew_in_children(item: Renewable) -> None:
-    """Has ``item.renew_in_child`` called in each child that this process forks, as long as the item lives."""
+    """Registers an object whose ``renew_in_child`` is called in each forked process, while the object lives."""
     _items.add(item)
 
 
 def never_free(item: object) -> None:
-    """Keeps an object of the parent for ever, whose end would wait for threads that are not in this process."""
+    """Never frees an object of the parent whose destructor would wait for threads that do not exist here."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
 
 

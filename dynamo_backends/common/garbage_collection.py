@@ -1,4 +1,4 @@
-"""Python's garbage collector while a graph is compiled."""
+"""Limits Python's garbage collector to new objects while a graph is compiled."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from .fork_safety import renew_in_children
 
 
 class _OnlyNew(contextlib.ContextDecorator):
-    """Lets the collector look at new objects only, as long as a thread is in a ``with`` block of this object.
+    """A context manager and decorator: while a thread is inside, all older objects are frozen (``gc.freeze``).
 
-    It is a decorator too, of functions that are such a block.
-
-    A process that has imported PyTorch has some million objects, and a compile makes so many that the collector looks
-    at all of them several times. Where somebody froze objects (``gc.freeze``), they stay frozen, and nothing changes.
+    A process with PyTorch has about a million objects, and a compile allocates so much that the collector would scan
+    them several times. If the user has frozen objects, they stay frozen and this does nothing.
     """
 
     def __init__(self) -> None:
@@ -42,7 +40,7 @@ class _OnlyNew(contextlib.ContextDecorator):
                 self._thaw()
 
     def renew_in_child(self) -> None:
-        """Another thread of the parent may have been inside."""
+        """Drops the state of the parent's threads."""
         self._inside = 0
         self._thaw()
 

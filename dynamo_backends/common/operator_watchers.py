@@ -1,7 +1,7 @@
-"""Who watches the operators of this thread: what our backends run that PyTorch's modes cannot see is told here.
+"""Reports calls that PyTorch's modes cannot see, such as a region on ONNX Runtime, to the watchers of this thread.
 
-A region on ONNX Runtime is one call. While somebody watches, it is given to the watcher as PyTorch's modes give an
-operator to theirs: the watcher makes the call, and those before it see it then.
+A watcher gets a call as a PyTorch mode gets an operator: it runs the call and returns the result. While it runs, the
+watchers added before it are active, and so on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Watchers(threading.local):
 
 _watchers = _Watchers()
 is_watched = False
-"""Whether any thread ever watched since the start of the process; read before the slower question."""
+"""Whether this process ever had a watcher: a fast check before ``watch_this_thread``."""
 
 
 def add(watcher: Watcher) -> Watcher:
@@ -41,17 +41,16 @@ def remove(watcher: Watcher) -> None:
 
 
 def watch_this_thread() -> bool:
-    """Whether this thread has watchers that were not told yet."""
+    """Whether this thread has active watchers."""
     return bool(_watchers.stack)
 
 
 @contextlib.contextmanager
 def unseen(*, while_compiling: bool = False) -> Iterator[None]:
-    """No watcher, and none of PyTorch's modes, sees what is computed; nothing else is different.
+    """Disables all watchers and PyTorch's modes.
 
     Args:
-        while_compiling: for what traces graphs with FX, whose proxies need ``__torch_function__``: modes of functions
-            stay.
+        while_compiling: keep function modes, for code that traces with FX: its proxies need ``__torch_function__``.
     """
     stack, _watchers.stack = _watchers.stack, ()
     try:
@@ -65,12 +64,7 @@ def unseen(*, while_compiling: bool = False) -> Iterator[None]:
 
 
 def call(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Gives a call to this thread's last watcher; inside, those before it are left to be told.
-
-    Args:
-        function: asks ``watch_this_thread`` when it is called, and comes here again if there are more.
-        args: of the call.
-    """
+    """Passes a call to this thread's last watcher. ``function`` must come here again while watchers are active."""
     stack = _watchers.stack
     _watchers.stack = stack[:-1]
     try:

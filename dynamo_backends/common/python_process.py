@@ -1,8 +1,7 @@
-"""Python in a subprocess, which imports nothing from the current folder.
+"""Python subprocesses that import nothing from the current folder.
 
-``python -m`` and ``python -c`` put the current folder in front of ``sys.path``, where a ``json.py`` or ``numpy.py``
-would be executed. ``-P`` leaves it out; ``PYTHONPATH`` and editable installs work as ever, but for entries that are
-relative to the current folder.
+``python -m`` and ``python -c`` put the current folder first on ``sys.path``, so that a ``json.py`` or ``numpy.py``
+there would run. ``-P`` leaves it out. ``PYTHONPATH`` and editable installs still work, except for relative entries.
 
 ::
 
@@ -37,48 +36,38 @@ if root not in sys.path:
 from importlib import import_module
 import_module(module).main()
 """
-"""The folder of this package is added for a checkout that is not installed, and for one that the caller put on its
-``sys.path``: the subprocess runs the same version."""
+"""Adds the folder of this package, so that the subprocess runs the same version when it is not installed."""
 
 _READY = "ready\n"
 _START_SECONDS = 120.0
 
 
 def worker_command(module: str) -> list[str]:
-    """The command that runs ``main()`` of a module in a process of its own.
-
-    Args:
-        module: its absolute name, in this distribution.
-    """
+    """The command that runs ``main()`` of a module of this distribution in a subprocess."""
     return [sys.executable, "-P", "-c", _START, _ROOT, module]
 
 
 def worker_environment() -> dict[str, str]:
-    """This process's environment, without the entries of ``PYTHONPATH`` that depend on the current folder."""
+    """This process's environment, without relative entries of ``PYTHONPATH``."""
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(path)]
     others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return {**others, "PYTHONPATH": os.pathsep.join(paths)} if paths else others
 
 
 class WorkerStartError(RuntimeError):
-    """A worker ended, or hung, before it was asked for anything: what it was to be asked is not to blame."""
+    """A worker exited or hung before its first request."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a worker ended instead of answering.
+    """The exit of a worker that did not answer."""
 
-    Attributes:
-        code: its exit code, as ``subprocess`` has it.
-        timed_out: whether it was killed because it took too long.
-    """
-
-    code: int
-    timed_out: bool
+    code: int  # as in ``subprocess``: negative for a signal
+    timed_out: bool  # it was killed because it took too long
 
 
 def how_it_ended(code: int) -> str:
-    """In words, how a process ended that has this exit code."""
+    """An exit code as text."""
     if code >= 0:
         return f"exit code {code}"
     known = {item.value: item.name for item in signal.Signals}
@@ -86,11 +75,11 @@ def how_it_ended(code: int) -> str:
 
 
 class Worker:
-    """A process that answers requests, a line of JSON each; it starts at the first question, and anew after it ended.
+    """A subprocess that answers requests, each a line of JSON. It starts at the first request, and again after an exit.
 
     Args:
-        module: its ``main`` calls ``answer_requests``.
-        environment: variables it has besides those of this process.
+        module: a module whose ``main`` calls ``answer_requests``.
+        environment: additional environment variables.
     """
 
     def __init__(self, module: str, environment: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -101,21 +90,21 @@ class Worker:
 
     @property
     def errors(self) -> str:
-        """What the process wrote to standard error, and what was printed in it; ``""`` after ``stop``."""
+        """The output of the process, standard error and prints; ``""`` after ``stop``."""
         if self._errors is None:
             return ""
         self._errors.seek(0)
         return self._errors.read()
 
     def ask(self, request: object, longest: float) -> Any:
-        """The answer to a request; an ``Ended`` if there is none.
+        """Sends a request and returns the answer, or an ``Ended``.
 
         Args:
-            request: what JSON can hold.
-            longest: seconds after which the worker is killed.
+            request: data for JSON.
+            longest: the timeout in seconds, after which the worker is killed.
 
         Raises:
-            WorkerStartError: the process does not start; the message says why.
+            WorkerStartError: the process does not start; the message has the reason.
         """
         if self._process is None or self._process.poll() is not None:
             self._process = self._started()
@@ -126,7 +115,7 @@ class Worker:
         return Ended(_finished(process), timed_out)
 
     def stop(self) -> None:
-        """Ends the process, if there is one, and what it started."""
+        """Stops the process and its subprocesses."""
         if self._process is not None:
             _finished(self._process)
         if self._errors is not None:
@@ -134,7 +123,7 @@ class Worker:
         self.forget()
 
     def forget(self) -> None:
-        """Leaves the process to the parent that this process was forked from."""
+        """In a forked process: leaves the worker to the parent."""
         self._process = self._errors = None
 
     def _started(self) -> subprocess.Popen[str]:
@@ -148,21 +137,18 @@ class Worker:
             text=True,
             encoding="utf-8",
             env={**worker_environment(), **self._environment},
-            start_new_session=True,  # so that what it starts (Inductor's compilers) ends with it
+            start_new_session=True,  # so that its subprocesses, such as Inductor's compilers, are killed too
         )
         line, timed_out = _exchange(process, None, _START_SECONDS)
         if line == _READY:
             return process
-        said = [f"exit code {_finished(process)}", *filter(None, map(str.strip, self.errors.splitlines()))]
-        why = f"it was not ready in {_START_SECONDS:g} s" if timed_out else said[-1]
-        raise WorkerStartError(f"the subprocess {self._module} does not start: {why}")
+        lines = [f"exit code {_finished(process)}", *filter(None, map(str.strip, self.errors.splitlines()))]
+        reason = f"it was not ready in {_START_SECONDS:g} s" if timed_out else lines[-1]
+        raise WorkerStartError(f"the subprocess {self._module} does not start: {reason}")
 
 
 def answer_requests(answer: Callable[[Any], object]) -> None:
-    """Answers each request on standard input until there are no more: the ``main`` of a worker.
-
-    What libraries print is no answer, and goes to standard error.
-    """
+    """The loop of a worker: answers each request on standard input. Prints of libraries go to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     answers.write(_READY)
@@ -173,7 +159,7 @@ def answer_requests(answer: Callable[[Any], object]) -> None:
 
 
 def _exchange(process: subprocess.Popen[str], request: str | None, longest: float) -> tuple[str, bool]:
-    """The next line of a process, ``""`` if it ends; and whether it was killed because that took too long."""
+    """Sends a request. Returns the next line of the process, ``""`` if it exits, and whether the timeout killed it."""
     assert process.stdin is not None and process.stdout is not None
     timed_out = threading.Event()
 
@@ -195,7 +181,7 @@ def _exchange(process: subprocess.Popen[str], request: str | None, longest: floa
 
 
 def _finished(process: subprocess.Popen[str]) -> int:
-    """The exit code of a process, which ends when it can read no more; it is killed if it does not."""
+    """Closes the pipes of a process, kills it if it does not exit, and returns its exit code."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -207,7 +193,7 @@ def _finished(process: subprocess.Popen[str]) -> int:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Kills a process, and what it started."""
+    """Kills a process and its subprocesses."""
     if hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,14 +1,14 @@
-"""The safety net: whatever fails in our own part, PyTorch runs the graph.
+"""The safety net: when our own code fails, PyTorch runs the graph.
 
-Every place that catches an exception nobody foresaw calls ``caught``: it counts the failure, warns once for each cause,
-and logs the traceback at debug level. The places are
+All handlers of unexpected exceptions call ``caught``, which counts the failure, warns once for each cause, and logs the
+traceback at debug level. They are
 
-    a graph of Dynamo's        ``or_captured``                  PyTorch runs the graph as it was captured
-    a graph of AOTAutograd's   ``Runners.or_in_pytorch``        PyTorch runs the graph as AOTAutograd made it
+    a graph of Dynamo          ``or_captured``                  PyTorch runs the captured graph
+    a graph of AOTAutograd     ``Runners.or_in_pytorch``        PyTorch runs AOTAutograd's graph
     the partitioner            ``Pipeline.partitioner``         PyTorch's own partitioner, without our passes
     a call of a region         ``RunnableRegion``               PyTorch runs the region
     autotuning                 ``TunedGraph``                   PyTorch runs the graph
-    the cache                  ``CachedGraphs``                 as if there were no entry
+    the cache                  ``CachedGraphs``                 a cache miss
     an observer                ``GuardedObserver``              the graph runs, and its verdict is not "ok"
 
 With ``fallback="error"`` the first five raise instead.
@@ -40,13 +40,13 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 told_causes: set[tuple[object, ...]] = set()
-"""The causes that the log has a warning of."""
+"""The causes that are already logged as a warning."""
 
 _told_lock = Lock()
 
 
 def is_for_others(error: BaseException) -> bool:
-    """Whether an exception is no failure of ours: Dynamo reads it, or the user is meant to."""
+    """Whether an exception is meant for Dynamo or the user, and is not an internal failure."""
     if isinstance(error, (UnsupportedOperatorError, AheadOfTimeError)):
         return True
     is_failed_compile = isinstance(error, (BackendCompilerFailed, InternalTorchDynamoError))
@@ -54,12 +54,12 @@ def is_for_others(error: BaseException) -> bool:
 
 
 def caught(what: str, error: BaseException, instead: str) -> None:
-    """Counts an internal failure that the net caught, and tells of it.
+    """Counts and logs an internal failure.
 
     Args:
         what: what failed, ``the compile of graph 0 forward``.
-        error: what it raised.
-        instead: what happens now, ``PyTorch runs the graph``.
+        error: the exception.
+        instead: the consequence, ``PyTorch runs the graph``.
     """
     count("internal_failures")
     logger.debug("%s failed", what, exc_info=error)
@@ -82,7 +82,7 @@ def caught(what: str, error: BaseException, instead: str) -> None:
 
 @contextlib.contextmanager
 def net(what: str, instead: str) -> Iterator[None]:
-    """An exception inside ends the block, see ``caught``."""
+    """A context that suppresses exceptions and passes them to ``caught``."""
     try:
         yield
     except Exception as error:
@@ -90,16 +90,14 @@ def net(what: str, instead: str) -> Iterator[None]:
 
 
 def never_fails(what: str, instead: str, otherwise: Callable[[], U]) -> Callable[[Callable[P, T]], Callable[P, T | U]]:
-    """A decorator: where the function raises, it returns what ``otherwise`` makes."""
+    """A decorator: if the function fails, it returns ``otherwise()``, see ``caught``."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T | U]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T | U:
-            try:
+            with net(what, instead):
                 return function(*args, **kwargs)
-            except Exception as error:
-                caught(what, error, instead)
-                return otherwise()
+            return otherwise()
 
         return call
 
@@ -116,24 +114,23 @@ def or_as_it_was(
     must_compile: Callable[[], bool],
     failed: Callable[[Exception], object] = lambda error: None,
 ) -> T | U:
-    """What is compiled of a graph; if that fails, what ``in_pytorch`` makes of the graph as it was.
+    """Compiles a graph. If that fails, the original graph runs in PyTorch.
 
     Args:
         module: the graph; ``compile_it`` may change it in place.
         compile_it: compiles it.
-        in_pytorch: makes something of it that PyTorch runs.
-        what: what may fail, for the log.
-        instead: what happens then, for the log.
-        must_compile: asked after a failure; whether it is raised (``fallback="error"``).
-        failed: is told of a failure that is not raised.
+        in_pytorch: takes the original graph and returns what PyTorch runs.
+        what, instead: see ``caught``.
+        must_compile: called after a failure; ``True`` raises it (``fallback="error"``).
+        failed: called with a failure that is not raised.
     """
-    recorded: FxSnapshot | None = None
+    snapshot: FxSnapshot | None = None
     levels = torch._C._functorch.get_dynamic_layer_stack_depth()
     try:
-        recorded = FxSnapshot(module)
+        snapshot = FxSnapshot(module)
         return compile_it()
     except Exception as error:
-        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(levels)  # a trace of vmap or grad ended half-way
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(levels)  # left by a failed trace of vmap or grad
         if is_for_others(error) or must_compile():
             raise
         if isinstance(error, CandidateError):
@@ -142,13 +139,13 @@ def or_as_it_was(
         else:
             caught(what, error, instead)
         failed(error)
-        return in_pytorch(module if recorded is None else recorded.before())
+        return in_pytorch(module if snapshot is None else snapshot.before())
 
 
 def or_captured(
     module: fx.GraphModule, compile_it: Callable[[], Callable[..., object]], *, must_compile: Callable[[], bool]
 ) -> Callable[..., object]:
-    """What Dynamo calls instead of its graph: what is compiled, or the graph as captured, see ``or_as_it_was``."""
+    """The compiled graph for Dynamo, or if that fails the captured graph, see ``or_as_it_was``."""
     return or_as_it_was(
         module,
         compile_it,

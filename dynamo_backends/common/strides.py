@@ -1,4 +1,4 @@
-"""The strides of results: those that follow from an order of dimensions, and those that do not."""
+"""Strides of results, given as numbers or by an order of dimensions."""
 
 from __future__ import annotations
 
@@ -9,18 +9,13 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class ExactStrides:
-    """All strides of a tensor, in elements; one of both is there.
+    """The strides of a tensor: exactly one of both is set."""
 
-    Attributes:
-        numbers: the strides.
-        order: the dimensions in the order of memory, the slowest first, from which the strides follow.
-    """
-
-    numbers: tuple[int, ...] | None = None
-    order: tuple[int, ...] | None = None
+    numbers: tuple[int, ...] | None = None  # the strides in elements
+    order: tuple[int, ...] | None = None  # the dimensions of a contiguous memory, the slowest first
 
     def of(self, sizes: Sequence[int]) -> Sequence[int]:
-        """The strides of a tensor of some sizes."""
+        """The strides for a shape."""
         if self.numbers is not None:
             return self.numbers
         assert self.order is not None
@@ -28,11 +23,11 @@ class ExactStrides:
 
 
 def strides_in_order(order: Sequence[int], sizes: Sequence[Any]) -> list[Any]:
-    """The strides of new memory.
+    """The strides of newly allocated memory.
 
     Args:
-        order: its dimensions, the slowest first.
-        sizes: integers, maybe symbolic.
+        order: the dimensions, the slowest first.
+        sizes: the shape, possibly symbolic.
     """
     strides: list[Any] = [1] * len(sizes)
     stride: Any = 1

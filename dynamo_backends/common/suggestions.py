@@ -1,4 +1,4 @@
-"""Messages for names that are not known."""
+"""Messages for unknown names."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 
 
 def unknown_name(kind: str, name: object, valid: Sequence[str]) -> str:
-    """The message for a misspelt name: the name, the close matches, all that is valid."""
+    """The message for an unknown name, with close matches and all valid names."""
     plural = kind + ("es" if kind.endswith("s") else "s")
     return f"unknown {kind} {name!r}.{did_you_mean(str(name), valid)} Valid {plural}: {', '.join(valid)}"
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """A sentence with the close matches of a name; ``""`` if there are none."""
+    """A sentence with close matches of a name; ``""`` if there are none."""
     close = difflib.get_close_matches(name, list(valid), n=3)
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""

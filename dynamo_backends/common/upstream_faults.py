@@ -1,8 +1,8 @@
-"""The form of an entry in the tables of known upstream faults.
+"""``Fault``, an entry of the tables of known upstream faults.
 
 ``runtime/kernel_faults.py`` lists faults of ONNX Runtime's kernels by ONNX node, ``exporter/upstream_faults.py`` faults
-by ATen operator. Each entry names the demonstration that ``tests/project/test_upstream.py`` runs, and that fails once
-upstream has mended the fault.
+by ATen operator. Each entry names a demonstration. ``tests/project/test_upstream.py`` runs it, and fails when upstream
+has fixed the fault.
 """
 
 from __future__ import annotations
@@ -22,36 +22,25 @@ NodeT = TypeVar("NodeT")
 
 
 def always(_: object) -> bool:
-    """Every node of the operator meets the fault."""
+    """Every node of the operator has the fault."""
     return True
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault(Generic[NodeT]):
-    """Something upstream that computes another result than it should.
+    """A wrong result of an upstream library."""
 
-    Attributes:
-        shown_by: the demonstration in ``tests/upstream_faults.py``.
-        operators: those that meet the fault: ONNX operators and optimizers by name, ATen operators by overload; empty
-            for any.
-        text: what is wrong, for people.
-        applies: whether a node of one of the operators meets the fault.
-        versions: of the library, as a requirement is written; open at the end until a version is known to be mended.
-        library: whose fault it is: ``onnxruntime``, its CPU provider's, or ``onnxscript``.
-        kind: of the reason that a node runs in PyTorch.
-    """
-
-    shown_by: str
-    operators: Set[object]
-    text: str
-    applies: Callable[[NodeT], bool] = always
-    versions: str = ">=1.24"
-    library: str = "onnxruntime"
-    kind: Kind = Kind.UPSTREAM_FAULT
+    shown_by: str  # the demonstration in ``tests/upstream_faults.py``
+    operators: Set[object]  # ONNX operators and optimizers by name, ATen operators by overload; empty for any
+    text: str  # what is wrong
+    applies: Callable[[NodeT], bool] = always  # whether a node of one of the operators has the fault
+    versions: str = ">=1.24"  # a requirement for the library; without an upper bound until a version is fixed
+    library: str = "onnxruntime"  # or "onnxscript"; "onnxruntime" stands for its CPU provider
+    kind: Kind = Kind.UPSTREAM_FAULT  # of the reason that a node runs in PyTorch
 
     @property
     def reason(self) -> Reason:
-        """Why a node that meets the fault runs in PyTorch."""
+        """The reason why a node with the fault runs in PyTorch."""
         return Reason(self.kind, self.text)
 
     @property
@@ -60,7 +49,7 @@ class Fault(Generic[NodeT]):
         return _is_installed(self.library, self.versions)
 
     def is_of(self, providers: Sequence[str]) -> bool:
-        """Whether the provider that comes first has the fault; the CPU provider may take what another leaves."""
+        """Whether the first of the providers has the fault."""
         return self.library != "onnxruntime" or providers[0] == "CPUExecutionProvider"
 
 
@@ -71,7 +60,7 @@ def _is_installed(library: str, versions: str) -> bool:
 
 @functools.cache
 def installed_version(library: str) -> Version:
-    """The version of an installed library, whichever of its builds it is (``onnxruntime-openvino``)."""
+    """The version of an installed library, or of a build with another name (``onnxruntime-openvino``)."""
     try:
         return Version(metadata.version(library))
     except metadata.PackageNotFoundError:

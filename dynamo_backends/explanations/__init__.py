@@ -1,5 +1,5 @@
-"""``explain``, ``coverage`` and ``trace``: what ``torch.compile`` makes of a model, for people.
+"""``explain``, ``coverage`` and ``trace``: reports on what ``torch.compile`` does with a model.
 
-It takes a function and its arguments, compiles them without running sessions, and gives an ``Explanation``: graphs,
-breaks, regions, and what runs in PyTorch and why. Users call it, and the commands ``explain`` and ``trace``.
+They compile a function for its arguments without running sessions, and report graphs, graph breaks, regions, and the
+operators that run in PyTorch, with the reasons. Users call them, and so do the commands ``explain`` and ``trace``.
 """

@@ -1,11 +1,11 @@
-"""``explain`` and ``coverage``: what ``torch.compile`` and our backends make of a call, which runs in PyTorch.
+"""``explain`` and ``coverage``: report what ``torch.compile`` and our backends do with a call, which runs in PyTorch.
 
 ::
 
     print(dynamo_backends.explain(model)(x))        # text
     dynamo_backends.coverage(model)(x)              # the same as data
 
-It is the pipeline up to the split, with a lowering that keeps the split and runs the graphs in PyTorch.
+They run the pipeline up to the split into regions.
 """
 
 from __future__ import annotations
@@ -40,24 +40,23 @@ def explain(
     options: Mapping[str, object] | None = None,
     dynamic: bool | None = None,
 ) -> Callable[..., Explanation]:
-    """Explains a call: graphs, graph breaks, operators, guards; what would run on ONNX Runtime, what not, and why.
+    """Explains a call: graphs, graph breaks, operators, guards, and what runs on ONNX Runtime or in PyTorch, and why.
 
-    As with ``torch._dynamo.explain``, all that was compiled in this process is reset before and after, and the function
-    is run once, in PyTorch: it changes what it changes. Where its results require gradients, their backward is run too,
-    and no gradient is kept. No session is made of a graph; of operators that were not met before one is made each, to
-    ask whether ONNX Runtime runs it.
+    Like ``torch._dynamo.explain``, this resets everything compiled in the process, before and after, and runs the
+    function once in PyTorch, with its side effects. If results require gradients, the backward runs, too, and its
+    gradients are dropped. No session of a graph is created, only small ones that test new operators.
 
     Args:
         function: a function or a module.
-        options: those of the backend ``onnxrt``; ``providers`` and ``opset`` matter.
+        options: options of the backend ``onnxrt``; only ``providers`` and ``opset`` matter.
         dynamic: as in ``torch.compile``.
 
     Returns:
-        A function that takes the arguments of ``function``; its result is an ``Explanation``, which prints as text.
+        A function with the arguments of ``function`` that returns an ``Explanation``, which prints as text.
 
     Raises:
-        TypeError: ``function`` cannot be called.
-        ValueError: an unknown option or an impossible value.
+        TypeError: ``function`` is not callable.
+        ValueError: an option is unknown or has an invalid value.
     """
     if not callable(function):
         raise TypeError(f"explain takes a function or a module, not {function!r}: explain(model)(*inputs)")
@@ -73,11 +72,11 @@ def explain(
             run = aot.compiled_with_guards(function, pipeline.compile_dynamo_graph, dynamic, listener.guards.extend)
             results = run(*args, **kwargs)
             _run_backward(results)
-            listener.hear()
+            listener.read_messages()
         finally:
             torch._dynamo.reset()
-        shown = {graph.details for graph in listener.graphs.values()}
-        unused = {said: number for said, number in listener.said.items() if said not in shown}
+        details = {graph.details for graph in listener.graphs.values()}
+        unused = {message: number for message, number in listener.messages.items() if message not in details}
         graphs = [
             dataclasses.replace(graph, graphs=lowering.graphs.get(index, []))
             for index, graph in listener.graphs.items()
@@ -93,31 +92,31 @@ def coverage(
     options: Mapping[str, object] | None = None,
     dynamic: bool | None = None,
 ) -> Callable[..., dict[str, Any]]:
-    """What ``explain`` finds as data: dicts, lists, texts and numbers, which ``json`` can write.
+    """The result of ``explain`` as data for JSON. Arguments and errors are the same.
 
-    Arguments and errors are those of ``explain``. The keys are the attributes of ``explanation.Explanation``,
-    ``DynamoGraph``, ``AtenGraph``, ``Fallback`` and ``Guard``; each of AOTAutograd's graphs has ``share_on_onnx``.
+    The keys are the attributes of ``explanation.Explanation``, ``DynamoGraph``, ``AtenGraph``, ``Fallback`` and
+    ``Guard``; each of AOTAutograd's graphs also has ``share_on_onnx``.
     """
     explained = explain(function, options=options, dynamic=dynamic)
     return lambda *args, **kwargs: explained(*args, **kwargs).as_json()
 
 
 class _Listener(Observer):
-    """Keeps what is known of Dynamo's graphs."""
+    """Records Dynamo's graphs and messages."""
 
     def __init__(self) -> None:
         self.graphs: dict[int, DynamoGraph] = {}
         self.guards: list[Any] = []
-        self.said: collections.Counter[str] = collections.Counter()
-        self._heard = _said_by_dynamo()  # of other functions, which were compiled before
+        self.messages: collections.Counter[str] = collections.Counter()
+        self._known = _dynamo_messages()  # on functions compiled before
 
-    def hear(self) -> list[str]:
-        """What Dynamo has said since the last time of what it does not trace."""
-        now = _said_by_dynamo()
-        new, self._heard = now - self._heard, now
-        for said, number in new.items():
-            self.said[said.strip()] += number
-        return [said.strip() for said in new]
+    def read_messages(self) -> list[str]:
+        """Dynamo's new messages on code that it does not trace."""
+        now = _dynamo_messages()
+        new, self._known = now - self._known, now
+        for message, number in new.items():
+            self.messages[message.strip()] += number
+        return [message.strip() for message in new]
 
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
         super().stage(name, graph, artifact)
@@ -125,12 +124,12 @@ class _Listener(Observer):
             return
         assert isinstance(artifact, fx.GraphModule)
         frame = aot.frame_being_compiled()
-        assert frame is not None  # explain calls Dynamo
+        assert frame is not None  # Dynamo is active
         call = None if is_user_file(frame.file) else aot.call_being_compiled()
         line = f"{short_file(frame.file)}:{frame.line}"
-        new = self.hear()
+        new = self.read_messages()
         details = frame.details
-        if details not in new and len(new) == 1:  # of a branch on data Dynamo names the bytecode here
+        if details not in new and len(new) == 1:  # for data-dependent branches, the frame names only bytecode
             details = new[0]
         self.graphs[graph.index] = DynamoGraph(
             graph.index,
@@ -139,7 +138,7 @@ class _Listener(Observer):
             frame.reason,
             f"{short_file(frame.end_file)}:{frame.end_line}" if frame.end_line else "",
             details if frame.details else "",
-            dict(collections.Counter(_called(node) for node in artifact.graph.nodes if node.op.startswith("call_"))),
+            dict(collections.Counter(_callee(node) for node in artifact.graph.nodes if node.op.startswith("call_"))),
             [],
         )
 
@@ -147,13 +146,13 @@ class _Listener(Observer):
         self.graphs.pop(graph.index, None)
 
 
-def _said_by_dynamo() -> collections.Counter[str]:
-    """All that Dynamo has said in this process of what it does not trace, with how often."""
+def _dynamo_messages() -> collections.Counter[str]:
+    """Dynamo's messages in this process on code that it does not trace, with their number."""
     return collections.Counter(counters["graph_break"]) + collections.Counter(counters["unimplemented"])
 
 
 class _SplitLowering(Lowering):
-    """Keeps how the graphs of the stage ``post_grad`` are split, and runs them in PyTorch."""
+    """Records how graphs are split into regions, and runs them in PyTorch."""
 
     def __init__(self, support: Support) -> None:
         self._support = support
@@ -171,7 +170,7 @@ def _aten_graph(name: GraphName, split: Split) -> AtenGraph:
 
 
 def fallbacks_of(split: Split) -> list[Fallback]:
-    """The operators of a graph that run in PyTorch, by what they are and why."""
+    """The operators of a graph that run in PyTorch, grouped by operator and reason."""
     lines: dict[tuple[str, Reason], list[str]] = {}
     for node, reason in split.coverage.in_pytorch.items():
         lines.setdefault((operator_name(node), reason), []).append(where(node))
@@ -189,31 +188,29 @@ def fallbacks_of(split: Split) -> list[Fallback]:
     ]
 
 
-def _called(node: fx.Node) -> str:
+def _callee(node: fx.Node) -> str:
     if node.op == "call_method":
         return f"Tensor.{node.target}"
     return getattr(node.target, "__name__", str(node.target))
 
 
 def _run_backward(results: object) -> None:
-    """Runs the backward of all results that have one, for its graphs; the gradients are let go."""
+    """Runs the backward of all results that have one, so that its graphs are compiled. Sets no ``.grad``."""
     leaves = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
-    ends = [leaf for leaf in leaves if leaf.grad_fn is not None]
-    starts: list[torch.Tensor] = []
-    functions: list[Any] = [end.grad_fn for end in ends]
-    seen = set(functions)
-    for function in functions:
-        if hasattr(function, "variable"):
-            starts.append(function.variable)
-        following = {other for other, _ in function.next_functions if other is not None} - seen
+    outputs = [leaf for leaf in leaves if leaf.grad_fn is not None]
+    nodes: list[Any] = [output.grad_fn for output in outputs]
+    seen = set(nodes)
+    for node in nodes:
+        following = {parent for parent, _ in node.next_functions if parent is not None} - seen
         seen |= following
-        functions += following
-    if starts:
-        torch.autograd.grad(ends, starts, [torch.ones_like(end) for end in ends], allow_unused=True)
+        nodes += following
+    inputs = [node.variable for node in nodes if hasattr(node, "variable")]
+    if inputs:
+        torch.autograd.grad(outputs, inputs, [torch.ones_like(output) for output in outputs], allow_unused=True)
 
 
 def _guard(guard: Any) -> Guard:
     frame = guard.user_stack[-1] if guard.user_stack else None
     line = f"{short_file(frame.filename)}:{frame.lineno}" if frame is not None else ""
-    conditions = [item for item in guard.code_list or [] if "_dynamo_" not in item]  # marks of Dynamo's own
+    conditions = [item for item in guard.code_list or [] if "_dynamo_" not in item]  # internal conditions of Dynamo
     return Guard(guard.name, guard.create_fn_name(), conditions, line)

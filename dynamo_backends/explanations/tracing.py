@@ -1,6 +1,6 @@
-"""One model through PyTorch's four ways to a graph: TorchScript by tracing or scripting, ``torch.export``, and Dynamo.
+"""Traces a model to graphs with ``torch.jit.trace``, ``torch.jit.script``, ``torch.export`` or Dynamo.
 
-For the command ``dynamo-backends trace``. PyTorch says itself what a way cannot do; its first lines are passed on.
+Also exports a model to one ONNX file. Both are for the command ``dynamo-backends trace``.
 """
 
 from __future__ import annotations
@@ -35,50 +35,40 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class TracingError(ValueError):
-    """A way does not lead to a graph; the message is what PyTorch said."""
+    """PyTorch cannot trace the model; the message is PyTorch's."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """What a way made of a model.
+    """A traced model."""
 
-    Attributes:
-        graphs: as text, in the order in which they were made.
-        run: calls it.
-    """
-
-    graphs: Sequence[str]
+    graphs: Sequence[str]  # as text
     run: Callable[..., object]
 
 
 def trace(method: str, model: torch.nn.Module, call: Call) -> Traced:
-    """Takes one way from a model to graphs.
-
-    Args:
-        method: of ``METHODS``.
-        model: in the mode and on the device in which it is traced.
-        call: the arguments it is traced with.
+    """Traces a model with one of ``METHODS``.
 
     Raises:
-        TracingError: PyTorch cannot do it, with what it said.
+        TracingError: PyTorch cannot trace the model.
     """
     torch._dynamo.reset()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # each call of torch.jit warns that it is deprecated
+            warnings.simplefilter("ignore")  # torch.jit is deprecated
             return METHODS[method](model, call)
-    except Exception as error:  # whatever a model and four compilers raise; the user reads it
+    except Exception as error:  # the model and four compilers raise any type
         raise TracingError(said(error)) from error
 
 
 def said(error: BaseException) -> str:
-    """The beginning of what an error says: its class, and the lines before the first empty one, at most five."""
+    """The type of an error and the first paragraph of its message, at most five lines."""
     lines = str(error).strip().splitlines()
     end = next((i for i, line in enumerate(lines) if not line.strip()), len(lines))
     return f"{type(error).__name__}: " + "\n  ".join(lines[: min(end, 5)])
 
 
-def _by_tracing(model: torch.nn.Module, call: Call) -> Traced:
+def _jit_trace(model: torch.nn.Module, call: Call) -> Traced:
     args, kwargs = call
     given = {"example_kwarg_inputs": kwargs} if kwargs else {"example_inputs": args}
     if args and kwargs:
@@ -87,17 +77,17 @@ def _by_tracing(model: torch.nn.Module, call: Call) -> Traced:
     return Traced([str(traced.graph)], traced)
 
 
-def _by_scripting(model: torch.nn.Module, call: Call) -> Traced:
+def _jit_script(model: torch.nn.Module, call: Call) -> Traced:
     scripted = torch.jit.script(model)
     return Traced([str(scripted.graph)], scripted)
 
 
-def _by_export(model: torch.nn.Module, call: Call) -> Traced:
+def _export(model: torch.nn.Module, call: Call) -> Traced:
     exported = torch.export.export(model, *call)
     return Traced([graph_table(exported.graph_module)], exported.module())
 
 
-def _by_dynamo(model: torch.nn.Module, call: Call) -> Traced:
+def _compile(model: torch.nn.Module, call: Call) -> Traced:
     graphs: list[str] = []
 
     def keep(module: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
@@ -112,31 +102,31 @@ def _by_dynamo(model: torch.nn.Module, call: Call) -> Traced:
 
 
 METHODS: Mapping[str, Callable[[torch.nn.Module, Call], Traced]] = {
-    "trace": _by_tracing,
-    "script": _by_scripting,
-    "export": _by_export,
-    "compile": _by_dynamo,
+    "trace": _jit_trace,
+    "script": _jit_script,
+    "export": _export,
+    "compile": _compile,
 }
 
 
 def dtypes_of(results: object) -> list[str]:
-    """The dtypes of all tensors of a result, in their order: ``torch.float32``."""
+    """The dtypes of all tensors of a result, in order: ``torch.float32``."""
     return [str(leaf.dtype) for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
 
 
 def export_model(model: torch.nn.Module, call: Call, path: Path, options: Options) -> None:
-    """Saves what our exporter makes of a model: one ONNX file, with the weights in it, constants folded.
+    """Exports a model to one ONNX file, with its weights, and with constants folded.
 
-    Weights of more than a gigabyte are beside it, in ``<name>.data``.
+    Weights of more than a gigabyte are saved to ``<name>.data``.
 
     Args:
         model: in the mode in which it is to run.
-        call: the arguments whose sizes and dtypes the file has.
+        call: arguments with the sizes and dtypes of the ONNX model.
         path: the file.
-        options: of the backend; ``opset`` and ``providers`` matter.
+        options: options of the backend; only ``opset`` and ``providers`` matter.
 
     Raises:
-        TranslationError: not all of it can be in one ONNX model: a graph break, or operators that are not in ONNX.
+        TranslationError: there is a graph break, or an operator is not available in ONNX.
         OSError: the file cannot be written.
     """
     torch._dynamo.reset()
@@ -147,11 +137,11 @@ def export_model(model: torch.nn.Module, call: Call, path: Path, options: Option
         compiled(*args, **kwargs)
     torch._dynamo.reset()
     if lowering.missing:
-        raise TranslationError(f"not all of it can be in an ONNX model: {'; '.join(lowering.missing)}")
+        raise TranslationError(f"some operators cannot be in an ONNX model: {'; '.join(lowering.missing)}")
     if len(lowering.models) != 1:
         raise TranslationError(
-            f"torch.compile makes {len(lowering.models)} graphs of it, and an ONNX file holds one; "
-            "dynamo-backends explain says where it breaks"
+            f"an ONNX file has one graph, but torch.compile makes {len(lowering.models)} of the model; "
+            "dynamo-backends explain shows the graph breaks"
         )
     [exported] = lowering.models
     size = sum(value.const_value.nbytes for value in exported.graph.initializers.values() if value.const_value)
@@ -159,7 +149,7 @@ def export_model(model: torch.nn.Module, call: Call, path: Path, options: Option
 
 
 class _ModelLowering(Lowering):
-    """Translates whole graphs, and runs them in PyTorch."""
+    """Translates whole graphs to ONNX, and runs them in PyTorch."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -179,7 +169,7 @@ class _ModelLowering(Lowering):
             self.models.append(self._model(split.regions[0], weights))
 
     def _model(self, region: Region, weights: Mapping[fx.Node, Weight]) -> ir.Model:
-        """The model of a region that is a whole graph, with its weights in it, and the user's names of the rest."""
+        """The ONNX model of a region, with weights as initializers, and the user's names for other inputs."""
         model = translate(region.nodes, region.inputs, region.outputs, opset=self._options.opset, name="main")
         taken = {value.name for node in model.graph for value in node.outputs}
         for item, value in zip(region.inputs, list(model.graph.inputs), strict=True):

@@ -1,4 +1,4 @@
-"""Tools that look at, or change, every operator while a model runs: in eager mode, and in what our backends run.
+"""Tools that observe or change every operator while a model runs, in eager mode and in graphs of our backends.
 
 ::
 
@@ -8,8 +8,8 @@
         loss = model(x).sum()
         loss.backward()
 
-Each tool is a context manager, and has ``start()`` and ``stop()``. They nest, and nothing of them remains after the
-block. They are built on PyTorch's own modes and hooks; no function is replaced.
+Each tool is a context manager with ``start()`` and ``stop()``. Tools can be nested, and leave nothing behind after the
+block. They use PyTorch's modes and hooks, and replace no function.
 """
 
 from .capture import OpCapture

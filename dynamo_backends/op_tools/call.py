@@ -1,4 +1,4 @@
-"""One call of an operator, and its arguments and results in words."""
+"""One call of an operator; its arguments and results as text and JSON."""
 
 from __future__ import annotations
 
@@ -23,30 +23,20 @@ _OWN = __name__.partition(".")[0]
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """One call.
+    """One call."""
 
-    Attributes:
-        name: the operator's, ``torch.Tensor.add``, or at the level ``aten`` ``aten.add.Tensor``.
-        function: the operator.
-        args, kwargs: of the call.
-        number: how many calls of this operator the tool saw before.
-        level: ``torch`` or ``aten``.
-        has_gradients: whether autograd records the call, so that gradients of the arguments may come.
-        results: after the call, for a tool that sees gradients: the tensors that it gave, see ``results_of``.
-    """
-
-    name: str
+    name: str  # "torch.Tensor.add", or at the level ``aten`` "aten.add.Tensor"
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    number: int = 0
-    level: str = "torch"
-    has_gradients: bool = False
-    results: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    number: int = 0  # how many calls of this operator the tool saw before
+    level: str = "torch"  # or "aten"
+    has_gradients: bool = False  # autograd records the call
+    results: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # see ``results_of``; set after the call
 
     @functools.cached_property
     def source(self) -> str:
-        """The innermost of the user's lines, ``model.py:12``, or ``""``. To be asked for while the call is made."""
+        """The user's innermost line, ``model.py:12``, or ``""``. Read it first while the call runs."""
         for frame, line in traceback.walk_stack(sys._getframe()):
             own = str(frame.f_globals.get("__name__", "")).partition(".")[0] == _OWN
             if is_user_file(frame.f_code.co_filename) and not own:
@@ -55,19 +45,19 @@ class Call:
 
     @property
     def in_pytorch(self) -> Callable[..., Any]:
-        """What computes the same in PyTorch: the function, or the code of a region."""
+        """The function, or for a region on ONNX Runtime the same computation in PyTorch."""
         return self.function.in_pytorch if isinstance(self.function, RunnableRegion) else self.function
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors among the arguments, by where they are: ``args[0]``, ``args[1][2]``, ``kwargs[weight]``."""
+        """The tensor arguments by position: ``args[0]``, ``args[1][2]``, ``kwargs[weight]``."""
         return dict(named_tensors(self.args, "args")) | dict(named_tensors(self.kwargs, "kwargs"))
 
     @property
     def written(self) -> set[str]:
-        """The arguments that the call writes, as far as that can be told without its having been made.
+        """The names of arguments that the call writes, by its schema or name.
 
-        PyTorch counts changes of a tensor only above the dispatcher's level, and not in inference mode.
+        Version counters cannot be used: the dispatcher's level and inference mode do not update them.
         """
         if isinstance(self.function, torch._ops.OpOverload):
             schema = self.function._schema.arguments
@@ -82,8 +72,8 @@ class Call:
 
 
 def is_plain(value: object) -> bool:
-    """Whether a value is no tensor, or a tensor with values that can be read: no fake one, none of a transform of
-    ``torch.func``, none of a class of its own, no zero of autograd's that has no memory."""
+    """Whether a value is not a tensor, or a tensor whose elements can be read: not fake, of a subclass, wrapped by
+    ``torch.func``, or one of autograd's zeros without memory."""
     if not isinstance(value, torch.Tensor):
         return True
     if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or value.is_meta:
@@ -92,12 +82,12 @@ def is_plain(value: object) -> bool:
 
 
 def are_plain(values: object) -> bool:
-    """Whether all leaves are."""
+    """Whether all leaves are plain, see ``is_plain``."""
     return all(map(is_plain, pytree.tree_leaves(values)))
 
 
 def describe(value: object) -> str:
-    """A value in short: ``f32[2, 768]``, ``0.5``, ``(f32[2], None)``."""
+    """A value as short text: ``f32[2, 768]``, ``0.5``, ``(f32[2], None)``."""
     if isinstance(value, torch.Tensor):
         sizes = ", ".join(map(str, value.shape))
         device = "" if value.device.type == "cpu" else f" {value.device}"
@@ -112,7 +102,7 @@ def describe(value: object) -> str:
 
 
 def signature(value: Any) -> object:
-    """What makes two calls alike: dtypes, shapes and devices of tensors, and the values of everything else."""
+    """A key of a value: dtype, shape and device of tensors, the value of everything else."""
     if isinstance(value, torch.Tensor):
         return (value.dtype, value.shape, value.device.type)
     kind = type(value)
@@ -129,7 +119,7 @@ _VALUES = frozenset({int, bool, float, str, type(None), torch.dtype, torch.devic
 
 
 def as_json(value: object) -> object:
-    """A value for JSON: of a tensor shape, stride, dtype, device and whether it requires a gradient, without values."""
+    """A value for JSON: of tensors shape, stride, dtype, device, layout and ``requires_grad``."""
     if isinstance(value, torch.Tensor):
         strided = value.layout is torch.strided and not value.is_nested
         return {
@@ -150,12 +140,9 @@ def as_json(value: object) -> object:
 
 
 def results_of(call: Call, result: object, versions: Sequence[int]) -> dict[str, torch.Tensor]:
-    """The tensors that a call gave: what it returned, and the arguments that it changed and did not return.
+    """The tensors that a call returned, and the arguments that it changed and did not return, by name.
 
-    Args:
-        call: after it was made.
-        result: what it returned.
-        versions: of ``call.tensors`` before it.
+    ``versions`` are the version counters of ``call.tensors`` before the call.
     """
     found = {name: value for name, value in named_tensors(result, "output") if not value._is_zerotensor()}
     returned = {id(value) for value in found.values()}

@@ -1,7 +1,8 @@
-"""``OpCapture``: what goes into and comes out of every operator, forward and backward, in files."""
+"""``OpCapture``: writes the inputs, outputs and gradients of every operator to files."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -33,19 +34,21 @@ logger = logging.getLogger(__name__)
 class OpCapture(OpTool):
     """Writes ``<folder>/<rank>/<time>/<operator>/<number>/`` for each call.
 
-    ``input.pth``, ``output.pth``, ``grad_inputs.pth`` and ``grad_outputs.pth`` are read by
-    ``torch.load(weights_only=True)``, ``call.json`` says what was called and where. ``dynamo-backends op ls`` lists
-    them, ``dynamo-backends op run`` makes the call again. ``input`` is what the call was given, before it may have
-    written into it; ``grad_outputs`` are the gradients of its results, by name, and ``grad_inputs`` what the call adds
-    to those of its arguments. ``rng_state.pth`` is there if the call drew random numbers on the CPU.
+    ``call.json`` describes the call. ``input.pth``, ``output.pth``, ``grad_inputs.pth`` and ``grad_outputs.pth`` are
+    read by ``torch.load(weights_only=True)``: the arguments before the call, what it returned and changed, what it adds
+    to the gradients of its arguments, and the gradients of its results. ``rng_state.pth`` exists if the call drew
+    random numbers on the CPU. ``dynamo-backends op ls`` lists calls, and ``dynamo-backends op run`` runs them again.
 
     Args:
-        folder: where; made if it is not there.
-        every: of each operator every so manieth call is written.
-        first: of each operator only so many calls are written; ``None`` for all.
-        max_bytes: a larger tensor is a summary; -1 for no limit.
-        min_free_bytes: of the disk; where less is free, nothing more is written, which is said once.
-        arguments: of ``OpTool``.
+        folder: where to write; created if it does not exist.
+        every: capture every n-th call of each operator.
+        first: capture at most this many calls of each operator; ``None`` for all.
+        max_bytes: a larger tensor is replaced by a summary; -1 for no limit.
+        min_free_bytes: stop capturing, with a warning, when the disk has less free space.
+        arguments: see ``OpTool``.
+
+    Attributes:
+        folder: what this capture writes; ``folder.location`` is the path.
     """
 
     _sees_gradients = True
@@ -62,9 +65,9 @@ class OpCapture(OpTool):
     ) -> None:
         super().__init__(**arguments)
         if every < 1:
-            raise ValueError(f"every is 1 or more, not {every}")
+            raise ValueError(f"every must be 1 or more, not {every}")
         if first is not None and first < 0:
-            raise ValueError(f"first is 0 or more, not {first}")
+            raise ValueError(f"first must be 0 or more, not {first}")
         self._root = folder
         self._every = every
         self._first = first
@@ -74,14 +77,13 @@ class OpCapture(OpTool):
         self._bytes: Counter[str] = Counter()
         self._is_full = False
         self.folder = CaptureFolder(folder)
-        """Where this capture writes; ``folder.location`` is the folder of its time."""
 
     def _begin(self) -> None:
         self.folder = CaptureFolder(self._root)
         self._is_full = False
 
     def _before(self, call: Call) -> tuple[str, torch.Tensor] | None:
-        """Writes what the call is given; returns its folder, and the state of the CPU's random numbers."""
+        """Writes the arguments; returns the call's folder and the state of the CPU's random numbers."""
         if call.number % self._every or (self._first is not None and call.number // self._every >= self._first):
             return None
         relative = self.write_call(description_of(call), call.args, call.kwargs)
@@ -105,14 +107,10 @@ class OpCapture(OpTool):
         return finished
 
     def write_call(self, description: Mapping[str, object], args: object, kwargs: object) -> str | None:
-        """Writes what was called with what.
-
-        Args:
-            description: see ``description_of``.
-            args, kwargs: of the call.
+        """Writes the description (see ``description_of``) and arguments of a call.
 
         Returns:
-            The folder of the call, relative to the capture's; ``None`` if the disk has no space for it.
+            The call's folder, relative to the capture's; ``None`` if the disk is full.
         """
         if not self._has_space():
             return None
@@ -137,19 +135,11 @@ class OpCapture(OpTool):
         free = shutil.disk_usage(location).free
         if free < self._min_free_bytes:
             self._is_full = True
-            logger.warning(
-                "%s has %.1f GB free, less than min_free_bytes: nothing more is captured", location, free / 1e9
-            )
+            logger.warning("%s has %.1f GB free, less than min_free_bytes: capturing stops", location, free / 1e9)
         return not self._is_full
 
     def save(self, relative: str, what: str, value: Mapping[str, object]) -> None:
-        """Writes one file of a call.
-
-        Args:
-            relative: the call's folder.
-            what: ``input``, ``output``, ...
-            value: what is in it.
-        """
+        """Writes one file, such as ``output``, to the folder of a call."""
         self._save(relative, what, encode(value, self._max_bytes))
 
     def _save(self, relative: str, what: str, stored: Any) -> None:
@@ -170,8 +160,7 @@ class OpCapture(OpTool):
 
 
 def description_of(call: Call) -> dict[str, object]:
-    """What ``call.json`` says of a call. ``module`` is to be imported before the call is made again; ``not_again`` says
-    why it cannot be."""
+    """The content of ``call.json``, see ``CapturedCall``."""
     module, not_again = "", ""
     try:
         module = module_of(function_of(call.name))
@@ -193,8 +182,7 @@ def description_of(call: Call) -> dict[str, object]:
 
 
 class CaptureFolder(DumpFolder):
-    """The folder of one capture of this process; each file is whole or not there, and an error of the file system
-    never ends the model, see ``DumpFolder``."""
+    """The folder of one capture, ``<folder>/<rank>/<time>``. Writing never raises ``OSError``, see ``DumpFolder``."""
 
     def _make_run_folder(self) -> Path:
         parent = self.root / (rank() or "0")
@@ -202,15 +190,13 @@ class CaptureFolder(DumpFolder):
         name = time.strftime("%Y-%m-%d--%H-%M-%S")
         for number in itertools.count(1):
             location = parent / (name if number == 1 else f"{name}_{number}")
-            try:
+            with contextlib.suppress(FileExistsError):
                 location.mkdir()
-            except FileExistsError:
-                continue
-            return location
+                return location
         raise AssertionError
 
 
 def operator_folder(name: str) -> str:
-    """An operator's name as that of a folder: names of users' operators may hold anything. Two names have two."""
+    """A folder name for an operator. Different operators have different folders."""
     folder = re.sub(r"[^\w.]", "_", name).strip(".")[:150]
     return folder if folder == name else f"{folder}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"

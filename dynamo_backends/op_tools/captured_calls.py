@@ -1,4 +1,4 @@
-"""A captured operator again: run, timed, and compared with what it gave and with float64."""
+"""Runs a captured call again, times it, and compares it with the captured results and with float64."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import first_line
-from ..numerics.call_execution import FLOAT64, CallExecution, Target, named_tensors
+from ..numerics.call_execution import FLOAT64, CallExecution, Run, Target, named_tensors
 from ..numerics.distance import distance
-from ..numerics.program_execution import NotRepeatableError
 from .captures import CapturedCall, CaptureError
 from .clocks import Clock, device_of
 from .dispatch_modes import aside
 from .gradients import Gradients
-from .judge import CallJudge, Verdict
+from .judge import CallJudge, ComparedValue
 from .names import function_of, why_not_comparable
 from .references import execution_of, on_onnx
 from .value_files import NotStoredError, decode
@@ -26,33 +25,23 @@ from .value_files import NotStoredError, decode
 
 @dataclasses.dataclass
 class LoadedCall:
-    """What a captured call was made of.
-
-    Attributes:
-        captured: where it is.
-        function: the operator.
-        args, kwargs: of the call.
-        results: the tensors that it gave, by name.
-        grad_outputs: the gradients of its results, by name; empty if there was no backward.
-        grad_inputs: what it added to the gradients of its arguments, by name.
-        rng_state: of the CPU's random numbers before it, if it drew any.
-    """
+    """A captured call with its values. Tensors are by name."""
 
     captured: CapturedCall
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: Mapping[str, torch.Tensor]
-    grad_outputs: Mapping[str, torch.Tensor]
-    grad_inputs: Mapping[str, torch.Tensor]
-    rng_state: torch.Tensor | None
+    grad_outputs: Mapping[str, torch.Tensor]  # gradients of the results; empty if there was no backward
+    grad_inputs: Mapping[str, torch.Tensor]  # what the call added to the gradients of its arguments
+    rng_state: torch.Tensor | None  # of the CPU, before the call, if it drew random numbers
 
 
 def load_call(captured: CapturedCall) -> LoadedCall:
-    """Reads a captured call. Nothing in it is executed: tensors and plain values are all that is read.
+    """Reads a captured call. Only tensors and plain values are read, and nothing is executed.
 
     Raises:
-        CaptureError: a file is missing or no capture's, a value was not stored, or there is no such operator here.
+        CaptureError: a file is missing or invalid, a value was not stored, or the operator does not exist.
     """
 
     def tensors(what: str) -> dict[str, torch.Tensor]:
@@ -65,7 +54,7 @@ def load_call(captured: CapturedCall) -> LoadedCall:
     except (NotStoredError, LookupError) as error:
         raise CaptureError(f"{captured.folder}: {error}") from error
     if not isinstance(args, tuple) or not isinstance(kwargs, dict):
-        raise CaptureError(f"{captured.folder / 'input.pth'} holds no arguments")
+        raise CaptureError(f"{captured.folder / 'input.pth'} does not hold arguments")
     output = _read(captured, "output") if "output" in captured.files else {}
     results = dict(named_tensors(output.get("output"), "output")) | _tensors(output.get("changed", {}))
     has_state = (captured.folder / "rng_state.pth").exists()
@@ -75,43 +64,29 @@ def load_call(captured: CapturedCall) -> LoadedCall:
 
 @dataclasses.dataclass
 class RunCall:
-    """What came of running a captured call again.
-
-    Attributes:
-        captured: which.
-        forward, backward: seconds of each run; no ``backward`` where none was captured or asked for.
-        verdicts: against float64, if it was asked for.
-        recorded: for each captured result and gradient, the largest difference of this run to it.
-        not_compared: why there are no verdicts, though they were asked for; or ``""``.
-    """
+    """The outcome of running a captured call again."""
 
     captured: CapturedCall
-    forward: list[float] = dataclasses.field(default_factory=list)
-    backward: list[float] = dataclasses.field(default_factory=list)
-    verdicts: list[Verdict] = dataclasses.field(default_factory=list)
-    recorded: dict[str, float] = dataclasses.field(default_factory=dict)
-    not_compared: str = ""
+    forward: list[float] = dataclasses.field(default_factory=list)  # seconds of each run
+    backward: list[float] = dataclasses.field(default_factory=list)  # seconds; empty without a backward
+    verdicts: list[ComparedValue] = dataclasses.field(default_factory=list)  # the comparison with float64, if asked for
+    recorded: dict[str, float] = dataclasses.field(default_factory=dict)  # largest differences to captured values
+    not_compared: str = ""  # why a requested comparison is missing
 
     @property
     def ok(self) -> bool:
-        """Whether nothing that was compared with float64 is wrong."""
-        return all(verdict.allclose for verdict in self.verdicts)
+        """Whether all comparisons with float64 passed."""
+        return all(item.allclose for item in self.verdicts)
 
 
 def run_call(
     loaded: LoadedCall, *, runs: int = 1, forward_only: bool = False, compare: bool = False, runtime: str = "torch"
 ) -> RunCall:
-    """Runs a captured call again.
-
-    Args:
-        loaded: the call.
-        runs: how often, at least once.
-        forward_only: whether its backward is left out.
-        compare: whether the results of the last run are compared with float64.
-        runtime: ``torch``, or ``onnx`` for ONNX Runtime.
+    """Runs a captured call ``runs`` times, in PyTorch or with ``runtime="onnx"`` on ONNX Runtime, and if asked for
+    compares the last run with float64.
 
     Raises:
-        SessionError, UnsupportedOperatorError, ...: whatever the operator or the runtime raises.
+        Whatever the operator or the runtime raises.
     """
     function = on_onnx(loaded.function) if runtime == "onnx" else loaded.function
     has_backward = bool(loaded.grad_outputs) and not forward_only
@@ -139,38 +114,44 @@ def run_call(
         result.recorded = _differences(loaded.results, results)
         result.recorded |= {f"gradient of {name}": d for name, d in _differences(loaded.grad_inputs, inputs).items()}
         if compare:
-            result.not_compared = why_not_comparable(loaded.function)
             try:
-                if not result.not_compared:
-                    judge = _judge_of(loaded, execution)
-                    result.verdicts, _ = judge.results(results, run.returned)
-                    if inputs:
-                        outputs = {name: value for name, value in loaded.grad_outputs.items() if name in results}
-                        result.verdicts += judge.gradients(
-                            Gradients(outputs, inputs, {name: [name] for name in inputs})
-                        )
+                result.verdicts, result.not_compared = _compare(loaded, execution, run, results, inputs)
             except Exception as error:  # whatever the operator raises in float64
                 result.not_compared = f"{type(error).__name__}: {first_line(str(error))}"
     return result
 
 
-def _judge_of(loaded: LoadedCall, execution: CallExecution) -> CallJudge:
-    """What judges a call by float64; it is made once more for that, with the same random numbers."""
-    args, kwargs = execution.arguments()
-    torch.set_rng_state(execution.random_state)
-    with execution.recording:
-        loaded.function(*args, **kwargs)
-    if execution.recording.failure:
-        raise NotRepeatableError(execution.recording.failure)
-    return CallJudge(execution, FLOAT64)
+def _compare(
+    loaded: LoadedCall,
+    execution: CallExecution,
+    run: Run,
+    results: Mapping[str, torch.Tensor],
+    grad_inputs: Mapping[str, torch.Tensor],
+) -> tuple[list[ComparedValue], str]:
+    """The comparison of a run with float64, or the reason why there is none."""
+    reason = why_not_comparable(loaded.function)
+    if not reason:
+        args, kwargs = execution.arguments()
+        torch.set_rng_state(execution.random_state)
+        with execution.recording:  # records decisions and random numbers for float64
+            loaded.function(*args, **kwargs)
+        reason = execution.recording.failure
+    if reason:
+        return [], reason
+    judge = CallJudge(execution, FLOAT64)
+    compared, _ = judge.results(results, run.returned)
+    if grad_inputs:
+        outputs = {name: value for name, value in loaded.grad_outputs.items() if name in results}
+        compared += judge.gradients(Gradients(outputs, dict(grad_inputs), {name: [name] for name in grad_inputs}))
+    return compared, ""
 
 
-def _differences(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """The largest difference of each value to that of the same name and shape."""
+def _differences(expected: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """The largest difference between values of the same name and shape."""
     return {
         name: distance(ours.detach().cpu(), value.detach().double() if value.is_floating_point() else value).max_abs
         for name, value in expected.items()
-        if (ours := found.get(name)) is not None and ours.shape == value.shape
+        if (ours := actual.get(name)) is not None and ours.shape == value.shape
     }
 
 
@@ -179,9 +160,9 @@ def _read(captured: CapturedCall, what: str) -> Mapping[str, Any]:
     try:
         found = torch.load(path, weights_only=True, map_location="cpu")
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, OSError) as error:
-        raise CaptureError(f"{path} is missing, no file of a capture or damaged: {type(error).__name__}") from error
+        raise CaptureError(f"{path} is missing, damaged or not of a capture: {type(error).__name__}") from error
     if not isinstance(found, dict):
-        raise CaptureError(f"{path} is no file of a capture")
+        raise CaptureError(f"{path} is not a file of a capture")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Folders of captured operators, read without PyTorch: which calls there are, of what, and from where."""
+"""Finds captured calls in a folder, and reads their descriptions. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -10,68 +10,52 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 1
-"""Of ``call.json``."""
+"""The version of ``call.json``."""
 
 _FILES = ("input", "output", "grad_inputs", "grad_outputs", "reference")
 
 
 class CaptureError(ValueError):
-    """A folder is no capture, or one that cannot be read."""
+    """A folder is not a capture, or cannot be read."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CapturedCall:
-    """One captured call.
-
-    Attributes:
-        folder: of its files.
-        operator: ``torch.Tensor.add``.
-        number: of the call, among those of the operator.
-        level: ``torch`` or ``aten``.
-        source: the user's line, or ``""``.
-        args, kwargs: without values: dtypes, shapes, numbers.
-        bytes: of its files.
-        files: which of ``input``, ``output``, ``grad_inputs``, ``grad_outputs``, ``reference`` are there.
-        module: the module that registers the operator, if one is to be imported for it; else ``""``.
-        not_again: why the call cannot be made again; ``""`` if nothing is known against it.
-    """
+    """The description of one captured call."""
 
     folder: Path
     operator: str
-    number: int
-    level: str
-    source: str
-    args: Sequence[Any]
+    number: int  # counted for each operator
+    level: str  # "torch" or "aten"
+    source: str  # the user's line, or ""
+    args: Sequence[Any]  # dtypes, shapes and numbers, without the elements of tensors
     kwargs: Mapping[str, Any]
-    bytes: int
-    files: Sequence[str]
-    module: str = ""
-    not_again: str = ""
+    bytes: int  # the size of its files
+    files: Sequence[str]  # those of "input", "output", "grad_inputs", "grad_outputs", "reference" that exist
+    module: str = ""  # the module that registers the operator, if it must be imported first
+    not_again: str = ""  # why the call cannot be run again; "" if no reason is known
 
     @property
     def call(self) -> str:
-        """The call in words: ``torch.Tensor.add(float32[2, 3], 1)``."""
-        named = [f"{key}={_in_words(item)}" for key, item in self.kwargs.items()]
-        return f"{self.operator}({', '.join([*map(_in_words, self.args), *named])})"
+        """The call as text: ``torch.Tensor.add(float32[2, 3], 1)``."""
+        named = [f"{key}={_as_text(item)}" for key, item in self.kwargs.items()]
+        return f"{self.operator}({', '.join([*map(_as_text, self.args), *named])})"
 
 
 def as_argument(path: str | os.PathLike[str]) -> str:
-    """A path as an argument of a command: one that begins with ``-`` would be an option."""
+    """A path as an argument of a command: ``./-a`` for ``-a``, which would be an option."""
     text = os.fspath(path)
     return os.path.join(os.curdir, text) if text.startswith("-") else text
 
 
 def find_calls(folder: str | os.PathLike[str]) -> list[CapturedCall]:
-    """The calls in a folder, at any depth: of one call, an operator, a run, a rank or all.
-
-    Args:
-        folder: as ``OpCapture`` wrote it.
+    """Finds the calls in a folder of ``OpCapture``, or in any folder of it.
 
     Returns:
-        In the order of operators and numbers.
+        The calls, sorted by operator and number.
 
     Raises:
-        CaptureError: there is no such folder, no call in it, or a description that cannot be read.
+        CaptureError: the folder does not exist or has no calls, or a description cannot be read.
     """
     path = Path(folder)
     if not path.is_dir():
@@ -88,20 +72,20 @@ def _read(file: Path) -> CapturedCall:
     except (ValueError, RecursionError) as error:
         raise CaptureError(f"{file} is damaged: {error}") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise CaptureError(f"{file} is no description of a captured call, or of another version")
+        raise CaptureError(f"{file} is not the description of a captured call, or has another version")
 
     def field(key: str, kind: type) -> Any:
         if not isinstance(found.get(key), kind):
-            raise CaptureError(f"{file}: {key!r} is missing or no {kind.__name__}")
+            raise CaptureError(f"{file}: {key!r} is missing or not of type {kind.__name__}")
         return found[key]
 
     folder = file.parent
     files = [name for name in _FILES if (folder / f"{name}.pth").exists()]
     not_again = str(found.get("not_again", ""))
     if "input" not in files:
-        not_again = not_again or "its arguments are not there"
+        not_again = not_again or "its arguments are missing"
     elif files == ["input"]:
-        not_again = not_again or "it raised an error when it was captured, or was not finished"
+        not_again = not_again or "it raised an error or did not finish when it was captured"
     return CapturedCall(
         folder=folder,
         operator=field("operator", str),
@@ -117,11 +101,11 @@ def _read(file: Path) -> CapturedCall:
     )
 
 
-def _in_words(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if isinstance(value, dict) and "dtype" in value and "shape" in value:
         return f"{value['dtype']}{value['shape']}"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_in_words(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_as_text(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_in_words, value)) + "]"
+        return "[" + ", ".join(map(_as_text, value)) + "]"
     return str(value)

@@ -1,4 +1,4 @@
-"""How long something takes on a device."""
+"""Timing on a device."""
 
 from __future__ import annotations
 
@@ -10,19 +10,12 @@ import torch
 
 
 class Clock:
-    """Measures one interval: with the processor's clock, or on an accelerator with events in its stream.
-
-    Args:
-        device: where the operator runs.
-
-    Attributes:
-        began: seconds on the clock of ``time.perf_counter``.
-    """
+    """Measures one interval, on an accelerator with events in its stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._events: list[Any] = []
-        self.began = 0.0
+        self.began = 0.0  # seconds of ``time.perf_counter``
         self._ended = 0.0
 
     def __enter__(self) -> Clock:
@@ -36,21 +29,19 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """Its length; waits for an accelerator."""
+        """The length of the interval; synchronizes with an accelerator."""
         if len(self._events) == 2:
             self._events[1].synchronize()
             return self._events[0].elapsed_time(self._events[1]) / 1e3
         return self._ended - self.began
 
     def _mark(self) -> None:
-        if self._device.type in ("cpu", "meta"):
-            return
-        event = torch.Event(device=self._device, enable_timing=True)
-        event.record()
-        self._events.append(event)
+        if self._device.type not in ("cpu", "meta"):
+            self._events.append(torch.Event(device=self._device, enable_timing=True))
+            self._events[-1].record()
 
 
 def device_of(values: Iterable[object]) -> torch.device:
-    """The device of the first tensor that is not on the CPU; else the CPU."""
+    """The device of the first tensor on an accelerator; the CPU if there is none."""
     devices = (value.device for value in values if isinstance(value, torch.Tensor))
     return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""``OpAutoCompare``: each operator again on a reference, results and gradients."""
+"""``OpAutoCompare``: runs each operator again on a reference, and compares results and gradients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,27 +18,20 @@ from ..report.table_page import TablePage
 from .call import Call, are_plain
 from .capture import OpCapture, description_of
 from .gradients import Gradients
-from .judge import CallJudge, Verdict
+from .judge import CallJudge, ComparedValue
 from .names import why_not_comparable
 from .references import Reference, execution_of
 from .tool import OpTool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Compared(Verdict):
-    """The verdict on one result, or one gradient, and the call it is of.
+class Compared(ComparedValue):
+    """The comparison of one result or gradient, and the call it belongs to."""
 
-    Attributes:
-        name: the operator.
-        number: of the call, among those of the operator.
-        call: the operator with its arguments, in words.
-        source: the user's line.
-    """
-
-    name: str
-    number: int
-    call: str
-    source: str
+    name: str  # of the operator
+    number: int  # of the call, counted for each operator
+    call: str  # the operator and its arguments, as text
+    source: str  # the user's line
 
     def __str__(self) -> str:
         which = "" if self.value == "output" else f" {self.value}"
@@ -50,21 +43,20 @@ class Compared(Verdict):
 
 
 class OpAutoCompare(OpTool):
-    """Makes each call again on the reference, and prints how far its results and gradients are from that.
+    """Runs each call again on a reference, and prints the errors of its results and gradients.
 
     Args:
-        reference: ``"float64"``, the exact result up to float64's own rounding; ``"onnx"``, ONNX Runtime through our
-            exporter; or another device, ``"cuda"``.
-        numerical_gradients: whether gradients are also compared with the difference of results at near arguments, which
-            finds a wrong formula of a derivative, that float64 would compute as wrongly. Operators whose gradient is
-            another on purpose (straight-through estimators) are then reported.
-        capture: a folder to which calls that fail are captured, as ``OpCapture`` does; ``None`` for no files.
-        capture_first: how many of these of each operator.
-        json: a file to write the results to at the end.
-        arguments: of ``OpTool``.
+        reference: ``"float64"``; ``"onnx"``, which is ONNX Runtime through our exporter; or another device, ``"cuda"``.
+        numerical_gradients: whether to compare gradients with a numerical derivative, too. It finds wrong derivative
+            formulas, which float64 cannot find. It also reports operators whose gradient differs by design, such as
+            straight-through estimators.
+        capture: a folder where failing calls are written as by ``OpCapture``; ``None`` to write none.
+        capture_first: how many failing calls of each operator are written.
+        json: a file to write all comparisons to when the tool stops.
+        arguments: see ``OpTool``.
 
     Attributes:
-        compared: every comparison, in the order in which they were made.
+        compared: all comparisons, in the order in which they were made.
     """
 
     _sees_gradients = True
@@ -90,16 +82,16 @@ class OpAutoCompare(OpTool):
 
     @property
     def unchecked(self) -> dict[str, str]:
-        """For each operator that could not be compared, once at least, why."""
+        """The operators with calls that could not be compared, and the reason."""
         return dict(self._skipped)
 
     @property
     def failed(self) -> list[Compared]:
-        """The comparisons that failed, in the order in which they were made."""
+        """The failed comparisons, in the order in which they were made."""
         return [item for item in self.compared if not item.allclose]
 
     def as_json(self) -> dict[str, object]:
-        """Everything that was found, for programs."""
+        """All comparisons, for JSON."""
         return {
             "reference": self._reference.kind,
             "compared": [dataclasses.asdict(item) for item in self.compared],
@@ -125,7 +117,7 @@ class OpAutoCompare(OpTool):
         ]
         headers = ["operator", "call", "value", "type", "allclose", "max_diff", "allowed", "complaint", "with", "line"]
         title = f"OpAutoCompare with {self._reference.kind}: {len(self.failed)} of {len(items)} values are wrong"
-        notices = [f"{name} was not compared: {why}" for name, why in self.unchecked.items()]
+        notices = [f"{name} was not compared: {reason}" for name, reason in self.unchecked.items()]
         return TablePage(title, headers, rows, [i for i, item in enumerate(items) if not item.allclose], notices)
 
     def _begin(self) -> None:
@@ -133,11 +125,11 @@ class OpAutoCompare(OpTool):
             self._capture._begin()
 
     def _before(self, call: Call) -> CallExecution | None:
-        why_not = why_not_comparable(call.in_pytorch)
+        reason = why_not_comparable(call.in_pytorch)
         if not are_plain((call.args, call.kwargs)):
-            why_not = "its arguments are no plain tensors"
-        if why_not:
-            self._skip(call.name, why_not)
+            reason = "not all arguments are plain tensors"
+        if reason:
+            self._skip(call.name, reason)
             return None
         return execution_of(call.in_pytorch, call.args, call.kwargs)
 
@@ -155,51 +147,51 @@ class OpAutoCompare(OpTool):
         description = {**description_of(call), "call": str(call)}
         name = call.name
         try:
-            verdicts, exact = judge.results(call.results, result)
-        except Exception as error:  # whatever the user's operator raises in float64, or a runtime that lacks it
-            self._skip(name, _why_not(error))
+            compared, expected = judge.results(call.results, result)
+        except Exception as error:  # the user's operator may fail in float64, or the runtime may lack it
+            self._skip(name, _reason(error))
             return None
-        self._note(description, execution, verdicts, output={"output": result}, reference=exact)
+        self._add(description, execution, compared, output={"output": result}, reference=expected)
 
         def finished(gradients: Gradients) -> None:
             if gradients.are_mixed:
                 self._skip(f"{name} backward", "the gradient of one result contains another's")
                 return
             try:
-                verdicts = judge.gradients(gradients)
-                if self._numerical and "ctc_loss" not in name:  # whose gradient is that of what was normalized
-                    verdicts += judge.numerical_gradient(gradients)
+                compared = judge.gradients(gradients)
+                if self._numerical and "ctc_loss" not in name:  # its gradient includes that of log_softmax
+                    compared += judge.numerical_gradient(gradients)
             except Exception as error:  # as in the forward
-                self._skip(f"{name} backward", _why_not(error))
+                self._skip(f"{name} backward", _reason(error))
                 return
             files = {"grad_outputs": gradients.outputs, "grad_inputs": gradients.inputs}
-            self._note(description, execution, verdicts, **files)
+            self._add(description, execution, compared, **files)
 
         return finished
 
-    def _note(
+    def _add(
         self,
         description: Mapping[str, Any],
         execution: CallExecution,
-        verdicts: Sequence[Verdict],
+        compared: Sequence[ComparedValue],
         **files: Mapping[str, object],
     ) -> None:
-        """Keeps and prints what was found of a call, and captures it if any of that failed."""
+        """Stores and prints the comparisons of a call, and captures the call if one failed."""
         name, number, call, source = (description[key] for key in ("operator", "number", "call", "source"))
-        found = [Compared(**vars(item), name=name, number=number, call=call, source=source) for item in verdicts]
+        items = [Compared(**vars(item), name=name, number=number, call=call, source=source) for item in compared]
         with self._lock:
-            self.compared += found
-        for item in found:
+            self.compared += items
+        for item in items:
             self._print(str(item))
-        if all(item.allclose for item in found):
+        if all(item.allclose for item in items):
             return
         self._print(f"OpAutoCompare: {name:60} input: {call}  {source}".rstrip())
         if self._capture is not None and self._captured[name] < self._capture_first:
             self._captured[name] += 1
             folder = self._capture.write_call(description, *execution.arguments())
             if folder is not None:
-                for what, value in files.items():
-                    self._capture.save(folder, what, value)
+                for file, value in files.items():
+                    self._capture.save(folder, file, value)
 
     def _end(self) -> None:
         self._print("\n" + self.table())
@@ -207,27 +199,19 @@ class OpAutoCompare(OpTool):
             self._json.write_text(json.dumps(self.as_json(), indent=1))
 
     def table(self) -> str:
-        """A row for each operator: those that fail first, then by the largest share of what is allowed."""
-        by_name: dict[str, list[Compared]] = {}
+        """A table with a row for each operator: failed ones first, then by the largest share of the tolerance."""
+        by_name: dict[str, list[Compared]] = defaultdict(list)
         for item in self.compared:
-            by_name.setdefault(item.name, []).append(item)
-        found = []
+            by_name[item.name].append(item)
+        ranked = []
         for name, items in by_name.items():
             failed = [item for item in items if not item.allclose]
             worst = max(failed or items, key=lambda item: item.share)
-            found.append((len(failed), worst.share, name, len({item.number for item in items}), worst))
-        rows = [
-            (
-                name,
-                calls,
-                failed,
-                f"{worst.max_diff:.3g}",
-                "" if worst.allowed is None else f"{worst.allowed:.3g}",
-                worst.value,
-                worst.complaint or worst.source,
-            )
-            for failed, _, name, calls, worst in sorted(found, key=lambda item: item[:2], reverse=True)
-        ]
+            allowed = "" if worst.allowed is None else f"{worst.allowed:.3g}"
+            calls, where = len({item.number for item in items}), worst.complaint or worst.source
+            row = (name, calls, len(failed), f"{worst.max_diff:.3g}", allowed, worst.value, where)
+            ranked.append(((len(failed), worst.share), row))
+        rows = [row for _, row in sorted(ranked, key=lambda item: item[0], reverse=True)]
         headers = ["operator", "calls", "failed", "max_diff", "allowed", "of", "where"]
         text = fit_table(rows, headers) if rows else "no operator was compared"
         if self.unchecked:
@@ -235,9 +219,10 @@ class OpAutoCompare(OpTool):
         return text
 
 
-def _why_not(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, ChangedSinceError):
         return str(error)
-    while error.__cause__ is not None or getattr(error, "inner_exception", None) is not None:  # Dynamo's says nothing
-        error = getattr(error, "inner_exception", None) or error.__cause__  # type: ignore[assignment]
-    return f"the reference cannot: {type(error).__name__}: {first_line(str(error))}"
+    cause: BaseException = error
+    while inner := getattr(cause, "inner_exception", None) or cause.__cause__:  # Dynamo's own message says nothing
+        cause = inner
+    return f"the reference fails: {type(cause).__name__}: {first_line(str(cause))}"

@@ -1,4 +1,4 @@
-"""``OpFallback`` and ``OpDtypeCast``: chosen operators run elsewhere, or in another dtype, and return as they would."""
+"""``OpFallback`` and ``OpDtypeCast``: run chosen operators on another device or in another dtype."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .tool import OpTool, dtype_name, logger
 
 
 class _Conversion(OpTool):
-    """Makes a chosen call on converted arguments, and gives its results back as they would have been.
+    """Runs a chosen call on converted arguments, and converts its results back.
 
-    Gradients flow through, as the conversions are operators too. What the call writes into its arguments is written
-    into the user's. An operator that may return a view of its argument is left alone: a copy would not be a view.
+    The conversions are operators, so gradients flow through them. What the call writes into its arguments is copied to
+    the user's tensors. Operators that may return a view are not converted: the result would be a copy.
     """
 
     _computes = False
@@ -37,26 +37,26 @@ class _Conversion(OpTool):
 
     @property
     def converted(self) -> dict[str, int]:
-        """How often each operator was converted."""
+        """How many calls of each operator were converted."""
         return dict(self._converted)
 
     @property
     def left_alone(self) -> dict[str, str]:
-        """For each chosen operator that was not converted, once at least, why."""
+        """The operators with calls that were not converted, and the reason."""
         return dict(self._skipped)
 
     def _convert(self, leaf: Any) -> Any:
-        """What the converted call gets for a tensor or another argument; the same object where nothing changes."""
+        """The converted argument; the same object if nothing changes."""
         raise NotImplementedError
 
     def _back(self, value: torch.Tensor, call: Call, dtype: torch.dtype) -> torch.Tensor:
-        """A result of the converted call as it would have been."""
+        """A result of the converted call, converted back."""
         return value.to(dtype)
 
     def _execute(self, call: Call, before: object) -> Any:
-        why = self._why_not(call)
-        if why:
-            self._skip(call.name, why)
+        reason = self._why_not(call)
+        if reason:
+            self._skip(call.name, reason)
             return call.function(*call.args, **call.kwargs)
         is_copied = False
         try:
@@ -68,8 +68,8 @@ class _Conversion(OpTool):
             result = call.in_pytorch(*args, **kwargs)
         except Exception as error:
             if may_write(call.function, call.kwargs) and not is_copied:
-                raise  # it may have done half of its work
-            self._skip(call.name, f"it fails so: {first_line(str(error))}")
+                raise  # an argument may be half written
+            self._skip(call.name, f"the converted call fails: {first_line(str(error))}")
             return call.function(*call.args, **call.kwargs)
         for (name, original, copy), version in zip(converted, versions, strict=True):
             is_updated = id(copy) in statistics and not torch.equal(copy, statistics[id(copy)])
@@ -91,10 +91,10 @@ class _Conversion(OpTool):
         return pytree.tree_unflatten(returned, spec)
 
     def _own_dtypes(self, call: Call) -> list[torch.dtype]:
-        """The dtypes of a call's results, were they not converted; ``[]`` where that cannot be found out.
+        """The dtypes of the results without conversion; ``[]`` if they are not known.
 
-        They are those of a call as it is, made once for each signature: under autocast it may cast by itself. An
-        operator of the user's is not called once more, as it may do more than compute.
+        The unconverted call is run once for each signature, because autocast may change its dtypes. A user's operator
+        is not run, because it may have side effects.
         """
         if call.written or not is_of_pytorch(call.function):
             return []
@@ -103,17 +103,17 @@ class _Conversion(OpTool):
         if key not in self._dtypes:
             self._dtypes[key] = []
             try:
-                with unseen(), torch.no_grad(), torch.random.fork_rng(devices=[]):  # on copies, it may write
+                with unseen(), torch.no_grad(), torch.random.fork_rng(devices=[]):  # it may write: copies
                     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (call.args, call.kwargs))
                     result = call.function(*args, **kwargs)
-            except Exception as error:  # it is perhaps why the operator is to run elsewhere
-                logger.debug("%s does not run where it is: %s", call, error)
+            except Exception as error:  # maybe the reason for the conversion
+                logger.debug("%s fails without conversion: %s", call, error)
             else:
                 self._dtypes[key] = [_dtype(leaf) for leaf in pytree.tree_leaves(result)]
         return self._dtypes[key]
 
     def _arguments(self, call: Call) -> tuple[Any, list[tuple[str, torch.Tensor, torch.Tensor]]]:
-        """The arguments for the converted call, and of each that is another tensor its name, the user's and that."""
+        """The converted arguments, and for each converted tensor its name, the user's tensor and the converted one."""
         made = {id(value): self._convert(value) for value in call.tensors.values()}
         first = {id(value): (name, value) for name, value in reversed(call.tensors.items())}
         converted = [(*first[key], copy) for key, copy in made.items() if copy is not first[key][1]]
@@ -125,9 +125,9 @@ class _Conversion(OpTool):
 
     def _why_not(self, call: Call) -> str:
         if is_collective(call.function):
-            return "it runs once, in all processes"
+            return "a collective must run once in all processes"
         if not are_plain((call.args, call.kwargs)):
-            return "its arguments are no plain tensors"
+            return "not all arguments are plain tensors"
         if not isinstance(call.function, RunnableRegion) and returns_view(call.function):
             return "it may return a view"
         if changes_shape(call.function):
@@ -142,15 +142,12 @@ class _Conversion(OpTool):
 
 
 class OpFallback(_Conversion):
-    """Chosen operators run on another device, or in another dtype there; all else stays where it is.
-
-    A region on ONNX Runtime (``onnxruntime.*``) runs in PyTorch.
+    """Runs chosen operators on another device, or there in another dtype. Regions on ONNX Runtime run in PyTorch.
 
     Args:
-        device: where they run.
-        dtype: in what they run, for the floating-point arguments of lower precision: ``torch.float64`` for the
-            reference; ``None`` for their own.
-        arguments: of ``OpTool``.
+        device: where to run.
+        dtype: the dtype for floating-point arguments, such as ``torch.float64``; ``None`` to keep theirs.
+        arguments: see ``OpTool``.
     """
 
     def __init__(
@@ -169,9 +166,9 @@ class OpFallback(_Conversion):
         return value.to(_devices(call)[0], dtype)
 
     def _why_not(self, call: Call) -> str:
-        why = super()._why_not(call)
-        if why or isinstance(call.function, RunnableRegion):
-            return why
+        reason = super()._why_not(call)
+        if reason or isinstance(call.function, RunnableRegion):
+            return reason
         is_there = set(_devices(call)) == {self._device}
         dtypes = {value.dtype for value in call.tensors.values() if value.is_floating_point()}
         is_same = self._dtype is None or dtypes <= {self._dtype}
@@ -179,19 +176,19 @@ class OpFallback(_Conversion):
 
 
 class OpDtypeCast(_Conversion):
-    """Chosen operators run in another dtype and return in their own: ``OpDtypeCast(include=["*matmul*"],
-    dtype=torch.bfloat16)``.
+    """Runs chosen operators in another dtype, and casts results back:
+    ``OpDtypeCast(include=["*matmul*"], dtype=torch.bfloat16)``.
 
     Args:
-        dtype: in what they run: their floating-point arguments are cast. The default, ``torch.float32``, shows which
-            operators of a float16 or bfloat16 model need more precision; those of a float32 model stay as they are.
-        arguments: of ``OpTool``.
+        dtype: the dtype for floating-point arguments. The default, ``torch.float32``, shows which operators of a
+            float16 or bfloat16 model need more precision.
+        arguments: see ``OpTool``.
     """
 
     def __init__(self, *, dtype: torch.dtype = torch.float32, **arguments: Any) -> None:
         super().__init__(**arguments)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise ValueError(f"dtype is a floating-point dtype such as torch.bfloat16, not {dtype!r}")
+            raise ValueError(f"dtype must be a floating-point dtype such as torch.bfloat16, not {dtype!r}")
         self._dtype = dtype
 
     def _convert(self, leaf: Any) -> Any:
@@ -199,14 +196,14 @@ class OpDtypeCast(_Conversion):
 
     def _why_not(self, call: Call) -> str:
         if isinstance(call.function, RunnableRegion):
-            return "a model of ONNX Runtime has its dtypes"
+            return "the dtypes of an ONNX Runtime region are fixed"
         dtypes = {value.dtype for value in call.tensors.values() if value.is_floating_point()}
         if not dtypes:
             return "it has no floating-point arguments"
         if dtypes == {self._dtype}:
             return f"its arguments are {dtype_name(self._dtype)}"
-        if _told(call, torch.dtype) is not None:
-            return "it is told its dtype"
+        if _first(call, torch.dtype) is not None:
+            return "it has a dtype argument"
         return super()._why_not(call)
 
 
@@ -215,27 +212,27 @@ def _dtype(value: object) -> torch.dtype:
 
 
 def _statistics(call: Call, converted: Sequence[tuple[str, torch.Tensor, torch.Tensor]]) -> dict[int, torch.Tensor]:
-    """Copies of what may be the running statistics of a normalization, by the identity of the tensor: PyTorch updates
-    them without a word in the schema, and counts no change."""
+    """Copies of tensors that may be the running statistics of a normalization, by ``id``. PyTorch updates them, but
+    neither the schema nor the version counter shows it."""
     if "_norm" not in call.name:
         return {}
     return {id(copy): copy.detach().clone() for _, _, copy in converted if copy.dim() == 1 and not copy.requires_grad}
 
 
-def _told(call: Call, kind: type) -> Any:
-    """The first argument of a kind; ``None`` if there is none."""
+def _first(call: Call, kind: type) -> Any:
+    """The first argument of a type; ``None`` if there is none."""
     return next((leaf for leaf in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(leaf, kind)), None)
 
 
 def _promoted(call: Call, made: torch.dtype) -> torch.dtype:
-    """The dtype that the floating-point arguments of a call have together; ``made`` if there are none."""
-    told = _told(call, torch.dtype)
-    if told is not None:
-        return told if told.is_floating_point else made
+    """The promoted dtype of the floating-point arguments; ``made`` if there are none."""
+    requested = _first(call, torch.dtype)
+    if requested is not None:
+        return requested if requested.is_floating_point else made
     dtypes = [value.dtype for value in call.tensors.values() if value.is_floating_point()]
     return functools.reduce(torch.promote_types, dtypes) if dtypes else made
 
 
 def _devices(call: Call) -> list[torch.device]:
-    """The devices of a call's tensors; without any, that of its results."""
-    return [value.device for value in call.tensors.values()] or [_told(call, torch.device) or torch.device("cpu")]
+    """The devices of the tensor arguments; without any, the device argument or the CPU."""
+    return [value.device for value in call.tensors.values()] or [_first(call, torch.device) or torch.device("cpu")]

@@ -1,11 +1,10 @@
-"""PyTorch's modes for the tools: what is private of them is here.
+"""PyTorch's function and dispatch modes for the tools. Their private parts are used only here.
 
-A tool is on the stack of modes of each thread that started it, of functions (what users call) or of the dispatcher
-(ATen). While a compiled function is traced, the modes let everything through, and Dynamo compiles under them as it does
-without: what the compiled graphs then run is seen.
+A tool is on the mode stack of each thread that started it. While a compiled function is traced, the modes pass all
+calls through: Dynamo compiles as without the tool, and the compiled graphs are observed when they run.
 
-What runs inside of ``backward()`` (a backward of a user's ``autograd.Function``, a checkpoint's second forward) is seen
-by the dispatcher's mode only: PyTorch turns modes of functions off inside of functions that such a mode sees.
+Only the dispatch mode sees what runs inside ``backward()``, such as a user's ``autograd.Function`` or the second
+forward of a checkpoint: PyTorch disables function modes inside a function that one of them sees.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ..common import operator_watchers
 from ..common.operator_watchers import unseen
 
 Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], object]
-"""Is given a function, its arguments and its named ones; makes the call and returns its result."""
+"""Takes a function, its arguments and keyword arguments; calls it and returns its result."""
 
 
 class _FunctionMode(TorchFunctionMode):
@@ -33,7 +32,7 @@ class _FunctionMode(TorchFunctionMode):
         self._handler = handler
 
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
-        if torch.compiler.is_compiling():  # Dynamo traces this line away
+        if torch.compiler.is_compiling():  # Dynamo evaluates this while tracing
             return func(*args, **(kwargs or {}))
         return self._handler(func, tuple(args), kwargs or {})
 
@@ -56,12 +55,7 @@ class _DispatchMode(TorchDispatchMode):
 
 
 class InstalledMode:
-    """A handler on the stack of this thread's modes, from its construction to ``remove``.
-
-    Args:
-        handler: is given each call.
-        level: ``torch`` for functions of PyTorch's interface, ``aten`` for the dispatcher's operators.
-    """
+    """A handler on this thread's mode stack, from its construction until ``remove``; for the levels see ``OpTool``."""
 
     def __init__(self, handler: Handler, level: str) -> None:
         self._mode = _FunctionMode(handler) if level == "torch" else _DispatchMode(handler)
@@ -69,10 +63,10 @@ class InstalledMode:
         self._watcher = operator_watchers.add(handler)
 
     def remove(self) -> None:
-        """Takes it off the stack, wherever in the stack it is; in the thread that made it.
+        """Removes it from any position of the stack, in the thread that made it.
 
         Raises:
-            RuntimeError: it is not there, as it is just given a call.
+            RuntimeError: the handler is running.
         """
         stack: Callable[[], Sequence[object]] = _python_dispatch._get_current_dispatch_mode_stack
         pop: Callable[[], Any] = _python_dispatch._pop_mode
@@ -81,8 +75,8 @@ class InstalledMode:
             stack, pop, push = _get_current_function_mode_stack, _pop_mode, _push_mode
         if not any(mode is self._mode for mode in stack()):
             raise RuntimeError(
-                "a tool cannot be stopped inside an operator that it sees, such as in a hook of backward(); "
-                "stop it after the call"
+                "a tool cannot be stopped inside an operator that it sees, such as in a hook of backward(). "
+                "Stop it after the call."
             )
         operator_watchers.remove(self._watcher)
         above = []
@@ -94,14 +88,13 @@ class InstalledMode:
 
 
 def in_transform() -> bool:
-    """Whether a transform of ``torch.func`` or forward-mode AD is active: what is computed then is its, and PyTorch
-    (2.13) crashes where tensors with tangents are written to."""
+    """Whether a transform of ``torch.func`` or forward-mode AD is active. A tool must not compute with their tensors:
+    PyTorch 2.13 crashes where tensors with tangents are written to."""
     return forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None
 
 
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
-    """For a tool's own computing: no mode sees it, no gradients are recorded, nothing is cast, and in inference mode
-    tensors are as usual."""
+    """A context for a tool's own computation: without modes, autograd, autocast and inference mode."""
     with unseen(), torch._C._DisableAutocast(), torch.inference_mode(False), torch.no_grad():
         yield

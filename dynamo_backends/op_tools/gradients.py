@@ -1,8 +1,8 @@
-"""The gradients that go into and come out of a call in the backward, by hooks on the nodes of autograd's graph.
+"""Collects the incoming and outgoing gradients of one call during the backward, with hooks on autograd's nodes.
 
-A call makes one node of that graph or, if it is made of several operators, some. Those that the gradients of its
-results enter and those that pass the gradients of its arguments on have hooks: so what this call adds to the gradient
-of an argument is told from what others add, and the graph stays as it is.
+A call adds one node or several to autograd's graph. Only the nodes where gradients of its results enter, and those
+where gradients of its arguments leave, have hooks. So the gradients that this call adds are separate from those that
+other calls add to the same argument, and the graph does not change.
 """
 
 from __future__ import annotations
@@ -21,63 +21,50 @@ from .clocks import Clock, device_of
 from .dispatch_modes import aside
 
 _ACCUMULATES = 2**64 - 1
-"""The number of the nodes that accumulate the gradient of a leaf."""
+"""The sequence number of the nodes that accumulate the gradient of a leaf."""
 
-Names: TypeAlias = dict[tuple[Any, int], list[str]]
-"""The names of arguments, by the edge of autograd's graph at which their gradients arrive."""
+_Edges: TypeAlias = dict[tuple[Any, int], list[str]]
+"""The names of arguments, by the edge of autograd's graph that carries their gradients."""
 
 
-class Before:
-    """What has to be known of a call's arguments before it is made, for its results and gradients.
-
-    Attributes:
-        versions: how often each of ``call.tensors`` was changed in place.
-        edges: where gradients of the arguments go; empty if there is no backward that can be seen.
-    """
+class CallStart:
+    """The state of a call's arguments before the call."""
 
     def __init__(self, call: Call) -> None:
         self.versions = [version_of(value) for value in call.tensors.values()]
-        self.edges: Names = {}
+        self.edges: _Edges = {}  # where gradients of the arguments leave
         self._first_node = torch.autograd._get_sequence_nr()
         for name, value in call.tensors.items() if call.has_gradients else ():
             if value.requires_grad:
                 edge = torch.autograd.graph.get_gradient_edge(value)
                 self.edges.setdefault((edge.node, edge.output_nr), []).append(name)
 
-    def made_after(self, node: Any) -> bool:
+    def is_of_call(self, node: Any) -> bool:
         """Whether the call made a node of autograd's graph."""
         return self._first_node <= node._sequence_nr() < _ACCUMULATES
 
 
 @dataclasses.dataclass
 class Gradients:
-    """The gradients of one call, as one backward has them.
+    """The gradients of one call in one backward."""
 
-    Attributes:
-        outputs: the gradient of each result, by its name, as it enters the call's backward.
-        inputs: what the call adds to the gradient of each argument, by its name; of one given twice, by the first.
-        alike: for each of these names, all names of that argument.
-        clocks: how long each node of the call ran, where that was asked for.
-        are_mixed: whether the gradient of one result contains what another's brings.
-    """
-
-    outputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
-    inputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
-    alike: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-    clocks: list[Clock] = dataclasses.field(default_factory=list)
-    are_mixed: bool = False
+    outputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # incoming, by the result's name
+    inputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # added by the call, by argument
+    aliases: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # for each of ``inputs``, all its names
+    clocks: list[Clock] = dataclasses.field(default_factory=list)  # of each node, if nodes are timed
+    are_mixed: bool = False  # the gradient of one result includes that of another
 
 
 class Hooks:
-    """The hooks of one tool: made for calls that have a backward, and all taken off when the tool stops."""
+    """The hooks of one tool. ``end`` removes them all."""
 
     def __init__(self) -> None:
         self._handles: list[Any] = []
-        self._most = 2_000
+        self._clean_up_at = 2_000
         self.is_on = False
 
     def end(self) -> None:
-        """Takes the hooks off; no gradients are wanted from now on."""
+        """Removes all hooks; backwards that run later report nothing."""
         self.is_on = False
         for handle in self._handles:
             handle.remove()
@@ -85,36 +72,32 @@ class Hooks:
 
     def watch(
         self,
-        before: Before,
+        start: CallStart,
         results: Mapping[str, torch.Tensor],
         finished: Callable[[Gradients], None],
         *,
         with_times: bool = False,
     ) -> None:
-        """After a call: puts hooks on its backward, if it has one.
+        """Adds hooks to the backward of a call, if it has one.
 
-        Args:
-            before: of the call.
-            results: the tensors that it gave, by name; not kept, as a node that holds its own hooks' tensors is never
-                freed.
-            finished: is given the gradients of the call as soon as all are there, or else at the end of the backward.
-            with_times: whether each node of the call is timed.
+        ``finished`` is called when all gradients are there, at the latest when the backward ends. ``results`` are not
+        kept: a node whose hooks hold its tensors is never freed.
         """
-        if not before.edges:
+        if not start.edges:
             return
-        self._handles += _Watch(self, before, results, finished, with_times=with_times).handles
-        if len(self._handles) > self._most:  # those of graphs that are gone
+        self._handles += _CallHooks(self, start, results, finished, with_times=with_times).handles
+        if len(self._handles) > self._clean_up_at:  # drop handles of freed graphs
             self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
-            self._most = max(self._most, 2 * len(self._handles))
+            self._clean_up_at = max(self._clean_up_at, 2 * len(self._handles))
 
 
-class _Watch:
+class _CallHooks:
     """Hooks on the nodes of one call."""
 
     def __init__(
         self,
         hooks: Hooks,
-        before: Before,
+        start: CallStart,
         results: Mapping[str, torch.Tensor],
         finished: Callable[[Gradients], None],
         *,
@@ -130,14 +113,14 @@ class _Watch:
         entries: dict[Any, dict[int, str]] = {}
         for name, value in results.items():
             node = value.grad_fn
-            if node is not None and before.made_after(node):
+            if node is not None and start.is_of_call(node):
                 entries.setdefault(node, {})[value.output_nr] = name
-        nodes, leaving, self._are_mixed = _nodes_of(entries, before)
+        nodes, exits, self._are_mixed = _nodes_of(entries, start)
         for node in nodes:
             if node in entries or with_times:
                 self.handles.append(node.register_prehook(functools.partial(self._enter, entries.get(node, {}))))
-            if node in leaving or with_times:
-                self.handles.append(node.register_hook(functools.partial(self._leave, leaving.get(node, {}))))
+            if node in exits or with_times:
+                self.handles.append(node.register_hook(functools.partial(self._leave, exits.get(node, {}))))
 
     def _enter(self, names: Mapping[int, str], gradients: Sequence[torch.Tensor | None]) -> None:
         if not self._hooks.is_on:
@@ -150,7 +133,7 @@ class _Watch:
             self._clock = Clock(device_of(gradients)).__enter__()
         self._count(record)
 
-    def _leave(self, names: Mapping[int, list[str]], gradients: Sequence[torch.Tensor | None], entered: object) -> None:
+    def _leave(self, names: Mapping[int, list[str]], gradients: Sequence[torch.Tensor | None], _: object) -> None:
         if not self._hooks.is_on:
             return
         record = self._record()
@@ -158,16 +141,17 @@ class _Watch:
             self._clock.__exit__()
             record.clocks.append(self._clock)
             self._clock = None
-        for position, alike in names.items():
+        for position, aliases in names.items():
             if (gradient := gradients[position]) is not None:
-                record.alike[alike[0]] = alike
+                name = aliases[0]
+                record.aliases[name] = aliases
                 with aside():
-                    known = record.inputs.get(alike[0])
-                    record.inputs[alike[0]] = gradient.detach() if known is None else known + gradient.detach()
+                    known = record.inputs.get(name)
+                    record.inputs[name] = gradient.detach() if known is None else known + gradient.detach()
         self._count(record)
 
     def _record(self) -> Gradients:
-        """The gradients of the backward that runs; the first hook of it asks for its end to be told."""
+        """The gradients of the current backward; its first hook also asks autograd for a callback at its end."""
         if self._current is None:
             record = self._current = Gradients(are_mixed=self._are_mixed)
             self._missing = len(self.handles)
@@ -187,23 +171,25 @@ class _Watch:
         self._current = None
 
 
-def _nodes_of(entries: Mapping[Any, object], before: Before) -> tuple[list[Any], dict[Any, dict[int, list[str]]], bool]:
-    """The nodes that a call made, the positions at which they pass gradients of arguments on, and whether a node that
-    a result's gradient enters is reached from another's."""
-    found = list(entries)
+def _nodes_of(
+    entries: Mapping[Any, object], start: CallStart
+) -> tuple[list[Any], dict[Any, dict[int, list[str]]], bool]:
+    """The nodes of a call, the positions where gradients of arguments leave them, and whether one entry leads to
+    another."""
+    nodes = list(entries)
     seen = set(entries)
-    leaving: dict[Any, dict[int, list[str]]] = {}
-    entered = False
-    for node in found:
+    exits: dict[Any, dict[int, list[str]]] = {}
+    are_mixed = False
+    for node in nodes:
         for position, edge in enumerate(node.next_functions):
             following = edge[0]
             if following is None:
                 continue
-            if edge in before.edges:
-                leaving.setdefault(node, {})[position] = before.edges[edge]
+            if edge in start.edges:
+                exits.setdefault(node, {})[position] = start.edges[edge]
             elif following in entries:
-                entered = True
-            elif following not in seen and before.made_after(following):
+                are_mixed = True
+            elif following not in seen and start.is_of_call(following):
                 seen.add(following)
-                found.append(following)
-    return found, leaving, entered
+                nodes.append(following)
+    return nodes, exits, are_mixed

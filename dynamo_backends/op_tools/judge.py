@@ -1,4 +1,9 @@
-"""Judges the results and gradients of one call by those of the call made again."""
+"""Compares the results and gradients of one call with those of the same call on a reference.
+
+Values are compared by ``numerics.verdicts``. Where an error is larger than some units in the last place, the call is
+run in float64 with every argument and every step perturbed by up to a unit in the last place. Errors of the size that
+this makes are allowed: the operator is ill-conditioned.
+"""
 
 from __future__ import annotations
 
@@ -18,140 +23,116 @@ from ..numerics.exact import WIDER
 from ..numerics.local_error import is_broadcast
 from ..numerics.measure import group_of
 from ..numerics.randomness import PERTURBATIONS, perturbed
-from ..numerics.verdicts import epsilon, is_discrete, largest, same_number
+from ..numerics.verdicts import RIGHT, Verdict, epsilon, is_discrete, largest, verdict
 from .gradients import Gradients
 from .names import is_of_pytorch
 from .tool import dtype_name
 
 _STEP = 1e-6
-_DIFFERENCES = 1e-8
-"""How far arguments are moved for a derivative by differences, and its error in float64 relative to the results."""
+"""The step of a numerical derivative."""
 
-_TIES = 0.01
-"""The share of comparisons and indices that may come out otherwise in float64, where two values are equal."""
+_DIFFERENCE_ERROR = 1e-8
+"""The error of a numerical derivative in float64, relative to the results."""
 
-_BESIDE = 1e3
-"""By how much larger than a result what is computed with it may be, and its rounding be in the result."""
+_DERIVATIVE_ERROR = 1e-3
+"""The tolerance of a directional derivative, relative to its size: a function may have kinks."""
 
-_NUMERICAL = 1e-3
-"""The relative error of a directional derivative that needs no explanation: the function may have kinks."""
+_INSIDE = 1e3
+"""An element may contain the rounding of numbers that are this many times smaller than the largest result."""
 
 _Values: TypeAlias = Mapping[str, torch.Tensor]
 _Run: TypeAlias = Callable[[Target, Change | None], _Values]
-"""Makes a call again, and returns its results or gradients by name."""
+"""Runs a call again, and returns its results or gradients by name."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
-    """How one result, or one gradient, of a call compares with the reference.
+class ComparedValue:
+    """The comparison of one result or gradient of a call with the reference."""
 
-    Attributes:
-        value: ``output``, ``output[1]``, ``args[0] after it``, ``gradient of args[1]``.
-        dtype, shape: of it.
-        allclose: whether it is as near to the reference as its dtype and the condition of the operator allow.
-        max_diff: largest absolute difference.
-        allowed: what needs no explanation at the element that is worst for it; ``None`` where elements are counted.
-        complaint: ``Inconsistent dtypes: ...``, another shape, elements that differ, NaN; elements that were not
-            compared; or ``""``.
-        share: the largest error as a multiple of what is allowed at that element.
-    """
-
-    value: str
+    value: str  # "output", "output[1]", "args[0] after it", "gradient of args[1]"
     dtype: str
     shape: tuple[int, ...]
-    allclose: bool
-    max_diff: float
-    allowed: float | None
-    complaint: str = ""
-    share: float = 0.0
+    allclose: bool  # no element has an error above its tolerance, and shape and dtype are right
+    max_diff: float  # the largest absolute error
+    allowed: float | None  # the tolerance of the element with the largest share; None where elements are counted
+    complaint: str = ""  # what is wrong besides the size of an error, or how many elements are not compared
+    share: float = 0.0  # the largest error as a multiple of its element's tolerance
 
 
 class CallJudge:
-    """Judges one call. It holds the arguments of the call, and none of its results.
-
-    A result is right if it is as near to the reference as rounding explains: that of the result itself, or, where an
-    operator is ill-conditioned, that of its arguments and of every step inside. How much the latter may be is tried:
-    the call is made again in float64 with each of them perturbed by up to a unit in the last place.
-
-    Args:
-        execution: makes the call again.
-        reference: by which it is judged.
-    """
+    """Compares the values of one call. It holds the call's arguments, but none of its results."""
 
     def __init__(self, execution: CallExecution, reference: Target) -> None:
         self._execution = execution
         self._reference = reference
-        self._generator = torch.Generator().manual_seed(0)  # the user's random numbers are theirs
+        self._generator = torch.Generator().manual_seed(0)  # leaves the user's random numbers alone
 
-    def results(self, results: _Values, returned: object) -> tuple[list[Verdict], dict[str, torch.Tensor]]:
-        """Verdicts on what a call gave, and the reference's results by name.
+    def results(self, results: _Values, returned: object) -> tuple[list[ComparedValue], dict[str, torch.Tensor]]:
+        """Compares the tensors that a call returned or wrote, or the number that it returned.
 
-        Args:
-            results: the tensors, by name.
-            returned: what it returned, which may be a number.
+        Returns:
+            The comparisons, and the reference's results by name.
 
         Raises:
             Whatever the function raises on the reference.
         """
         run = self._execution.run(self._reference)
         if not results and isinstance(returned, (bool, int, float)):
-            return [_of_number(returned, run.returned)], {}
-        exact = {name: run.results[name] for name in results if name in run.results}
-        verdicts = self._verdicts(
-            results, exact, lambda target, change: self._execution.run(target, change).results, torch.float64
-        )
-        return verdicts, exact
+            found = verdict(returned, run.returned, run.returned)
+            compared = ComparedValue("output", type(returned).__name__, (), not found.is_wrong, 0.0, None, str(found))
+            return [compared], {}
+        expected = {name: run.results[name] for name in results if name in run.results}
+        return self._compare(results, expected, self._run_forward, torch.float64), expected
 
-    def gradients(self, gradients: Gradients) -> list[Verdict]:
-        """Verdicts on what a call added to the gradients of its arguments.
+    def gradients(self, gradients: Gradients) -> list[ComparedValue]:
+        """Compares what a call added to the gradients of its arguments.
 
         Raises:
-            ChangedSinceError: they were changed in place since the call.
+            ChangedSinceError: an argument was changed in place since the call.
         """
         dtypes = [value.dtype for value in gradients.outputs.values()]  # under autocast, lower than the arguments'
-        run = functools.partial(self._gradients, gradients)
-        found = self._verdicts(gradients.inputs, run(self._reference), run, max(dtypes, key=epsilon))
-        return [dataclasses.replace(verdict, value=f"gradient of {verdict.value}") for verdict in found]
+        run = functools.partial(self._run_backward, gradients)
+        compared = self._compare(gradients.inputs, run(self._reference), run, max(dtypes, key=epsilon))
+        return [dataclasses.replace(item, value=f"gradient of {item.value}") for item in compared]
 
-    def numerical_gradient(self, gradients: Gradients) -> list[Verdict]:
-        """A verdict on the formula of the derivative: float64's gradients by autograd, all together, against the
-        derivative of the results in a random direction, by differences.
+    def numerical_gradient(self, gradients: Gradients) -> list[ComparedValue]:
+        """Compares autograd's gradients in float64 with a numerical derivative in one random direction.
 
         Raises:
-            ChangedSinceError: the arguments were changed in place since the call.
+            ChangedSinceError: an argument was changed in place since the call.
         """
-        exact = {
+        by_autograd = {
             name: value.double().cpu()
-            for name, value in self._gradients(gradients, FLOAT64).items()
+            for name, value in self._run_backward(gradients, FLOAT64).items()
             if value.is_floating_point()
         }
-        directions = {
+        direction = {
             name: torch.randn(value.shape, dtype=torch.float64, generator=self._generator)
-            for name, value in exact.items()
+            for name, value in by_autograd.items()
         }
-        if not exact:
+        if not by_autograd:
             return []
-        steps = {alike: value * _STEP for name, value in directions.items() for alike in gradients.alike[name]}
-        ahead, here, behind = (self._along(gradients, steps, sign) for sign in (1, 0, -1))
+        steps = {alias: value * _STEP for name, value in direction.items() for alias in gradients.aliases[name]}
+        ahead, here, behind = (self._moved_result(gradients, steps, sign) for sign in (1, 0, -1))
         if ahead is None or here is None or behind is None:
-            return []  # float64 has not the operator
+            return []  # float64 lacks the operator
         slopes = (ahead[0] - here[0]) / _STEP, (here[0] - behind[0]) / _STEP
-        by_differences = sum(slopes) / 2
-        products = [value * directions[name] for name, value in exact.items()]
-        by_gradients = sum(float(item.sum()) for item in products)
+        numerical = sum(slopes) / 2
+        products = [value * direction[name] for name, value in by_autograd.items()]
+        analytical = sum(float(item.sum()) for item in products)
         size = sum(float(item.square().sum()) for item in products) ** 0.5
         magnitude = max(terms for _, terms in (ahead, here, behind))
-        allowed = _NUMERICAL * max(size, abs(by_differences)) + _DIFFERENCES * magnitude
+        allowed = _DERIVATIVE_ERROR * max(size, abs(numerical)) + _DIFFERENCE_ERROR * magnitude
         if not abs(slopes[0] - slopes[1]) <= allowed:
-            return []  # it has no derivative here: two values are equal, or one is 0
-        error = abs(by_gradients - by_differences)
-        complaint = ""
-        if not error <= allowed:
-            complaint = f"the derivative of its results is {by_differences:.6g}, not {by_gradients:.6g}"
-        return [Verdict("gradient by differences", "float64", (), not complaint, error, allowed, complaint)]
+            return []  # no derivative here: two values are equal, or one is 0
+        error = abs(analytical - numerical)
+        is_right = error <= allowed
+        complaint = "" if is_right else f"the derivative of its results is {numerical:.6g}, not {analytical:.6g}"
+        return [ComparedValue("gradient by differences", "float64", (), is_right, error, allowed, complaint)]
 
-    def _along(self, gradients: Gradients, steps: _Values, sign: int) -> tuple[float, float] | None:
-        """The product of the results, where arguments are moved, with the gradients that came in; its terms' size."""
+    def _moved_result(self, gradients: Gradients, steps: _Values, sign: int) -> tuple[float, float] | None:
+        """The dot product of the results on moved arguments with their incoming gradients, and the sum of its terms'
+        magnitudes; ``None`` if float64 lacks an operator."""
         run = self._execution.run(FLOAT64, lambda name, value: value + sign * steps[name] if name in steps else value)
         products = [
             value.double().cpu() * gradients.outputs[name].double().cpu()
@@ -162,135 +143,140 @@ class CallJudge:
             return None
         return sum(float(item.sum()) for item in products), sum(float(item.abs().sum()) for item in products)
 
-    def _gradients(self, gradients: Gradients, target: Target, change: Change | None = None) -> _Values:
-        """The gradients of the call made again; where arguments change, the gradients that come in do too."""
-        tangents = gradients.outputs
+    def _run_forward(self, target: Target, change: Change | None = None) -> _Values:
+        return self._execution.run(target, change).results
+
+    def _run_backward(self, gradients: Gradients, target: Target, change: Change | None = None) -> _Values:
+        """The gradients of the call run again. ``change`` applies to the incoming gradients, too."""
+        incoming = gradients.outputs
         if change is not None:
-            tangents = {name: change(name, value.double()) for name, value in tangents.items()}
-        found = self._execution.run(target, change, with_gradients=True).gradients(tangents)
+            incoming = {name: change(name, value.double()) for name, value in incoming.items()}
+        found = self._execution.run(target, change, with_gradients=True).gradients(incoming)
         by_name = {}
-        for name, alike in gradients.alike.items():  # of an argument that was given twice, both parts
-            parts = [found[other] for other in alike if other in found]
+        for name, aliases in gradients.aliases.items():  # an argument passed twice has two parts
+            parts = [found[alias] for alias in aliases if alias in found]
             if parts:
                 by_name[name] = sum(parts[1:], parts[0])
         return by_name
 
-    def _verdicts(self, ours: _Values, exact: _Values, run: _Run, computed_in: torch.dtype) -> list[Verdict]:
-        """Judges values by those of the same name.
-
-        Args:
-            ours: what the call gave.
-            exact: what the reference gave.
-            run: makes the call again.
-            computed_in: a dtype whose rounding the values may have.
-        """
-        unset = self._unset(ours, exact, run)
-        beside = largest(_where_set(unset, exact).values())
+    def _compare(self, actual: _Values, expected: _Values, run: _Run, computed_in: torch.dtype) -> list[ComparedValue]:
+        """Compares values of the same names, which may have been rounded to ``computed_in``."""
+        unset = self._unset(actual, expected, run)
+        largest_result = largest(_without_unset(unset, expected).values())
 
         @functools.cache
         def perturbed_runs(dtype: torch.dtype) -> Sequence[_Values]:
-            """Float64's values; and these where the arguments, and all inside, are perturbed by their rounding."""
+            """Float64's values, and those with arguments and all steps perturbed by the rounding of a dtype."""
             target = dataclasses.replace(FLOAT64, perturbing=dtype)
             found = [run(FLOAT64, None), *(run(target, self._perturb(dtype)) for _ in range(PERTURBATIONS))]
-            return [_where_set(unset, values) for values in found]
+            return [_without_unset(unset, values) for values in found]
 
-        def verdict(name: str, value: torch.Tensor, exact: torch.Tensor) -> Verdict:
-            judged = functools.partial(Verdict, name, dtype_name(value.dtype), tuple(value.shape))
-            if exact.shape != value.shape:
-                said = f"shape {tuple(value.shape)} instead of {tuple(exact.shape)}"
-                return judged(False, math.inf, None, said)
-            expected = WIDER.get(value.dtype, value.dtype) if self._reference.wide else value.dtype
-            is_same = exact.dtype in (expected, value.dtype)  # some functions have a dtype of their own in float64 too
-            complaint = "" if is_same else f"Inconsistent dtypes: {value.dtype} {exact.dtype}"
-            value, exact = (_where_set(unset, {name: item})[name].detach().cpu() for item in (value, exact))
+        def verdict_on(name: str, value: torch.Tensor, reference: torch.Tensor) -> Verdict:
             if is_discrete(value):
-                error = distance(value, exact)
-                complaint = complaint or self._discrete_difference(name, value, exact, run)
-                return judged(not complaint, error.max_abs, None, complaint)
+                return self._discrete_verdict(name, value, reference, run)
+            wide = value.to(reference.dtype) if value.shape == reference.shape else value
+            inner = self._magnitudes(reference) + largest_result / _INSIDE
+            found = verdict(wide, reference, reference, inner=inner, rounded_to=value.dtype)
+            if found.ours is None or not found.is_wrong or found.ours.nonfinite:
+                return found
             coarser = max((value.dtype, computed_in, self._execution.coarsest), key=epsilon)
-            inner = self._magnitudes(exact) + beside / _BESIDE
-            error = distance(value, exact, inner=inner)
-            if error.nonfinite:
-                complaint = complaint or f"{error.nonfinite} elements are NaN or infinite on one side only"
-            elif not error.is_rounding:
-                base, *near = perturbed_runs(coarser)
-                # around what it is compared with, which need not be float64
-                around = [exact + (item[name] - base[name]).cpu() for item in near if name in item]
-                error = distance(value, exact, *around, inner=inner, group=group_of(exact.shape), dtype=coarser)
-            is_right = error.is_rounding and not complaint
-            allowed = error.limit if error.limit else None
-            if name in unset:
-                complaint = (
-                    complaint or f"{int(unset[name].sum())} elements are not compared: the operator sets no value"
-                )
-            return judged(
-                is_right, error.max_abs, allowed, complaint, error.share if is_right or error.share > 1 else math.inf
-            )
+            base, *others = perturbed_runs(coarser)
+            # around the reference's value, which need not be float64's
+            near = [reference + (item[name] - base[name]).cpu() for item in others if name in item]
+            group = group_of(reference.shape)
+            return verdict(wide, reference, reference, near, group=group, inner=inner, rounded_to=coarser)
 
-        return [verdict(name, value, exact[name]) for name, value in ours.items() if name in exact]
+        def compare(name: str, value: torch.Tensor, reference: torch.Tensor) -> ComparedValue:
+            shape, is_comparable = tuple(value.shape), value.shape == reference.shape
+            # some functions choose their own dtype, also in float64
+            known = (WIDER.get(value.dtype, value.dtype) if self._reference.wide else value.dtype, value.dtype)
+            complaint = "" if reference.dtype in known else f"Inconsistent dtypes: {value.dtype} {reference.dtype}"
+            if is_comparable:
+                value, reference = (_without_unset(unset, {name: item})[name] for item in (value, reference))
+            value, reference = value.detach().cpu(), reference.detach().cpu()
+            found = verdict_on(name, value, reference)
+            error = found.ours
+            complaint = complaint or found.complaint or (str(found) if error and error.nonfinite else "")
+            allclose = not found.is_wrong and not complaint
+            if name in unset and not complaint:
+                complaint = f"{int(unset[name].sum())} elements that the operator leaves unset are not compared"
+            compared = ComparedValue(name, dtype_name(value.dtype), shape, allclose, math.inf, None, complaint)
+            if error is None:  # equal, integers, or of another shape
+                max_diff = distance(value, reference).max_abs if is_comparable else math.inf
+                return dataclasses.replace(compared, max_diff=max_diff)
+            share = error.share if allclose or error.share > 1 else math.inf
+            return dataclasses.replace(compared, max_diff=error.max_abs, allowed=error.limit or None, share=share)
 
-    def _magnitudes(self, exact: torch.Tensor) -> torch.Tensor:
-        """For each element of a result, the magnitude of numbers inside of its computation: of the elements of the
-        arguments that are broadcast to it, and of the result's ordinary elements."""
-        size = torch.full(exact.shape, ordinary(exact), dtype=torch.float64)
+        return [compare(name, value, expected[name]) for name, value in actual.items() if name in expected]
+
+    def _magnitudes(self, expected: torch.Tensor) -> torch.Tensor:
+        """For each element of a result, the magnitude of the numbers that may be added up for it: elements of arguments
+        that are broadcast to it, and ordinary elements of the result."""
+        size = torch.full(expected.shape, ordinary(expected), dtype=torch.float64)
         for item in self._execution.tensors:
-            if item.is_floating_point() and is_broadcast(item.shape, exact.shape):
-                size = torch.maximum(
-                    size, item.detach().abs().double().cpu().nan_to_num(0.0, 0.0, 0.0).expand(exact.shape)
-                )
+            if item.is_floating_point() and is_broadcast(item.shape, expected.shape):
+                wide = item.detach().abs().double().cpu().nan_to_num(0.0, 0.0, 0.0)
+                size = torch.maximum(size, wide.expand(expected.shape))
         return size
 
-    def _unset(self, ours: _Values, exact: _Values, run: _Run) -> _Values:
-        """Where an operator of PyTorch leaves elements of a result as the memory was, as ``aten._ctc_loss`` does behind
-        the end of a shorter target: where a result is wrong, the call is made again with NaN in all new memory.
+    def _unset(self, actual: _Values, expected: _Values, run: _Run) -> _Values:
+        """Finds elements that an operator of PyTorch leaves unset, as ``aten._ctc_loss`` does past a shorter target.
 
-        Args:
-            ours, exact, run: as of ``_verdicts``.
+        Where a result looks wrong, the call is run again with NaN in all newly allocated memory.
 
         Returns:
-            By the names of results that have such elements, ``True`` at these.
+            Masks, ``True`` at unset elements, by the names of the results that have such elements.
         """
         pairs = {
-            name: (value.detach(), exact[name].detach())
-            for name, value in ours.items()
-            if not is_discrete(value) and name in exact and exact[name].shape == value.shape
+            name: (value.detach(), expected[name].detach())
+            for name, value in actual.items()
+            if not is_discrete(value) and name in expected and expected[name].shape == value.shape
         }
         if not is_of_pytorch(self._execution.function) or all(
-            distance(value.cpu(), other.cpu()).is_rounding for value, other in pairs.values()
+            distance(value.cpu(), reference.cpu()).is_rounding for value, reference in pairs.values()
         ):
             return {}
         with _nan_in_new_memory():
-            again = run(Target(), None)
-            reference = run(self._reference, None) if self._reference.function is None else {}
+            filled = run(Target(), None)
+            filled_reference = run(self._reference, None) if self._reference.function is None else {}
         unset = {}
         for name, (value, _) in pairs.items():
-            is_nan = again[name].isnan() if name in again else torch.zeros_like(value, dtype=torch.bool)
-            # What is NaN in every run is one, or memory that was NaN by chance
-            is_other = ~value.isnan() | (reference[name].to(value.device).isnan() if name in reference else False)
-            if bool((is_nan & is_other).any()):
-                unset[name] = is_nan & is_other
+            is_nan = filled[name].isnan() if name in filled else torch.zeros_like(value, dtype=torch.bool)
+            # NaN in every run is a value, or memory that happened to be NaN
+            was_set = ~value.isnan()
+            if name in filled_reference:
+                was_set |= filled_reference[name].to(value.device).isnan()
+            if bool((is_nan & was_set).any()):
+                unset[name] = is_nan & was_set
         return unset
 
-    def _discrete_difference(self, name: str, value: torch.Tensor, exact: torch.Tensor, run: _Run) -> str:
-        """How many elements of a result of integers or booleans are wrong, in words; ``""`` if few enough.
+    def _discrete_verdict(self, name: str, value: torch.Tensor, reference: torch.Tensor, run: _Run) -> Verdict:
+        """The verdict on a result of integers or booleans.
 
-        In float64, that of the call's own decisions is compared exactly; then float64 decides, and where it decides
-        otherwise on arguments that are perturbed by their rounding, two values may be equal, or nearly so.
+        Float64 repeats the comparisons of the call, so its result must be equal. Where float64 decides by itself, or on
+        another reference, elements may differ that are near a tie: perturbed arguments change them, too.
         """
-        if not self._reference.wide:
-            is_rounded = any(item.is_floating_point() for item in self._execution.tensors)
-            return _turned(value, exact, _TIES if is_rounded else 0.0)
-        difference = _turned(value, exact, share=0)
-        is_rounded = self._execution.coarsest is not torch.float64
-        if difference or self._execution.recording.draws or not is_rounded:
-            return difference
+
+        def verdict_on(item: torch.Tensor, expected: torch.Tensor, others: Sequence[torch.Tensor] = ()) -> Verdict:
+            item, expected, *others = (each.cpu().to(value.dtype) for each in (item, expected, *others))
+            return verdict(item, expected, expected, others)
+
+        is_wide, coarsest = self._reference.wide, self._execution.coarsest
+        found = verdict_on(value, reference)
+        is_settled = found.is_wrong if is_wide else not (found.is_wrong and found.is_of_size)
+        if is_settled or coarsest is torch.float64 or self._execution.recording.draws:
+            return found
         deciding = dataclasses.replace(FLOAT64, decides=True)
         decided = run(deciding, None).get(name)
-        if decided is None or not (difference := _turned(value, decided.cpu())):
-            return ""
-        others = (run(deciding, self._perturb(self._execution.coarsest)).get(name) for _ in range(PERTURBATIONS))
-        is_tie = any(other is not None and _turned(decided, other) for other in others)
-        return "" if is_tie else difference
+        if decided is None:
+            return found
+        compared = [value] if is_wide else [value, reference]
+        if all(not verdict_on(item, decided).is_wrong for item in compared):
+            return RIGHT
+        runs = [run(deciding, self._perturb(coarsest)) for _ in range(PERTURBATIONS)]
+        others = [values[name] for values in runs if name in values]
+        verdicts = [verdict_on(item, decided, others) for item in compared]
+        return next((item for item in verdicts if item.is_wrong), RIGHT)
 
     def _perturb(self, dtype: torch.dtype) -> Change:
         """Perturbs an argument by up to a unit in the last place of a dtype."""
@@ -298,16 +284,15 @@ class CallJudge:
         return lambda _, value: perturbed(value, self._generator, dtype=dtype).to(value.dtype)
 
 
-def _where_set(unset: _Values, values: _Values) -> _Values:
-    """The values without the elements that are unset, see ``CallJudge._unset``."""
+def _without_unset(unset: _Values, values: _Values) -> _Values:
     return {name: value[~unset[name].to(value.device)] if name in unset else value for name, value in values.items()}
 
 
 @contextlib.contextmanager
 def _nan_in_new_memory() -> Iterator[None]:
-    """PyTorch fills what it allocates, also inside of operators: a part of its deterministic mode."""
+    """PyTorch fills all memory that it allocates, inside operators too: a part of its deterministic mode."""
     mode, fills = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
-    with warnings.catch_warnings(action="ignore"):  # of operators that are not deterministic
+    with warnings.catch_warnings(action="ignore"):  # nondeterministic operators warn
         try:
             torch.set_deterministic_debug_mode("warn")
             torch.utils.deterministic.fill_uninitialized_memory = True
@@ -315,18 +300,3 @@ def _nan_in_new_memory() -> Iterator[None]:
         finally:
             torch.set_deterministic_debug_mode(mode)
             torch.utils.deterministic.fill_uninitialized_memory = fills
-
-
-def _of_number(value: float, exact: object) -> Verdict:
-    """The verdict on a result that is a number."""
-    is_same = same_number(value, exact)
-    if isinstance(value, float) and isinstance(exact, (int, float)):
-        is_same = is_same or math.isclose(value, exact, rel_tol=1e-5)
-    complaint = "" if is_same else f"{exact} on the reference, not {value}"
-    return Verdict("output", type(value).__name__, (), is_same, 0.0, None, complaint)
-
-
-def _turned(value: torch.Tensor, other: torch.Tensor, share: float = _TIES) -> str:
-    """In words, how many elements of two discrete results differ; ``""`` if no more than ``share`` of them."""
-    differing = int((value != other).sum())
-    return f"{differing} of {value.numel()} elements differ" if differing > share * value.numel() else ""

@@ -1,4 +1,4 @@
-"""Names of operators, as users read them in their code and as PyTorch's dispatcher has them; and back."""
+"""Operators and their names, in users' code and in PyTorch's dispatcher, and properties that follow from them."""
 
 from __future__ import annotations
 
@@ -18,47 +18,24 @@ from ..graphs.operators import operator_named, packet_named
 _OPS = "torch.ops."
 
 _COMPUTING_GETTERS = ("T", "H", "mT", "mH", "real", "imag")
-"""Attributes of a tensor that are operators; the others only ask what it is."""
+"""Attributes of a tensor that compute; the others are queries."""
 
-_QUERIES = {
-    "dim",
-    "ndimension",
-    "size",
-    "numel",
-    "nelement",
-    "element_size",
-    "stride",
-    "storage_offset",
-    "storage",
-    "untyped_storage",
-    "data_ptr",
-    "get_device",
-    "type",
-    "__len__",
-    "__hash__",
-    "__dlpack_device__",
-    "has_names",
-    "register_hook",
-    "register_post_accumulate_grad_hook",
-    "requires_grad_",
-    "retain_grad",
-    "backward",
-    "sym_size",
-    "sym_stride",
-    "sym_numel",
-    "result_type",
-    "promote_types",
-    "can_cast",
-    "broadcast_shapes",
-    "manual_seed",
-    "set_",
-}
+_QUERIES = frozenset(
+    {
+        "dim", "ndimension", "size", "numel", "nelement", "element_size", "stride", "storage_offset",
+        "storage", "untyped_storage", "data_ptr", "get_device", "type", "__len__", "__hash__", "__dlpack_device__",
+        "has_names", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "retain_grad", "backward",
+        "sym_size", "sym_stride", "sym_numel", "result_type", "promote_types", "can_cast", "broadcast_shapes",
+        "manual_seed", "set_",
+    }
+)  # fmt: skip
+"""Functions that return a property of a tensor or change a setting, and compute nothing."""
 
 
 @functools.cache
 def name_of(function: Callable[..., object]) -> str:
-    """What users read in their code for a function of the torch level: ``torch.Tensor.add``,
-    ``torch.nn.functional.linear``, ``torch.ops.aten.add``."""
+    """The name of a function in users' code: ``torch.Tensor.add``, ``torch.nn.functional.linear``,
+    ``torch.ops.aten.add``."""
     if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)):
         return _OPS + str(function)
     known = torch.overrides.resolve_name(function)
@@ -71,12 +48,12 @@ def name_of(function: Callable[..., object]) -> str:
 
 @functools.cache
 def is_query(function: Callable[..., object]) -> bool:
-    """Whether a function only asks what a tensor is or sets how PyTorch works, and computes nothing."""
+    """Whether a function returns a property of a tensor or changes a setting, and computes nothing."""
     if isinstance(function, torch._ops.OpOverload):
         namespace, _, name = function._schema.name.partition("::")
         return namespace == "profiler" or name in _QUERIES
     parts = name_of(function).split(".")
-    if parts[:3] == ["torch", "ops", "profiler"]:  # marks of torch.profiler, such as the ones of each optimizer's step
+    if parts[:3] == ["torch", "ops", "profiler"]:  # torch.profiler marks ranges with them
         return True
     if parts[-1] in ("__get__", "__set__", "__delete__"):
         return parts[-1] != "__get__" or parts[-2] not in _COMPUTING_GETTERS
@@ -87,7 +64,7 @@ def is_query(function: Callable[..., object]) -> bool:
 
 
 def is_of_pytorch(function: Callable[..., object]) -> bool:
-    """Whether a function is PyTorch's own, which only computes; an operator of the user's may do more."""
+    """Whether a function is PyTorch's own and so has no unknown side effects."""
     if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return name_of(function).removeprefix(_OPS).split(".")[0] in ("aten", "prims")
     return name_of(function) in _functions()
@@ -95,7 +72,7 @@ def is_of_pytorch(function: Callable[..., object]) -> bool:
 
 @functools.cache
 def _functions() -> Mapping[str, Callable[..., object]]:
-    """The functions that PyTorch lists as those that a mode sees, by name."""
+    """All functions that PyTorch lists as overridable, by name."""
     found: dict[str, Callable[..., object]] = {}
     for functions in torch.overrides.get_overridable_functions().values():
         for function in functions:
@@ -104,17 +81,17 @@ def _functions() -> Mapping[str, Callable[..., object]]:
 
 
 def function_of(name: str) -> Callable[..., object]:
-    """The function of a name; only PyTorch's functions and registered operators are looked at.
+    """The function of a name. Only PyTorch's functions and registered operators are found.
 
     Args:
-        name: as ``name_of`` gives it, or the dispatcher's, ``aten.add.Tensor``.
+        name: a result of ``name_of``, or the dispatcher's name, ``aten.add.Tensor``.
 
     Raises:
-        LookupError: it is the name of no operator, or its operator's library was not imported.
+        LookupError: no operator has the name, or the library that registers it is not imported.
     """
     if name in _functions():
         return _functions()[name]
-    # Those without tensors, such as randn, and those of optimizers, such as _foreach_norm
+    # Functions without tensor arguments, such as randn, and those of optimizers, such as _foreach_norm
     native = getattr(torch._C._VariableFunctions, name.removeprefix("torch."), None)
     if callable(native) and not name.startswith(("torch.__", "torch.from_file")) and name.count(".") == 1:
         return native
@@ -137,10 +114,10 @@ def function_of(name: str) -> Callable[..., object]:
 
 @functools.cache
 def module_of(function: Callable[..., object]) -> str:
-    """The module whose import registers an operator, as far as that is known; ``""`` for one of PyTorch.
+    """The module whose import registers an operator; ``""`` for PyTorch's operators.
 
     Raises:
-        LookupError: it is the program's own file, which cannot be imported again, or it is not known.
+        LookupError: the module is not known, or is the main program, which cannot be imported.
     """
     if isinstance(function, torch._ops.OpOverloadPacket):
         function = getattr(function, function.overloads()[0])
@@ -161,7 +138,7 @@ def module_of(function: Callable[..., object]) -> str:
 
 
 _VIEWS = {"T": "numpy_T", "H": "matrix_H", "__getitem__": "select", "__iter__": "unbind", "to": "alias"}
-"""What a method is in ATen, where its name is another; an index may be a slice, and ``to`` may do nothing."""
+"""ATen's names of methods that return a view: an index may be a slice, and ``to`` may do nothing."""
 
 
 def _last_name(function: Callable[..., object]) -> str:
@@ -173,7 +150,7 @@ def _last_name(function: Callable[..., object]) -> str:
 
 
 def _overloads(function: Callable[..., object]) -> list[torch._ops.OpOverload]:
-    """An operator, all overloads of one, or those of ATen's operator of the same name."""
+    """The overloads of a function: of an operator, or of ATen's operator of the same name."""
     if isinstance(function, torch._ops.OpOverload):
         return [function]
     packet: Any = function
@@ -187,14 +164,14 @@ def _overloads(function: Callable[..., object]) -> list[torch._ops.OpOverload]:
 
 @functools.cache
 def returns_view(function: Callable[..., object]) -> bool:
-    """Whether an operator may return a view of its input: some overload of that name in ATen does."""
+    """Whether an overload of an operator returns a view of an argument."""
     results = [result for overload in _overloads(function) for result in overload._schema.returns]
     return any(result.alias_info is not None and not result.alias_info.is_write for result in results)
 
 
 @functools.cache
 def changes_shape(function: Callable[..., object]) -> bool:
-    """Whether an operator gives its argument another shape or other strides in place: ``t_``, ``resize_``."""
+    """Whether an operator changes the shape or strides of its argument in place: ``t_``, ``resize_``."""
     return any(
         torch.Tag.inplace_view in overload.tags or "resize" in overload._schema.name
         for overload in _overloads(function)
@@ -203,35 +180,28 @@ def changes_shape(function: Callable[..., object]) -> bool:
 
 @functools.cache
 def has_no_values(function: Callable[..., object]) -> bool:
-    """Whether an operator returns memory as it is, without values."""
+    """Whether an operator returns uninitialized memory."""
     return _last_name(function) in {target.overloadpacket.__name__ for target in UNINITIALIZED}
 
 
 def why_not_comparable(function: Callable[..., object]) -> str:
-    """Why the results of a function cannot be compared with those of another call of it; ``""`` if they can."""
+    """The reason why two calls of a function on the same arguments may differ; ``""`` if they may not."""
     if has_no_values(function):
-        return "it returns memory as it is, without values"
+        return "it returns memory without values"
     return "its result is not unique" if _last_name(function) in _NOT_UNIQUE else ""
 
 
-_NOT_UNIQUE = {
-    "eig",
-    "eigh",
-    "linalg_eig",
-    "linalg_eigh",
-    "_linalg_eigh",
-    "lobpcg",
-    "pca_lowrank",
-    "svd",
-    "svd_lowrank",
-    "linalg_svd",
-    "_linalg_svd",
-}
-"""Eigenvectors and singular vectors have a sign or a phase that nothing decides."""
+_NOT_UNIQUE = frozenset(
+    {
+        "eig", "eigh", "linalg_eig", "linalg_eigh", "_linalg_eigh", "lobpcg", "pca_lowrank", "svd", "svd_lowrank",
+        "linalg_svd", "_linalg_svd",
+    }
+)  # fmt: skip
+"""Eigenvectors and singular vectors have an arbitrary sign or phase."""
 
 
 def may_write(function: Callable[..., object], kwargs: Mapping[str, object]) -> bool:
-    """Whether a call may change its arguments, as far as that can be told before it."""
+    """Whether a call may write into its arguments."""
     return kwargs.get("out") is not None or kwargs.get("inplace") is True or _is_in_place(function)
 
 

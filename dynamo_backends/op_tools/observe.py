@@ -1,4 +1,4 @@
-"""``OpObserve``: what is called with what, once for each signature."""
+"""``OpObserve``: prints each operator with its arguments, once for each signature."""
 
 from __future__ import annotations
 
@@ -12,28 +12,18 @@ from .tool import OpTool
 
 @dataclasses.dataclass
 class Signature:
-    """Calls that are alike.
+    """Calls of one operator with the same dtypes, shapes and plain values."""
 
-    Attributes:
-        call: the operator and its arguments in words.
-        result: in words.
-        source: the user's line of the first of them.
-        count: how many.
-    """
-
-    call: str
-    result: str
-    source: str
+    call: str  # the operator and its arguments, as text
+    result: str  # as text
+    source: str  # the user's line of the first call
     count: int = 1
 
 
 class OpObserve(OpTool):
-    """Prints each operator with its arguments when it is first called so, and at the end how often.
+    """Prints each signature at its first call, and a table of counts at the end.
 
     Takes the arguments of ``OpTool``.
-
-    Attributes:
-        signatures: what was seen, in the order of the first calls.
     """
 
     _computes = False
@@ -44,6 +34,7 @@ class OpObserve(OpTool):
 
     @property
     def signatures(self) -> list[Signature]:
+        """The signatures, in the order of their first calls."""
         return list(self._seen.values())
 
     def _after(self, call: Call, before: object, result: object) -> None:
@@ -65,5 +56,5 @@ class OpObserve(OpTool):
         return TablePage(f"OpObserve: {len(rows)} signatures", headers, rows)
 
     def as_json(self) -> list[dict[str, object]]:
-        """What was seen, for programs."""
+        """The signatures, for JSON."""
         return [dataclasses.asdict(signature) for signature in self.signatures]

@@ -1,58 +1,57 @@
-"""Which operators a tool is applied to: names with wildcards, and environment variables."""
+"""The choice of operators by name: wildcards and environment variables."""
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
 
+from ..common.suggestions import did_you_mean
+
 logger = logging.getLogger(__name__)
 
 Names = str | Iterable[str] | None
 
 
-class Choice:
-    """Decides about operators, and says in the log once for each what was decided.
+class OperatorFilter:
+    """Accepts or rejects operators by name, and logs each decision once.
 
     Args:
-        tool: the tool's class name, ``OpCapture``; the variables are ``OP_CAPTURE_LIST`` and
-            ``OP_CAPTURE_DISABLE_LIST``. ``OP_AUTO_COMPARE_LIST`` and ``OP_AUTOCOMPARE_LIST`` are the same.
-        include: patterns of names, as ``fnmatch`` has them; ``None`` for all. A variable that is set takes its place.
-        exclude: patterns of names that are left out whatever ``include`` says; a variable adds to them.
+        tool: the tool's class name. For ``OpAutoCompare`` the environment variables are ``OP_AUTO_COMPARE_LIST`` and
+            ``OP_AUTO_COMPARE_DISABLE_LIST``, or with ``AUTOCOMPARE``.
+        include: patterns as in ``fnmatch``; ``None`` for all. The first variable overrides it.
+        exclude: patterns to reject. The second variable adds to them.
     """
 
     def __init__(self, tool: str, include: Names, exclude: Names) -> None:
         self._tool = tool
-        chosen = _variable(tool, "LIST")
-        self._include = _patterns(include if chosen is None else chosen)
+        override = _variable(tool, "LIST")
+        self._include = _patterns(include if override is None else override)
         self._exclude = [*(_patterns(exclude) or []), *(_patterns(_variable(tool, "DISABLE_LIST")) or [])]
-        self._decided: dict[str, bool] = {}
+        self._decisions: dict[str, bool] = {}
 
-    def takes_name(self, name: str) -> bool:
-        """Whether calls of an operator are taken, as far as its name tells."""
-        decided = self._decided.get(name)
-        if decided is None:
-            included = self._include is None or _matches(name, self._include)
-            decided = included and not _matches(name, self._exclude)
-            self._decided[name] = decided
-            logger.info("%s %s on %s", "apply" if decided else "skip", self._tool, name)
-        return decided
+    def accepts(self, name: str) -> bool:
+        """Whether an operator is accepted."""
+        decision = self._decisions.get(name)
+        if decision is None:
+            is_included = self._include is None or _matches(name, self._include)
+            decision = self._decisions[name] = is_included and not _matches(name, self._exclude)
+            logger.info("%s %s on %s", "apply" if decision else "skip", self._tool, name)
+        return decision
 
-    def names_query(self, name: str) -> bool:
-        """Whether a function that computes nothing was asked for by name."""
+    def includes_exactly(self, name: str) -> bool:
+        """Whether ``include`` has a name without wildcards."""
         return self._include is not None and name in self._include
 
     def unmatched(self) -> list[str]:
-        """The patterns of ``include`` that no operator had, with names that are near."""
-        said = []
+        """A message for each pattern of ``include`` that matched no operator, with a similar name."""
+        messages = []
         for pattern in self._include or []:
-            if not any(_matches(name, [pattern]) for name in self._decided):
-                near = difflib.get_close_matches(pattern, list(self._decided), n=1)
-                said.append(f"no operator {pattern!r} was called" + (f"; {near[0]!r} was" if near else ""))
-        return said
+            if not any(_matches(name, [pattern]) for name in self._decisions):
+                messages.append(f"no operator {pattern!r} was called.{did_you_mean(pattern, self._decisions)}")
+        return messages
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -65,7 +64,7 @@ def _patterns(names: Names) -> list[str] | None:
     parts = names.split(",") if isinstance(names, str) else list(names)
     for part in parts:
         if not isinstance(part, str):
-            raise TypeError(f"names of operators are strings such as 'torch.Tensor.add', not {part!r}")
+            raise TypeError(f"operator names must be strings such as 'torch.Tensor.add', not {part!r}")
     return [part.strip() for part in parts if part.strip()]
 
 

@@ -1,4 +1,4 @@
-"""``OpOverflowCheck``: NaN and infinity, and the operator that made them first."""
+"""``OpOverflowCheck``: finds the operators that make NaN or infinity from finite arguments."""
 
 from __future__ import annotations
 
@@ -22,27 +22,17 @@ from .tool import OpTool
 
 @dataclasses.dataclass(frozen=True)
 class Overflow:
-    """A call that made NaN or infinity of finite arguments.
+    """A result or gradient with NaN or infinity, made from finite arguments."""
 
-    Attributes:
-        name: the operator.
-        number: of the call, among those of the operator.
-        value: which result, or which gradient.
-        nan, infinite: how many elements are.
-        smallest, largest: of the finite elements; ``None`` if there are none.
-        call: the operator with its arguments, in words.
-        source: the user's line.
-    """
-
-    name: str
-    number: int
-    value: str
-    nan: int
+    name: str  # of the operator
+    number: int  # of the call, counted for each operator
+    value: str  # "output", "gradient of args[0]"
+    nan: int  # how many elements
     infinite: int
-    smallest: float | None
+    smallest: float | None  # of the finite elements; None if there are none
     largest: float | None
-    call: str
-    source: str
+    call: str  # the operator with its arguments, as text
+    source: str  # the user's line
 
     def __str__(self) -> str:
         counts = [f"{count} {what}" for count, what in ((self.nan, "NaN"), (self.infinite, "infinite")) if count]
@@ -53,20 +43,20 @@ class Overflow:
 
 
 class NonFiniteError(RuntimeError):
-    """An operator made NaN or infinity of finite arguments."""
+    """An operator made NaN or infinity from finite arguments."""
 
 
 class OpOverflowCheck(OpTool):
-    """Finds the operators that make NaN or infinity of finite arguments, in the forward and in the gradients.
+    """Finds the operators that make NaN or infinity from finite arguments, in the forward and in the gradients.
 
-    A mask that is filled with infinity is an argument that is not finite, and so no fault.
+    An infinite argument, such as an attention mask, is not reported.
 
     Args:
-        raises: whether the first one ends the run with ``NonFiniteError``; else it is printed, once for each operator.
-        arguments: of ``OpTool``.
+        raises: raise ``NonFiniteError`` at the first one. By default each operator is printed once.
+        arguments: see ``OpTool``.
 
     Attributes:
-        found: in the order in which they came.
+        found: all overflows, in order.
     """
 
     _sees_gradients = True
@@ -78,21 +68,25 @@ class OpOverflowCheck(OpTool):
 
     @property
     def first(self) -> Overflow | None:
-        """The first of all; ``None`` if everything was finite."""
+        """The first overflow; ``None`` if there was none."""
         return self.found[0] if self.found else None
 
     def _page(self) -> TablePage:
         headers = ["operator", "call", "value", "NaN", "infinite", "smallest", "largest", "with", "line"]
         rows = [dataclasses.astuple(overflow) for overflow in self.found]
-        title = f"OpOverflowCheck: {len(rows)} calls made NaN or infinity" if rows else "OpOverflowCheck: all is finite"
+        title = (
+            f"OpOverflowCheck: {len(rows)} calls made NaN or infinity"
+            if rows
+            else "OpOverflowCheck: no NaN or infinity"
+        )
         return TablePage(title, headers, rows, list(range(len(rows))))
 
     def as_json(self) -> list[dict[str, object]]:
-        """What was found, for programs."""
+        """All overflows, for JSON."""
         return [dataclasses.asdict(overflow) for overflow in self.found]
 
     def _before(self, call: Call) -> bool | None:
-        """Whether all arguments are finite, of a call after which one may be its result."""
+        """Whether all arguments are finite, if the call may overwrite them; else ``None``, and ``_after`` checks."""
         return _are_finite(call) if may_write(call.function, call.kwargs) else None
 
     def _after(self, call: Call, was_finite: bool | None, result: object) -> Callable[[Gradients], None]:
@@ -115,7 +109,7 @@ class OpOverflowCheck(OpTool):
         return finished
 
     def _note(self, overflow: Overflow) -> None:
-        if overflow.name not in {other.name for other in self.found}:
+        if overflow.name not in {known.name for known in self.found}:
             self._print(str(overflow))
         self.found.append(overflow)
 
@@ -128,7 +122,7 @@ class OpOverflowCheck(OpTool):
 
     def _end(self) -> None:
         if not self.found:
-            self._print("every operator that had finite arguments gave finite results")
+            self._print("no operator made NaN or infinity from finite arguments")
             return
         counts = Counter(overflow.name for overflow in self.found)
         table = fit_table(counts.items(), ["operator", "calls that made NaN or infinity"])
@@ -143,6 +137,6 @@ def _are_finite(call: Call) -> bool:
 
 
 def _not_finite(values: Mapping[str, torch.Tensor]) -> dict[str, Extent]:
-    """The extents of those that are not all finite."""
+    """The ranges of the tensors that have NaN or infinity."""
     extents = {name: extent(value) for name, value in values.items() if is_plain(value)}
     return {name: item for name, item in extents.items() if item is not None and not item.is_finite}

@@ -1,4 +1,4 @@
-"""What ``OpAutoCompare`` compares a call with: the call again in float64, on another device, or on ONNX Runtime."""
+"""The references of ``OpAutoCompare``: float64, another device, or ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -16,13 +16,10 @@ ONNX = Target(device=torch.device("cpu"))
 
 
 class Reference:
-    """Where calls are made again.
-
-    Args:
-        kind: ``float64``, ``onnx``, or a device such as ``cuda``.
+    """Where calls are run again: ``float64``, ``onnx``, or a device such as ``cuda``.
 
     Raises:
-        ValueError: there is no such device.
+        ValueError: the device does not exist.
     """
 
     def __init__(self, kind: str) -> None:
@@ -33,11 +30,12 @@ class Reference:
             try:
                 self._target = Target(device=torch.empty(0, device=kind).device)
             except (RuntimeError, AssertionError) as error:
-                said = f"reference is 'float64', 'onnx' or a device of this machine, not {kind!r}: {error}"
-                raise ValueError(said) from error
+                raise ValueError(
+                    f"reference must be 'float64', 'onnx' or a device of this machine, not {kind!r}: {error}"
+                ) from error
 
     def target(self, call: Call) -> Target:
-        """In what a call is made again. Each signature is compiled on its own, as Dynamo limits recompilations."""
+        """The target of a call. Each signature is compiled separately, because Dynamo limits recompilations."""
         assert self._target is not None
         if self._target is not ONNX:
             return self._target
@@ -49,16 +47,16 @@ class Reference:
 
 
 def execution_of(function: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]) -> CallExecution:
-    """What runs a call of an operator again; made before the call."""
+    """Prepares to run a call of an operator again. To be called before the call."""
     reads_memory = "as_strided" in name_of(function)
     return CallExecution(function, args, kwargs, writes=may_write(function, kwargs), reads_memory=reads_memory)
 
 
 def on_onnx(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that runs on ONNX Runtime whole, its gradients too, or raises."""
+    """The function on ONNX Runtime, with its gradients. It raises an error if an operator cannot run there."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:  # a function of Python: Dynamo does not compile PyTorch's own
+    def call(*args: Any, **kwargs: Any) -> Any:  # Dynamo compiles Python functions only
         return function(*args, **kwargs)
 
-    call.__code__ = call.__code__.replace()  # Dynamo's limit of compiles is one for all functions of the same code
+    call.__code__ = call.__code__.replace()  # Dynamo's limit of recompilations is for each code object
     return torch.compile(call, backend="onnxrt", fullgraph=True, dynamic=False, options={"fallback": "error"})

@@ -1,4 +1,4 @@
-"""``OpTimeMeasure``: how long each operator takes, forward and backward."""
+"""``OpTimeMeasure``: times each operator, forward and backward."""
 
 from __future__ import annotations
 
@@ -21,52 +21,35 @@ from .tool import OpTool
 
 @dataclasses.dataclass
 class Timed:
-    """One call.
+    """The time of one call, or of its backward."""
 
-    Attributes:
-        name: the operator.
-        call: it with its arguments, in words.
-        source: the user's line.
-        direction: ``forward`` or ``backward``.
-        thread: of the call.
-        clocks: of the call, or of the nodes of its backward; an accelerator is waited for when they are read.
-    """
-
-    name: str
-    call: str
-    source: str
-    direction: str
+    name: str  # of the operator
+    call: str  # the operator with its arguments, as text
+    source: str  # the user's line
+    direction: str  # "forward" or "backward"
     thread: int
-    clocks: list[Clock]
+    clocks: list[Clock]  # of the call, or of each node of its backward; reading one synchronizes with an accelerator
 
     @property
     def began(self) -> float:
-        """Seconds on the clock of ``time.perf_counter``."""
+        """The start, in seconds of ``time.perf_counter``."""
         return self.clocks[0].began
 
     @functools.cached_property
     def seconds(self) -> float:
-        """How long it took, on its device."""
+        """The duration on its device."""
         return sum(clock.seconds for clock in self.clocks)
 
 
 @dataclasses.dataclass
 class OperatorTime:
-    """All calls of an operator.
-
-    Attributes:
-        name: the operator.
-        calls: how many were made.
-        forward, backward: seconds in all.
-        slowest: the longest forward call, in words.
-        slowest_seconds: how long it took.
-    """
+    """The time of all calls of an operator, in seconds."""
 
     name: str
     calls: int = 0
     forward: float = 0.0
     backward: float = 0.0
-    slowest: str = ""
+    slowest: str = ""  # the slowest forward call, as text
     slowest_seconds: float = 0.0
 
     @property
@@ -75,18 +58,18 @@ class OperatorTime:
 
 
 class OpTimeMeasure(OpTool):
-    """Measures each operator, and prints a table at the end, the longest first.
+    """Times each operator, and prints a table at the end, the slowest operator first.
 
-    At the level ``torch`` the backward of an operator is what the nodes took that autograd made for it; at the level
-    ``aten`` operators of the backward stand for themselves.
+    At the level ``torch`` the backward time of an operator is that of its autograd nodes. At the level ``aten`` the
+    operators of the backward have rows of their own.
 
     Args:
-        lines: whether each call is printed as it happens; printing takes longer than most operators.
+        lines: print each call when it ends. Printing takes longer than most operators.
         trace: a file to write at the end in the Chrome trace format, for ``chrome://tracing`` or Perfetto.
-        arguments: of ``OpTool``.
+        arguments: see ``OpTool``.
 
     Attributes:
-        timed: every call, in the order of their ends.
+        timed: all calls, in the order in which they ended.
     """
 
     _computes = False
@@ -101,7 +84,7 @@ class OpTimeMeasure(OpTool):
 
     @property
     def operators(self) -> list[OperatorTime]:
-        """The operators, the one with the most time first."""
+        """The operators, the slowest first."""
         found: dict[str, OperatorTime] = {}
         for timed in list(self.timed):
             operator = found.setdefault(timed.name, OperatorTime(timed.name))
@@ -115,15 +98,11 @@ class OpTimeMeasure(OpTool):
         return sorted(found.values(), key=lambda operator: -operator.total)
 
     def as_json(self) -> list[dict[str, object]]:
-        """A row for each operator, for programs; times in seconds."""
+        """The operators, for JSON; times in seconds."""
         return [{**dataclasses.asdict(operator), "total": operator.total} for operator in self.operators]
 
     def write_trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes every call in the Chrome trace format.
-
-        Args:
-            path: of the JSON file.
-        """
+        """Writes all calls to a JSON file in the Chrome trace format."""
         events = [
             {
                 "name": timed.name,
@@ -155,16 +134,8 @@ class OpTimeMeasure(OpTool):
             )
             for operator in operators
         ]
-        headers = [
-            "operator",
-            "calls",
-            "forward (ms)",
-            "backward (ms)",
-            "total (ms)",
-            "share (%)",
-            "slowest (ms)",
-            "with",
-        ]
+        times = ["forward (ms)", "backward (ms)", "total (ms)", "share (%)", "slowest (ms)"]
+        headers = ["operator", "calls", *times, "with"]
         return TablePage(f"OpTimeMeasure: {total * 1e3:.3g} ms", headers, rows)
 
     def _before(self, call: Call) -> Clock:
@@ -176,15 +147,15 @@ class OpTimeMeasure(OpTool):
 
     def _after(self, call: Call, clock: Clock, result: object) -> Callable[[Gradients], None]:
         forward = Timed(call.name, str(call), call.source, "forward", threading.get_native_id(), [clock])
-        self._note(forward)
+        self._add(forward)
 
         def finished(gradients: Gradients) -> None:
             if gradients.clocks:
-                self._note(dataclasses.replace(forward, direction="backward", clocks=gradients.clocks))
+                self._add(dataclasses.replace(forward, direction="backward", clocks=gradients.clocks))
 
         return finished
 
-    def _note(self, timed: Timed) -> None:
+    def _add(self, timed: Timed) -> None:
         with self._lock:
             self.timed.append(timed)
         if self._lines:

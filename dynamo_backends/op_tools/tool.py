@@ -1,4 +1,4 @@
-"""What the tools have in common: they are started and stopped, choose calls, and never harm the model."""
+"""The base class of the operator tools: starting and stopping, the choice of calls, and errors inside of a tool."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ..graphs.artifacts import RunnableRegion
 from ..report.table_page import TablePage, write_table_page
 from .call import Call, results_of
 from .dispatch_modes import InstalledMode, aside, in_transform
-from .gradients import Before, Gradients, Hooks
+from .gradients import CallStart, Gradients, Hooks
 from .names import is_query, name_of
-from .operator_filter import Choice, Names
+from .operator_filter import Names, OperatorFilter
 
 if TYPE_CHECKING:
     from typing import Self
@@ -33,28 +33,28 @@ logger = logging.getLogger(__name__)
 
 
 class OpTool:
-    """A tool that is applied to the operators called in a block.
+    """A tool that is applied to each operator called in a block.
 
     Args:
         include: names of operators with wildcards, a list or a string with commas: ``"*gelu*,torch.Tensor.add"``;
-            ``None`` for all. The environment variable ``OP_<TOOL>_LIST`` takes its place.
-        exclude: names that are left out; ``OP_<TOOL>_DISABLE_LIST`` adds to them.
-        predicate: is given each ``Call`` of an operator that was chosen by name, and says whether the tool is applied.
-        level: ``"torch"`` for what users call, ``torch.Tensor.add``; ``"aten"`` for what the dispatcher runs, in the
-            backward too, ``aten.add.Tensor``. Both see what compiled graphs run in PyTorch, by the dispatcher's names,
-            and each region on ONNX Runtime as one call, ``onnxruntime.graph_000.inference.region_0``.
-        stream: where lines and tables are printed; ``None`` for standard output.
-        quiet: whether nothing is printed. What was found stays to be asked for.
+            ``None`` for all. The environment variable ``OP_<TOOL>_LIST`` overrides it.
+        exclude: names to leave out. ``OP_<TOOL>_DISABLE_LIST`` adds to them.
+        predicate: a function of a ``Call``, called for operators chosen by name; returns whether to apply the tool.
+        level: ``"torch"`` for the functions that users call, ``torch.Tensor.add``; ``"aten"`` for the dispatcher's
+            operators, in the backward too, ``aten.add.Tensor``. Both levels see what compiled graphs run in PyTorch, by
+            the dispatcher's names, and each ONNX Runtime region as one call,
+            ``onnxruntime.graph_000.inference.region_0``.
+        stream: where to print; ``None`` for standard output.
+        quiet: print nothing. Results stay available as attributes.
 
-    The tool sees the operators of the threads that start it. It may be started again after it was stopped, and goes on
-    with what it has.
+    A tool sees the operators of the threads that started it. A stopped tool can be started again; it keeps its results.
     """
 
     _computes = True
-    """Whether ``_before`` and ``_after`` compute with tensors, and do not only look at what they are."""
+    """Whether ``_before`` and ``_after`` compute with tensors."""
 
     _sees_gradients = False
-    """Whether ``_after`` reads ``call.results``, and may return what is to be done with the call's gradients."""
+    """Whether ``_after`` reads ``call.results``, and may return a callback for the call's gradients."""
 
     _times_gradients = False
     """Whether the nodes of a call's backward are timed."""
@@ -70,33 +70,33 @@ class OpTool:
         quiet: bool = False,
     ) -> None:
         if level not in ("torch", "aten"):
-            raise ValueError(f"level is 'torch' or 'aten', not {level!r}")
+            raise ValueError(f"level must be 'torch' or 'aten', not {level!r}")
         self.level = level
-        self._choosing = (include, exclude)
+        self._patterns = (include, exclude)
         self._predicate = predicate
-        self._choice = Choice(type(self).__name__, *self._choosing)
+        self._filter = OperatorFilter(type(self).__name__, *self._patterns)
         self._stream = stream
         self._quiet = quiet
         self._lock = threading.RLock()
         self._counts: Counter[str] = Counter()
         self._chosen_names: dict[Callable[..., Any], str] = {}
-        self._said: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
         self._skipped: dict[str, str] = {}
         self._local = threading.local()
         self._threads = 0
         self._hooks = Hooks()
 
     def start(self) -> Self:
-        """Applies the tool to what this thread runs from now on.
+        """Applies the tool to this thread.
 
         Raises:
             RuntimeError: it is applied to this thread already.
         """
         if getattr(self._local, "mode", None) is not None:
-            raise RuntimeError(f"this {type(self).__name__} was started already")
+            raise RuntimeError(f"this {type(self).__name__} is started already")
         with self._lock:
             if not self._threads:
-                self._choice = Choice(type(self).__name__, *self._choosing)
+                self._filter = OperatorFilter(type(self).__name__, *self._patterns)
                 self._chosen_names.clear()
                 self._hooks.is_on = True
                 self._begin()
@@ -105,11 +105,10 @@ class OpTool:
         return self
 
     def stop(self) -> None:
-        """Ends what ``start`` began in this thread; with the last thread the tool's summary is printed.
+        """Stops the tool in this thread, and prints a summary if no other thread uses it.
 
         Raises:
-            RuntimeError: an operator that the tool sees is just running, as in a hook of ``backward()``; the tool
-                goes on.
+            RuntimeError: an operator that the tool sees is running, as in a hook of ``backward()``; the tool stays on.
         """
         mode = getattr(self._local, "mode", None)
         if mode is None:
@@ -122,7 +121,7 @@ class OpTool:
         if is_last:
             self._hooks.end()
             self._guard("its summary", self._end)
-            for text in self._choice.unmatched():
+            for text in self._filter.unmatched():
                 logger.warning("%s: %s", type(self).__name__, text)
 
     def __enter__(self) -> Self:
@@ -133,59 +132,57 @@ class OpTool:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is applied to any thread."""
+        """Whether any thread uses it."""
         return self._threads > 0
 
     def write_page(self, path: str | os.PathLike[str]) -> Path:
-        """Writes what was found as a page to look at in a browser: one file, sorted and filtered there.
-
-        Returns:
-            Its path.
+        """Writes the results as an HTML file with a table that can be sorted and filtered; returns its path.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         return write_table_page(self._page(), Path(path))
 
-    # What a tool does
+    # Methods that tools override
 
     def _page(self) -> TablePage:
-        """What ``write_page`` shows."""
+        """The content of ``write_page``, and of the printed summary."""
         rows = sorted(self._counts.items(), key=lambda item: -item[1])
         return TablePage(f"{type(self).__name__}: {sum(self._counts.values())} calls", ["operator", "calls"], rows)
 
     def _begin(self) -> None:
-        """Is called when the first thread starts."""
+        """Called when the first thread starts."""
 
     def _end(self) -> None:
-        """Is called when the last thread stops: prints what was found."""
+        """Called when the last thread stops: prints a summary."""
         page = self._page()
         if page.rows:
             rows = [[f"{cell:.4g}" if isinstance(cell, float) else cell for cell in row] for row in page.rows]
             self._print("\n" + fit_table(rows, page.headers))
 
     def _before(self, call: Call) -> Any:
-        """Is called before a chosen call; what it returns is given to ``_after``. Nothing it computes is seen."""
+        """Called before a chosen call; the result is passed to ``_after``. No tool sees the operators in it."""
 
     def _after(self, call: Call, before: Any, result: Any) -> Callable[[Gradients], None] | None:
-        """Is called after a chosen call that returned. Nothing it computes is seen.
+        """Called after a chosen call that returned. No tool sees the operators in it.
 
-        What it returns is given the gradients of the call, if it has a backward, and must not hold its results, nor
-        arguments that it changed.
+        Returns:
+            A callback for the gradients of the call, if it has a backward. The callback must not hold results, or
+            arguments that the call changed.
         """
 
     def _execute(self, call: Call, before: Any) -> Any:
-        """Makes a chosen call; ``before`` is what ``_before`` returned, ``None`` if it failed."""
+        """Runs a chosen call. ``before`` is the result of ``_before``, ``None`` if it failed."""
         return call.function(*call.args, **call.kwargs)
 
-    # How it comes to do it
+    # How calls reach them
 
     def _handle(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # Of a region only the whole is a call, not how its results get their memory
+        # A region is one call; hide the operators that allocate its results
         with unseen() if type(function) is RunnableRegion else contextlib.nullcontext():
-            return self._watched(function, args, kwargs)
+            return self._apply(function, args, kwargs)
 
-    def _watched(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _apply(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = self._chosen_names.get(function)
         if name is None:
             name = self._chosen_names[function] = self._chosen_name(function)
@@ -201,27 +198,25 @@ class OpTool:
         call = Call(name, function, args, kwargs, number, self.level, has_gradients)
         if self._predicate is not None and not self._guard(f"the predicate on {name}", self._predicate, call):
             return function(*args, **kwargs)
-        known = self._guard(name, Before, call) if self._sees_gradients else None
+        start = self._guard(name, CallStart, call) if self._sees_gradients else None
         before = self._guard(name, self._before, call)
         result = self._execute(call, before)
-        self._guard(name, self._finish, call, known, before, result)
+        self._guard(name, self._finish, call, start, before, result)
         return result
 
-    def _finish(self, call: Call, known: Before | None, before: Any, result: Any) -> None:
-        if known is not None:
-            call.results = results_of(call, result, known.versions)
-        told = self._after(call, before, result)
-        if known is None or told is None:
-            return
-        finished = functools.partial(self._guard, f"the gradients of {call.name}", told)
-        self._hooks.watch(known, call.results, finished, with_times=self._times_gradients)
+    def _finish(self, call: Call, start: CallStart | None, before: Any, result: Any) -> None:
+        if start is not None:
+            call.results = results_of(call, result, start.versions)
+        callback = self._after(call, before, result)
+        if start is not None and callback is not None:
+            finished = functools.partial(self._guard, f"the gradients of {call.name}", callback)
+            self._hooks.watch(start, call.results, finished, with_times=self._times_gradients)
 
     def _chosen_name(self, function: Callable[..., Any]) -> str:
-        """The name of an operator to which the tool is applied, as far as names tell; else ``""``."""
+        """The name of an operator that the filter accepts; else ``""``."""
         name = self._name(function)
-        if is_query(function) and not self._choice.names_query(name):
-            return ""
-        return name if self._choice.takes_name(name) else ""
+        is_ignored = is_query(function) and not self._filter.includes_exactly(name)
+        return name if not is_ignored and self._filter.accepts(name) else ""
 
     def _name(self, function: Callable[..., Any]) -> str:
         if isinstance(function, RunnableRegion):
@@ -229,22 +224,22 @@ class OpTool:
             return f"onnxruntime.graph_{graph.index:03d}.{graph.direction}.{function.__name__}"
         return name_of(function) if self.level == "torch" else str(function)
 
-    def _skip(self, name: str, why: str) -> None:
-        """Notes, and says in the log once, why the tool was not applied to a call of an operator."""
+    def _skip(self, name: str, reason: str) -> None:
+        """Records, and logs once for each operator, why the tool was not applied to a call."""
         if name not in self._skipped:
-            self._skipped[name] = why
-            logger.info("%s skips a call of %s: %s", type(self).__name__, name, why)
+            self._skipped[name] = reason
+            logger.info("%s skips a call of %s: %s", type(self).__name__, name, reason)
 
     def _guard(self, what: str, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Does a part of the tool's work. What goes wrong in it must not end the model: it is said, once."""
+        """Runs a part of the tool. An error in it is logged once, and the model runs on."""
         try:
             with aside() if self._computes else contextlib.nullcontext():
                 return work(*arguments)
         except Exception as error:
-            said = f"{type(error).__name__}: {first_line(str(error))}"
-            if (what, said) not in self._said:
-                self._said.add((what, said))
-                logger.warning("%s could not look at %s: %s", type(self).__name__, what, said)
+            text = f"{type(error).__name__}: {first_line(str(error))}"
+            if (what, text) not in self._logged:
+                self._logged.add((what, text))
+                logger.warning("%s failed on %s: %s", type(self).__name__, what, text)
                 logger.debug("the traceback", exc_info=True)
             return None
 

@@ -1,7 +1,6 @@
-"""Values of a call in a file: tensors as they are in memory, and everything else in what ``torch.load`` reads with
-``weights_only=True``.
+"""Encodes the values of a call for ``torch.save``, so that ``torch.load(weights_only=True)`` reads them.
 
-What is neither is described: such a call can be looked at, and not run again.
+Tensors and plain values are stored. Other objects are stored as a description, and such a call cannot be run again.
 """
 
 from __future__ import annotations
@@ -17,35 +16,33 @@ from .call import is_plain
 _TYPE = "__type__"
 _DESCRIBED, _SUMMARY = "described", "summary"
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.device)
-"""What ``torch.load`` reads as it is."""
+"""Types that ``torch.load(weights_only=True)`` reads."""
 
 
 class NotStoredError(ValueError):
-    """A value of a captured call was not stored, but described."""
+    """A value of a captured call was not stored, only its description."""
 
 
-def encode(value: Any, most_bytes: int) -> Any:
-    """A value as it is stored.
+def encode(value: Any, max_bytes: int) -> Any:
+    """Encodes a value: tensors, numbers, lists, ...
 
-    Args:
-        value: of a call: tensors, numbers, lists, ...
-        most_bytes: a larger tensor is a summary: dtype, shape, range, mean, number of NaN.
+    A tensor of more than ``max_bytes`` is replaced by a summary: dtype, shape, range, mean, number of NaN.
     """
     if isinstance(value, torch.Tensor):
         if not is_plain(value) or value.layout is not torch.strided or value.is_quantized:
             return {_TYPE: _DESCRIBED, "value": f"{type(value).__name__} {value.layout} {tuple(value.shape)}"}
-        if value.numel() * value.element_size() > most_bytes:
+        if value.numel() * value.element_size() > max_bytes:
             return {_TYPE: _SUMMARY, "value": summary(value.detach().resolve_conj().resolve_neg())}
         return compact_copy(value)
     if value is None or type(value) in _PLAIN:
         return value
     if isinstance(value, Mapping):
-        return {str(key): encode(item, most_bytes) for key, item in value.items()}
+        return {str(key): encode(item, max_bytes) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = [encode(item, most_bytes) for item in value]
+        items = [encode(item, max_bytes) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, slice):
-        return {_TYPE: "slice", "value": [encode(item, most_bytes) for item in (value.start, value.stop, value.step)]}
+        return {_TYPE: "slice", "value": [encode(item, max_bytes) for item in (value.start, value.stop, value.step)]}
     if value is Ellipsis:
         return {_TYPE: "ellipsis"}
     if isinstance(value, torch.memory_format):
@@ -54,10 +51,10 @@ def encode(value: Any, most_bytes: int) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """The value that was stored.
+    """Decodes a stored value.
 
     Raises:
-        NotStoredError: it was described, or is not of ours.
+        NotStoredError: it is a description, or not the result of ``encode``.
     """
     if isinstance(value, list):
         return [decode(item) for item in value]
@@ -75,21 +72,17 @@ def decode(value: Any) -> Any:
     if kind == "memory_format" and isinstance(found := getattr(torch, str(stored), None), torch.memory_format):
         return found
     if kind == _DESCRIBED:
-        raise NotStoredError(f"an argument is no plain tensor and was not stored: {stored}")
+        raise NotStoredError(f"an argument was not stored, because it is not a plain tensor: {stored}")
     if kind == _SUMMARY:
-        raise NotStoredError(f"a tensor was larger than the limit and was not stored: {stored}")
-    raise NotStoredError(f"this is no value that was captured: {value!r}")
+        raise NotStoredError(f"a tensor was not stored, because it is larger than max_bytes: {stored}")
+    raise NotStoredError(f"not a captured value: {value!r}")
 
 
 def compact_copy(value: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides, in memory of its own that is no larger than it needs to be.
-
-    A tensor is often a small view into a large one, or one row that is expanded. The copy requires a gradient where the
-    tensor does.
-    """
+    """A copy on the CPU with the same strides and ``requires_grad``, without the rest of the storage that it views."""
     plain = value.detach().resolve_conj().resolve_neg()
     span = 1 + sum((size - 1) * stride for size, stride in zip(plain.shape, plain.stride(), strict=True))
-    if not plain.numel() or span > 2 * plain.numel():  # most of the memory between its elements is others'
+    if not plain.numel() or span > 2 * plain.numel():  # its elements are far apart in memory
         copy = plain.contiguous().clone()
     else:
         memory = plain.as_strided((span,), (1,), plain.storage_offset()).clone()

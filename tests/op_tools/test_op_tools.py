@@ -32,8 +32,8 @@ from dynamo_backends import op_tools
 from dynamo_backends.cli import main
 from dynamo_backends.common import operator_watchers
 from dynamo_backends.numerics.call_execution import FLOAT64, CallExecution
-from dynamo_backends.numerics.distance import distance
 from dynamo_backends.numerics.measure import Measure
+from dynamo_backends.numerics.verdicts import Verdict, verdict
 from dynamo_backends.op_tools import judge
 from dynamo_backends.op_tools.capture import operator_folder
 from dynamo_backends.op_tools.captures import find_calls
@@ -464,11 +464,11 @@ class TestCompare:
         assert set(tool.unchecked) == {"torch.ops.op_tools_test.wrong"}
 
     def test_with_onnx_runtime_conditions_are_tried_in_pytorch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def needs_a_try(value: torch.Tensor, exact: torch.Tensor, *others: torch.Tensor, **how: Any) -> Measure:
-            found = distance(value, exact, *others, **how)
-            return found if others else dataclasses.replace(found, share=2.0)
+        def needs_a_try(*values: object, **how: Any) -> Verdict:
+            found = verdict(*values, **how)
+            return found if len(values) > 3 else dataclasses.replace(found, ours=Measure(share=2.0))
 
-        monkeypatch.setattr(judge, "distance", needs_a_try)
+        monkeypatch.setattr(judge, "verdict", needs_a_try)
         x, w = torch.randn(2, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
         with op_tools.OpAutoCompare(reference="onnx", capture=None, quiet=True) as tool:
             for _ in range(2):
