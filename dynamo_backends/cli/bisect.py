@@ -122,8 +122,6 @@ def _as_json(bisection: Bisection) -> dict[str, object]:
     for trial in fields["trials"]:
         if trial["error"] is not None and not math.isfinite(trial["error"]):
             trial["error"] = None
-    if fields["cut"] is not None:
-        fields["cut"]["folder"] = str(fields["cut"]["folder"])
     return fields
 
 

@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(
             {
-                "folder": str(store.folder),
+                "folder": store.folder,
                 "entries": usage.entries,
                 "bytes": usage.bytes,
                 "most_bytes": store.size,

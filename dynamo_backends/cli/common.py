@@ -10,6 +10,7 @@ A subcommand is a module with
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import io
 import json
 import os
@@ -19,7 +20,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TextIO, TypeVar
+from typing import Any, Protocol, TextIO, TypeVar
 
 from ..dumps.listing import dynamo_graphs_of_run
 from ..dumps.reading import DumpedGraph, DumpError, Run, find_run
@@ -256,7 +257,12 @@ def say(text: str) -> None:
 
 
 def print_json(value: object) -> None:
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    """Prints JSON; dataclasses become objects, paths strings."""
+    sys.stdout.write(json.dumps(value, indent=2, default=_as_plain) + "\n")
+
+
+def _as_plain(value: Any) -> object:
+    return dataclasses.asdict(value) if hasattr(value, "__dataclass_fields__") else str(value)
 
 
 def try_next(arguments: argparse.Namespace, *words: str) -> str:

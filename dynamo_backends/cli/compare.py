@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import dataclasses
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -218,8 +217,8 @@ def _as_json(comparison: Comparison) -> dict[str, object]:
     def row_as_json(row: Row) -> dict[str, object]:
         return {
             "mark": row.mark,
-            "first": row.first and dataclasses.asdict(row.first),
-            "second": row.second and dataclasses.asdict(row.second),
+            "first": row.first,
+            "second": row.second,
             "difference": row.difference and row.difference.as_json(),
         }
 

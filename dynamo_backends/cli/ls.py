@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,8 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(
             {
                 "run": str(dumped.folder),
-                "runs": [dataclasses.asdict(item) for item in runs],
-                "dynamo_graphs": [dataclasses.asdict(graph) for graph in dynamo_graphs],
+                "runs": runs,
+                "dynamo_graphs": dynamo_graphs,
                 "graphs": [_as_json(graph) for graph in graphs],
             }
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib
 import importlib.util
 import os
@@ -66,9 +65,7 @@ def _ls(arguments: argparse.Namespace) -> int:
 
     calls = find_calls(arguments.folder)
     if arguments.json:
-        print_json(
-            [{**dataclasses.asdict(call), "folder": str(call.folder), "not_again": _not_again(call)} for call in calls]
-        )
+        print_json([{**vars(call), "not_again": _not_again(call)} for call in calls])
         return 0
     rows = [
         (
@@ -174,7 +171,7 @@ def _text(result: RunCall) -> str:
 
 def _as_json(result: RunCall) -> dict[str, Any]:
     return {
-        "folder": str(result.captured.folder),
+        "folder": result.captured.folder,
         "operator": result.captured.operator,
         "forward_seconds": result.forward,
         "backward_seconds": result.backward,

@@ -81,7 +81,7 @@ def _as_json(item: Replayed) -> dict[str, object]:
     ]
     return {
         "region": item.name,
-        "model": str(item.model),
+        "model": item.model,
         "settings": item.settings,
         "verdict": item.verdict,
         "ok": item.ok,

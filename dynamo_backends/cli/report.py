@@ -39,9 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise OSError(f"no browser found to open {path}")
     wrong = [graph for graph in report.overview["graphs"] if graph["state"] == "wrong"]
     if arguments.json:
-        print_json(
-            {"report": str(path), "diverging": [graph["reference"] for graph in wrong], "damaged": report.notices}
-        )
+        print_json({"report": path, "diverging": [graph["reference"] for graph in wrong], "damaged": report.notices})
     else:
         print(short_path(str(path)))
         for graph in wrong:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Sequence
 
@@ -36,16 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
         as_json.append(
             {
                 "graph": graph.reference,
-                "stages": [dataclasses.asdict(item) for item in stages],
+                "stages": list(stages),
                 "stage": stage,
-                "graphs": [
-                    {
-                        "file": item.file,
-                        "region": item.region,
-                        "nodes": [dataclasses.asdict(node) for node in item.nodes],
-                    }
-                    for item in shown
-                ],
+                "graphs": [{"file": item.file, "region": item.region, "nodes": list(item.nodes)} for item in shown],
             }
         )
         if arguments.stage is None:

@@ -43,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.onnx is not None and not arguments.onnx.resolve().parent.is_dir():
         raise ValueError(f"--onnx {arguments.onnx}: there is no folder {arguments.onnx.resolve().parent}")
     import torch
+    from torch.utils import _pytree as pytree
 
     from ..bench.loading import load
     from ..errors import TranslationError
@@ -50,11 +51,14 @@ def run(arguments: argparse.Namespace) -> int:
     from ..options import parse_options
 
     loaded = load(Case(arguments.model))
+    dtype = getattr(torch, arguments.precision)
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(arguments.device, dtype if tensor.is_floating_point() else None)
+
     try:
-        model, args, kwargs = (
-            _moved(value, arguments.device, arguments.precision)
-            for value in (loaded.model, loaded.inputs[0].args, loaded.inputs[0].kwargs)
-        )
+        model = loaded.model.to(arguments.device, dtype)
+        args, kwargs = pytree.tree_map_only(torch.Tensor, moved, (loaded.inputs[0].args, loaded.inputs[0].kwargs))
         with torch.no_grad():
             model(*args, **kwargs)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -85,21 +89,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(_text(result))
     return code
-
-
-def _moved(value: Any, device: str, precision: str) -> Any:
-    """A module, or arguments, on a device, with its floating-point tensors in a precision."""
-    import torch
-    from torch.utils import _pytree as pytree
-
-    dtype = getattr(torch, precision)
-    if isinstance(value, torch.nn.Module):
-        return value.to(device, dtype)
-
-    def move(leaf: torch.Tensor) -> torch.Tensor:
-        return leaf.to(device, dtype if leaf.is_floating_point() else None)
-
-    return pytree.tree_map_only(torch.Tensor, move, value)
 
 
 def _succeeds(method: str, model: Any, call: Any) -> bool:
