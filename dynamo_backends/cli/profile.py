@@ -44,7 +44,7 @@ def _text(graph: DumpedGraph, regions: Sequence[RegionTimes], arguments: argpars
         f"({counted(len(regions), 'region')}, {counted(regions[0].threads, 'thread')}, {arguments.runs} runs)\n"
     )
     if graph.entry.in_pytorch:
-        text += f"not measured: {len(graph.entry.in_pytorch)} operators that run in PyTorch\n"
+        text += f"operators in PyTorch, not measured: {len(graph.entry.in_pytorch)}\n"
     top = arguments.top if arguments.top > 0 else len(rows)
     operators, modules = by_operator(regions), by_module(regions)
     text += f"\n{_title('by operator', len(operators), top)}{_totals(operators[:top], 'operator')}\n"
