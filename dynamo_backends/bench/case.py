@@ -1,4 +1,4 @@
-"""What is measured, as the command line says it and as it goes to the processes. Imports no PyTorch."""
+"""What to measure (``Case``), and the checks of its arguments that need no PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from ..common.suggestions import unknown_name
 from .models import MODELS
 
-MODES = ("inference", "train", "decode")
 CACHES = ("dynamic", "static")
 
 EAGER = "eager"
@@ -21,10 +20,10 @@ OWN_NAMES = {
     DYNAMO_EAGER: 'torch.compile(backend="eager"): Dynamo alone',
     EXPORT: "torch.onnx.export(dynamo=True) and an ONNX Runtime session; inference only",
 }
-"""What ``--backends`` takes besides the backends that are registered with PyTorch."""
+"""The names ``--backends`` takes besides those of backends registered with PyTorch."""
 
 TORCH_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-"""What may follow the name of a registered backend, as in ``onnxrt:max-autotune``."""
+"""The modes of ``torch.compile`` that may follow a backend's name, as in ``onnxrt:max-autotune``."""
 
 OPTIMIZERS = ("sgd", "adamw")
 
@@ -33,40 +32,26 @@ OURS = ("onnxrt", "onnx_debug", "fx_debug")
 
 
 class UsageError(ValueError):
-    """The command was asked for something that is not there; the message says what there is."""
+    """The user named a model, backend or option that does not exist, or a combination that is not possible."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One model, and what is done with it.
+    """A model and how to run it."""
 
-    Attributes:
-        model: a name of ``MODELS``, ``file.py:function`` or ``package.module:function``.
-        mode: of ``MODES``.
-        dynamic: whether several sizes take turns, compiled with ``dynamic=True``.
-        cache: of ``CACHES``, with mode ``decode``.
-        optimizer: of ``OPTIMIZERS``, with mode ``train``: its step follows, compiled too; ``""`` if none.
-        beams: of a beam search, with mode ``decode``; 1 takes the likeliest token.
-        tokens: how many are generated, with mode ``decode``.
-        threads: of PyTorch, and by it of each session; ``None``: PyTorch's own choice.
-        options: of our backends, as text by name.
-        after: a MODEL whose file or module is loaded before, as it may register backends; ``""`` if none is.
-    """
-
-    model: str
-    mode: str = "inference"
-    dynamic: bool = False
-    cache: str = ""
-    optimizer: str = ""
-    beams: int = 1
-    tokens: int = 32
-    threads: int | None = None
-    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    after: str = ""
+    model: str  # a name in ``MODELS``, ``file.py:function`` or ``package.module:function``
+    mode: str = "inference"  # or ``train`` or ``decode``
+    dynamic: bool = False  # whether to compile with ``dynamic=True`` and run several sizes
+    cache: str = ""  # for ``decode``, one of ``CACHES``
+    optimizer: str = ""  # for ``train``, one of ``OPTIMIZERS`` or none
+    beams: int = 1  # for ``decode``; 1 is greedy
+    tokens: int = 32  # for ``decode``, how many to generate
+    threads: int | None = None  # of PyTorch and of each session; ``None`` for PyTorch's default
+    options: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of our backends, as text
+    after: str = ""  # a MODEL whose module is imported first because it may register backends
 
     @property
     def label(self) -> str:
-        """The case in words."""
         words = {"train": ["training step"], "decode": [f"decode, {self.cache} cache"]}.get(self.mode, [self.mode])
         words += [self.optimizer] * bool(self.optimizer)
         words += [f"{self.beams} beams"] * (self.beams > 1) + ["dynamic"] * self.dynamic
@@ -74,10 +59,10 @@ class Case:
 
 
 def check_model(name: str) -> None:
-    """Checks a MODEL as far as that can be done without running it.
+    """Checks a MODEL without running it.
 
     Raises:
-        UsageError: no such name (with those that are alike), no such file, or a package that is missing.
+        UsageError: unknown name (with near matches), no such file, or a missing package.
     """
     if ":" in name:
         check_place(name, "MODEL")
@@ -93,10 +78,10 @@ def check_model(name: str) -> None:
 
 
 def check_place(text: str, what: str) -> tuple[str, str]:
-    """The file or module, and the function in it, of ``file.py:function`` or ``package.module:function``.
+    """Splits ``file.py:function`` or ``package.module:function`` at the colon.
 
     Raises:
-        UsageError: it is neither, or the file is not there.
+        UsageError: it has another form, or the file does not exist. ``what`` names the argument in the message.
     """
     place, _, function = text.rpartition(":")
     if not place or not function.isidentifier():
@@ -105,27 +90,26 @@ def check_place(text: str, what: str) -> tuple[str, str]:
         if not Path(place).is_file():
             raise UsageError(f"{what} {text!r}: there is no file {place}")
     elif not all(part.isidentifier() for part in place.split(".")):
-        raise UsageError(f"{what} {text!r}: {place!r} is neither a file that ends in .py nor the name of a module")
+        raise UsageError(f"{what} {text!r}: {place!r} is neither a .py file nor a module name")
     return place, function
 
 
-def parted(backend: str) -> tuple[str, str]:
-    """The name of a backend, and the mode that follows it, if one does."""
+def split_mode(backend: str) -> tuple[str, str]:
+    """A backend's name and its mode of ``torch.compile``, ``""`` if it has none."""
     name, _, mode = backend.rpartition(":")
     return (name, mode) if name and mode in TORCH_MODES else (backend, "")
 
 
 def check_backends(names: Sequence[str]) -> None:
-    """Checks what of ``--backends`` can be checked without PyTorch: that there are some, and each once.
+    """Checks ``--backends`` without PyTorch.
 
     Raises:
-        UsageError: none, one twice, or a place that is none.
+        UsageError: an empty or repeated name, or a file that does not exist.
     """
     if not names or not all(names):
-        raise UsageError("--backends takes names with commas between them: eager,inductor,onnxrt")
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    if twice:
-        raise UsageError(f"--backends has {twice[0]!r} twice")
+        raise UsageError("--backends takes comma-separated names: eager,inductor,onnxrt")
     for name in names:
-        if ":" in parted(name)[0]:
+        if names.count(name) > 1:
+            raise UsageError(f"--backends has {name!r} twice")
+        if ":" in split_mode(name)[0]:
             check_place(name, "backend")

@@ -1,4 +1,4 @@
-"""``torch.onnx.export(dynamo=True)`` and an ONNX Runtime session: what there is without ``torch.compile``."""
+"""The backend ``onnx_export``: ``torch.onnx.export(dynamo=True)`` and an ONNX Runtime session."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from .loading import Inputs, Loaded
 
 
 class Exported:
-    """An exported model.
-
-    The session has the settings ONNX Runtime has by default, and as many threads as PyTorch.
+    """An exported model in a session with ONNX Runtime's default settings and PyTorch's number of threads.
 
     Args:
-        loaded: the model and its inputs; with several sizes, what differs between them is dynamic.
+        loaded: the model and its inputs; dimensions that differ between its sizes are dynamic.
     """
 
     def __init__(self, loaded: Loaded) -> None:
@@ -37,10 +35,10 @@ class Exported:
             dynamic_shapes=shapes.dynamic_shapes(loaded.model, first.args, first.kwargs) if others else None,
         )
         assert program is not None
-        program.initialize_inference_session(self._session_of)
+        program.initialize_inference_session(self._make_session)
         self._program = program
 
-    def _session_of(self, model: str | bytes) -> onnxruntime.InferenceSession:
+    def _make_session(self, model: str | bytes) -> onnxruntime.InferenceSession:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
@@ -48,14 +46,11 @@ class Exported:
         return self._session
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-        """The results of a run, as the export has them: the leaves of the model's."""
+        """The leaves of the model's result."""
         return list(self._program(*args, **kwargs))
 
     def bound(self, inputs: Inputs) -> Callable[[], None]:
-        """What runs the session on some inputs, which are bound once: the fastest way there is (``IOBinding``).
-
-        The results stay in the binding; nothing fetches them.
-        """
+        """A run of the session with inputs bound once by ``IOBinding``, the fastest way; results are not fetched."""
         binding = self._session.io_binding()
         for item, tensor in zip(self._session.get_inputs(), inputs.tensors, strict=True):
             value = tensor.contiguous().numpy(force=True)

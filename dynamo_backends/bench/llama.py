@@ -1,4 +1,4 @@
-"""The Llama of the demo, or a part of it: one layer, random weights, 2x1024 tokens, from ``transformers``."""
+"""The Llama of the demo and the bench, or a part of it: one layer with random weights, from ``transformers``."""
 
 from __future__ import annotations
 
@@ -17,24 +17,10 @@ _HIDDEN_SIZE = 512
 _VOCABULARY = 4000
 
 
-def llama_config() -> LlamaConfig:
-    """One decoder layer of width 512 with 8 heads, attention written out in PyTorch operators."""
-    return LlamaConfig(
-        hidden_size=_HIDDEN_SIZE,
-        num_hidden_layers=1,
-        vocab_size=_VOCABULARY,
-        intermediate_size=2000,
-        max_position_embeddings=2048,
-        num_attention_heads=8,
-        use_cache=False,
-        attn_implementation="eager",
-    )
-
-
 class Layer(torch.nn.Module):
-    """The first decoder layer, attention and feed-forward, each normalized; or its attention only."""
+    """The decoder layer, or its attention only."""
 
-    def __init__(self, config: LlamaConfig, layer: type[torch.nn.Module] = LlamaDecoderLayer) -> None:
+    def __init__(self, config: LlamaConfig, layer: type[torch.nn.Module]) -> None:
         super().__init__()
         self.rotary = LlamaRotaryEmbedding(config)
         self.layer = layer(config, 0)
@@ -58,17 +44,22 @@ class Model(torch.nn.Module):
         return self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
 
 
-_MODULES: dict[str, Callable[[LlamaConfig], torch.nn.Module]] = {
-    "attention": lambda config: Layer(config, LlamaAttention),
-    "decoder": Layer,
-    "model": Model,
-}
-
-
 def build(part: str, seed: int = SEED) -> torch.nn.Module:
     """A part (attention, decoder, model) with random weights, float32, in training mode, no dropout."""
     torch.manual_seed(seed)
-    return _MODULES[part](llama_config())
+    config = LlamaConfig(
+        hidden_size=_HIDDEN_SIZE,
+        num_hidden_layers=1,
+        vocab_size=_VOCABULARY,
+        intermediate_size=2000,
+        max_position_embeddings=2048,
+        num_attention_heads=8,
+        use_cache=False,
+        attn_implementation="eager",
+    )
+    if part == "model":
+        return Model(config)
+    return Layer(config, LlamaAttention if part == "attention" else LlamaDecoderLayer)
 
 
 def inputs(part: str, batch: int = BATCH, length: int = LENGTH, seed: int = SEED) -> tuple[torch.Tensor, ...]:
@@ -97,14 +88,9 @@ def step(
     backward: bool,
     mixed: bool,
 ) -> dict[str, torch.Tensor]:
-    """One forward, and with ``backward`` one backward from a random gradient of the output.
+    """Runs a forward, and with ``backward`` a backward from a random gradient of the output.
 
-    Args:
-        module: the parameters' owner; their gradients are set anew.
-        call: ``module``, or ``module`` compiled.
-        args: see ``inputs``.
-        backward: whether the backward runs too.
-        mixed: whether the forward runs under autocast to bfloat16.
+    ``call`` is ``module``, compiled or not; ``mixed`` runs the forward under autocast to bfloat16.
 
     Returns:
         The output, and the gradient of each parameter, by name.

@@ -1,4 +1,4 @@
-"""From what the command line says to models, inputs and backends."""
+"""Loads the model and inputs of a case, and finds the backends by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..common.suggestions import unknown_name
-from .case import DYNAMO_EAGER, OWN_NAMES, Case, UsageError, check_place, parted
+from .case import DYNAMO_EAGER, OWN_NAMES, Case, UsageError, check_place, split_mode
 from .models import MODELS
 
 SEED = 0
@@ -39,7 +39,7 @@ class Inputs:
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """A model, and inputs of one size or of several."""
+    """A model, and inputs of one or several sizes."""
 
     model: torch.nn.Module
     inputs: Sequence[Inputs]
@@ -50,17 +50,8 @@ class Loaded:
         inputs = [tensor for inputs in self.inputs for tensor in inputs.tensors]
         return [*self.model.parameters(), *self.model.buffers(), *inputs]
 
-    @property
-    def parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
-
-    @property
-    def bytes_of_weights(self) -> int:
-        owned = {tensor.untyped_storage().data_ptr(): tensor for tensor in self.model.parameters()}
-        return sum(tensor.numel() * tensor.element_size() for tensor in owned.values())
-
     def fingerprint(self) -> str:
-        """Two processes whose results are compared must have it in common: each weight and input, bit by bit."""
+        """A hash of all weights and inputs. Processes whose results are compared must have the same."""
         digest = hashlib.blake2b(digest_size=16)
         for tensor in self.tensors:
             plain = tensor.detach()
@@ -71,7 +62,7 @@ class Loaded:
 
 
 def seed_everything() -> None:
-    """Starts the random numbers of PyTorch, Python and NumPy anew, so that each process builds the same model."""
+    """Seeds PyTorch, Python and NumPy, so that each process builds the same model."""
     import numpy
 
     torch.manual_seed(SEED)
@@ -80,11 +71,11 @@ def seed_everything() -> None:
 
 
 def load(case: Case) -> Loaded:
-    """Builds the model of a case, in the mode it is measured in.
+    """Builds the model and inputs of a case.
 
     Raises:
-        UsageError: a function that is not there, or that returns something else than a model and inputs; a case the
-            model is not for.
+        UsageError: the function does not exist or returns something other than a model and inputs, or the model does
+            not support the case.
     """
     if case.after:
         from_place(case.after, "MODEL")
@@ -102,26 +93,26 @@ def _from_list(case: Case) -> Loaded:
     entry = MODELS[case.model]
     if case.mode == "decode":
         if entry.prompt is None:
-            those = ", ".join(name for name, other in MODELS.items() if other.prompt is not None)
-            raise UsageError(f"--decode needs a model with generate(); {case.model!r} has none, these have: {those}")
+            names = ", ".join(name for name, other in MODELS.items() if other.prompt is not None)
+            raise UsageError(f"--decode needs a model with generate(); {case.model!r} has none, these have: {names}")
         return Loaded(entry.build(), [Inputs((), entry.prompt())])
     model = entry.build()
-    if case.model == "mlp":  # its argument has the name that ``torch.nn.Sequential`` gives it
+    if not entry.needs_transformers:
         return Loaded(model, [Inputs(tuple(entry.inputs(size).values()), {}) for size in entry.sizes])
     for module in model.modules():  # T5's decoder has a configuration of its own
         if hasattr(module, "config"):
-            module.config.use_cache = False  # as in training and in scoring: no cache comes out
+            module.config.use_cache = False  # as in training and scoring: the results have no cache
     return Loaded(model, [Inputs((), entry.inputs(size)) for size in entry.sizes])
 
 
 def _from_function(case: Case) -> Loaded:
-    made = from_place(case.model, "MODEL")()
-    model, *sizes = made if isinstance(made, tuple) else (made,)
+    returned = from_place(case.model, "MODEL")()
+    model, *sizes = returned if isinstance(returned, tuple) else (returned,)
     kinds = torch.Tensor | Mapping | tuple | list
     if not isinstance(model, torch.nn.Module) or not sizes or not all(isinstance(size, kinds) for size in sizes):
-        returned = f"({', '.join(type(item).__name__ for item in (model, *sizes))})"
+        types = ", ".join(type(item).__name__ for item in (model, *sizes))
         raise UsageError(
-            f"MODEL {case.model!r} returned {returned}; expected (model, inputs): a torch.nn.Module, and a tensor, a "
+            f"MODEL {case.model!r} returned ({types}); expected (model, inputs): a torch.nn.Module, and a tensor, a "
             "tuple of positional or a dict of keyword arguments; with --dynamic (model, inputs, inputs, ...), one for "
             "each size"
         )
@@ -140,25 +131,25 @@ def from_place(text: str, what: str) -> Callable[..., Any]:
     """The function that ``file.py:function`` or ``package.module:function`` names.
 
     Raises:
-        UsageError: it is not there, or the module cannot be imported.
+        UsageError: the module cannot be imported or has no such function. ``what`` names the argument in the message.
     """
     place, name = check_place(text, what)
     folder = str(Path(place).resolve().parent) if place.endswith(".py") else os.getcwd()
     if folder not in sys.path:
-        sys.path.append(folder)  # behind all others: a file of the user's hides no package
+        sys.path.append(folder)  # last, so that no file there hides a package
     try:
         module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except ImportError as error:
         raise UsageError(f"{what} {text!r}: {place} cannot be imported: {error}") from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    function = getattr(module, name, None)
+    if not callable(function):
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise UsageError(f"{what} {text!r}: {place} has no such function. {unknown_name('function', name, names)}")
-    return found
+    return function
 
 
 def _module_of_file(path: Path) -> ModuleType:
-    """The module of a file, run once in a process."""
+    """Imports a file once per process."""
     name = f"_bench_{hashlib.blake2b(str(path.resolve()).encode(), digest_size=6).hexdigest()}_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
@@ -170,23 +161,23 @@ def _module_of_file(path: Path) -> ModuleType:
 
 
 def check_registered(names: Iterable[str]) -> None:
-    """Checks that each backend is there; models that register their own are loaded before.
+    """Checks that each backend exists, after the model's module has been imported, as it may register some.
 
     Raises:
-        UsageError: one is not, with those that are alike.
+        UsageError: one does not exist; the message has near matches.
     """
     from torch._dynamo import list_backends
 
     known = [*OWN_NAMES, *list_backends(exclude_tags=())]
-    for name in (parted(backend)[0] for backend in names):
+    for name in (split_mode(backend)[0] for backend in names):
         if ":" in name:
             from_place(name, "backend")
         elif name not in known:
             raise UsageError(unknown_name("backend", name, known))
 
 
-def registered(name: str) -> str | Callable[..., Any]:
-    """What ``torch.compile`` takes for a backend."""
+def compile_backend(name: str) -> str | Callable[..., Any]:
+    """The argument ``backend`` of ``torch.compile`` for a name."""
     if name == DYNAMO_EAGER:
         return "eager"
     return from_place(name, "backend") if ":" in name else name

@@ -1,7 +1,8 @@
-"""The machine and the libraries a measurement was made with."""
+"""The machine and the library versions of a measurement."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from importlib import metadata
@@ -11,30 +12,22 @@ LIBRARIES = ("torch", "onnxruntime", "onnxscript", "onnx-ir", "transformers")
 
 
 def machine() -> dict[str, object]:
-    """The machine in words, without its name."""
+    """Processor, cores, system and versions, without the machine's name."""
+    versions = {"Python": platform.python_version()}
+    for name in LIBRARIES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return {
         "processor": _processor(),
         "architecture": platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "system": platform.system(),
-        "versions": {"Python": platform.python_version(), **_versions()},
+        "versions": versions,
     }
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in LIBRARIES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _processor() -> str:
     information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or "processor of unknown make"
+    lines = information.read_text(encoding="utf-8").splitlines() if information.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "processor of unknown make"

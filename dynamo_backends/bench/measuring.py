@@ -1,4 +1,4 @@
-"""The rounds: which process does what, in which order; and what was found."""
+"""Measures cases: starts the workers, sends them requests in turn, and collects the results."""
 
 from __future__ import annotations
 
@@ -19,90 +19,61 @@ from .timing import median_difference, median_ratio, spread
 Json: TypeAlias = "dict[str, Any]"
 
 SCHEMA = 1
-"""The version of the JSON; another when a field gets another meaning or goes."""
+"""The version of the JSON. It grows when a field is removed or changes its meaning."""
 
 RIGHT = "right"
-"""The status of a row that has a time. The others: ``not checked`` (a time too, and why it is not known whether the
-result is right), ``wrong``, and what ``WorkerError.kind`` says."""
-
 NOT_CHECKED = "not checked"
 TIMED = (RIGHT, NOT_CHECKED)
+"""The status of a row that has a time. The others are the kinds of ``WorkerError``."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How it is measured.
+    """How to measure."""
 
-    Attributes:
-        backends: in the order of the table; the first is what the others are compared with.
-        rounds: of timing.
-        starts: processes of each backend of which the first result is timed; the rounds are those of the last.
-        again: whether another process, which finds what the first one left in the caches on disk, is timed too.
-        overhead: whether the overhead of a call is measured, once for each backend.
-        timeout: seconds for each thing a process is asked for.
-    """
-
-    backends: Sequence[str]
-    rounds: int = 9
-    starts: int = 1
-    again: bool = False
-    overhead: bool = True
-    timeout: float = 600.0
+    backends: Sequence[str]  # in the order of the table; the first is the baseline
+    rounds: int = 9  # timed rounds
+    starts: int = 1  # processes of each backend whose first result is timed; the last one runs the rounds
+    again: bool = False  # whether to time the first result of another process that finds filled compiler caches
+    overhead: bool = True  # whether to measure the overhead of a call of each backend
+    timeout: float = 600.0  # seconds for each request to a worker
 
 
 @dataclasses.dataclass
 class Row:
-    """What was found of one backend on one case; fields that were not measured are ``None``.
+    """The measurement of one backend on one case; fields that were not measured are ``None``."""
 
-    Attributes:
-        status: see ``RIGHT``.
-        message: why it is not ``right``; ``""`` if it is.
-        first_seconds: the median of ``first_each``.
-        first_each: seconds to the first result, of each process.
-        other_sizes_seconds: to the first result of each further size, in the last process.
-        again_seconds: to the first result of a process that found the caches of another.
-        milliseconds: of a call, the median of the rounds; of several sizes the mean.
-        spread: the distance between the quartiles of the rounds.
-        rounds: milliseconds of a call in each round.
-        tokens_per_second: of a generated text, all rows together.
-        microseconds_outside_sessions: the part of a call outside ONNX Runtime's sessions; of a text, for each token.
-        peak_bytes, steady_bytes: above what the process had before.
-        graphs, graph_breaks: of Dynamo.
-        events: what our backends counted.
-    """
-
-    status: str = RIGHT
-    message: str = ""
-    first_seconds: float | None = None
-    first_each: list[float] = dataclasses.field(default_factory=list)
-    other_sizes_seconds: list[float] = dataclasses.field(default_factory=list)
-    again_seconds: float | None = None
-    milliseconds: float | None = None
-    spread: float | None = None
-    rounds: list[float] = dataclasses.field(default_factory=list)
-    tokens_per_second: float | None = None
-    microseconds_outside_sessions: float | None = None
-    peak_bytes: int | None = None
+    status: str = RIGHT  # see ``TIMED``
+    message: str = ""  # the reason if it is not ``right``
+    first_seconds: float | None = None  # the median of ``first_each``
+    first_each: list[float] = dataclasses.field(default_factory=list)  # to the first result, of each process
+    other_sizes_seconds: list[float] = dataclasses.field(default_factory=list)  # to the first result of further sizes
+    again_seconds: float | None = None  # to the first result of a process with filled caches
+    milliseconds: float | None = None  # of a call: the mean over the sizes, the median of the rounds
+    spread: float | None = None  # the interquartile range of the rounds
+    rounds: list[float] = dataclasses.field(default_factory=list)  # milliseconds of a call in each round
+    tokens_per_second: float | None = None  # of generation, over all rows of the batch
+    microseconds_outside_sessions: float | None = None  # of a call; in generation, of a token
+    peak_bytes: int | None = None  # peak_bytes, steady_bytes: above the memory before compilation
     steady_bytes: int | None = None
-    graphs: int | None = None
+    graphs: int | None = None  # graphs, graph_breaks: of Dynamo
     graph_breaks: int | None = None
-    events: dict[str, int] = dataclasses.field(default_factory=dict)
+    events: dict[str, int] = dataclasses.field(default_factory=dict)  # the counters of our backends
 
     @property
     def is_timed(self) -> bool:
         return self.status in TIMED
 
-    def fill(self, found: Json) -> None:
-        """Sets fields to what a process measured."""
-        vars(self).update(found)
+    def fill(self, fields: Json) -> None:
+        vars(self).update(fields)
 
     def fail(self, status: str, message: str) -> None:
-        """Nothing that was measured stands."""
+        """Discards the measurements; the counters stay."""
         failed = Row(status, message, graphs=self.graphs, graph_breaks=self.graph_breaks, events=self.events)
         self.fill(vars(failed))
 
-    def sum_up(self, tokens: int | None) -> None:
-        """Sets the medians; ``tokens`` are those that a call generates."""
+    def summarize(self, tokens: int | None) -> None:
+        """Sets the medians; ``tokens`` is how many a call generates."""
         if self.is_timed and self.rounds:
             self.first_seconds = statistics.median(self.first_each)
             self.milliseconds = statistics.median(self.rounds)
@@ -112,26 +83,20 @@ class Row:
 
 @dataclasses.dataclass
 class CaseResult:
-    """What was found on one case.
-
-    Attributes:
-        message: why nothing was measured; ``""`` if something was.
-        parameters, bytes_of_weights, batch, sizes, threads: of the model, its inputs and the processes.
-        rows: by backend.
-    """
+    """The measurements of one case."""
 
     case: Case
-    message: str = ""
+    message: str = ""  # the reason if nothing was measured
     parameters: int = 0
     bytes_of_weights: int = 0
     batch: int = 1
-    sizes: list[str] = dataclasses.field(default_factory=list)
-    threads: int = 0
-    rows: dict[str, Row] = dataclasses.field(default_factory=dict)
+    sizes: list[str] = dataclasses.field(default_factory=list)  # of the inputs
+    threads: int = 0  # of PyTorch in the workers
+    rows: dict[str, Row] = dataclasses.field(default_factory=dict)  # by backend
 
     @property
     def summary(self) -> str:
-        """The times in a line."""
+        """The times in one line."""
         times = (
             f"{name} {row.status if row.milliseconds is None else f'{row.milliseconds:.4g} ms'}"
             for name, row in self.rows.items()
@@ -139,42 +104,36 @@ class CaseResult:
         return self.message or ", ".join(times)
 
     def times_as_fast(self, backend: str, other: str) -> float | None:
-        """How many times as fast as another a backend is: the median over the rounds; ``None`` if one has no time."""
+        """The time of ``other`` by that of ``backend``, the median over the rounds; ``None`` if one has no time."""
         ours, theirs = self.rows[backend], self.rows[other]
         if not ours.rounds or len(ours.rounds) != len(theirs.rounds):
             return None
         return median_ratio(theirs.rounds, ours.rounds)
 
+    def as_json(self) -> Json:
+        ratios = {
+            backend: {other: self.times_as_fast(backend, other) for other in self.rows if other != backend}
+            for backend in self.rows
+        }
+        return {"label": self.case.label, **dataclasses.asdict(self), "times_as_fast": ratios}
 
+
+@dataclasses.dataclass
 class Bench:
-    """Measures cases.
+    """Measures cases."""
 
-    Args:
-        settings: how.
-        say: told what is being done, in a few words.
-        done: told what was found of a case, in a line.
-        keep: told what processes wrote to standard error, with their name.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        say: Callable[[str], None],
-        done: Callable[[str], None] = lambda text: None,
-        keep: Callable[[str, str], None] = lambda name, text: None,
-    ) -> None:
-        self.settings = settings
-        self._say = say
-        self._done = done
-        self._keep = keep
+    settings: Settings
+    say: Callable[[str], None]  # called with the current activity
+    done: Callable[[str], None] = lambda text: None  # called with a line about each finished case
+    keep: Callable[[str, str], None] = lambda name, text: None  # called with each worker's name and standard error
 
     def run(self, cases: Sequence[Case]) -> Json:
-        """Measures one case after the other; see ``Row`` and ``CaseResult`` for what comes out, as JSON can hold it.
+        """Measures the cases one after the other and returns JSON, see ``CaseResult`` and ``Row``.
 
-        Interrupted (``KeyboardInterrupt``), it returns the cases that are done, if there are any.
+        After ``KeyboardInterrupt`` it returns the finished cases, if there are any.
 
         Raises:
-            UsageError: a backend, an option or the first model is not there; another model is a result that says so.
+            UsageError: a backend, an option or the first model does not exist. For a later model, its result says so.
         """
         start = time.time()
         results: list[CaseResult] = []
@@ -190,7 +149,7 @@ class Bench:
                         raise
                     result = CaseResult(case, message=str(error))
                 results.append(result)
-                self._done(f"{label}: {result.summary}")
+                self.done(f"{label}: {result.summary}")
             if self.settings.overhead:
                 overhead = self.overhead(cases[0])
         except KeyboardInterrupt:
@@ -205,33 +164,26 @@ class Bench:
             "machine": {**machine(), "threads": max((result.threads for result in results), default=0)},
             "settings": dataclasses.asdict(self.settings),
             "overhead": overhead,
-            "cases": [self.case_as_json(result) for result in results],
+            "cases": [result.as_json() for result in results],
             "times_as_fast": geometric_means(results, self.settings.backends),
         }
-
-    def case_as_json(self, result: CaseResult) -> Json:
-        """What was measured of one case, for programs."""
-        ratios = {
-            backend: {other: result.times_as_fast(backend, other) for other in result.rows if other != backend}
-            for backend in result.rows
-        }
-        return {"label": result.case.label, **dataclasses.asdict(result), "times_as_fast": ratios}
 
     def measure(self, case: Case, label: str) -> CaseResult:
         """Measures one case.
 
         Raises:
-            UsageError: the model, a backend or an option is not there.
+            UsageError: the model, a backend or an option does not exist.
         """
         result = CaseResult(case)
+        case_as_json = dataclasses.asdict(case)
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dynamo_backends_bench_")))
             try:
                 judge = stack.enter_context(self._process("reference", folder / "reference"))
-                self._say(f"{label}: eager and float64")
-                known = judge.ask("load", case=dataclasses.asdict(case), backend="eager")
-                fingerprint = known.pop("fingerprint")
-                result = CaseResult(case, **known)
+                self.say(f"{label}: eager and float64")
+                facts = judge.ask("load", case=case_as_json, backend="eager")
+                fingerprint = facts.pop("fingerprint")
+                result = CaseResult(case, **facts)
                 unchecked = judge.ask("expect", backends=self.settings.backends)["unchecked"]
             except WorkerError as error:
                 if error.kind == "usage":
@@ -241,60 +193,59 @@ class Bench:
             workers: dict[str, Process] = {}
 
             @contextlib.contextmanager
-            def in_process(backend: str) -> Iterator[tuple[Row, Process]]:
-                """What goes wrong in a backend's process goes into its row; the process ends."""
+            def worker_of(backend: str) -> Iterator[tuple[Row, Process]]:
+                """Puts an error of the worker into its row and closes it."""
                 try:
                     yield rows[backend], workers[backend]
                 except WorkerError as error:
                     rows[backend].fail(error.kind, str(error))
                     workers[backend].close()
 
-            def still_timed() -> list[str]:
+            def timed_backends() -> list[str]:
                 return [backend for backend, row in rows.items() if row.is_timed]
 
-            asked = dataclasses.asdict(case)
             for number in range(self.settings.starts):
-                for backend in still_timed():
-                    self._say(f"{label}: {backend}, first result")
+                for backend in timed_backends():
+                    self.say(f"{label}: {backend}, first result")
                     if backend in workers:
                         workers[backend].close()
-                    process = self._process(backend, folder / f"{backend_file(backend)}_{number}")
+                    process = self._process(backend, folder / f"{_file_name(backend)}_{number}")
                     workers[backend] = stack.enter_context(process)
-                    with in_process(backend) as (row, worker):
-                        if worker.ask("load", case=asked, backend=backend)["fingerprint"] != fingerprint:
-                            said = "its process built other weights or inputs than the one it is compared with"
-                            raise WorkerError("failed", f"{said}: seed all random numbers in {case.model}")
-                        found = worker.ask("first", results=str(folder / "first.pt"))
-                        row.first_each.append(found.pop("seconds"))
-                        row.fill(found)
+                    with worker_of(backend) as (row, worker):
+                        if worker.ask("load", case=case_as_json, backend=backend)["fingerprint"] != fingerprint:
+                            message = "its process built other weights or inputs than the reference process"
+                            raise WorkerError("failed", f"{message}: seed all random numbers in {case.model}")
+                        first = worker.ask("first", results=str(folder / "first.pt"))
+                        row.first_each.append(first.pop("seconds"))
+                        row.fill(first)
                         self._judge(judge, unchecked, row, folder / "first.pt")
-            for backend in still_timed() if self.settings.again else ():
-                self._say(f"{label}: {backend}, first result with the caches of before")
-                with self._process(backend, folder / f"{backend_file(backend)}_0") as worker:
+            for backend in timed_backends() if self.settings.again else ():
+                self.say(f"{label}: {backend}, first result with filled caches")
+                with self._process(backend, folder / f"{_file_name(backend)}_0") as worker:
                     try:
-                        worker.ask("load", case=asked, backend=backend)
-                        found = worker.ask("first", results=str(folder / "again.pt"))
-                        rows[backend].again_seconds = found["seconds"]
+                        worker.ask("load", case=case_as_json, backend=backend)
+                        first = worker.ask("first", results=str(folder / "again.pt"))
+                        rows[backend].again_seconds = first["seconds"]
                     except WorkerError as error:
-                        rows[backend].message = f"with the caches of another process: {error.kind}: {error}"
+                        rows[backend].message = f"with filled caches: {error.kind}: {error}"
             for number in range(self.settings.rounds):
-                self._say(f"{label}: round {number + 1} of {self.settings.rounds}")
-                for backend in still_timed():
-                    with in_process(backend) as (row, worker):
+                self.say(f"{label}: round {number + 1} of {self.settings.rounds}")
+                for backend in timed_backends():
+                    with worker_of(backend) as (row, worker):
                         row.rounds.append(worker.ask("turn")["milliseconds"])
-            for backend in still_timed():
-                with in_process(backend) as (row, worker):
+            for backend in timed_backends():
+                with worker_of(backend) as (row, worker):
                     row.fill(worker.ask("finish", results=str(folder / "last.pt")))
                     self._judge(judge, unchecked, row, folder / "last.pt")
         for row in rows.values():
-            row.sum_up(case.tokens * result.batch if case.mode == "decode" else None)
+            row.summarize(case.tokens * result.batch if case.mode == "decode" else None)
         return result
 
     def overhead(self, case: Case) -> dict[str, Json]:
         """The overhead of a call of each backend: microseconds and standard error, or ``message``.
 
         Args:
-            case: the number of threads and the options are its.
+            case: gives the number of threads and the options.
 
         Raises:
             UsageError: as ``measure``.
@@ -303,33 +254,31 @@ class Bench:
         settings = Settings(backends, timeout=self.settings.timeout)
         after = case.model if ":" in case.model else ""
         small = Case("mlp", threads=case.threads, options=case.options, after=after)
-        rows = Bench(settings, self._say, keep=self._keep).measure(small, "overhead of a call").rows
-        found: dict[str, Json] = {}
+        rows = Bench(settings, self.say, keep=self.keep).measure(small, "overhead of a call").rows
+        overhead: dict[str, Json] = {}
         for backend in self.settings.backends:
-            row, bare = rows[backend], rows[DYNAMO_EAGER]
-            if not row.rounds or not bare.rounds:
-                found[backend] = {"message": f"{row.status}: {row.message}"}
+            row, baseline = rows[backend], rows[DYNAMO_EAGER]
+            if not row.rounds or not baseline.rounds:
+                overhead[backend] = {"message": f"{row.status}: {row.message}"}
                 continue
-            milliseconds, error = median_difference(row.rounds, bare.rounds)
-            found[backend] = {"microseconds": milliseconds * 1e3, "standard_error": error * 1e3}
-        return found
+            milliseconds, error = median_difference(row.rounds, baseline.rounds)
+            overhead[backend] = {"microseconds": milliseconds * 1e3, "standard_error": error * 1e3}
+        return overhead
 
     @contextlib.contextmanager
     def _process(self, name: str, caches: Path) -> Iterator[Process]:
         caches.mkdir(parents=True, exist_ok=True)
-        process = Process(self.settings.timeout, fresh_caches(str(caches)), lambda errors: self._keep(name, errors))
-        try:
+        process = Process(self.settings.timeout, fresh_caches(str(caches)), lambda errors: self.keep(name, errors))
+        with contextlib.closing(process):
             yield process
-        finally:
-            process.close()
 
     @staticmethod
     def _judge(judge: Process, unchecked: str, row: Row, results: Path) -> None:
-        """Raises what ends a row, if its results are wrong."""
+        """Raises ``WorkerError`` if the results are wrong."""
         try:
             wrong = judge.ask("judge", results=str(results))["wrong"]
         except WorkerError as error:
-            row.status, row.message = NOT_CHECKED, f"the process that judges: {error.kind}: {error}"
+            row.status, row.message = NOT_CHECKED, f"the reference process: {error.kind}: {error}"
             return
         if wrong and not unchecked:
             raise WorkerError("wrong", wrong)
@@ -337,18 +286,17 @@ class Bench:
             row.status, row.message = NOT_CHECKED, f"{unchecked}; {wrong}"
 
 
-def backend_file(backend: str) -> str:
-    """A backend's name as that of a folder."""
+def _file_name(backend: str) -> str:
     return "".join(letter if letter.isalnum() else "_" for letter in backend)
 
 
 def geometric_means(results: Sequence[CaseResult], backends: Sequence[str]) -> dict[str, dict[str, Json]]:
-    """For each backend and each other, over the cases on which both have a time: how many times as fast it is.
+    """How many times as fast each backend is as each other, over the cases on which both have a time.
 
     Returns:
         ``geometric_mean``, ``worst``, ``worst_case`` (its label) and ``cases`` (how many), by backend and other.
     """
-    found: dict[str, dict[str, Json]] = {}
+    means: dict[str, dict[str, Json]] = {}
     for backend in backends:
         for other in (name for name in backends if name != backend):
             ratios = [
@@ -358,10 +306,10 @@ def geometric_means(results: Sequence[CaseResult], backends: Sequence[str]) -> d
             ]
             if ratios:
                 worst, label = min(ratios)
-                found.setdefault(backend, {})[other] = {
+                means.setdefault(backend, {})[other] = {
                     "geometric_mean": statistics.geometric_mean(ratio for ratio, _ in ratios),
                     "worst": worst,
                     "worst_case": label,
                     "cases": len(ratios),
                 }
-    return found
+    return means

@@ -1,29 +1,26 @@
-"""The memory of this process: its resident set, and the highest that was.
-
-Both are of Linux (``/proc``). Elsewhere they are ``None``, and the table says ``-``.
-"""
+"""The resident memory of this process, and its peak. Linux only (``/proc``); ``None`` elsewhere."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-_STATUS = Path("/proc/self/status")
 _RESET_PEAK = "5"
-"""What ``/proc/self/clear_refs`` takes to start the highest resident set anew; see proc(5)."""
+"""What ``/proc/self/clear_refs`` takes to reset the peak; see proc(5)."""
 
 
 def resident() -> int | None:
-    """Bytes of memory that are resident now."""
+    """The resident memory in bytes."""
     return _field("VmRSS")
 
 
 def highest() -> int | None:
-    """The most bytes that were resident since ``forget_highest``."""
+    """The peak of the resident memory since ``forget_highest``, in bytes."""
     return _field("VmHWM")
 
 
 def forget_highest() -> bool:
-    """Starts ``highest`` anew; whether the system can do that."""
+    """Resets the peak; returns whether the system can."""
     try:
         Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
     except OSError:
@@ -33,10 +30,8 @@ def forget_highest() -> bool:
 
 def _field(name: str) -> int | None:
     try:
-        lines = _STATUS.read_text().splitlines()
+        status = Path("/proc/self/status").read_text()
     except OSError:
         return None
-    for line in lines:
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return None
+    match = re.search(rf"^{name}:\s*(\d+) kB", status, re.MULTILINE)
+    return int(match[1]) * 1024 if match else None

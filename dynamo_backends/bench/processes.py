@@ -1,4 +1,4 @@
-"""The processes of the bench, as the parent sees them."""
+"""The workers of the bench, from the parent's side."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..common.python_process import Ended, Worker, WorkerStartError, how_it_ende
 
 
 class WorkerError(Exception):
-    """A process could not do what it was asked for.
+    """A worker could not answer a request.
 
     Attributes:
-        kind: ``failed`` (it raised), ``crashed`` (it ended), ``timed out``, ``not supported`` or ``usage``.
+        kind: ``failed`` (it raised), ``crashed``, ``timed out``, ``not supported``, ``wrong`` or ``usage``.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -24,12 +24,12 @@ class WorkerError(Exception):
 
 
 class Process:
-    """A worker; see ``worker`` for what can be asked of it.
+    """A worker; ``bench/worker.py`` documents its requests.
 
     Args:
-        timeout: seconds after which it is ended, for each thing asked.
-        environment: variables it has besides those of this process.
-        keep: told at its end what the process wrote to standard error.
+        timeout: seconds for each request.
+        environment: additional environment variables.
+        keep: called when the process is closed, with its standard error.
     """
 
     def __init__(
@@ -38,56 +38,54 @@ class Process:
         self._keep = keep
         self._timeout = timeout
         self._worker = Worker(f"{__package__}.worker", environment)
-        self._end: WorkerError | None = None
+        self._ended: WorkerError | None = None
 
     def ask(self, what: str, **arguments: object) -> dict[str, Any]:
-        """The answer to one line.
+        """The answer to a request.
 
         Raises:
-            WorkerError: it has none; the process is ended if it can give no other.
+            WorkerError: the worker raised, crashed or timed out. After a crash or timeout every request raises.
         """
-        if self._end is not None:
-            raise self._end
+        if self._ended is not None:
+            raise self._ended
         try:
             answer = self._worker.ask({"do": what, **arguments}, self._timeout)
         except WorkerStartError as error:
-            self._end = WorkerError("crashed", str(error))
-            raise self._end from None
+            self._ended = WorkerError("crashed", str(error))
+            raise self._ended from None
         if isinstance(answer, Ended):
-            said = ": ".join(filter(None, (how_it_ended(answer.code), last_error(self._worker.errors))))
-            self._end = WorkerError("crashed", said)
             if answer.timed_out:
-                self._end = WorkerError("timed out", f"took longer than {self._timeout:g} s")
-            raise self._end
+                self._ended = WorkerError("timed out", f"took longer than {self._timeout:g} s")
+            else:
+                parts = (how_it_ended(answer.code), last_error(self._worker.errors))
+                self._ended = WorkerError("crashed", ": ".join(filter(None, parts)))
+            raise self._ended
         if "error" in answer:
             raise WorkerError(**answer["error"])
-        found: dict[str, Any] = answer["ok"]
-        return found
+        result: dict[str, Any] = answer["ok"]
+        return result
 
     def close(self) -> None:
-        """Ends the process, and what it started."""
+        """Ends the process and its children."""
         self._keep(self._worker.errors)
         self._worker.stop()
 
 
 def fresh_caches(folder: str) -> dict[str, str]:
-    """Variables of the environment by which compilers find empty caches, in a folder.
-
-    What was downloaded stays where it is.
-    """
+    """Environment variables that move the compilers' caches into a folder; downloads stay where they are."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     downloads = {"HF_HOME": str(cache / "huggingface"), "TORCH_HOME": str(cache / "torch")}
     return {
-        **{name: os.environ.get(name, place) for name, place in downloads.items()},
+        **{name: os.environ.get(name, path) for name, path in downloads.items()},
         "XDG_CACHE_HOME": folder,
-        "DYNAMO_BACKENDS_CACHE_DIR": str(Path(folder) / "dynamo_backends"),  # which goes before it
+        "DYNAMO_BACKENDS_CACHE_DIR": str(Path(folder) / "dynamo_backends"),  # takes precedence over XDG_CACHE_HOME
         "TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor"),
         "TRITON_CACHE_DIR": str(Path(folder) / "triton"),
     }
 
 
 def last_error(text: str) -> str:
-    """The last line that names an exception, or just the last; at most 400 characters."""
+    """The last line that names an exception, else the last line; at most 400 characters."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed)\w*: ", line)]
     return (named or lines)[-1][:400]

@@ -1,4 +1,4 @@
-"""What a case gives in eager and in float64, and whether another result of it is right."""
+"""The expected results of a case, from eager and float64, and the judgement of a backend's results."""
 
 from __future__ import annotations
 
@@ -20,65 +20,64 @@ from .steps import Steps, generated, leaves_of, loss_of
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """The results of one size, in eager and in float64."""
+    """The results of one size in eager and in float64."""
 
     eager: Sequence[object]
     exact: Sequence[object]
 
 
 class Reference:
-    """Judges the results of a case.
-
-    Raises whatever the model raises in eager.
+    """Judges the results of a case. The constructor raises what the model raises in eager.
 
     Attributes:
-        unchecked: why a result that is not eager's is not called wrong; ``""`` if it is.
+        unchecked: why a result that differs from eager's is not called wrong, else ``""``.
     """
 
     def __init__(self, steps: Steps) -> None:
         self.unchecked = ""
         self._steps = steps
-        steps.results(steps.loaded.model)  # what fails here fails without any backend
+        steps.results(steps.loaded.model)  # raises if the model fails without any backend
         steps.restore()
         try:
             self._expected = [self._expect(inputs) for inputs in steps.loaded.inputs]
-        except Exception as error:  # a model may do in a copy, or in float64, whatever it cannot do
+        except Exception as error:  # whatever the model raises in float64, or as a function of its state
             traceback.print_exc()
             self.unchecked = f"it does not run in float64: {type(error).__name__}: {first_line(str(error))}"
             self._expected = []
 
     def difference(self, results: Sequence[Sequence[object]]) -> str:
-        """In words, the first result that is not right; ``""`` if all are.
+        """A message about the first wrong result, ``""`` if all are right.
 
         Args:
             results: see ``Steps.results``.
         """
         if not self._expected:
-            return "nothing to compare it with"
+            return "there is no reference to compare with"
         for size, (expected, actual) in enumerate(zip(self._expected, results, strict=True)):
-            if said := self._difference(expected, actual):
-                return f"size {size + 1}: {said}" if len(self._expected) > 1 else said
+            if message := self._difference(expected, actual):
+                return f"size {size + 1}: {message}" if len(self._expected) > 1 else message
         return ""
 
     def _difference(self, expected: Expected, actual: Sequence[object]) -> str:
         if len(actual) != len(expected.eager):
             return f"{len(actual)} results instead of {len(expected.eager)}"
         if self._steps.case.mode == "decode":
-            text = text_difference if self._steps.case.beams == 1 else beams_difference
-            return text(expected.eager, expected.exact, actual)
+            compare = text_difference if self._steps.case.beams == 1 else beams_difference
+            return compare(expected.eager, expected.exact, actual)
         for position, values in enumerate(zip(expected.eager, expected.exact, actual, strict=True)):
-            if said := strict_difference(*values):
-                return f"result {position}: {said}"
+            if message := value_difference(*values):
+                return f"result {position}: {message}"
         return ""
 
     def _expect(self, inputs: Inputs) -> Expected:
-        """Runs the model twice on copies of all it reads."""
+        """Runs the model in eager and in float64 on copies of its state and inputs."""
         steps, model = self._steps, self._steps.loaded.model
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         leaves, tree = pytree.tree_flatten((inputs.args, inputs.kwargs))
         is_trained = steps.case.mode == "train"
-        subject = _Generating(steps) if steps.case.mode == "decode" else model
-        prefix = "model." if steps.case.mode == "decode" else ""
+        is_decoding = steps.case.mode == "decode"
+        subject = _Generating(steps) if is_decoding else model
+        prefix = "model." if is_decoding else ""
 
         def run(*values: object) -> list[object]:
             given = {prefix + name: value for name, value in zip(state, values, strict=False)}
@@ -92,22 +91,24 @@ class Reference:
             twice = Twice(run, arguments, torch.get_rng_state())
         if twice.draws:
             self.unchecked = "the model draws random numbers"
-        sides: Sequence[Mapping[object, Any]] = (twice.outputs.eager, twice.outputs.exact)
-        eager, exact = ([side[key] for key in side if isinstance(key, int)] for side in sides)
+        outputs: Sequence[Mapping[object, Any]] = (twice.outputs.eager, twice.outputs.exact)
+        eager, exact = ([values[key] for key in values if isinstance(key, int)] for values in outputs)
         if not is_trained:
             return Expected(eager, exact)
         position = {id(value): i for i, value in enumerate(arguments)}
-        of = [position[id(tensor)] for tensor in steps.trained if id(tensor) in position]
+        trained = [position[id(tensor)] for tensor in steps.trained if id(tensor) in position]
         try:
-            found = twice.gradients({0: torch.ones_like(eager[0])}, of)
+            gradients = twice.gradients({0: torch.ones_like(eager[0])}, trained)
         except NotRepeatableError as error:
             self.unchecked = str(error)
             return Expected(eager[1:], exact[1:])
-        return Expected([*eager[1:], *(found.eager[i] for i in of)], [*exact[1:], *(found.exact[i] for i in of)])
+        return Expected(
+            [*eager[1:], *(gradients.eager[i] for i in trained)], [*exact[1:], *(gradients.exact[i] for i in trained)]
+        )
 
 
 class _Generating(torch.nn.Module):
-    """``generate`` as a ``forward``, for ``functional_call``; with the dynamic cache, as a static one outlives it."""
+    """``generate`` as a ``forward``, for ``functional_call``. A static cache would keep values between the runs."""
 
     def __init__(self, steps: Steps) -> None:
         super().__init__()
@@ -115,51 +116,51 @@ class _Generating(torch.nn.Module):
         self._steps = steps
 
     def forward(self, *args: object, **kwargs: object) -> list[object]:
-        output = self._steps.generate(Inputs(args, kwargs), judged=True, cache="dynamic")
+        output = self._steps.generate(Inputs(args, kwargs), with_scores=True, cache="dynamic")
         return generated(output, self._steps.case.beams)
 
 
-def strict_difference(eager: object, exact: object, actual: object) -> str:
-    """In words, why a result is not eager's: in dtype, shape, or further from float64; ``""`` if it is."""
+def value_difference(eager: object, exact: object, actual: object) -> str:
+    """A message if a result has another dtype or shape than eager's or a larger error against float64, else ``""``."""
     if isinstance(eager, torch.Tensor) and isinstance(actual, torch.Tensor) and eager.dtype != actual.dtype:
         return f"dtype {actual.dtype} instead of {eager.dtype}"
     if (eager is None) != (actual is None):
-        return "no gradient, and eager has one" if actual is None else "a gradient where eager has none"
+        return "no gradient, but eager has one" if actual is None else "a gradient, but eager has none"
     return str(verdict(actual, eager, exact))
 
 
 def text_difference(eager: Sequence[Any], exact: Sequence[Any], actual: Sequence[Any]) -> str:
-    """In words, why a text, with its logits, is not one that eager might as well have written; ``""`` if it is.
+    """A message if a generated text is wrong, else ``""``.
 
-    Up to the first token that differs, both continued the same text, so that their logits are compared there. After it
-    nothing is comparable: two tokens that are equally likely to rounding may go either way.
+    Logits are compared up to and including the first token that differs, since until there both texts are the same.
+    That token may differ if rounding decides between equally likely ones; later tokens are not comparable.
 
     Args:
-        eager, exact, actual: the tokens (rows, steps) and the logits (steps, rows, vocabulary); ``exact`` are the
-            float64 logits of eager's text.
+        eager, exact, actual: tokens (rows, steps) and logits (steps, rows, vocabulary); ``exact`` has the float64
+            logits of eager's text.
     """
     tokens, logits = eager
-    our_tokens, our_logits = actual
+    actual_tokens, actual_logits = actual
     exact_logits = exact[1]
-    if tokens.shape != our_tokens.shape or logits.shape != our_logits.shape:
-        return f"tokens {tuple(our_tokens.shape)} instead of {tuple(tokens.shape)}"
-    for row, (theirs, ours) in enumerate(zip(tokens, our_tokens, strict=True)):
+    if tokens.shape != actual_tokens.shape or logits.shape != actual_logits.shape:
+        return f"tokens {tuple(actual_tokens.shape)} instead of {tuple(tokens.shape)}"
+    for row, (theirs, ours) in enumerate(zip(tokens, actual_tokens, strict=True)):
         differing = (theirs != ours).nonzero()
         steps = int(differing[0]) + 1 if len(differing) else len(theirs)
-        said = strict_difference(logits[:steps, row], exact_logits[:steps, row], our_logits[:steps, row])
-        if said:
-            return f"logits of row {row}, up to token {steps}: {said}"
-        chosen = our_logits[steps - 1, row]
+        message = value_difference(logits[:steps, row], exact_logits[:steps, row], actual_logits[:steps, row])
+        if message:
+            return f"logits of row {row}, up to token {steps}: {message}"
+        chosen = actual_logits[steps - 1, row]
         if len(differing) and chosen[ours[steps - 1]] < chosen.max():
             return f"token {steps} of row {row} is not the likeliest by its own logits"
     return ""
 
 
 def beams_difference(eager: Sequence[object], exact: Sequence[object], actual: Sequence[object]) -> str:
-    """In words, why the texts of a beam search are worse than eager's; ``""`` if they are as likely, to rounding.
+    """A message if the score of each text of a beam search is not eager's up to rounding, else ``""``.
 
     Args:
-        eager, exact, actual: the tokens (rows, length) and the score of each row; ``exact`` has those of eager's texts.
+        eager, exact, actual: tokens (rows, length) and the score of each row; ``exact`` has those of eager's texts.
     """
-    said = strict_difference(eager[1], exact[1], actual[1])
-    return f"score of the texts: {said}" if said else ""
+    message = value_difference(eager[1], exact[1], actual[1])
+    return f"score of the texts: {message}" if message else ""

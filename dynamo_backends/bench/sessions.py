@@ -1,4 +1,4 @@
-"""How much of a call is spent outside ONNX Runtime's sessions."""
+"""The time of a call that is spent outside ONNX Runtime's sessions."""
 
 from __future__ import annotations
 
@@ -10,36 +10,35 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-_MOST_CALLS = 20
+_MAX_CALLS = 20
 _SECONDS = 0.5
 
 
 def microseconds_outside(function: Callable[[], object]) -> float | None:
-    """The part of a call that no session runs, the median over up to twenty calls; ``None`` if no session runs in it.
+    """The time of a call minus that of the native session runs in it, the median of up to twenty calls.
 
-    A session's time is that of the native call, whoever makes it. What calls it through another name than that of the
-    class (a method that was looked up before) is not seen.
+    ``None`` if the call runs no session. A bound method of the session class that was looked up earlier is not timed.
     """
     if "onnxruntime" not in sys.modules:
         return None
-    found: list[float] = []
+    outside: list[float] = []
     end = time.perf_counter() + _SECONDS
     with _timed_runs() as inside:
-        while not found or (len(found) < _MOST_CALLS and time.perf_counter() < end):
+        while not outside or (len(outside) < _MAX_CALLS and time.perf_counter() < end):
             inside.clear()
             start = time.perf_counter()
             function()
-            taken = time.perf_counter() - start
+            seconds = time.perf_counter() - start
             if not inside:
                 return None
-            found.append(taken - sum(inside))
-    return statistics.median(found) * 1e6
+            outside.append(seconds - sum(inside))
+    return statistics.median(outside) * 1e6
 
 
 @contextlib.contextmanager
 def _timed_runs() -> Iterator[list[float]]:
-    """The seconds of each run of a session, as they are made."""
-    from ..runtime.ort_internals import CALLS  # not before: it loads ONNX Runtime
+    """A list to which the seconds of each session run are appended."""
+    from ..runtime.ort_internals import CALLS  # imports ONNX Runtime
 
     inside: list[float] = []
 
@@ -53,9 +52,9 @@ def _timed_runs() -> Iterator[list[float]]:
 
         return run
 
-    kind: Any = CALLS.session_class
+    session_class: Any = CALLS.session_class
     with contextlib.ExitStack() as stack:
-        for name in list(vars(kind)):
+        for name in list(vars(session_class)):
             if name.startswith("run") and name != "run_async":
-                stack.enter_context(mock.patch.object(kind, name, timed(getattr(kind, name))))
+                stack.enter_context(mock.patch.object(session_class, name, timed(getattr(session_class, name))))
         yield inside

@@ -1,4 +1,4 @@
-"""What was measured, as text for a terminal."""
+"""The measurements as text for a terminal."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ Json: TypeAlias = "dict[str, Any]"
 _WIDTH = 100
 
 
-def table(found: Json) -> str:
-    """All of it: the machine, a table for each case with what is wrong under it, geometric means, the overhead.
+def table(results: Json) -> str:
+    """The machine, a table for each case with its errors below, geometric means, the overhead of a call.
 
     Args:
-        found: what ``measuring.Bench.run`` returned.
+        results: what ``measuring.Bench.run`` returned.
     """
-    parts = [_machine(found)]
-    parts += [_case(case, found["settings"]["backends"]) for case in found["cases"]]
-    if len([case for case in found["cases"] if not case["message"]]) > 1:
-        parts.append(_means(found))
-    if found["overhead"]:
-        parts.append(_overhead(found["overhead"]))
+    parts = [_machine(results)]
+    parts += [_case(case, results["settings"]["backends"]) for case in results["cases"]]
+    if len([case for case in results["cases"] if not case["message"]]) > 1:
+        parts.append(_means(results))
+    if results["overhead"]:
+        parts.append(_overhead(results["overhead"]))
     return "\n\n".join(parts) + "\n"
 
 
-def _machine(found: Json) -> str:
-    machine = found["machine"]
+def _machine(results: Json) -> str:
+    machine, rounds = results["machine"], results["settings"]["rounds"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     threads = machine["threads"]
-    settings = found["settings"]
     return _wrapped(
         f"{machine['processor']}, {machine['cores']} cores, {threads} thread{'s' * (threads != 1)}; {versions}; "
-        f"{settings['rounds']} rounds"
+        f"{rounds} rounds"
     )
 
 
@@ -44,34 +43,38 @@ def _case(case: Json, backends: Sequence[str]) -> str:
     if case["message"]:
         return _wrapped(f"{case['label']}: {case['message']}")
     title = f"{case['label']} ({case['parameters'] / 1e6:.3g} million parameters; inputs {'; '.join(case['sizes'])})"
-    rows = case["rows"]
-    base = backends[0]
-    decodes = case["case"]["mode"] == "decode"
-    ratios = {
-        name: 1.0 if name == base and row["rounds"] else case["times_as_fast"][name].get(base)
-        for name, row in rows.items()
-    }
+    base, decodes, rows = backends[0], case["case"]["mode"] == "decode", case["rows"].values()
     columns = {
-        "backend": list(rows),
-        "tokens/s" if decodes else "ms a call": [_speed(row, decodes) for row in rows.values()],
-        f"x {base}": [_number(ratio, 2) for ratio in ratios.values()],
-        "first s": [_seconds(row["first_seconds"]) for row in rows.values()],
-        "again s": [_seconds(row["again_seconds"]) for row in rows.values()],
-        "peak MB": [_number(row["peak_bytes"], 0, 2**20) for row in rows.values()],
-        "steady MB": [_number(row["steady_bytes"], 0, 2**20) for row in rows.values()],
-        "outside us": [_number(row["microseconds_outside_sessions"], 0) for row in rows.values()],
-        "result": [row["status"] for row in rows.values()],
+        "backend": list(case["rows"]),
+        "tokens/s" if decodes else "ms a call": [_speed(row, decodes) for row in rows],
+        f"x {base}": [_number(times_as_fast(case, backend, base), 2) for backend in case["rows"]],
+        "first s": [_seconds(row["first_seconds"]) for row in rows],
+        "again s": [_seconds(row["again_seconds"]) for row in rows],
+        "peak MB": [_number(row["peak_bytes"], 0, 2**20) for row in rows],
+        "steady MB": [_number(row["steady_bytes"], 0, 2**20) for row in rows],
+        "outside us": [_number(row["microseconds_outside_sessions"], 0) for row in rows],
+        "result": [row["status"] for row in rows],
     }
     for optional in ("again s", "outside us"):
         if set(columns[optional]) == {"-"}:
             del columns[optional]
     text = text_table(zip(*columns.values(), strict=True), list(columns))
-    notes = [_wrapped(f"{name}: {row['status']}: {row['message']}") for name, row in rows.items() if row["message"]]
+    notes = [
+        _wrapped(f"{name}: {row['status']}: {row['message']}") for name, row in case["rows"].items() if row["message"]
+    ]
     return "\n".join([_wrapped(title), text, *notes])
 
 
+def times_as_fast(case: Json, backend: str, base: str) -> float | None:
+    """How many times as fast a backend is as the baseline on a case; ``None`` if one of them has no time."""
+    if backend == base:
+        return 1.0 if case["rows"][backend]["rounds"] else None
+    ratio: float | None = case["times_as_fast"][backend].get(base)
+    return ratio
+
+
 def _speed(row: Json, decodes: bool) -> str:
-    """Milliseconds, or tokens a second, with the distance between the quartiles."""
+    """Milliseconds or tokens per second, with the interquartile range."""
     if row["milliseconds"] is None:
         return "-"
     value = row["tokens_per_second"] if decodes else row["milliseconds"]
@@ -87,18 +90,16 @@ def _seconds(value: float | None) -> str:
     return _number(value, 2 if value is None or value >= 0.1 else 4)
 
 
-def _means(found: Json) -> str:
-    """How many times as fast each backend is as each other: the geometric mean, and the worst case."""
-    backends = [name for name in found["settings"]["backends"] if name in found["times_as_fast"]]
-    rows = []
-    for name in backends:
-        cells = [name]
-        for other in backends:
-            item = found["times_as_fast"][name].get(other)
-            cells.append("" if item is None else f"{item['geometric_mean']:.2f} ({item['worst']:.2f}) {item['cases']}")
-        rows.append(cells)
-    headers = ["times as fast as", *backends]
-    text = text_table(rows, headers)
+def _means(results: Json) -> str:
+    """How many times as fast each backend is as each other: the geometric mean, the worst case, the number of cases."""
+    means = results["times_as_fast"]
+    backends = [name for name in results["settings"]["backends"] if name in means]
+
+    def cell(item: Json | None) -> str:
+        return f"{item['geometric_mean']:.2f} ({item['worst']:.2f}) {item['cases']}" if item else ""
+
+    rows = [[name, *(cell(means[name].get(other)) for other in backends)] for name in backends]
+    text = text_table(rows, ["times as fast as", *backends])
     return f"geometric mean (worst) and number of cases on which both are right\n{text}"
 
 

@@ -1,4 +1,4 @@
-"""One of the processes of the bench: it reads a line of JSON, does what it says, writes a line of JSON.
+"""A process of the bench: reads a request in JSON from each line of standard input and writes the answer.
 
 ::
 
@@ -7,10 +7,12 @@
     {"do": "turn"}                                      ->  {"ok": {"milliseconds": 12.3}}
     {"do": "finish", "results": "/tmp/b.pt"}            ->  {"ok": {"steady_bytes": 95000000, ...}}
 
-    {"do": "expect", "backends": ["onnxrt"]}            ->  {"ok": {"unchecked": ""}}       of the process that judges
+and in the reference process, after ``load``::
+
+    {"do": "expect", "backends": ["onnxrt"]}            ->  {"ok": {"unchecked": ""}}
     {"do": "judge", "results": "/tmp/a.pt"}             ->  {"ok": {"wrong": ""}}
 
-What fails is ``{"error": {"kind": "failed", "message": "..."}}``. What the model prints goes to standard error.
+An error is ``{"error": {"kind": "failed", "message": "..."}}``. What the model prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -28,19 +30,19 @@ import torch
 
 from ..common.python_process import answer_requests
 from . import memory, timing
-from .case import EAGER, EXPORT, OURS, Case, UsageError, parted
-from .loading import check_registered, load, registered
+from .case import EAGER, EXPORT, OURS, Case, UsageError, split_mode
+from .loading import check_registered, compile_backend, load
 from .processes import WorkerError
 from .steps import Steps
 
-_MOST_CALLS_TO_TUNE = 400
-"""Calls after which what is timed may still be an engine that is only tried."""
+_MAX_CALLS_TO_TUNE = 400
+"""After so many calls, timing starts even if the autotuner has not finished."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Worker:
-    """What the lines ask for, in this order; nothing of a compiler is imported before ``first``."""
+    """A method for each request, in the order of the module's docstring. No compiler is imported before ``first``."""
 
     def load(self, case: Mapping[str, Any], backend: str) -> dict[str, object]:
         """Builds the model."""
@@ -50,17 +52,23 @@ class Worker:
         self.loaded = load(self.case)
         self.steps = Steps(self.case, self.loaded)
         torch.set_grad_enabled(self.case.mode == "train")
+        parameters = list(self.loaded.model.parameters())
+        storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in parameters}  # tied weights count once
+        first = self.loaded.inputs[0].tensors
         return {
             "fingerprint": self.loaded.fingerprint(),
-            "parameters": self.loaded.parameters,
-            "bytes_of_weights": self.loaded.bytes_of_weights,
-            "batch": _batch(self.loaded.inputs[0].tensors),
-            "sizes": [_described(inputs.tensors) for inputs in self.loaded.inputs],
+            "parameters": sum(tensor.numel() for tensor in parameters),
+            "bytes_of_weights": sum(tensor.numel() * tensor.element_size() for tensor in storages.values()),
+            "batch": int(first[0].shape[0]) if first and first[0].dim() else 1,
+            "sizes": [
+                " ".join("x".join(map(str, tensor.shape)) or "1" for tensor in inputs.tensors)
+                for inputs in self.loaded.inputs
+            ],
             "threads": torch.get_num_threads(),
         }
 
     def expect(self, backends: list[str]) -> dict[str, object]:
-        """Checks that the backends are there, and runs the model in eager and in float64."""
+        """Checks that the backends exist, and runs the model in eager and in float64."""
         from .reference import Reference
 
         check_registered(backends)
@@ -69,14 +77,14 @@ class Worker:
         return {"unchecked": self.reference.unchecked}
 
     def judge(self, results: str) -> dict[str, object]:
-        """Whether what another process wrote is right."""
+        """Compares the results that another process wrote to a file."""
         return {"wrong": self.reference.difference(torch.load(results, weights_only=True))}
 
     def first(self, results: str) -> dict[str, object]:
-        """Compiles, and calls once with each size; then writes the results that are judged."""
+        """Compiles and calls the model once for each size, then writes the results to judge."""
         gc.collect()
-        self._before = memory.resident()
-        self._is_reset = memory.forget_highest()
+        self._bytes_before = memory.resident()
+        self._is_peak_reset = memory.forget_highest()
         seconds = []
         start = time.perf_counter()
         self._forward = self._compiled()
@@ -89,10 +97,10 @@ class Worker:
 
     @functools.cached_property
     def _timed(self) -> Callable[[], object]:
-        """What is timed; an engine that is only tried is not."""
+        """The function to time, after the autotuner has chosen an engine."""
         timed = self.steps.timed(self._forward)
         autotuner = sys.modules.get("dynamo_backends.placement.autotuner")
-        for _ in range(_MOST_CALLS_TO_TUNE):
+        for _ in range(_MAX_CALLS_TO_TUNE):
             if autotuner is None or not autotuner.is_searching():
                 break
             timed()
@@ -103,19 +111,19 @@ class Worker:
         return timing.turn_of(self._timed)
 
     def turn(self) -> dict[str, object]:
-        """A turn of the rounds."""
+        """Runs one turn of a round."""
         milliseconds = self._turn.milliseconds(self._timed) / len(self.loaded.inputs)
         timing.wait_until_quiet()
         return {"milliseconds": milliseconds}
 
     def finish(self, results: str) -> dict[str, object]:
-        """What is known after all rounds."""
+        """Measures memory and the time outside sessions after all rounds, and writes the results to judge."""
         from .sessions import microseconds_outside
 
         for tensor in self.steps.trained:
             tensor.grad = None
         gc.collect()
-        steady = self._above(memory.resident())
+        steady = self._above_before(memory.resident())
         peak = self._peak()
         outside = microseconds_outside(self._timed)
         calls = len(self.loaded.inputs) * (self.case.tokens if self.case.mode == "decode" else 1)
@@ -124,7 +132,7 @@ class Worker:
             "steady_bytes": steady,
             "peak_bytes": peak,
             "microseconds_outside_sessions": None if outside is None else outside / calls,
-            **_counted(),
+            **_counters(),
         }
 
     def _compiled(self) -> Callable[..., Any]:
@@ -137,8 +145,8 @@ class Worker:
             from .exported import Exported
 
             return Exported(self.loaded)
-        name, mode = parted(self.backend)
-        settings: dict[str, Any] = {"backend": registered(name), "dynamic": case.dynamic or None}
+        name, mode = split_mode(self.backend)
+        settings: dict[str, Any] = {"backend": compile_backend(name), "dynamic": case.dynamic or None}
         if mode:
             settings["mode"] = mode
         if name in OURS and case.options:
@@ -151,20 +159,15 @@ class Worker:
         return model
 
     def _peak(self) -> int | None:
-        """The highest memory since before the compile; ``None`` where the system does not tell."""
-        return self._above(memory.highest()) if self._is_reset else None
+        return self._above_before(memory.highest()) if self._is_peak_reset else None
 
-    def _above(self, value: int | None) -> int | None:
-        """Bytes above what was resident before the first call."""
-        return None if value is None or self._before is None else value - self._before
+    def _above_before(self, value: int | None) -> int | None:
+        """Bytes above the memory before compilation; ``None`` if the system does not report memory."""
+        return None if value is None or self._bytes_before is None else value - self._bytes_before
 
 
 def _options_of_ours(case: Case) -> dict[str, object]:
-    """The options of the command line, checked.
-
-    Raises:
-        UsageError: an unknown one, or an impossible value.
-    """
+    """The parsed options; ``UsageError`` for an unknown one or an invalid value."""
     if not case.options:
         return {}
     from ..common import installation as installation
@@ -176,16 +179,8 @@ def _options_of_ours(case: Case) -> dict[str, object]:
         raise UsageError(str(error)) from None
 
 
-def _described(tensors: list[torch.Tensor]) -> str:
-    return " ".join("x".join(map(str, tensor.shape)) or "1" for tensor in tensors)
-
-
-def _batch(tensors: list[torch.Tensor]) -> int:
-    return int(tensors[0].shape[0]) if tensors and tensors[0].dim() else 1
-
-
-def _counted() -> dict[str, object]:
-    """What Dynamo and our backends counted in this process."""
+def _counters() -> dict[str, object]:
+    """The counters of Dynamo and of our backends in this process."""
     if "torch._dynamo" not in sys.modules:
         return {}
     from torch._dynamo.utils import counters
@@ -198,32 +193,32 @@ def _counted() -> dict[str, object]:
 
 
 def error_line(error: BaseException) -> str:
-    """An error in a line, with what caused it; of a backend's, what the backend raised."""
+    """An error and its root cause in one line; of an error that Dynamo wraps, the backend's."""
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, BaseException):
         return error_line(inner)
-    said = _line(error)
+    line = _line(error)
     if type(error).__name__ in ("InvalidCxxCompiler", "CppCompileError"):
-        return f"inductor needs a C++ compiler that works (g++ or clang++, or CXX=...); {said}"
+        return f"inductor needs a working C++ compiler (g++ or clang++, or CXX=...); {line}"
     cause = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
-    return said if cause is error else f"{said} Because of {_line(cause)}"
+    return line if cause is error else f"{line} Caused by {_line(cause)}"
 
 
 def _line(error: BaseException) -> str:
-    """An error's type, and the first line of its message that says something, without colours."""
+    """The type of an error and the first non-empty line of its message, without colours."""
     lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 def main() -> None:
-    """Answers line by line until standard input ends."""
+    """Answers requests until standard input is closed."""
     worker = Worker()
 
-    def answer(asked: dict[str, Any]) -> dict[str, object]:
+    def answer(request: dict[str, Any]) -> dict[str, object]:
         try:
-            return {"ok": getattr(worker, asked.pop("do"))(**asked)}
+            return {"ok": getattr(worker, request.pop("do"))(**request)}
         except UsageError as error:
             kind, message = "usage", str(error)
         except WorkerError as error:

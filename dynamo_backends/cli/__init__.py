@@ -1,9 +1,8 @@
-"""The command ``dynamo-backends``.
+"""The command ``dynamo-backends``: one module for each subcommand, imported when that subcommand runs.
 
-Each subcommand is a module (see ``common``), which is imported when the subcommand is asked for. It imports what takes
-time, PyTorch above all, when it does its work: ``--help`` and wrong arguments are answered at once. Exit codes: 0 all
-is right, 1 something is wrong with what was computed, 2 the command could not do its work (bad arguments, a missing
-package), which ``--json`` says as ``{"error": …}``.
+A subcommand imports PyTorch and other slow packages in its function ``run``, so that ``--help`` and argument errors
+take no time. Exit codes: 0 success, 1 a computed result is wrong, 2 the command failed (invalid arguments, a missing
+package). With ``--json`` a failure prints ``{"error": …}``.
 """
 
 from __future__ import annotations
@@ -19,37 +18,37 @@ from .common import reporting_errors
 from .parser import Parser
 
 COMMANDS = {
-    "demo": "run a Llama on ONNX Runtime, forward and backward, and check it node by node",
-    "trace": "show a model's graph by torch.jit.trace, torch.jit.script, torch.export or Dynamo; save it as ONNX",
-    "explain": "say what torch.compile makes of a model, and what of it would run on ONNX Runtime and why not",
-    "ls": "list the runs and graphs of a dump, with their verdicts",
-    "show": "show the graph of a stage",
-    "diff": "show what changed between two stages of a graph, node by node",
-    "report": "write report.html, a run to look at in a browser",
-    "bisect": "find where the fault of a dumped graph lives and cut it out, or the pass that makes a script fail",
-    "replay": "run a dumped model again on the dumped inputs, also elsewhere or otherwise",
-    "compare": "run two ONNX models on the same inputs and show their values side by side",
-    "nan": "find the first node of a dumped graph with NaN or infinity that its inputs did not have",
-    "precision": "find the nodes of a float16 or bfloat16 graph that must stay in float32",
-    "determinism": "find the nodes of a dumped graph whose values differ from run to run",
-    "profile": "show where the time of a dumped graph goes: by operator, by module and by node",
-    "op": "list and run operators that op_tools captured",
-    "passes": "list the passes, or show what they did in a dump",
-    "bench": "measure backends against each other on models: latency, first result, memory; and are they right",
-    "cache": "show the cache of compiled graphs, or clear it",
+    "demo": "Run a Llama with onnxrt and onnx_debug, and check each graph against float64.",
+    "trace": "Print the graph that torch.jit.trace, torch.jit.script, torch.export or Dynamo captures of a model.",
+    "explain": "Show the graphs that torch.compile makes of a model, and which operators would run on ONNX Runtime.",
+    "ls": "List the runs and graphs of a dump, with their verdicts.",
+    "show": "Print the graph of a stage.",
+    "diff": "Show what changed between two stages of a graph, node by node.",
+    "report": "Write report.html, a run of onnx_debug as one HTML page.",
+    "bisect": "Find the stage, pass or operator that makes a dumped graph wrong, or the pass that makes a script fail.",
+    "replay": "Run the ONNX models of a dumped graph again on the recorded inputs.",
+    "compare": "Run two ONNX models on the same inputs and compare their values.",
+    "nan": "Find the first node of a dumped graph that produces NaN or infinity from finite inputs.",
+    "precision": "Find the nodes of a float16 or bfloat16 graph that must compute in float32.",
+    "determinism": "Find the nodes of a dumped graph whose values differ between runs.",
+    "profile": "Show the time that each operator, module and node of a dumped graph takes.",
+    "op": "List and run the operator calls that op_tools captured.",
+    "passes": "List the passes, or show what they did in a dump.",
+    "bench": "Measure backends on models: time to first result, latency, memory and correctness.",
+    "cache": "Show the cache of compiled graphs, or clear it.",
 }
-"""The subcommands, each with what it does in the list of ``--help``."""
+"""The subcommands, and the sentence that ``--help`` has for each."""
 
 _WITH_TORCH = ("demo", "cache")
 """Subcommands that always need PyTorch."""
 
 
 def build_parser(complete: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
-    """The parser of the whole command.
+    """The parser of the command.
 
     Args:
-        complete: the subcommands whose parsers are complete, and set ``run`` to the function that does them. The others
-            are names with a line of help.
+        complete: the subcommands whose modules are imported, which gives them arguments and the default ``run``. The
+            others have only a name and a line of help.
     """
     parser = Parser(
         prog="dynamo-backends",
@@ -62,22 +61,19 @@ def build_parser(complete: Sequence[str] = tuple(COMMANDS)) -> argparse.Argument
             commands.add_parser(name, help=summary)
             continue
         module = importlib.import_module(f".{name}", __name__)
-        subparser = commands.add_parser(name, help=summary, description=module.DESCRIPTION)
+        subparser = commands.add_parser(name, help=summary, description=f"{summary} {module.DETAILS}".strip())
         module.add_arguments(subparser)
         subparser.set_defaults(run=module.run)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command.
+    """Runs the command and returns its exit code.
 
     Args:
-        argv: the arguments after the command's name; those of the process by default.
-
-    Returns:
-        The exit code.
+        argv: the arguments after the command's name; by default those of the process.
     """
-    if "_ARGCOMPLETE" in os.environ:  # the shell asks, see docs/command_line.md
+    if "_ARGCOMPLETE" in os.environ:  # set by the shell's completion, see docs/command_line.md
         import argcomplete
 
         argcomplete.autocomplete(build_parser())
@@ -89,7 +85,7 @@ def _main(argv: Sequence[str]) -> int:
     parser = build_parser(argv[:1])
     arguments = parser.parse_args(argv)
     arguments.words = argv
-    if arguments.command is None:  # not the parser's own complaint, which would hide one of a misspelt option
+    if arguments.command is None:  # a required subparser would hide the error of a misspelt option
         parser.error("the following arguments are required: COMMAND")
     if arguments.command in _WITH_TORCH:
         importlib.import_module("dynamo_backends.common.installation")

@@ -1,4 +1,4 @@
-"""``dynamo-backends cache``: where compiled graphs are kept, how many there are, and how large; and their removal."""
+"""``dynamo-backends cache``: the folder, number of entries and size of the cache of compiled graphs."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ import argparse
 
 from .common import add_json_argument, print_json
 
-DESCRIPTION = (
-    "Shows the cache of compiled graphs. The folder is that of the environment variables "
-    "DYNAMO_BACKENDS_CACHE_DIR and XDG_CACHE_HOME, as in torch.compile."
-)
+DETAILS = "The folder is set by DYNAMO_BACKENDS_CACHE_DIR, else XDG_CACHE_HOME."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the subcommand's arguments."""
     parser.add_argument("--clear", action="store_true", help="remove all compiled graphs")
     add_json_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Shows the cache, and clears it if asked to; returns the exit code."""
     from ..cache.graphs import store_of
     from ..options import parse_options
 
@@ -27,18 +22,18 @@ def run(arguments: argparse.Namespace) -> int:
     store = store_of(options)
     usage = store.clear() if arguments.clear else store.usage()
     left = store.usage()
-    against = store.reason_against()
+    not_used = store.reason_against()
     if arguments.clear and left.entries:
         raise OSError(f"{left.entries} entries of {store.folder} could not be removed")
     if arguments.json:
         print_json(
             {
-                "folder": str(store.folder),
+                "folder": store.folder,
                 "entries": usage.entries,
                 "bytes": usage.bytes,
                 "most_bytes": store.size,
                 "is_on": options.cache,
-                "not_used": against,
+                "not_used": not_used,
                 "cleared": arguments.clear,
             }
         )
@@ -48,9 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"folder   {store.folder}\nentries  {usage.entries}")
         print(f"size     {_size(usage.bytes)} of at most {_size(store.size)}")
         if not options.cache:
-            print("it is off (DYNAMO_BACKENDS_CACHE)")
-        if against is not None:
-            print(f"it is not used: {against}")
+            print("disabled by DYNAMO_BACKENDS_CACHE")
+        if not_used is not None:
+            print(f"not used: {not_used}")
     return 0
 
 

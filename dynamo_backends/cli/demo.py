@@ -1,6 +1,6 @@
-"""``dynamo-backends demo``: a Llama eagerly, through ``onnxrt`` and through ``onnx_debug``; do they agree?
+"""``dynamo-backends demo``: runs a Llama in eager, with ``onnxrt`` and with ``onnx_debug``, and compares the results.
 
-The errors are against float64, and eager PyTorch's is the measure: ``onnxrt`` is right if it is as near.
+The reference is float64. ``onnxrt`` is right if its error is no larger than eager's, up to rounding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..options import Options
 
-    Result = Mapping[str, torch.Tensor]
+    Results = Mapping[str, torch.Tensor]
 
 PARTS = ("attention", "decoder", "model")
 LENGTH = 1024
@@ -35,33 +35,26 @@ LENGTH_MIXED = 256
 INSTALL = "pip install 'transformers>=5'"
 
 _REPEATS = 3
-"""Measured steps after the first, which compiles."""
+"""Timed steps after the first, which compiles."""
 
-DESCRIPTION = (
-    "Builds a Llama (one layer, random weights, nothing downloaded), runs it eagerly, "
-    "through onnxrt and through onnx_debug, and prints for each graph how near to float64 ONNX Runtime "
-    "and eager PyTorch come. Exit code 0: every graph is ok."
-)
+DETAILS = "The Llama has one layer and random weights; nothing is downloaded. Exit code 1: a graph is not ok."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the subcommand's arguments."""
-    parser.add_argument("--part", choices=PARTS, default="model", help="how much of it (default: %(default)s)")
-    parser.add_argument("--no-backward", action="store_true", help="forward only, without gradients")
-    parser.add_argument("--mixed", action="store_true", help="autocast to bfloat16")
+    parser.add_argument("--part", choices=PARTS, default="model", help="the part to run (default: %(default)s)")
+    parser.add_argument("--no-backward", action="store_true", help="run the forward only, without gradients")
+    parser.add_argument("--mixed", action="store_true", help="run under autocast to bfloat16")
     parser.add_argument(
-        "--dynamic",
-        action="store_true",
-        help="symbolic shapes; a second batch size must run on the same models",
+        "--dynamic", action="store_true", help="use symbolic shapes, and run a second batch size on the same models"
     )
     parser.add_argument("--opset", type=int, metavar="N", help="ONNX opset of the models (default: the backends')")
     parser.add_argument(
         "--length",
         type=_length,
         metavar="N",
-        help=f"tokens in a sequence, at most 2048 (default: {LENGTH}, with --mixed {LENGTH_MIXED})",
+        help=f"tokens per sequence, at most 2048 (default: {LENGTH}, with --mixed {LENGTH_MIXED})",
     )
-    parser.add_argument("--dump-dir", metavar="DIR", help="where the dump goes (default: the backends')")
+    parser.add_argument("--dump-dir", metavar="DIR", help="folder of the dump (default: the backends')")
 
 
 def _length(text: str) -> int:
@@ -71,7 +64,6 @@ def _length(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the demo. Exit code 1 if something is wrong, 2 if it cannot be run."""
     from ..debug.dump_folder import dump_folder
     from ..options import parse_options
 
@@ -80,16 +72,16 @@ def run(arguments: argparse.Namespace) -> int:
     if importlib.util.find_spec("transformers") is None:
         raise ValueError(f"the demo needs transformers, which is not installed: {INSTALL}")
     folder = dump_folder(options.dump_dir)
-    if folder.location is None:  # said why
+    if folder.location is None:  # a warning has said why
         raise OSError(f"the demo reads its verdicts from the dump, and {options.dump_dir!r} cannot be written")
-    complaints = _run(arguments, options, folder.location)
-    for complaint in complaints:
-        print(f"WRONG  {complaint}")
-    return int(bool(complaints))
+    failures = _run(arguments, options, folder.location)
+    for failure in failures:
+        print(f"WRONG  {failure}")
+    return int(bool(failures))
 
 
 def _run(arguments: argparse.Namespace, options: Options, folder: Path) -> list[str]:
-    """Runs all, prints the outcome, and returns what is wrong."""
+    """Runs all backends, prints the verdicts and times, and returns the failures."""
     import torch
     from torch._dynamo.utils import counters
 
@@ -105,22 +97,22 @@ def _run(arguments: argparse.Namespace, options: Options, folder: Path) -> list[
     def compiled(backend: str, **more: str) -> Callable[..., torch.Tensor]:
         return torch.compile(module, backend=backend, dynamic=dynamic or None, options={**settings, **more})
 
-    def step(call: Callable[..., torch.Tensor], args: tuple[torch.Tensor, ...]) -> Result:
+    def step(call: Callable[..., torch.Tensor], args: tuple[torch.Tensor, ...]) -> Results:
         return llama.step(module, call, args, backward=backward, mixed=arguments.mixed)
 
-    def timed(call: Callable[..., torch.Tensor], args: tuple[torch.Tensor, ...]) -> tuple[Result, list[float]]:
+    def timed(call: Callable[..., torch.Tensor], args: tuple[torch.Tensor, ...]) -> tuple[Results, list[float]]:
         seconds = []
         for _ in range(1 + _REPEATS):
             start = time.perf_counter()
-            result = step(call, args)
+            results = step(call, args)
             seconds.append(time.perf_counter() - start)
-        return result, seconds
+        return results, seconds
 
     size = f"{sum(value.numel() for value in module.parameters()):,} parameters, {llama.BATCH}x{length} tokens"
     print(f"Llama, {part}: {size}")
     with _progress("eager PyTorch"):
         eager = [timed(module, item) for item in args]
-    with _progress("float64, the measure of both"):
+    with _progress("float64 reference"):
         wide = copy.deepcopy(module).double()
         wide_args = [tuple(arg.double() if arg.is_floating_point() else arg for arg in item) for item in args]
         exact = [llama.step(wide, wide, item, backward=backward, mixed=False) for item in wide_args]
@@ -144,39 +136,30 @@ def _run(arguments: argparse.Namespace, options: Options, folder: Path) -> list[
     )
     if dynamic:
         print(f"batch sizes {' and '.join(map(str, batches))} ran on the same models")
-    print(f"everything it did is in {folder}")
+    print(f"dump: {folder}")
 
-    complaints = [f"{graph.reference}: {graph.verdict}" for graph in graphs if graph.verdict != "ok"]
+    failures = [f"{graph.reference}: {graph.verdict}" for graph in graphs if graph.verdict != "ok"]
     if len(graphs) < 1 + backward:
-        complaints.append(f"{folder} has {len(graphs)} graphs of the demo")
+        failures.append(f"{folder} has {len(graphs)} graphs of the demo, expected {1 + backward}")
     if graphs_compiled[-1] != graphs_compiled[0]:
-        complaints.append(f"onnxrt: batch size {batches[-1]} was compiled anew")
+        failures.append(f"onnxrt: batch size {batches[-1]} was compiled again")
     for (our, _), (its, _), exactly in zip(ours, eager, exact, strict=True):
-        complaints += disagreements(our, its, exactly)
-    return complaints
+        failures += disagreements(our, its, exactly)
+    return failures
 
 
 @contextlib.contextmanager
 def _progress(what: str) -> Iterator[None]:
-    """Says on standard error what is being done and how long it took."""
+    """Prints what is running, and its time, to standard error."""
     start = time.perf_counter()
     with Console(stderr=True).status(what):
         yield
     print(f"{time.perf_counter() - start:6.1f} s  {what}", file=sys.stderr)
 
 
-def disagreements(ours: Result, eager: Result, exact: Result) -> list[str]:
-    """The results of ``onnxrt`` that are not as near to float64 as eager's, or of another type or shape."""
-    from ..numerics.verdicts import verdict
+def disagreements(ours: Results, eager: Results, exact: Results) -> list[str]:
+    """The results of ``onnxrt`` with another dtype or shape than eager's, or a larger error against float64."""
+    from ..bench.reference import value_difference
 
-    complaints = []
-    for name, its in eager.items():
-        our = ours.get(name)
-        if our is None or our.dtype != its.dtype or our.shape != its.shape:
-            here = "missing" if our is None else f"{our.dtype} {tuple(our.shape)}"
-            complaints.append(f"onnxrt: {name} is {here}, eager's {its.dtype} {tuple(its.shape)}")
-            continue
-        said = verdict(our, its, exact[name])
-        if said.is_wrong:
-            complaints.append(f"onnxrt: {name} is {said}")
-    return complaints
+    messages = {name: value_difference(expected, exact[name], ours.get(name)) for name, expected in eager.items()}
+    return [f"onnxrt: {name}: {message}" for name, message in messages.items() if message]

@@ -1,45 +1,40 @@
-"""``dynamo-backends explain``: what ``torch.compile`` makes of a model, and what of it would run on ONNX Runtime."""
+"""``dynamo-backends explain``: the graphs that ``torch.compile`` makes of a model, and what ONNX Runtime would run."""
 
 from __future__ import annotations
 
 import argparse
 
-from .common import add_json_argument, add_options_argument, print_json
-from .trace import add_model_argument
+from .common import MODEL_HELP, add_json_argument, add_options_argument, print_json
 
-DESCRIPTION = (
-    "Says what torch.compile makes of a model: graphs, graph breaks with the reason and the line, operators, guards; "
-    "and of each graph what would run on ONNX Runtime, what not, why, and what would change that. The model runs once, "
-    "in PyTorch."
+DETAILS = (
+    "For each graph: the reason and line of a graph break, the operators, the guards, and what would run in PyTorch, "
+    "with the reason and what would change that. The model runs once, in PyTorch."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the subcommand's arguments."""
-    add_model_argument(parser)
-    parser.add_argument("--train", action="store_true", help="the model in training, with its backward graphs")
-    parser.add_argument("--dynamic", action="store_true", help="with symbolic sizes")
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--train", action="store_true", help="training mode, with the backward graphs")
+    parser.add_argument("--dynamic", action="store_true", help="symbolic shapes")
     add_options_argument(parser, "onnxrt")
     add_json_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the explanation. Exit code 2 for a wrong argument."""
     from ..bench.case import Case, check_model
 
     check_model(arguments.model)
+    import torch
+
     from ..bench.loading import load
     from ..explanations.functions import explain
     from ..options import options_from_text
 
     loaded = load(Case(arguments.model, "train" if arguments.train else "inference"))
     inputs = loaded.inputs[0]
-    import torch
-
+    options = options_from_text(dict(arguments.options))
     with torch.set_grad_enabled(arguments.train):
-        explained = explain(
-            loaded.model, options=options_from_text(dict(arguments.options)), dynamic=arguments.dynamic or None
-        )
+        explained = explain(loaded.model, options=options, dynamic=arguments.dynamic or None)
         explanation = explained(*inputs.args, **inputs.kwargs)
     if arguments.json:
         print_json(explanation.as_json())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,20 +12,17 @@ from ..dumps.listing import DynamoGraphSummary, RunSummary, dynamo_graphs_of_run
 from ..dumps.reading import DumpedGraph, default_folder, find_run
 from .common import add_dump_arguments, print_json, short_path, try_next
 
-DESCRIPTION = (
-    "Lists the runs of a dump, and the graphs of one: where each is in the user's code and why it ends "
-    "there, compile time by stage, operators, the share that runs on ONNX, the worst error and the verdict. Exit "
-    "code 1: a graph diverges."
+DETAILS = (
+    "For each graph: its lines in the user's code and why it ends, compile time by stage, operators, the share that "
+    "runs on ONNX Runtime, the worst error and the verdict. Exit code 1: a graph diverges."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the subcommand's arguments."""
     add_dump_arguments(parser, positional=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the tables. Exit code 1 if a graph of the run that is shown diverges, 2 if there is none."""
     folder = Path(arguments.dump) if arguments.dump is not None else default_folder()
     runs = [] if (folder / "manifest.json").exists() else runs_in(folder)
     if len(runs) > 1 and not arguments.json:
@@ -38,8 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(
             {
                 "run": str(dumped.folder),
-                "runs": [dataclasses.asdict(item) for item in runs],
-                "dynamo_graphs": [dataclasses.asdict(graph) for graph in dynamo_graphs],
+                "runs": runs,
+                "dynamo_graphs": dynamo_graphs,
                 "graphs": [_as_json(graph) for graph in graphs],
             }
         )
@@ -47,11 +43,11 @@ def run(arguments: argparse.Namespace) -> int:
     text = _graphs_text(dynamo_graphs, graphs)
     sys.stdout.write(f"{short_path(str(dumped.folder))}\n\n{text}")
     for graph in graphs:
-        if graph.diverges and str(graph.verdict) not in text:  # a narrow terminal cut it
+        if graph.diverges and str(graph.verdict) not in text:  # the table was cut to a narrow terminal
             print(f"\n{graph.short_reference} {graph.verdict}")
-    for forker in dict.fromkeys(graph.inherited for graph in graphs if graph.inherited is not None):
-        inherited = ", ".join(graph.short_reference for graph in graphs if graph.inherited == forker)
-        print(f"\nthe process that forked this one compiled {inherited}: its files are in {short_path(str(forker))}")
+    for parent in dict.fromkeys(graph.inherited for graph in graphs if graph.inherited is not None):
+        inherited = ", ".join(graph.short_reference for graph in graphs if graph.inherited == parent)
+        print(f"\n{inherited}: compiled by the parent process before a fork; files in {short_path(str(parent))}")
     if any(0 < graph.entry.compared_runs < graph.entry.runs for graph in graphs):
         print("\n" + _uncompared_text(graphs))
     if graphs:
@@ -60,14 +56,16 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-_SAME = ("index", "direction", "nodes", "share_on_onnx", "runs", "compared_runs", "runs_at_other_sizes", "seconds")
-"""What JSON of a graph has as the manifest has it."""
+_FROM_MANIFEST = (
+    "index", "direction", "nodes", "share_on_onnx", "runs", "compared_runs", "runs_at_other_sizes", "seconds",
+    "verdict", "note",
+)  # fmt: skip
 
 
 def _as_json(graph: DumpedGraph) -> dict[str, object]:
-    entry, worst = graph.entry, graph.entry.worst
+    worst = graph.entry.worst
     return {
-        **{name: getattr(entry, name) for name in (*_SAME, "verdict", "note")},
+        **{name: getattr(graph.entry, name) for name in _FROM_MANIFEST},
         "reference": graph.short_reference,
         "regions": len(graph.regions),
         "files_in": str(graph.inherited) if graph.inherited is not None else None,
@@ -84,35 +82,34 @@ def _eager_error(graph: DumpedGraph) -> float | None:
 
 
 def _runs_text(runs: Sequence[RunSummary]) -> str:
-    """The runs as a table."""
     rows = [
-        (short_path(item.folder), item.started.replace("+00:00", "Z"), item.graphs, item.diverging, item.not_ok)
-        if not item.error
-        else (short_path(item.folder), item.error, None, None, None)
+        (short_path(item.folder), item.error, None, None, None)
+        if item.error
+        else (short_path(item.folder), item.started.replace("+00:00", "Z"), item.graphs, item.diverging, item.not_ok)
         for item in runs
     ]
     return fit_table(rows, ("run", "started", "graphs", "diverge", "not compared"))
 
 
 def _graphs_text(dynamo_graphs: Sequence[DynamoGraphSummary], graphs: Sequence[DumpedGraph]) -> str:
-    """The graphs of a run as tables: where they come from, compile time, verdicts."""
+    """Three tables: where the graphs come from, compile times, verdicts."""
     if not dynamo_graphs and not graphs:
         return "nothing was compiled\n"
     known = [item for item in dynamo_graphs if item.begins or item.given_up or item.not_compiled]
     rows: list[tuple[object, ...]] = [
         (item.index, item.function, short_path(item.begins), short_path(item.ends), _reason(item)) for item in known
     ]
-    text = fit_table(rows, ("graph", "function", "from", "to", "why it ends there")) + "\n\n" if rows else ""
+    text = fit_table(rows, ("graph", "function", "from", "to", "why it ends")) + "\n\n" if rows else ""
     stages = list(dict.fromkeys(stage for graph in graphs for stage in graph.entry.seconds))
-    taken = [(str(item.index), {"passes": item.passes_seconds}) for item in dynamo_graphs]
-    taken += [(graph.short_reference, dict(graph.entry.seconds)) for graph in graphs]
-    taken.sort(key=lambda item: int(item[0].split("/")[0]))
+    times = [(str(item.index), {"passes": item.passes_seconds}) for item in dynamo_graphs]
+    times += [(graph.short_reference, dict(graph.entry.seconds)) for graph in graphs]
+    times.sort(key=lambda item: int(item[0].split("/")[0]))
     rows = [
         (name, *(_seconds(seconds.get(stage)) for stage in stages), _seconds(sum(seconds.values())))
-        for name, seconds in taken
+        for name, seconds in times
     ]
     if graphs:
-        text += f"{fit_table(rows, ('compile s', *stages, 'together'))}\n\n{verdicts_text(graphs)}\n"
+        text += f"{fit_table(rows, ('compile s', *stages, 'total'))}\n\n{verdicts_text(graphs)}\n"
     return text
 
 
@@ -130,17 +127,17 @@ def verdicts_text(graphs: Sequence[DumpedGraph]) -> str:
         )
         for graph in graphs
     ]
-    return fit_table(rows, ("graph", "nodes", "on ONNX", "compared", "worst error", "eager's", "verdict"))
+    return fit_table(rows, ("graph", "nodes", "on ONNX", "compared", "worst error", "eager error", "verdict"))
 
 
 def _uncompared_text(graphs: Sequence[DumpedGraph]) -> str:
-    """Which runs were not compared, and how they would be."""
+    """Which runs were not compared, and the option that compares them."""
     others = [graph for graph in graphs if graph.entry.runs_at_other_sizes]
-    said = "of runs at the same sizes the first is compared"
+    text = "of runs with the same sizes, only the first is compared"
     if others:
         listed = ", ".join(f"{graph.entry.runs_at_other_sizes} of {graph.short_reference}" for graph in others)
-        said = f"not compared, at sizes of which no run was: {listed}"
-    return f"{said}; options={{'compare': 'every'}} compares all runs"
+        text = f"runs with other sizes than those compared: {listed}"
+    return f"{text}; options={{'compare': 'every'}} compares all runs"
 
 
 def _reason(item: DynamoGraphSummary) -> str:
@@ -149,14 +146,14 @@ def _reason(item: DynamoGraphSummary) -> str:
     return f"given up: {item.given_up}" if item.given_up else item.reason.splitlines()[0] if item.reason else ""
 
 
-def _seconds(taken: float | None) -> str:
-    return "-" if taken is None else f"{taken:.3f}"
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.3f}"
 
 
 def _error(graph: DumpedGraph) -> str:
-    found = graph.entry.worst.onnx if graph.entry.worst is not None else None
-    if found is not None and found.nonfinite:
-        return f"{found.nonfinite} NaN/Inf"
-    if found is None or found.max_abs is None:
+    error = graph.entry.worst.onnx if graph.entry.worst is not None else None
+    if error is not None and error.nonfinite:
+        return f"{error.nonfinite} NaN/Inf"
+    if error is None or error.max_abs is None:
         return "see verdict" if graph.diverges else "-"
-    return f"{found.max_abs:.1e}"
+    return f"{error.max_abs:.1e}"

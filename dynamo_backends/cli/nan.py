@@ -1,4 +1,4 @@
-"""``dynamo-backends nan GRAPH``: the first node with NaN or infinity that its inputs did not have."""
+"""``dynamo-backends nan GRAPH``: the first node that produces NaN or infinity from finite inputs."""
 
 from __future__ import annotations
 
@@ -14,43 +14,37 @@ if TYPE_CHECKING:
     from ..dumps.reading import DumpedGraph
     from ..dumps.schema import ElementEntry, ExtentEntry
 
-DESCRIPTION = (
-    "Says where NaN and infinities come from in the compared run of a graph, also where they are "
-    "masked later, and whether eager has them too. Exit code 1 if one is born in a node."
-)
+DETAILS = "Also reports values that are masked later, and whether eager has them too. Exit code 1: a node produces one."
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the subcommand's arguments."""
-    add_graph_arguments(parser)
+add_arguments = add_graph_arguments
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Shows where NaN and infinities come from; returns the exit code."""
     from ..dumps.nonfinite import find_nonfinite
 
     return for_each_graph(
         arguments,
         find_nonfinite,
-        text=lambda graph, found: _text(graph, found, arguments),
-        is_wrong=lambda found: bool(found.births),
+        text=lambda graph, analysis: _text(graph, analysis, arguments),
+        is_wrong=lambda analysis: bool(analysis.births),
     )
 
 
-def _text(graph: DumpedGraph, found: Nonfinite, arguments: argparse.Namespace) -> str:
-    lines = []
-    if found.births:
-        lines += _first(graph, found.births[0])
-        if len(found.births) > 1:
-            lines += ["", f"all {len(found.births)}, in the order they run:", _table(found.births)]
+def _text(graph: DumpedGraph, analysis: Nonfinite, arguments: argparse.Namespace) -> str:
+    if analysis.births:
+        lines = _first(graph, analysis.births[0])
+        if len(analysis.births) > 1:
+            lines += ["", f"all {len(analysis.births)}, in execution order:", _table(analysis.births)]
     else:
-        lines.append(f"{graph.name}: no node makes NaN or infinities of finite inputs; {found.values} values")
-    if found.meant:
-        title = "asked for by an infinite number in the code, as of a mask, or memory that is not written yet"
-        lines += ["", f"{title}:", _table(found.meant)]
-    if found.given:
-        lines += ["", f"given to the graph: {', '.join(found.given)}"]
-    if found.births:
+        lines = [
+            f"{graph.name}: no node produces NaN or infinity from finite inputs ({analysis.values} values checked)"
+        ]
+    if analysis.meant:
+        title = "intended: from an infinite constant in the code, such as a mask, or from uninitialized memory"
+        lines += ["", f"{title}:", _table(analysis.meant)]
+    if analysis.given:
+        lines += ["", f"in the inputs and constants of the graph: {', '.join(analysis.given)}"]
+    if analysis.births:
         lines += ["", try_next(arguments, "show", graph.reference, "--stage", "aten")]
     return "\n".join(lines) + "\n"
 
@@ -58,13 +52,13 @@ def _text(graph: DumpedGraph, found: Nonfinite, arguments: argparse.Namespace) -
 def _first(graph: DumpedGraph, birth: Birth) -> list[str]:
     where = "PyTorch" if birth.region is None else f"region_{birth.region}"
     lines = [
-        f"{graph.name}: the first {birth.kind} is born in {birth.node} ({birth.source or 'no source line'})",
+        f"{graph.name}: the first {birth.kind} is produced by {birth.node} ({birth.source or 'no source line'})",
         f"  operator  {birth.operator}, {birth.dtype} {'x'.join(map(str, birth.shape)) or 'scalar'}, in {where}",
     ]
     if birth.module:
         lines.append(f"  module    {birth.module}")
     if birth.why:
-        lines.append(f"  why       {birth.why}")
+        lines.append(f"  reason    {birth.why}")
     lines.append(f"  elements  {_counts(birth)}")
     lines += [f"  input     {item.name}: {_range(item.extent)}" for item in birth.inputs]
     lines += [f"  example   {_example(item)}" for item in birth.examples[:2]]
@@ -75,11 +69,10 @@ def _first(graph: DumpedGraph, birth: Birth) -> list[str]:
 def _counts(birth: Birth) -> str:
     of = f"of {birth.elements}"
     if birth.side == "both" and birth.eager == birth.onnx:
-        return f"{birth.eager} {of}, in eager as on ONNX Runtime"
-    eager = "not known" if birth.eager is None else str(birth.eager)
-    ours = "not known" if birth.onnx is None else str(birth.onnx)
-    said = f"{ours} {of} on ONNX Runtime, {eager} in eager"
-    return said + (", only in the session as it ran: not with its values exposed" if birth.only_in_session else "")
+        return f"{birth.eager} {of}, in eager and on ONNX Runtime"
+    eager, onnx = ("unknown" if number is None else str(number) for number in (birth.eager, birth.onnx))
+    only = ", only if intermediate values are not graph outputs" if birth.only_in_session else ""
+    return f"{onnx} {of} on ONNX Runtime, {eager} in eager{only}"
 
 
 def _range(extent: ExtentEntry | None) -> str:
@@ -91,12 +84,10 @@ def _range(extent: ExtentEntry | None) -> str:
 
 
 def _example(element: ElementEntry) -> str:
-    inputs = ", ".join(f"{name} = {_number(value)}" for name, value in element.inputs.items())
+    inputs = ", ".join(
+        f"{name} = {value if isinstance(value, str) else f'{value:.4g}'}" for name, value in element.inputs.items()
+    )
     return f"[{', '.join(map(str, element.index))}] is {element.value}" + (f" where {inputs}" if inputs else "")
-
-
-def _number(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.4g}"
 
 
 def _then(birth: Birth) -> str:

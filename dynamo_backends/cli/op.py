@@ -1,9 +1,8 @@
-"""``dynamo-backends op ls FOLDER`` and ``op run FOLDER``: operators that ``op_tools.OpCapture`` captured."""
+"""``dynamo-backends op ls FOLDER`` and ``op run FOLDER``: the operator calls that ``op_tools.OpCapture`` captured."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib
 import importlib.util
 import os
@@ -13,37 +12,37 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.text_table import fit_table
 from ..errors import first_line
-from ..op_tools.captures import CapturedCall, CaptureError, as_argument, find_calls
 from .common import add_json_argument, positive, print_json, say
 
 if TYPE_CHECKING:
     from ..op_tools.captured_calls import RunCall
+    from ..op_tools.captures import CapturedCall
 
-
-DESCRIPTION = (
-    "Works on operators that dynamo_backends.op_tools captured. FOLDER is that of one call, or any folder above: of an "
-    "operator, of a run."
-)
+DETAILS = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the subcommand's arguments."""
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
-    listing = actions.add_parser("ls", help="list the captured calls", description="Lists the captured calls.")
+    listing = actions.add_parser("ls", help="list captured calls", description="List captured calls.")
     running = actions.add_parser(
         "run",
-        help="run captured calls again, time them and compare them",
-        description="Runs captured calls again, forward and, where gradients were captured, backward. Exit code 1 if "
-        "--compare finds a result wrong.",
+        help="run captured calls again, and time and compare them",
+        description="Run captured calls again: the forward, and the backward if gradients were captured. Exit code 1: "
+        "--compare finds a wrong result.",
     )
     for each in (listing, running):
-        each.add_argument("folder", metavar="FOLDER", help="of a call, or one above")
+        each.add_argument(
+            "folder", metavar="FOLDER", help="the folder of a call, or one above it: of an operator or a run"
+        )
         add_json_argument(each)
-    running.add_argument("--runs", type=positive, default=1, metavar="N", help="how often each is run; 1")
-    running.add_argument("--forward-only", action="store_true", help="leave the backward out")
+    running.add_argument("--runs", type=positive, default=1, metavar="N", help="runs of each call (default: 1)")
+    running.add_argument("--forward-only", action="store_true", help="skip the backward")
     running.add_argument("--compare", action="store_true", help="compare results and gradients with float64")
     running.add_argument(
-        "--runtime", choices=["torch", "onnx"], default="torch", help="where: PyTorch, or ONNX Runtime by our exporter"
+        "--runtime",
+        choices=["torch", "onnx"],
+        default="torch",
+        help="PyTorch, or ONNX Runtime through the exporter (default: %(default)s)",
     )
     running.add_argument(
         "--import",
@@ -51,23 +50,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODULE",
-        help="a module to import first, which registers operators; may be repeated",
+        help="a module that registers operators, imported first; may be repeated",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Lists or runs captured calls; returns the exit code."""
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # modules of the user's, behind all others: a file here hides no package
+        sys.path.append(os.getcwd())  # for the user's modules; last, so that no file there hides a package
     return _ls(arguments) if arguments.action == "ls" else _run(arguments)
 
 
 def _ls(arguments: argparse.Namespace) -> int:
+    from ..op_tools.captures import as_argument, find_calls
+
     calls = find_calls(arguments.folder)
     if arguments.json:
-        print_json(
-            [{**dataclasses.asdict(call), "folder": str(call.folder), "not_again": _not_again(call)} for call in calls]
-        )
+        print_json([{**vars(call), "not_again": _not_again(call)} for call in calls])
         return 0
     rows = [
         (
@@ -80,26 +78,26 @@ def _ls(arguments: argparse.Namespace) -> int:
         )
         for call in calls
     ]
-    sys.stdout.write(fit_table(rows, ["operator", "number", "called with", "has", "size", "source"]) + "\n")
+    print(fit_table(rows, ["operator", "number", "arguments", "files", "size", "source"]))
     call = next((call for call in calls if not _not_again(call)), None)
     if call is None:
-        sys.stdout.write(f"none runs again as it is: {_not_again(calls[0])}\n")
+        print(f"no call can be run again: {_not_again(calls[0])}")
         return 0
     importing = ["--import", call.module] if call.module else []
     words = ["dynamo-backends", "op", "run", as_argument(call.folder), "--compare", *importing]
-    sys.stdout.write(f"try: {shlex.join(words)}\n")
+    print(f"try: {shlex.join(words)}")
     return 0
 
 
 def _not_again(call: CapturedCall) -> str:
-    """Why a call cannot be run again here; ``""`` if nothing is known against it."""
+    """The reason why a call cannot be run again here; ``""`` if none is known."""
     if call.not_again or not call.module:
         return call.not_again
     try:
-        found = importlib.util.find_spec(call.module.partition(".")[0]) is not None
-    except (ImportError, ValueError):  # a module of that name is there, and has no place
-        found = call.module in sys.modules
-    return "" if found else f"the module {call.module}, which registers the operator, is not found from here"
+        exists = importlib.util.find_spec(call.module.partition(".")[0]) is not None
+    except (ImportError, ValueError):  # the module is loaded and has no spec
+        exists = call.module in sys.modules
+    return "" if exists else f"the module {call.module}, which registers the operator, is not found"
 
 
 def _size(count: int) -> str:
@@ -107,6 +105,8 @@ def _size(count: int) -> str:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from ..op_tools.captures import CaptureError, find_calls
+
     calls = find_calls(arguments.folder)
     importlib.import_module("dynamo_backends.common.installation")
     for module in arguments.modules:
@@ -127,11 +127,10 @@ def _run(arguments: argparse.Namespace) -> int:
                 compare=arguments.compare,
                 runtime=arguments.runtime,
             )
-        except Exception as error:  # the operator's own, or the runtime's
+        except Exception as error:  # whatever the operator or the runtime raises
             failed[str(call.folder)] = f"{type(error).__name__}: {error}"
-            where = (
-                "" if isinstance(error, CaptureError) else f"{call.folder}: {type(error).__name__}: "
-            )  # it says where
+            names_folder = isinstance(error, CaptureError)
+            where = "" if names_folder else f"{call.folder}: {type(error).__name__}: "
             say(f"dynamo-backends op run: {where}{first_line(str(error))}")
             continue
         results.append(result)
@@ -147,24 +146,24 @@ def _run(arguments: argparse.Namespace) -> int:
 def _text(result: RunCall) -> str:
     lines = [result.captured.call + (f"  {result.captured.source}" if result.captured.source else "")]
     backward = [*result.backward, *[None] * (len(result.forward) - len(result.backward))]
-    rows = [
+    times = [
         (i, f"{forward * 1e3:.4f} ms", "-" if back is None else f"{back * 1e3:.4f} ms")
         for i, (forward, back) in enumerate(zip(result.forward, backward, strict=True))
     ]
-    lines.append(fit_table(rows, ["run", "forward", "backward"]))
+    lines.append(fit_table(times, ["run", "forward", "backward"]))
     verdicts = {verdict.value: verdict for verdict in result.verdicts}
-    compared = []
+    rows = []
     for name in dict.fromkeys([*verdicts, *result.recorded]):
         row: list[Any] = [name, f"{result.recorded[name]:.3g}" if name in result.recorded else ""]
         if name in verdicts:
             verdict = verdicts[name]
-            allowed = "" if verdict.allowed is None else f"{verdict.allowed:.3g}"
+            tolerance = "" if verdict.allowed is None else f"{verdict.allowed:.3g}"
             right = "yes" if verdict.allclose else "NO"
-            row += [f"{verdict.max_diff:.3g}", allowed, right, verdict.complaint]
-        compared.append([*row, *[""] * (6 - len(row))])
-    if compared:
-        headers = ["value", "to the captured", "to float64", "allowed", "allclose", "complaint"]
-        lines.append(fit_table(compared, headers))
+            row += [f"{verdict.max_diff:.3g}", tolerance, right, verdict.complaint]
+        rows.append([*row, *[""] * (6 - len(row))])
+    if rows:
+        headers = ["value", "error to captured", "error to float64", "tolerance", "allclose", "complaint"]
+        lines.append(fit_table(rows, headers))
     if result.not_compared:
         lines.append(f"not compared with float64: {result.not_compared}")
     return "\n".join(lines) + "\n\n"
@@ -172,7 +171,7 @@ def _text(result: RunCall) -> str:
 
 def _as_json(result: RunCall) -> dict[str, Any]:
     return {
-        "folder": str(result.captured.folder),
+        "folder": result.captured.folder,
         "operator": result.captured.operator,
         "forward_seconds": result.forward,
         "backward_seconds": result.backward,

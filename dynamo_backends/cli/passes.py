@@ -1,4 +1,4 @@
-"""``dynamo-backends passes``: which passes there are, what they did in a dump, and why one fired or did not."""
+"""``dynamo-backends passes``: the passes there are, what they did in a dump, and why one fired or not."""
 
 from __future__ import annotations
 
@@ -10,37 +10,31 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from passes.engine.results import PassResult, Refusal
 
 from ..common.suggestions import unknown_name
 from ..common.text_table import fit_table
 from ..dumps.reading import Run, find_run
-from .common import add_dump_arguments, print_json, short_path, try_next
+from .common import add_dump_arguments, counted, print_json, short_path, try_next
 
 if TYPE_CHECKING:
     from passes.engine.manager import Pass
 
-_MOST_LINES = 40
-"""Of a diff that are shown."""
+_MAX_DIFF_LINES = 40
+_MAX_NODES = 6
+"""How many nodes are named that have the same reason."""
 
-_LISTED = 6
-"""Nodes that are named, of those with one reason."""
-
-DESCRIPTION = "Lists all passes; with a dump folder of onnx_debug, shows what each did there."
+DETAILS = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the subcommand's arguments."""
     add_dump_arguments(parser, positional=True)
-    parser.add_argument(
-        "--why", metavar="NAME", help="where this pass fired, and its near misses: why it did not match (more)"
-    )
+    parser.add_argument("--why", metavar="NAME", help="show where this pass fired, and why it did not match elsewhere")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints what was asked for. Exit code 2 if the dump or the pass is not there."""
     if arguments.dump is None and arguments.why is None:
         passes = _all_passes()
         if arguments.json:
@@ -59,21 +53,20 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             sys.stdout.write(why_text(arguments.why, results))
         return 0
-    done = _done(results)
+    totals = _totals(results)
     if arguments.json:
-        print_json([dataclasses.asdict(item) for item in done])
+        print_json(totals)
         return 0
-    sys.stdout.write(_done_text(done))
-    missed = next((item.name for item in done if item.near_misses), None)
+    sys.stdout.write(_totals_text(totals))
+    missed = next((total["name"] for total in totals if total["near_misses"]), None)
     if missed is not None:
         print("\n" + try_next(arguments, "passes", "--why", missed))
     return 0
 
 
 def _all_passes() -> Sequence[Pass]:
-    """The passes there are; this needs PyTorch, which reading a dump does not."""
     importlib.import_module("dynamo_backends.common.installation")
-    from passes.engine.manager import all_passes
+    from passes.engine.manager import all_passes  # imports PyTorch
 
     return all_passes()
 
@@ -88,84 +81,66 @@ class Result:
 
 
 def _results(run: Run) -> Iterator[Result]:
-    places = [(f"graph {item.index}", item.passes, f"graph_{item.index:03d}") for item in run.dynamo_graphs]
+    graphs = [(f"graph {item.index}", item.passes, f"graph_{item.index:03d}") for item in run.dynamo_graphs]
     for graph in run.graphs:
-        places.append((graph.name, graph.entry.passes, graph.reference))
+        graphs.append((graph.name, graph.entry.passes, graph.reference))
         for region in graph.regions:
             label = f"{graph.name} region {region.index}"
-            places.append((label, region.entry.passes, f"{graph.reference}/region_{region.index}"))
-    for label, passes, folder in places:
-        for entry in passes:
+            graphs.append((label, region.entry.passes, f"{graph.reference}/region_{region.index}"))
+    for label, entries, folder in graphs:
+        for entry in entries:
             path = run.folder / folder / "passes" / f"{entry.name}.diff"
             yield Result(label, entry, path if path.is_file() else None)
 
 
 def _of_pass(results: Sequence[Result], name: str) -> list[Result]:
-    """The results of one pass.
-
-    Raises:
-        ValueError: no pass of that name ran.
-    """
-    found = [result for result in results if result.entry.name == name]
-    if not found:
+    """The results of one pass; ``ValueError`` if it did not run."""
+    selected = [result for result in results if result.entry.name == name]
+    if not selected:
         if name in [item.name for item in _all_passes()]:
-            raise ValueError(f"pass {name!r} did not run: it was turned off, or no graph reached its stage")
+            raise ValueError(f"pass {name!r} did not run: it was disabled, or no graph reached its stage")
         raise ValueError(unknown_name("pass", name, list(dict.fromkeys(item.entry.name for item in results))))
-    return found
+    return selected
 
 
-@dataclasses.dataclass
-class _Done:
-    """What one pass did, over all graphs of a run."""
-
-    name: str
-    graphs: int = 0
-    fired: int = 0
-    nodes_before: int = 0
-    nodes_after: int = 0
-    milliseconds: float = 0.0
-    near_misses: int = 0
-    undone: list[dict[str, str]] = dataclasses.field(default_factory=list)
-    """``graph`` and ``reason`` of each time."""
-
-
-def _done(results: Sequence[Result]) -> list[_Done]:
-    found: dict[str, _Done] = {}
+def _totals(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """What each pass did on all graphs of a run; ``fired`` and the nodes leave out where it was undone."""
+    of_pass: dict[str, list[Result]] = {}
     for result in results:
-        entry = result.entry
-        done = found.setdefault(entry.name, _Done(entry.name))
-        done.graphs += 1
-        done.milliseconds += entry.milliseconds
-        done.near_misses += len(entry.refusals)
-        if entry.undone:
-            done.undone.append({"graph": result.graph, "reason": entry.undone})
-        else:
-            done.fired += entry.fired
-            done.nodes_before += entry.nodes_before
-            done.nodes_after += entry.nodes_after
-    return list(found.values())
+        of_pass.setdefault(result.entry.name, []).append(result)
+    totals = []
+    for name, results in of_pass.items():
+        kept = [result.entry for result in results if not result.entry.undone]
+        totals.append(
+            {
+                "name": name,
+                "graphs": len(results),
+                **{key: sum(getattr(entry, key) for entry in kept) for key in ("fired", "nodes_before", "nodes_after")},
+                "milliseconds": sum(result.entry.milliseconds for result in results),
+                "near_misses": len(_near_misses(results)),
+                "undone": [{"graph": item.graph, "reason": item.entry.undone} for item in results if item.entry.undone],
+            }
+        )
+    return totals
 
 
-def _done_text(done: Sequence[_Done]) -> str:
-    if not done:
-        return "No pass ran: nothing was compiled, or all passes were turned off.\n"
+def _totals_text(totals: Sequence[dict[str, Any]]) -> str:
+    if not totals:
+        return "No pass ran: nothing was compiled, or all passes were disabled.\n"
+    keys = ("name", "graphs", "fired", "nodes_before", "nodes_after")
     rows = [
         (
-            item.name,
-            item.graphs,
-            item.fired,
-            item.nodes_before,
-            item.nodes_after,
-            f"{item.milliseconds:.1f}",
-            item.near_misses or "",
-            len(item.undone) or "",
+            *(total[key] for key in keys),
+            f"{total['milliseconds']:.1f}",
+            total["near_misses"] or "",
+            len(total["undone"]) or "",
         )
-        for item in done
+        for total in totals
     ]
     text = fit_table(rows, ("pass", "graphs", "fired", "nodes", "after", "ms", "near misses", "undone")) + "\n"
-    for item in done:
-        for undone in item.undone:
-            text += f"\n{item.name} on {undone['graph']} was undone: {undone['reason']}\n"
+    for total in totals:
+        for item in total["undone"]:
+            text += f"\n{total['name']} on {item['graph']} was undone: {item['reason']}\n"
     return text
 
 
@@ -184,55 +159,47 @@ def _why_as_json(name: str, results: Sequence[Result]) -> dict[str, object]:
         "name": name,
         "fired": sum(result.entry.fired for result in results),
         "fired_in": fired,
-        "near_misses": [{"graph": graph, **dataclasses.asdict(miss)} for graph, miss in _misses(results)],
+        "near_misses": [{"graph": graph, **dataclasses.asdict(miss)} for graph, miss in _near_misses(results)],
     }
 
 
-def _misses(results: Sequence[Result]) -> list[tuple[str, Refusal]]:
+def _near_misses(results: Sequence[Result]) -> list[tuple[str, Refusal]]:
     return [(result.graph, miss) for result in results for miss in result.entry.refusals]
 
 
 def why_text(name: str, results: Sequence[Result]) -> str:
-    """Where one pass fired, the first of its diffs, and its near misses.
-
-    Args:
-        name: of the pass.
-        results: what it did.
-    """
+    """Where a pass fired, the first of its diffs, and its near misses."""
     fired = [result for result in results if result.entry.fired]
-    lines = [f"{name} fired {_times(sum(result.entry.fired for result in fired))}."]
+    lines = [f"{name} fired {counted(sum(result.entry.fired for result in fired), 'time')}."]
     for result in fired:
         entry = result.entry
-        places = f" at {_listed(entry.matches)}" if entry.matches else ""
-        undone = f", and was undone: {entry.undone}" if entry.undone else ""
-        size = f"{entry.nodes_before} nodes before and {entry.nodes_after} after"
+        nodes = f" at {_listed(entry.matches)}" if entry.matches else ""
+        undone = f", undone: {entry.undone}" if entry.undone else ""
         path = f"; {short_path(str(result.diff))}" if result.diff else ""
-        lines.append(f"  {result.graph}: {_times(entry.fired)}{places}{undone}, {size}{path}")
+        counts = f"{entry.nodes_before} nodes before, {entry.nodes_after} after"
+        lines.append(f"  {result.graph}: {counted(entry.fired, 'time')}{nodes}{undone}, {counts}{path}")
     diff = next((result.diff for result in fired if result.diff), None)
     if diff is not None:
         changed = diff.read_text(encoding="utf-8").splitlines()
-        lines += ["", *changed[:_MOST_LINES]]
-        if len(changed) > _MOST_LINES:
-            lines.append(f"... {len(changed) - _MOST_LINES} more lines in {short_path(str(diff))}")
-    misses = sorted(_misses(results), key=lambda item: -item[1].matched / (item[1].of or 1))  # close to a match first
-    groups = collections.defaultdict(list)
+        lines += ["", *changed[:_MAX_DIFF_LINES]]
+        if len(changed) > _MAX_DIFF_LINES:
+            lines.append(f"... {len(changed) - _MAX_DIFF_LINES} more lines in {short_path(str(diff))}")
+    misses = sorted(_near_misses(results), key=lambda item: -item[1].matched / (item[1].of or 1))  # closest first
+    nodes_of = collections.defaultdict(list)
     for graph, miss in misses:
         progress = f"{miss.matched} of {miss.of} nodes matched" if miss.of else "near miss"
         pattern = f" [{miss.pattern}]" if miss.pattern else ""
         reason = re.sub(rf"(?<![\w.]){re.escape(miss.node)}(?![\w.])", "it", miss.reason)
-        groups[f"\n{progress}, then: {reason}{pattern}"].append(f"{miss.node} ({graph})")
-    for heading, nodes in groups.items():
-        lines += [heading, f"  at {_listed(nodes)}"]
+        nodes_of[f"\n{progress}, then: {reason}{pattern}"].append(f"{miss.node} ({graph})")
+    for heading, nodes_with_graph in nodes_of.items():
+        lines += [heading, f"  at {_listed(nodes_with_graph)}"]
     if not misses and not fired:
-        lines.append("No near misses: nothing in the graphs looks like what it replaces.")
+        lines.append("No near misses: no graph has anything similar to its pattern.")
     if fired:
-        lines.append(f"\nTo run without it: options={{'passes': {{'disable': [{name!r}]}}}}")
+        lines.append(f"\nTo disable it: options={{'passes': {{'disable': [{name!r}]}}}}")
     return "\n".join(lines) + "\n"
 
 
-def _times(number: int) -> str:
-    return f"{number} time{'s' * (number != 1)}"
-
-
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+    more = f" and {len(names) - _MAX_NODES} more" if len(names) > _MAX_NODES else ""
+    return ", ".join(names[:_MAX_NODES]) + more

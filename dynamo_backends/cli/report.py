@@ -1,4 +1,4 @@
-"""``dynamo-backends report``: a run of ``onnx_debug`` as one HTML file to look at."""
+"""``dynamo-backends report``: a run of ``onnx_debug`` as one HTML page."""
 
 from __future__ import annotations
 
@@ -7,28 +7,24 @@ from pathlib import Path
 
 from .common import add_dump_arguments, print_json, say, short_path, try_again
 
-DESCRIPTION = (
-    "Writes report.html: the graphs of a run with their stages, what ran where and why, the comparison "
-    "as a table and a plot, and where the time goes. One file, which opens from disk and needs no network. Exit "
-    "code 1: a graph diverges."
+DETAILS = (
+    "The page has the stages of each graph, what runs in PyTorch and why, the comparison with eager as a table and a "
+    "plot, and the time of each operator. It needs no network. Exit code 1: a graph diverges."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the subcommand's arguments."""
     add_dump_arguments(parser, positional=True)
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file (default: report.html of the run)")
-    parser.add_argument("--open", action="store_true", help="open it in the browser")
     parser.add_argument(
-        "--no-times",
-        dest="times",
-        action="store_false",
-        help="do not run the models again to tell the time of each operator",
+        "-o", "--output", type=Path, metavar="FILE", help="the file to write (default: report.html in the run folder)"
+    )
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    parser.add_argument(
+        "--no-times", dest="times", action="store_false", help="do not run the models to measure the operators"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Writes the report. Exit code 1 if a graph diverges, 2 if it cannot be written."""
     from ..dumps.reading import find_run
     from ..report import gather, write_page
 
@@ -40,12 +36,10 @@ def run(arguments: argparse.Namespace) -> int:
         import webbrowser
 
         if not webbrowser.open(path.resolve().as_uri()):
-            raise OSError(f"there is no browser to open {path} with")
+            raise OSError(f"no browser found to open {path}")
     wrong = [graph for graph in report.overview["graphs"] if graph["state"] == "wrong"]
     if arguments.json:
-        print_json(
-            {"report": str(path), "diverging": [graph["reference"] for graph in wrong], "damaged": report.notices}
-        )
+        print_json({"report": path, "diverging": [graph["reference"] for graph in wrong], "damaged": report.notices})
     else:
         print(short_path(str(path)))
         for graph in wrong:

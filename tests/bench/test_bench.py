@@ -328,10 +328,10 @@ def test_an_optimizer_steps_and_is_judged_from_the_first_weights(file: str, in_p
 
 
 def test_a_mode_may_follow_a_backend() -> None:
-    assert case.parted("onnxrt:max-autotune") == ("onnxrt", "max-autotune")
-    assert case.parted("file.py:make:reduce-overhead") == ("file.py:make", "reduce-overhead")
-    assert case.parted("file.py:make") == ("file.py:make", "")
-    assert case.parted("onnxrt") == ("onnxrt", "")
+    assert case.split_mode("onnxrt:max-autotune") == ("onnxrt", "max-autotune")
+    assert case.split_mode("file.py:make:reduce-overhead") == ("file.py:make", "reduce-overhead")
+    assert case.split_mode("file.py:make") == ("file.py:make", "")
+    assert case.split_mode("onnxrt") == ("onnxrt", "")
 
 
 def test_gradients_are_judged(file: str) -> None:
@@ -695,13 +695,12 @@ def found() -> dict[str, Any]:
         CaseResult(Case("a"), parameters=1_200_000, sizes=["2x8"], threads=2, rows={"eager": row, "onnxrt": quick}),
         CaseResult(Case("b"), parameters=1, sizes=["2x8"], threads=2, rows={"eager": row, "onnxrt": wrong}),
     ]
-    bench = Bench(Settings(["eager", "onnxrt"]), lambda text: None)
     return {
         "machine": {**machine.machine(), "threads": 2},
         "settings": {"backends": ["eager", "onnxrt"], "rounds": 2},
         "interrupted": False,
         "overhead": {},
-        "cases": [bench.case_as_json(result) for result in results],
+        "cases": [result.as_json() for result in results],
         "times_as_fast": geometric_means(results, ["eager", "onnxrt"]),
     }
 

@@ -696,7 +696,7 @@ def test_the_command(with_faulty_optimizers: None, tmp_path: Path, capsys: pytes
     assert bisect_command(dump) == 1
     printed = capsys.readouterr()
     assert "ONNX Runtime optimizer at " in printed.out
-    assert "cut: 2 of " in printed.out and re.search(r"^2 nodes", printed.err, re.M)
+    assert "extracted: 2 of " in printed.out and re.search(r"^2 nodes", printed.err, re.M)
     assert bisect_command(dump, "--json") == 1
     found = json.loads(capsys.readouterr().out)
     assert found["place"] == "ONNX Runtime optimizer" and found["cut"]["confirmed"]
