@@ -341,7 +341,7 @@ class Lockstep:
         else:
             return
         found = nonfinite_elements(dense(result), [(name, values.get(arg)) for arg, name in names.items()])
-        row.nonfinite_elements = [msgspec.convert(element.as_json(), ElementEntry) for element in found]
+        row.nonfinite_elements = [msgspec.convert(element, ElementEntry) for element in found]
 
     def _returned(self, node: fx.Node, index: int | None) -> object | None:
         """What the run returned for a result: a region's output, or a value PyTorch computed."""
