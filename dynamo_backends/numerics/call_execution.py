@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -24,7 +23,6 @@ from torch.utils import _pytree as pytree
 
 from .exact import WIDER
 from .program_execution import Context, Float64, Recording, Run, copies, requires_grad, version_of
-from .randomness import PrivateRandomness
 from .verdicts import epsilon
 
 Change: TypeAlias = Callable[[str, torch.Tensor], torch.Tensor]
@@ -40,7 +38,7 @@ class Target:
         decides: whether float64 decides comparisons and indices itself.
         perturbing: with ``wide``, the dtype by whose rounding the inputs of each operator are perturbed.
         device: of the copies; by default that of each argument.
-        function: computes the same on another runtime; no dispatch mode is active.
+        function: computes the same on another runtime.
         timer: creates a context for the function, and one for the backward.
     """
 
@@ -80,7 +78,7 @@ class ChangedSinceError(RuntimeError):
 class CallExecution:
     """A call that can be run again. Created before the call, which may write into its arguments.
 
-    The caller disables dispatch modes that must not see the runs. Random numbers are drawn from a private state.
+    Random numbers are drawn from a private state.
 
     Args:
         function: what is called.
@@ -192,9 +190,10 @@ class CallRun:
             with target.timer():
                 return (target.function or execution.function)(*args, **kwargs)
 
-        context = functools.partial(_context, execution, target, self._float64)
+        are_leaves, mode = [not execution.writes] * len(leaves), self._float64 if target.wide else None
+        is_elsewhere = target.function is not None
         with torch.set_grad_enabled(with_gradients):
-            self._run = Run(call, leaves, [not execution.writes] * len(leaves), context)
+            self._run = Run(call, leaves, are_leaves, execution.random_state, mode, is_elsewhere=is_elsewhere)
         self.returned = self._run.returned
         self.results: dict[str, torch.Tensor] = dict(named_tensors(self.returned, "output"))
         returned = {id(value) for value in self.results.values()}
@@ -219,19 +218,6 @@ class CallRun:
         given = [tangents[name] for name in outputs]
         found = self._run.gradients(list(outputs.values()), given, list(self._leaves.values()), self._target.timer)
         return {name: value for name, value in zip(self._leaves, found, strict=True) if value is not None}
-
-
-@contextlib.contextmanager
-def _context(execution: CallExecution, target: Target, float64: Float64) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        if target.function is None:
-            stack.enter_context(PrivateRandomness(execution.random_state))
-        else:
-            stack.enter_context(torch.random.fork_rng(devices=[]))
-            torch.set_rng_state(execution.random_state)
-        if target.wide:
-            stack.enter_context(float64)
-        yield
 
 
 def as_float64(function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> object:

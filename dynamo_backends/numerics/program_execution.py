@@ -84,14 +84,15 @@ class Results:
 
 
 class Run:
-    """One run of a function, and its backward.
+    """One run of a function, and its backward. Other dispatch modes are disabled.
 
     Args:
         function: called once with the arguments.
         leaves: copies of the arguments; autograd's leaves.
-        are_leaves: for each argument, whether the function gets the leaf itself. If not, it gets a clone of a leaf that
-            requires gradients, which may be changed in place.
-        context: creates the context of the forward, and that of the backward.
+        are_leaves: for each argument, whether the function gets the leaf itself; see ``as_given``.
+        state: of the CPU's random numbers, at the start of the forward and of the backward.
+        mode: sees the operators of the function.
+        is_elsewhere: whether the function runs on another runtime, where no dispatch mode can be active.
 
     Attributes:
         leaves: as given.
@@ -101,17 +102,38 @@ class Run:
     """
 
     def __init__(
-        self, function: Callable[..., Any], leaves: Sequence[object], are_leaves: Sequence[bool], context: Context
+        self,
+        function: Callable[..., Any],
+        leaves: Sequence[object],
+        are_leaves: Sequence[bool],
+        state: torch.Tensor,
+        mode: TorchDispatchMode | None = None,
+        *,
+        is_elsewhere: bool = False,
     ) -> None:
-        self.leaves, self._context = leaves, context
+        self.leaves = leaves
+        self._state, self._mode, self._is_elsewhere = state, mode, is_elsewhere
         with torch.enable_grad():
             self.arguments = list(map(as_given, leaves, are_leaves))
         versions = list(map(version_of, self.arguments))
-        with context():
+        with self._context():
             self.returned = function(*self.arguments)
         self.are_written = [
             version_of(value) != version for value, version in zip(self.arguments, versions, strict=True)
         ]
+
+    @contextlib.contextmanager
+    def _context(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_disable_current_modes())
+            if self._is_elsewhere:
+                stack.enter_context(torch.random.fork_rng(devices=[]))
+                torch.set_rng_state(self._state)
+            else:
+                stack.enter_context(PrivateRandomness(self._state))
+            if self._mode is not None:
+                stack.enter_context(self._mode)
+            yield
 
     def gradients(
         self,
@@ -190,9 +212,10 @@ class ReferenceRuns:
         """
         runs, draws = self._runs, self._recording.draws
         self._runs = ()
-        eager, exact = (_gradients(run, tangents, of) for run in runs)
+        eager = _gradients(runs[0], tangents, of)
         if self._recording.draws > draws:
             raise NotRepeatableError("the backward draws random numbers, which cannot be reproduced")
+        exact = _gradients(runs[1], tangents, of)
         return Results(eager, exact, self._perturbed(lambda run: _gradients(run, tangents, of), has_gradients=True))
 
     def _perturbed(self, values_of: Callable[[Run], Values], *, has_gradients: bool) -> Callable[[int], list[Values]]:
@@ -222,12 +245,7 @@ def _run(
     state: torch.Tensor,
     mode: Recording | Float64,
 ) -> Run:
-    @contextlib.contextmanager
-    def context() -> Iterator[None]:
-        with _disable_current_modes(), PrivateRandomness(state), mode:
-            yield
-
-    return Run(function, copies(arguments, wide=isinstance(mode, Float64)), are_leaves, context)
+    return Run(function, copies(arguments, wide=isinstance(mode, Float64)), are_leaves, state, mode)
 
 
 def _outputs(run: Run, changed: Sequence[int]) -> dict[object, object]:
@@ -263,26 +281,33 @@ def copies(values: Sequence[object], *, wide: bool = False) -> list[object]:
     """Copies of tensors, in float64 with ``wide``, that share memory where the originals do; other values unchanged."""
     storages: dict[tuple[int, torch.dtype], torch.Tensor] = {}
 
-    def copy(value: object) -> object:
-        if not isinstance(value, torch.Tensor):
-            return value
-        detached = value.detach()
+    def copy(value: torch.Tensor) -> torch.Tensor:
         dtype = WIDER.get(value.dtype, value.dtype) if wide else value.dtype
-        if not is_plain(detached):
-            return detached.clone().to(dtype).requires_grad_(value.requires_grad)
-        detached = detached.resolve_conj().resolve_neg()
-        if detached._is_zerotensor():  # which has no memory
-            detached = detached.clone()
-        storage = detached.untyped_storage()
+        if not is_plain(value):
+            return value.clone().to(dtype)
+        storage = value.untyped_storage()
         key = storage._cdata, value.dtype
         if key not in storages:
             elements = storage.nbytes() // value.element_size()
-            storages[key] = detached.new_empty(0).set_(storage, 0, (elements,), (1,)).to(dtype, copy=True)
-        view = storages[key].as_strided(detached.size(), detached.stride(), detached.storage_offset())
-        return view.detach().requires_grad_(value.requires_grad)
+            storages[key] = value.new_empty(0).set_(storage, 0, (elements,), (1,)).to(dtype, copy=True)
+        return storages[key].as_strided(value.size(), value.stride(), value.storage_offset()).detach()
 
     with torch.no_grad():
-        return list(map(copy, values))
+        sources = list(map(_source, values))  # all are alive at once: their storages are compared by address
+        return [
+            copy(source).requires_grad_(requires_grad(value)) if isinstance(source, torch.Tensor) else value
+            for value, source in zip(values, sources, strict=True)
+        ]
+
+
+def _source(value: object) -> object:
+    """A detached tensor whose memory holds its values: no conjugate or negative bit, no zero tensor without memory."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    source = value.detach()
+    if is_plain(source):
+        source = source.resolve_conj().resolve_neg()
+    return source.clone() if source._is_zerotensor() else source
 
 
 def is_plain(value: object) -> TypeGuard[torch.Tensor]:
@@ -412,17 +437,18 @@ class Float64(TorchDispatchMode):
         result = self._compute(func, args, kwargs)
         if func in BIT_CASTS if self._decides else _is_stored(func, args, kwargs, result):
             stored = self._next(func)
+            if stored is not None and func in BIT_CASTS:
+                return widened(stored.result)
             if stored is not None:
-                eager = _cloned(stored.result)  # the run may write into it
-                return widened(eager) if func in BIT_CASTS else pytree.tree_map(keep_discrete, result, eager)
+                return pytree.tree_map(keep_discrete, result, stored.result)
         return result
 
     def _next(self, func: object) -> _Stored | None:
-        """What the eager run stored for the same call of the operator."""
+        """What the eager run stored for the same call of the operator; a copy, since the run may write into it."""
         stored, position = self._recording.stored[func], self._position[func]
         self._position[func] += 1
         if position < len(stored):
-            return stored[position]
+            return dataclasses.replace(stored[position], result=_cloned(stored[position].result))
         self.inexact[str(func)] = "float64 calls it more often than eager"
         return None
 

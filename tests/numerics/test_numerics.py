@@ -445,6 +445,15 @@ def test_float64_with_rounding_at_random() -> None:
         assert_same_values([found[key] for key in "234"], expected)
 
 
+def test_random_numbers_that_are_changed_in_place_are_the_same_in_each_run() -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.rand(3, dtype=torch.float64).mul_(2), torch.randint(9, (3,)).add_(1) + 0]
+
+    results = run_twice(function, torch.ones(3)).outputs
+    for found in (results.exact, *results.perturbed(2)):
+        assert_same_values(found, dict(results.eager), rtol=1e-12, atol=0.0)
+
+
 def test_what_rounding_at_random_explains() -> None:
     """Where terms cancel, an error that eager, by chance, does not make; of gradients too."""
     x = torch.ones(4, requires_grad=True)
@@ -493,6 +502,8 @@ def test_copies_share_memory_as_the_originals_do() -> None:
 
 
 def test_copies_of_unusual_tensors() -> None:
+    many = [torch.full((4,), complex(i, 1)).conj() for i in range(50)]
+    assert_same_values(copies(many), many)
     conjugated, negative = torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j]).conj().imag
     assert conjugated.is_conj() and negative.is_neg()
     sparse = torch.tensor([[0.0, 2.0]]).to_sparse()
