@@ -105,7 +105,7 @@ class CallExecution:
         self.random_state = torch.get_rng_state()
         self.writes = writes
         self._in_memory = writes or reads_memory
-        paths, self._spec = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))
+        paths, self.spec = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))
         self.names = [_name(path) for path, _ in paths]
         self._requires_grad = [requires_grad(leaf) for _, leaf in paths]
         self._own = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for _, leaf in paths]
@@ -140,11 +140,7 @@ class CallExecution:
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Copies of the arguments as they were before the call."""
-        return self.unflatten(self._leaves(Target(), with_gradients=True))
-
-    def unflatten(self, leaves: Sequence[object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and the keyword arguments."""
-        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        args, kwargs = pytree.tree_unflatten(self._leaves(Target(), with_gradients=True), self.spec)
         return args, kwargs
 
     def _leaves(self, target: Target, *, with_gradients: bool, change: Change | None = None) -> list[object]:
@@ -186,7 +182,7 @@ class CallRun:
         )
 
         def call(*given: object) -> Any:
-            args, kwargs = execution.unflatten(given)
+            args, kwargs = pytree.tree_unflatten(given, execution.spec)
             with target.timer():
                 return (target.function or execution.function)(*args, **kwargs)
 

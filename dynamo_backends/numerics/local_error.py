@@ -29,26 +29,22 @@ from .verdicts import RIGHT, Verdict, index_of, is_discrete, verdict
 
 SUMS = frozenset(
     {
-        "mm", "addmm", "bmm", "baddbmm", "matmul", "linear",
-        "mv", "addmv", "dot", "convolution", "convolution_backward", "sum",
-        "mean", "cumsum", "index_add", "scatter_add", "scatter_reduce", "embedding_dense_backward",
-        "_embedding_bag", "avg_pool1d", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d",
-        "upsample_bilinear2d", "upsample_linear1d", "upsample_trilinear3d",
+        "mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "mv", "addmv", "dot", "convolution",
+        "convolution_backward", "sum", "mean", "cumsum", "index_add", "scatter_add", "scatter_reduce",
+        "embedding_dense_backward", "_embedding_bag", "avg_pool1d", "avg_pool2d", "avg_pool3d",
+        "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "upsample_bilinear2d", "upsample_linear1d",
+        "upsample_trilinear3d",
     }
 )  # fmt: skip
 """Operators that add products of their arguments: applied to magnitudes, they return the sum of the magnitudes."""
 
 _ROUNDED_ONCE = frozenset(
     {
-        "add", "sub", "rsub", "mul", "div", "neg",
-        "abs", "sign", "sgn", "floor", "ceil", "round",
-        "trunc", "where", "masked_fill", "fill", "clamp", "clamp_min",
-        "clamp_max", "minimum", "maximum", "relu", "threshold", "eq",
-        "ne", "lt", "le", "gt", "ge", "argmax",
-        "argmin", "sort", "topk", "max", "min", "amax",
-        "amin", "any", "all", "isnan", "isinf", "logical_and",
-        "logical_or", "logical_not", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_not",
-        "signbit", "_to_copy",
+        "add", "sub", "rsub", "mul", "div", "neg", "abs", "sign", "sgn", "floor", "ceil", "round", "trunc", "where",
+        "masked_fill", "fill", "clamp", "clamp_min", "clamp_max", "minimum", "maximum", "relu", "threshold", "eq",
+        "ne", "lt", "le", "gt", "ge", "argmax", "argmin", "sort", "topk", "max", "min", "amax", "amin", "any", "all",
+        "isnan", "isinf", "logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and", "bitwise_or",
+        "bitwise_not", "signbit", "_to_copy",
     }
 )  # fmt: skip
 """Operators that select, compare, or round an exact result once."""

@@ -175,11 +175,16 @@ class ReferenceRuns:
         generator_state: torch.Tensor,
         are_leaves: Sequence[bool] | None = None,
     ) -> None:
-        # Not a method: the runs with random rounding must not keep these runs, and their memory, alive
-        self._run = functools.partial(_run, function, arguments, are_leaves or [True] * len(arguments), generator_state)
+        leaves = are_leaves or [True] * len(arguments)
+
+        def run(mode: Recording | Float64) -> Run:  # not a method: the perturbed runs must not keep these runs alive
+            copied = copies(arguments, wide=isinstance(mode, Float64))
+            return Run(function, copied, leaves, generator_state, mode)
+
+        self._run = run
         self._recording = Recording()
         self._float64 = Float64(self._recording)
-        self._runs: tuple[Run, ...] = self._run(self._recording), self._run(self._float64)
+        self._runs: tuple[Run, ...] = run(self._recording), run(self._float64)
         pairs = enumerate(zip(arguments, self._runs[0].arguments, strict=True))
         changed = [j for j, (before, after) in pairs if _is_changed(before, after)]
         eager, exact = (_outputs(run, changed) for run in self._runs)
@@ -236,16 +241,6 @@ class ReferenceRuns:
             return []
 
         return lambda times: [values for seed in range(times) for values in once(seed)]
-
-
-def _run(
-    function: Callable[..., Sequence[object]],
-    arguments: Sequence[object],
-    are_leaves: Sequence[bool],
-    state: torch.Tensor,
-    mode: Recording | Float64,
-) -> Run:
-    return Run(function, copies(arguments, wide=isinstance(mode, Float64)), are_leaves, state, mode)
 
 
 def _outputs(run: Run, changed: Sequence[int]) -> dict[object, object]:
@@ -473,17 +468,24 @@ class Float64(TorchDispatchMode):
     def _compute(self, func: Any, args: Any, kwargs: Any) -> object:
         if not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable:
             return func(*args, **kwargs)
-        is_perturbed = bool(self._perturbing) and computes(func)
-        dtype, compares = self._rounding_of(func) if is_perturbed else (torch.float64, False)
-        if is_perturbed:
-            args, kwargs = pytree.tree_map(lambda value: self._perturbed(value, dtype, compares), (args, kwargs))
+        rounding = self._rounding_of(func) if self._perturbing and computes(func) else None
+        if rounding is not None:
+            dtype, compares = rounding
+            args, kwargs = pytree.tree_map(
+                lambda value: (
+                    perturbed(value, self._generator, dtype=dtype, whole_stay=compares)
+                    if isinstance(value, torch.Tensor) and value.dtype is torch.float64
+                    else value
+                ),
+                (args, kwargs),
+            )
         try:
             result = func(*args, **kwargs) if is_view(func) else call_wide(func, args, kwargs)
         except REFUSALS as error:
             self.inexact[str(func)] = f"no float64: {error}".splitlines()[0]
             return widened(func(*pytree.tree_map(_narrowed, args), **pytree.tree_map(_narrowed, kwargs)))
-        if is_perturbed and isinstance(result, torch.Tensor) and result.dtype is torch.float64:
-            result = perturbed_near_one(func.overloadpacket.__name__, result, args, dtype, self._generator)
+        if rounding is not None and isinstance(result, torch.Tensor) and result.dtype is torch.float64:
+            return perturbed_near_one(func.overloadpacket.__name__, result, args, rounding[0], self._generator)
         return result
 
     def _rounding_of(self, func: object) -> tuple[torch.dtype, bool]:
@@ -493,11 +495,6 @@ class Float64(TorchDispatchMode):
         dtypes, position = self._recording.dtypes[func], self._calls[func]
         self._calls[func] += 1
         return dtypes[min(position, len(dtypes) - 1)] if dtypes else (torch.float64, False)
-
-    def _perturbed(self, value: object, dtype: torch.dtype, compares: bool) -> object:
-        if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
-            return value
-        return perturbed(value, self._generator, dtype=dtype, whole_stay=compares)
 
 
 def _narrowed(value: object) -> object:
