@@ -35,8 +35,8 @@ def distance(
     value: torch.Tensor,
     exact: torch.Tensor,
     *others: torch.Tensor,
-    inner: torch.Tensor | None = None,
-    group: int = 1,
+    inner_size: torch.Tensor | None = None,
+    group_size: int = 1,
     dtype: torch.dtype | None = None,
 ) -> Measure:
     """The error of ``value`` against ``exact``, of the same shape.
@@ -44,7 +44,7 @@ def distance(
     Args:
         value: any dtype.
         exact: float64 or complex128 if the value is floating-point, else any dtype.
-        others, inner, group: see ``measure``.
+        others, inner_size, group_size: see ``measure``.
         dtype: whose rounding is allowed; by default the value's.
     """
     name = str(dtype or value.dtype).removeprefix("torch.").replace("complex32", "float16")
@@ -52,7 +52,14 @@ def distance(
     if not (value.is_floating_point() or value.is_complex()):
         references = [item.to(value.dtype) for item in references]
     right, *more = map(as_array, references)
-    return measure(as_array(value), right, name, more, inner=None if inner is None else as_array(inner), group=group)
+    return measure(
+        as_array(value),
+        right,
+        name,
+        more,
+        inner_size=None if inner_size is None else as_array(inner_size),
+        group_size=group_size,
+    )
 
 
 def ordinary(value: torch.Tensor) -> float:

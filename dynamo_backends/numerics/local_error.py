@@ -128,17 +128,19 @@ class NodeCheck:
             return found
         if torch.equal(value, eager):
             return Verdict(ours=Measure(), eager=Measure())
-        near, inner = distance(value, eager), None
+        near, inner_size = distance(value, eager), None
         if not near.is_rounding and not self._is_rounded_once:
-            inner = self._inner(i)
-            near = near if inner is None else distance(value, eager, inner=inner)
+            inner_size = self._inner(i)
+            near = near if inner_size is None else distance(value, eager, inner_size=inner_size)
         if near.is_rounding:
             return Verdict(ours=near, eager=Measure(scale=near.scale), index=index_of(near, value))
         row = 1 if self._is_pointwise or not value.dim() else value.shape[-1]
-        found = verdict(value, eager, self._exact_results()[i], group=row, inner=inner)
+        found = verdict(value, eager, self._exact_results()[i], group_size=row, inner_size=inner_size)
         if not found.is_wrong or self._is_rounded_once:
             return found
-        return verdict(value, eager, self._exact_results()[i], self._perturbed_results(i), group=row, inner=inner)
+        return verdict(
+            value, eager, self._exact_results()[i], self._perturbed_results(i), group_size=row, inner_size=inner_size
+        )
 
     @property
     def _is_pointwise(self) -> bool:

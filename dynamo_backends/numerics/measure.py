@@ -10,7 +10,7 @@ The tolerance of element i is
 
     units * epsilon * |exact_i|  +  factor * (the largest error of ``others`` at i)  +  4 * epsilon of float32 * inner_i
 
-(epsilon of float64 for float64).
+(epsilon of float64 for float64), where inner_i is ``inner_size``.
 
 ``others`` are right computations, such as eager's, or float64 with inputs that are perturbed by a unit of rounding.
 Their errors count if they exceed a unit in the last place. The tolerance does not depend on the size of other elements:
@@ -146,8 +146,8 @@ def measure(
     dtype: str,
     others: Sequence[np.ndarray] = (),
     *,
-    inner: np.ndarray | None = None,
-    group: int = 1,
+    inner_size: np.ndarray | None = None,
+    group_size: int = 1,
 ) -> Measure:
     """Measures a value.
 
@@ -156,15 +156,15 @@ def measure(
         exact: the reference, of the same shape; in float64 for floating-point values.
         dtype: the name of the dtype whose rounding is allowed.
         others: results of right computations.
-        inner: for each element, the magnitude of numbers inside its computation, which is done in float32.
-        group: how many consecutive elements have rounding errors of one size: those of a row, or all. The error of a
-            single element is chance. The error of ``others`` that counts for an element is then the one that 99 % of
-            all elements that are no larger, or are among the smallest quarter, do not exceed, but no more than the
+        inner_size: for each element, the magnitude of numbers inside its computation, which is done in float32.
+        group_size: how many consecutive elements have rounding errors of one size: those of a row, or all. The error
+            of a single element is chance. The error of ``others`` that counts for an element is then the one that 99 %
+            of all elements that are no larger, or are among the smallest quarter, do not exceed, but no more than the
             largest in the group.
     """
     if value.dtype.kind == "c" or exact.dtype.kind == "c":
         value, exact, *others = (_parts(item) for item in (value, exact, *others))
-        inner, group = None if inner is None else np.repeat(inner.reshape(-1), 2), 2 * group
+        inner_size, group_size = None if inner_size is None else np.repeat(inner_size.reshape(-1), 2), 2 * group_size
     arrays = [item.reshape(-1) for item in (value, exact, *others)]
     if not arrays[0].size:
         return Measure()
@@ -172,28 +172,28 @@ def measure(
         return _discrete(*arrays)
     name = dtype.replace("complex64", "float32").replace("complex128", "float64")
     rule = FORMATS.get(name, FORMATS["float64"])
-    inner = None if inner is None else inner.reshape(-1)
+    inner_size = None if inner_size is None else inner_size.reshape(-1)
     with np.errstate(all="ignore"):
-        found, beyond, reached = _measured(arrays, rule, inner, group)
-        if beyond.size and not found.nonfinite and group > 1 and others:
-            return _with_errors_of_group(found, beyond, arrays, rule, inner, reached[beyond // group])
+        found, beyond, reached = _measured(arrays, rule, inner_size, group_size)
+        if beyond.size and not found.nonfinite and group_size > 1 and others:
+            return _with_errors_of_group(found, beyond, arrays, rule, inner_size, reached[beyond // group_size])
     return found
 
 
 def _measured(
-    arrays: Sequence[np.ndarray], rule: Format, inner: np.ndarray | None, group: int
+    arrays: Sequence[np.ndarray], rule: Format, inner_size: np.ndarray | None, group_size: int
 ) -> tuple[Measure, np.ndarray, np.ndarray]:
     """The measure, chunk by chunk; the positions beyond their tolerance; the largest error of others in each group."""
     found, squares, finite, beyond = [], 0.0, 0, [np.zeros(0, np.intp)]
-    reached = np.zeros(arrays[0].size // group + 1)
-    for part in _chunks(arrays[0].size, group):
+    reached = np.zeros(arrays[0].size // group_size + 1)
+    for part in _chunks(arrays[0].size, group_size):
         value, exact, *others = (item[part].astype(np.float64, copy=False) for item in arrays)
         known = _known(others, exact, rule) if others else None
-        if known is not None and group > 1:
-            first, width = part.start // group, min(group, known.size)
+        if known is not None and group_size > 1:
+            first, width = part.start // group_size, min(group_size, known.size)
             largest = known.reshape(-1, width).max(axis=1)
             reached[first : first + largest.size] = np.maximum(reached[first : first + largest.size], largest)
-        tolerance = _tolerance(np.abs(exact), rule, None if inner is None else inner[part], known)
+        tolerance = _tolerance(np.abs(exact), rule, None if inner_size is None else inner_size[part], known)
         one, error, shares = _chunk(value, exact, others, rule, tolerance, part.start)
         squares, finite = squares + float(np.dot(error, error)), finite + error.size
         found.append(one)
@@ -211,12 +211,12 @@ def _measured(
     return together, np.concatenate(beyond), reached
 
 
-def _chunks(size: int, group: int) -> Iterator[slice]:
+def _chunks(size: int, group_size: int) -> Iterator[slice]:
     """Slices of several groups, or of a part of a group."""
-    step = max(_CHUNK // group, 1) * group
+    step = max(_CHUNK // group_size, 1) * group_size
     for start in range(0, size, step):
         stop = min(start + step, size)
-        width = stop - start if group <= _CHUNK else _CHUNK
+        width = stop - start if group_size <= _CHUNK else _CHUNK
         for part in range(start, stop, width):
             yield slice(part, min(part + width, stop))
 
@@ -226,7 +226,7 @@ def _with_errors_of_group(
     beyond: np.ndarray,
     arrays: Sequence[np.ndarray],
     rule: Format,
-    inner: np.ndarray | None,
+    inner_size: np.ndarray | None,
     reached: np.ndarray,
 ) -> Measure:
     """The measure if the elements ``beyond`` their tolerance may have the errors that others have at their magnitude.
@@ -236,7 +236,7 @@ def _with_errors_of_group(
     value, exact, *others = (item[beyond].astype(np.float64) for item in arrays)
     error, size = np.abs(value - exact), np.abs(exact)
     known = np.maximum(np.minimum(_usual_errors(arrays, rule, size), reached), _known(others, exact, rule))
-    tolerance = _tolerance(size, rule, None if inner is None else inner[beyond], known)
+    tolerance = _tolerance(size, rule, None if inner_size is None else inner_size[beyond], known)
     shares = error / tolerance
     worst = int(shares.argmax())
     return dataclasses.replace(
@@ -248,19 +248,19 @@ def _with_errors_of_group(
     )
 
 
-def _tolerance(size: np.ndarray, rule: Format, inner: np.ndarray | None, known: np.ndarray | None) -> np.ndarray:
+def _tolerance(size: np.ndarray, rule: Format, inner_size: np.ndarray | None, known: np.ndarray | None) -> np.ndarray:
     """The formula in the module's docstring; ``known`` are the errors of others."""
     tolerance = np.where(np.isfinite(size), size, 0.0)
     tolerance *= rule.units * rule.epsilon
     tolerance += rule.floor
-    if inner is not None:
-        tolerance += _INNER_UNITS * min(rule.epsilon, _SINGLE) * np.nan_to_num(inner, nan=0.0, posinf=0.0)
+    if inner_size is not None:
+        tolerance += _INNER_UNITS * min(rule.epsilon, _SINGLE) * np.nan_to_num(inner_size, nan=0.0, posinf=0.0)
     if known is not None:
         tolerance += rule.factor * known
     return tolerance
 
 
-def group_of(shape: Sequence[int]) -> int:
+def group_size_of(shape: Sequence[int]) -> int:
     """How many consecutive elements of a tensor are judged by errors that any of them has.
 
     All elements of a small tensor; else some rows, since eager may be exact in one of them by luck, but no more than a

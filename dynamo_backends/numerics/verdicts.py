@@ -9,7 +9,7 @@ import torch
 
 from .distance import dense, distance, ordinary
 from .exact import floats, is_floating
-from .measure import Measure, group_of
+from .measure import Measure, group_size_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +53,8 @@ def verdict(
     exact: object,
     others: Sequence[object] = (),
     *,
-    group: int | None = None,
-    inner: torch.Tensor | None = None,
+    group_size: int | None = None,
+    inner_size: torch.Tensor | None = None,
     rounded_to: torch.dtype | None = None,
 ) -> Verdict:
     """Compares a value with eager's and with float64.
@@ -67,7 +67,7 @@ def verdict(
         eager: the same as PyTorch computes it.
         exact: the same in float64.
         others: more right computations of it, such as float64 with random rounding.
-        group, inner: see ``measure``; the default of ``group`` is ``group_of``.
+        group_size, inner_size: see ``measure``; the default of ``group_size`` is ``group_size_of``.
         rounded_to: the dtype whose rounding is allowed; by default the coarser of ``actual`` and ``eager``.
     """
     if not (isinstance(actual, torch.Tensor) and isinstance(eager, torch.Tensor) and isinstance(exact, torch.Tensor)):
@@ -85,7 +85,15 @@ def verdict(
         complaint = "" if found.is_rounding else f"{found.max_ulp:.0f} of {ours.numel()} elements differ"
         return Verdict(complaint, index=index_of(found, ours), is_of_size=True)
     coarser = rounded_to or max((ours.dtype, theirs.dtype), key=epsilon)
-    found = distance(ours, wide, theirs, *tensors, group=group or group_of(theirs.shape), inner=inner, dtype=coarser)
+    found = distance(
+        ours,
+        wide,
+        theirs,
+        *tensors,
+        group_size=group_size or group_size_of(theirs.shape),
+        inner_size=inner_size,
+        dtype=coarser,
+    )
     of_eager = None if found.is_rounding else distance(theirs, wide)
     return Verdict("", found, of_eager, index_of(found, ours), is_of_size=True)
 

@@ -16,7 +16,7 @@ from ..numerics.call_execution import FLOAT64, CallExecution, Change, Target
 from ..numerics.distance import distance, ordinary
 from ..numerics.exact import WIDER
 from ..numerics.local_error import is_broadcast
-from ..numerics.measure import group_of
+from ..numerics.measure import group_size_of
 from ..numerics.randomness import PERTURBATIONS, perturbed
 from ..numerics.verdicts import epsilon, is_discrete, largest, same_number
 from .gradients import Gradients
@@ -209,14 +209,16 @@ class CallJudge:
                 return judged(not complaint, error.max_abs, None, complaint)
             coarser = max((value.dtype, computed_in, self._execution.coarsest), key=epsilon)
             inner = self._magnitudes(exact) + beside / _BESIDE
-            error = distance(value, exact, inner=inner)
+            error = distance(value, exact, inner_size=inner)
             if error.nonfinite:
                 complaint = complaint or f"{error.nonfinite} elements are NaN or infinite on one side only"
             elif not error.is_rounding:
                 base, *near = perturbed_runs(coarser)
                 # around what it is compared with, which need not be float64
                 around = [exact + (item[name] - base[name]).cpu() for item in near if name in item]
-                error = distance(value, exact, *around, inner=inner, group=group_of(exact.shape), dtype=coarser)
+                error = distance(
+                    value, exact, *around, inner_size=inner, group_size=group_size_of(exact.shape), dtype=coarser
+                )
             is_right = error.is_rounding and not complaint
             allowed = error.limit if error.limit else None
             if name in unset:

@@ -192,7 +192,7 @@ def _first_difference(before: object, exact: object, after: object) -> str | Non
         inner = None  # terms as large as the ordinary elements may cancel in each element
         if is_floating(reference):
             inner = torch.full(reference.shape, ordinary(reference), dtype=torch.float64)
-        found = verdict(new, old, reference, inner=inner)
+        found = verdict(new, old, reference, inner_size=inner)
         if found.is_wrong:
             return str(found)
     return None
